@@ -15,7 +15,7 @@ _POWER = re.compile(r"[0-9]+(\.[0-9]+)?[eE]\+?[0-9]{1,2}")
 
 
 def parse_count(told: str | int) -> int:
-    """A whole number as people write it: 1281167, 1,281,167, 1_281_167 or 1e9; a default as it is."""
+    """A whole number as people write it: 1281167, 1,281,167, 1_281_167 or 1e9."""
     text = str(told).strip()
     if _PLAIN.fullmatch(text):
         return int(text.replace(",", "").replace("_", ""))

@@ -179,15 +179,18 @@ def _head(found: Forecast) -> list[str]:
             f"[bold]Later epochs:[/] {duration(later.seconds)} each, AU {later.au:.1f} %. "
             f"{_limit_words(later)} All {job.epochs} epochs take {duration(found.seconds)}."
         )
-    made = changes(found)
-    for change in made:
-        lines.append(
-            f"[bold]{'Change first' if change is made[0] else 'Or'}:[/] {change.words}. The job is "
-            f"then {change.gain:.2f} x as fast, with AU {change.au_first:.0f} % in the first epoch"
-            + (f" and {change.au_later:.0f} % later" if job.epochs > 1 else "")
-            + f", and the limit is {WORDS[change.limit]}."
-        )
-    return lines if made else [*lines, f"[bold]Change first:[/] {_no_change_words(found)}"]
+    later_au = " and {:.0f} % later" if job.epochs > 1 else ""
+    made = [
+        f"{change.words}. The job is then {change.gain:,.2f} x as fast, with AU "
+        f"{change.au_first:.0f} % in the first epoch{later_au.format(change.au_later)}, and the "
+        f"limit is {WORDS[change.limit]}."
+        for change in changes(found)
+    ] or [_no_change_words(found)]
+    return [
+        *lines,
+        f"[bold]Change first:[/] {made[0]}",
+        *(f"[bold]Or:[/] {words}" for words in made[1:]),
+    ]
 
 
 def _limit_words(epoch: EpochForecast) -> str:

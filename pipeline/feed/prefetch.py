@@ -78,7 +78,7 @@ class Prefetch:
         self._share = NodeShare(
             remote, source.contents, plan, batches=walk.schedule.sizes, world=world
         )
-        self._look_ahead = LookAhead(least=least_ahead)
+        self._look_ahead = LookAhead(least=least_ahead, connections=remote.max_connections)
         self._least = least_ahead
         self._seen = remote.traffic()
         self._handed_out: float | None = None
@@ -129,12 +129,14 @@ class Prefetch:
         now, before = time.perf_counter(), self._handed_out
         self._handed_out = now
         seen, self._seen = self._seen, self._remote.traffic()
+        misses = self._seen.misses - seen.misses
+        self._look_ahead.count_misses(misses)
         if before is not None:
             self._look_ahead.count_batch(
                 size_bytes,
                 period_s=now - before,
                 waited_s=waited_s,
-                missed=self._seen.misses > seen.misses,
+                missed=misses > 0,
             )
         self._remote.let_fills(
             lambda now, most: room_for_fills(now, ready_share=ready_share, most=most),

@@ -35,6 +35,9 @@ AHEAD_BYTES = 2**30
 MOST_AHEAD = 64
 # While batches wait, what is fetched for one over what it needs: more would make its wait longer.
 WIDENING = 4
+# Requests that are asked for ahead, over connections: what waits for a connection hides no latency,
+# and what comes for later batches shares the line with what the next one waits for.
+AHEAD_A_CONNECTION = 2
 
 # Fetched over consumed: what is above 1 fills shards that batches haven't asked for yet.
 DEMAND = 1.4
@@ -213,17 +216,25 @@ class LookAhead:
 
     With K = 1.25·(R/s)·E[T] that is R·(T99 + 1.25·E[T]). R is what training would consume if it
     never waited for bytes. Where batches wait all the same (the store's rate, not its latency, may
-    be what varies) it grows by and by; where nothing is missing from the local disk it is `least`.
+    be what varies) it grows by and by, as far as there are connections for what is missing; where
+    nothing is missing from the local disk it is `least`.
 
-    least: batches that are in flight anyway.
+    least: batches that are in flight anyway. connections: that there are at most.
     """
 
-    def __init__(self, *, least: int, max_bytes: int = AHEAD_BYTES) -> None:
-        self._least, self._max_bytes = least, max_bytes
+    def __init__(self, *, least: int, connections: int = 96, max_bytes: int = AHEAD_BYTES) -> None:
+        self._least, self._connections, self._max_bytes = least, connections, max_bytes
         self._batch_bytes = 0.0
         self._busy_s = 0.0
         self._missing = 1.0
+        self._misses, self._counted = 0.0, 0
         self._late = 1.0
+
+    def count_misses(self, samples: int) -> None:
+        """Count what was missing from the local disk since the batch before, for each batch from
+        the first one on."""
+        self._counted += 1
+        self._misses += max(_NEWEST, 1 / self._counted) * (samples - self._misses)
 
     def count_batch(
         self, size_bytes: int, *, period_s: float, waited_s: float, missed: bool
@@ -248,6 +259,9 @@ class LookAhead:
             return self._least
         wanted = math.ceil(self._late * ahead_s(mean_s=mean_s, slow_s=p99_s) / self._busy_s)
         most = min(int(self._max_bytes // self._batch_bytes), MOST_AHEAD)
+        if self._misses:
+            asked = AHEAD_A_CONNECTION * self._connections / self._misses
+            most = min(most, 1 + math.ceil(asked))
         return max(self._least, min(self._least + wanted, most))
 
 

@@ -175,7 +175,7 @@ def unmet_words(now: Forecast, *, au: float) -> str | None:
         epoch.limit: shortfall(epoch, epoch.limit)
     }
     tiers = sorted(slow, key=lambda tier: -slow[tier])
-    words = "; ".join(f"{WORDS[tier]} ({slow[tier]:.2f} x)" for tier in tiers)
+    words = "; ".join(f"{WORDS[tier]} ({slow[tier]:,.2f} x)" for tier in tiers)
     said = (
         f"An AU of {au:g} % can't be met: it is {epoch.au:.1f} % {which}. The GPUs ask for more "
         f"than there is of: {words}."

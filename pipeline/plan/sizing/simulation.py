@@ -103,7 +103,13 @@ class Simulation:
         self._whole = np.array([state.whole for state in self._nodes])
         if held is not None:  # peers give what they don't read themselves any more
             self._whole |= held
-        self._look = LookAhead(least=_LEAST_AHEAD, max_bytes=int(AHEAD_BYTES * setup.job.gpus))
+        gpus = setup.job.gpus
+        self._look = LookAhead(
+            least=_LEAST_AHEAD,
+            connections=gpus * FetchPolicy().max_connections,
+            max_bytes=AHEAD_BYTES * gpus,
+        )
+        self._missed = 0.0  # samples of a step that weren't here, of all nodes
         self._ends: deque[float] = deque([0.0], maxlen=128)  # of the latest steps
         self._now = 0.0
         self._ahead = 1
@@ -131,7 +137,7 @@ class Simulation:
                 for node, state in enumerate(self._nodes)
             ]
             begin = max(self._now, *(ready for _, ready in times))
-            self._count(found, begin, came=max(came for came, _ in times))
+            self._count(begin, came=max(came for came, _ in times))
             self._now = begin + self._job.step_s
             self._ends.append(begin)
             if computes or first_end:
@@ -148,6 +154,7 @@ class Simulation:
         parts, figures = self._parts[node], self._setup.node
         came, remote, peer, requests = at, 0.0, 0.0, 0.0
         if len(need.absent):
+            self._missed += float(need.absent_samples.sum())
             remote, peer, requests, came = self._fetch(node, need, at)
         disk = parts.disk.serve(at, (need.disk + need.kept) / figures.nvme_bytes_per_s)
         work = self._job.cpu_s_per_1000 * self._job.global_batch / self._job.nodes / 1000
@@ -254,7 +261,7 @@ class Simulation:
         found.bytes_by_tier["peer"] += peer
         found.requests += requests
 
-    def _count(self, found: SimulatedEpoch, begin: float, *, came: float) -> None:
+    def _count(self, begin: float, *, came: float) -> None:
         """Count a batch that is handed out at a time, and look how far to ask ahead."""
         store, setup = self._setup.store, self._setup
         size = self._job.global_batch * setup.data.sample_bytes / self._job.nodes
@@ -269,13 +276,14 @@ class Simulation:
             ready_share=0.0 if came > self._now + 0.01 * self._job.step_s else 1.0,
             most=CONNECTIONS_A_RANK,
         )
-        fetched = found.bytes_by_tier["remote"] + found.bytes_by_tier["peer"]
+        self._look.count_misses(round(self._missed / self._job.nodes))
         self._look.count_batch(
             int(size),
             period_s=begin - self._ends[-1],
             waited_s=waited_s,
-            missed=fetched > 0,
+            missed=self._missed > 0,
         )
+        self._missed = 0.0
         mean_s = store.request_s(min(setup.data.sample_bytes, REQUEST_BYTES))
         self._ahead = self._look.batches(mean_s=mean_s, p99_s=_P99 * mean_s)
 

@@ -34,8 +34,6 @@ WORDS: dict[Tier, str] = {
     "requests": "the store's requests a second",
     "connections": "connections to the store, each with its latency",
 }
-PLURAL: frozenset[Tier] = frozenset({"model", "decode", "cores", "requests", "connections"})
-"""Of these words, those of which one says "are"."""
 
 
 def decode_cpu_s(setup: Setup) -> float:

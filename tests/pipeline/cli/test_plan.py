@@ -101,7 +101,7 @@ def test_a_pack_tells_its_own_figures(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--samples-per-s", "3"], "both of --model and --samples-per-s"),
         (
             ["--nvme-bandwidth", "1MB/s", "--ram", "1GB", "--au", "90"],
-            "the local disk is the limit",
+            "more than there is of: the local disk (",
         ),
         (["--plot", "/nowhere/a.png"], "isn't a folder"),
         (["/nowhere/photos"], "nothing is there"),
@@ -172,7 +172,7 @@ def test_measure_probes_this_machine(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert found["CPU-s to decode 1,000"]["from"].startswith("measured here")
     assert float(found["CPU-s to decode 1,000"]["value"]) > 0
     assert main(["plan", "--model", "resnet50", "--samples", "1000000", "--measure"]) == 2
-    assert "pass the URL too" in capsys.readouterr().err
+    assert "Pass the URL of the data too" in capsys.readouterr().err
 
 
 def test_a_disk_is_measured_or_not_known(tmp_path: Path) -> None:

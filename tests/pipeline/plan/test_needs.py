@@ -219,32 +219,40 @@ def test_while_fills_have_no_connections_batches_fetch_what_lies_beside_theirs()
 # -- look-ahead
 
 
-def look_ahead(*, missed: bool, waited: float = 0.0, batches: int = 100) -> LookAhead:
+def look_ahead(*, misses: int, waited: float = 0.0, batches: int = 100) -> LookAhead:
     found = LookAhead(least=4)
     for _ in range(batches):
-        found.count_batch(10**6, period_s=0.1, waited_s=0.1 * waited, missed=missed)
+        found.count_batch(10**6, period_s=0.1, waited_s=0.1 * waited, missed=misses > 0)
+        found.count_misses(misses)
     return found
 
 
 def test_the_look_ahead_hides_the_stores_latency() -> None:
     # 10 batches a second, 1 s for the slowest, 0.4 s for the mean: 10·(1 + 1.25·0.4) batches.
-    assert look_ahead(missed=True).batches(mean_s=0.4, p99_s=1.0) == 4 + 15
+    assert look_ahead(misses=1).batches(mean_s=0.4, p99_s=1.0) == 4 + 15
 
 
 def test_a_warm_dataset_has_no_look_ahead() -> None:
-    assert look_ahead(missed=False).batches(mean_s=0.4, p99_s=1.0) == 4
+    assert look_ahead(misses=0).batches(mean_s=0.4, p99_s=1.0) == 4
 
 
 def test_batches_that_wait_all_the_same_make_it_longer() -> None:
-    late = look_ahead(missed=True, waited=0.5)
-    assert late.batches(mean_s=0.1, p99_s=0.2) > 4 * look_ahead(missed=True).batches(
+    late = look_ahead(misses=1, waited=0.5)
+    assert late.batches(mean_s=0.1, p99_s=0.2) > 4 * look_ahead(misses=1).batches(
         mean_s=0.025, p99_s=0.05
     )
+
+
+def test_no_more_is_asked_for_ahead_than_connections_can_take() -> None:
+    """Two requests a connection: of batches that miss 64 samples each 3 ahead for 96 of them."""
+    assert look_ahead(misses=64, waited=0.9).batches(mean_s=1.0, p99_s=2.0) == 4
+    assert look_ahead(misses=16, waited=0.9).batches(mean_s=1.0, p99_s=2.0) == 13
 
 
 @given(size=st.integers(1, 2**34), mean=st.floats(0, 100), p99=st.floats(0, 1000))
 def test_the_look_ahead_has_bounds(size: int, mean: float, p99: float) -> None:
     found = LookAhead(least=3, max_bytes=2**30)
     found.count_batch(size, period_s=0.01, waited_s=0.01, missed=True)
+    found.count_misses(1)
     batches = found.batches(mean_s=mean, p99_s=p99)
     assert 3 <= batches <= max(3, min(MOST_AHEAD, 2**30 // size))

@@ -123,10 +123,10 @@ def test_an_au_that_cant_be_met_names_the_constraint_and_by_how_much() -> None:
     words = unmet_words(slow, au=95)
     assert words is not None
     assert f"{slow.later.tiers['disk'] / slow.later.tiers['model']:.2f} x" in words
-    assert "the local disk is the limit" in words
+    assert "more than there is of: the local disk (" in words
     many = unmet_words(forecast(setup(store={"requests_per_s": 1.0}, job={"epochs": 1})), au=95)
     assert many is not None
-    assert "the store's requests a second are the limit" in many
+    assert "the store's requests a second (57,295.78 x)" in many
     assert unmet_words(forecast(SETUP), au=95) is None
 
 

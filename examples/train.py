@@ -4,14 +4,18 @@
     python examples/train.py s3://bucket/train --val s3://bucket/val --cache /nvme/penstock
     torchrun --nproc-per-node=8 examples/train.py s3://bucket/train --cache /nvme/penstock
     … --cache /nvme/penstock --peers 10.0.0.7:7077    # on several nodes: each with its own address
+    … --metrics-port 9400    # Prometheus: 9400 for a node's first GPU, 9401 for its second, …
 
 Stopped at any moment, the same command goes on behind its last checkpoint with exactly the batches
-that come next, also on another number of GPUs. Without a GPU it trains on the CPU.
+that come next, also on another number of GPUs. Without a GPU it trains on the CPU. Beside the
+checkpoint (train.pt) lies the loader's state as JSON (train.json), for `penstock warm --state`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 from penstock import DataLoader, Dataset, DiskCache, Peers, imagenet_eval, imagenet_train
+from penstock.pipeline.report.metrics import serve_metrics
 
 
 def parsed() -> argparse.Namespace:
@@ -42,6 +47,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=224, help="of the images, in pixels")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--metrics-port", type=int, help="statistics for Prometheus, 0: none")
     parser.add_argument("--stop-after", type=int, help="steps, to try out a restart")
     options = parser.parse_args()
     if options.peers and not options.cache:
@@ -102,6 +108,8 @@ class Training:
             written = self.path.with_suffix(".new")
             torch.save(state, written)
             os.replace(written, self.path)
+            written.write_text(json.dumps(state["loader"]))
+            os.replace(written, self.path.with_suffix(".json"))
 
     def resume(self) -> None:
         if self.path.exists():
@@ -133,6 +141,8 @@ def accuracy(model: nn.Module, loader: DataLoader, device: torch.device) -> floa
 
 def main() -> None:
     options = parsed()
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("penstock").setLevel(logging.INFO)  # who reads what, when nodes have changed
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -152,6 +162,8 @@ def main() -> None:
             device=device,
         )
     loader, steps = training.loader, 0
+    if options.metrics_port:
+        serve_metrics(loader, port=options.metrics_port + loader.world.local_rank, host="0.0.0.0")
     for epoch in range(loader.epoch, options.epochs):
         loss = torch.zeros(())
         for images, labels in loader:

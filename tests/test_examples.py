@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import re
 import shlex
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import typer
 
+from penstock.pipeline import Statistics
 from penstock.pipeline.cli.main import app
 from tests.watchdog import PATIENCE_S
 
@@ -62,7 +65,13 @@ def test_their_flags_are_ours(path: Path) -> None:
     assert calls
     for words in calls:
         assert flags(words) <= known
-        assert {"--cache", "--seed", "--global-batch-size"} <= flags(words)
+        assert {"--cache", "--global-batch-size"} <= flags(words)
+    text = path.read_text()
+    assert '--seed "$SEED"' in text
+    for flag in re.findall(r"--state|--if-empty", text):
+        assert flag in known
+    # A node's number follows from its launcher, or is anew each time.
+    assert ("--state" in text) is ("--node-rank=" in text)
     from torch.distributed.run import get_args_parser
 
     torchrun = {option for action in get_args_parser()._actions for option in action.option_strings}
@@ -72,7 +81,7 @@ def test_their_flags_are_ours(path: Path) -> None:
     for words in calls:
         script = next(i for i, word in enumerate(words) if word.endswith("train.py"))
         assert flags(words[:script]) <= torchrun
-        assert "--node-rank" in flags(words[:script])
+        assert {"--node-rank", "--rdzv-id"} & flags(words[:script])
         assert flags(words[script:]) <= train
     assert "--peers" in path.read_text()
 
@@ -109,6 +118,20 @@ def test_scripts_say_how_they_are_started(path: Path) -> None:
     assert f"python examples/{path.name}" in text.split('"""')[1]
 
 
+def test_what_prometheus_scrapes_has_names_that_are_served() -> None:
+    yaml = pytest.importorskip("yaml")
+    pytest.importorskip("prometheus_client")
+    from penstock.pipeline.report.metrics import _named
+
+    text = (EXAMPLES / "prometheus.yaml").read_text()
+    (job,) = yaml.safe_load(text)["scrape_configs"]
+    targets = [one for group in job["static_configs"] for one in group["targets"]]
+    assert len(set(targets)) == 8
+    fields = {_named(field.name) for field in dataclasses.fields(Statistics)}
+    names = {name.removesuffix("_total") for name in re.findall(r"penstock_\w+", text)}
+    assert names <= {*fields, "penstock_job_slowest_wait_share"}
+
+
 def test_training_goes_on_with_other_ranks(pack: Path, tmp_path: Path) -> None:
     """Two processes under torchrun stop in an epoch; one goes on behind their checkpoint."""
     train = [
@@ -128,6 +151,7 @@ def test_training_goes_on_with_other_ranks(pack: Path, tmp_path: Path) -> None:
 
     peers = ["--cache", str(tmp_path / "cache"), "--peers", "127.0.0.1:0"]
     run([*launcher, *train, *peers, "--stop-after", "2"])
+    assert json.loads((tmp_path / "state.json").read_text())["position"] == 80
     out = run([sys.executable, *train, "--epochs", "1"])
     assert "epoch 0: 3 steps" in out  # 203 samples are 5 steps of 40
     assert "accuracy" in out

@@ -273,6 +273,14 @@ PeerTls = Annotated[
     ),
 ]
 FetchedShards = Annotated[int, typer.Option(min=1, help="Shards that are fetched at a time.")]
+IfEmpty = Annotated[
+    bool,
+    typer.Option(
+        "--if-empty",
+        help="Leave a cache that holds some of the dataset as it is: behind a restart nodes read "
+        "what their caches hold, whatever their numbers are now.",
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only tell what would be fetched, and if it fits.")
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,6 +18,7 @@ from penstock.pipeline.cli.options import (
     FieldPlaces,
     Format,
     GlobalBatchSize,
+    IfEmpty,
     IndexFolder,
     JobCacheFolder,
     JobSeed,
@@ -90,6 +91,7 @@ def warm(
     vocabulary: Vocabulary = None,
     manifest: ManifestFile = None,
     fields: FieldPlaces = None,
+    if_empty: IfEmpty = False,
     dry_run: DryRun = False,
     storage_option: StorageOption = None,
     as_json: Json = False,
@@ -101,6 +103,7 @@ def warm(
     Under torchrun, srun or mpirun each node fetches its share, and a node's processes share that
     out; a pod of a Kubernetes Indexed Job is the node of its index: pass --nodes there.
     Interrupted, the same command goes on from there. It may run beside the job: they share fills.
+    Of local data nothing is fetched, and that is no error.
     """
     sampling = parse_sampling(
         sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
@@ -115,9 +118,24 @@ def warm(
     order["state"] = None if state is None else _read_state(state)
     world = _node(launched, world_size=world_size, nodes=nodes, node_rank=node_rank)
     process = (launched.local_rank, launched.local_size)
+    if if_empty and process[1] > 1:  # one would see what another has just fetched
+        raise ConfigError(
+            f"--if-empty: got {process[1]} processes on this node, wanted one (srun "
+            "--ntasks-per-node=1)."
+        )
     result = _fetched(
-        url, place, order, world=world, process=process, workers=workers, dry_run=dry_run
+        url,
+        place,
+        order,
+        world=world,
+        process=process,
+        workers=workers,
+        if_empty=if_empty,
+        dry_run=dry_run,
     )
+    if isinstance(result, str):
+        _report_nothing(result, as_json=as_json, dry_run=dry_run)
+        return
     _report(result, as_json=as_json, dry_run=dry_run, share=_share_words(world, process))
     raise typer.Exit(bool(result.failed))
 
@@ -130,14 +148,23 @@ def _fetched(
     world: World,
     process: tuple[int, int],
     workers: int,
+    if_empty: bool,
     dry_run: bool,
-) -> WarmResult:
+) -> WarmResult | str:
     """place: how the data are reached, by the names of `Dataset`; order: what the job passes of it,
-    by those of `feed.warm`."""
+    by those of `feed.warm`. A text: why there is nothing to do."""
     from penstock.pipeline.feed.warm import warm as warm_dataset
     from penstock.readers import Dataset
 
     with Dataset(url, **place) as dataset, ByteProgress("warm") as bar:
+        remote = dataset.remote_shards
+        if remote is None:
+            return f"{dataset.url} is local: there is nothing to warm. It is read where it lies."
+        if if_empty and (held := int((remote.held_shares() > 0).sum())):
+            return (
+                f"{place['cache'].path}: the cache holds some of {dataset.url} ({held:,} shard"
+                f"{'s' * (held != 1)}), and is left as it is."
+            )
         return warm_dataset(
             dataset,
             **order,
@@ -247,6 +274,18 @@ def _node(
         if pod is not None and nodes == 1:  # each pod is a job of its own
             node_rank = 0
     return node_world(world_size, nodes=nodes, node_rank=node_rank)
+
+
+def _report_nothing(reason: str, *, as_json: bool, dry_run: bool) -> None:
+    """What a script wants that warms whatever it is given: nothing was to be done, and that is
+    well."""
+    if as_json:
+        from penstock.pipeline.feed.share_fills import WarmResult
+
+        nothing: dict[str, Any] = {each.name: 0 for each in fields(WarmResult)}
+        nothing |= {"seconds": 0.0, "failed": [], "dry_run": dry_run, "share": ""}
+        typer.echo(json.dumps(nothing))
+    Console(stderr=True).print(reason, highlight=False, markup=False, soft_wrap=True)
 
 
 def _report(result: WarmResult, *, as_json: bool, dry_run: bool, share: str) -> None:

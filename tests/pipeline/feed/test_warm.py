@@ -314,12 +314,31 @@ def test_nonsense_is_used_wrongly(
     assert told in err
 
 
-def test_a_local_dataset_has_nothing_to_warm(
+def test_a_local_dataset_has_nothing_to_warm_which_ends_no_script(
     pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, err = run(capsys, str(pack), "--cache", str(tmp_path / "cache"))
-    assert code == 2
-    assert "nothing to warm" in err
+    options = (str(pack), "--cache", str(tmp_path / "cache"), "--max-bytes", "64MiB")
+    code, out, err = run(capsys, *options)
+    assert (code, out) == (0, "")
+    assert "is local: there is nothing to warm" in err
+    code, out, _ = run(capsys, *options, "--json")
+    assert code == 0
+    assert (json.loads(out)["bytes"], json.loads(out)["failed"]) == (0, [])
+    code, _, err = run(capsys, str(pack / "not-there"), *options[1:])
+    assert code != 0
+
+
+def test_a_cache_that_holds_some_is_left_as_it_is(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (url, "--cache", str(tmp_path / "cache"), "--max-bytes", "64MiB", "--if-empty")
+    half = (*options, "--nodes", "2", "--node-rank", "0", "--json")
+    assert json.loads(run(capsys, *half)[1])["objects"] > 0
+    code, out, err = run(capsys, *options)
+    assert (code, out) == (0, "")
+    assert "is left as it is" in err
+    code, out, _ = run(capsys, *options[:-1], "--json")
+    assert json.loads(out)["objects"] > 0
 
 
 def test_an_interrupt_says_that_it_goes_on(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import shutil
 import socket
@@ -27,6 +28,8 @@ import numpy as np
 from crc32c import crc32c
 from rich.console import Console
 
+from benchmarks import peer_fills
+from benchmarks.peer_fills import fill
 from benchmarks.record import RESULTS, write_result
 from penstock import DiskCache
 from penstock.cache.base.blob import BlobSource, Segment, blob_key
@@ -44,6 +47,8 @@ from penstock.pipeline.bench.figures import Figure
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from benchmarks.peer_fills import Filled
+    from penstock.cache.disk.shelf import Shelf
     from penstock.cache.peers.protocol import Span
 
 MIB = 2**20
@@ -53,6 +58,7 @@ RANGES = {"8 MiB": (8 * MIB, 1), "1 MiB": (MIB, 1), "100 KB": (100_000, 1)}
 """Bytes of a range, and how many of a blob are asked for together."""
 TOGETHER = {"16 x 100 KB": (100_000, 16)}
 """As batches ask for samples: only peers are asked so."""
+_NOWHERE = "http://127.0.0.1:9/"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 
 _NGINX = """\
@@ -69,10 +75,12 @@ http {{
 
 @dataclass(frozen=True)
 class Case:
-    """One server and how it is asked. fetch: spans of bytes, checked. pids: of the server."""
+    """One server and how it is asked. fetch: spans of bytes, checked. fill: a cache in a folder, as
+    `peer_fills.fill` does; None where that isn't measured. pids: of the server."""
 
     name: str
     fetch: Callable[[list[Span]], object]
+    fill: Callable[[str], Filled] | None
     pids: Callable[[], list[int]]
 
 
@@ -125,7 +133,10 @@ def penstock(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
     )
     secret, peers = PeerSecret.draw(), Peers("127.0.0.1:0", tls=tls)
     cache = DiskCache(os.path.join(folder, f"cache-{tls}"), max_bytes="2GiB", peers=peers)
-    cache.use(lambda shelf: shelf.filling.put(blob, memoryview(data), group="a" * 32, kept=False))
+    stock = [] if tls else [peer_fills.blob(n) for n in range(peer_fills.BLOBS)]
+    for one in (blob, *stock):
+        part = memoryview(data)[: one.size_bytes]
+        cache.use(functools.partial(_put, blob=one, data=part))
     server = PeerServer(cache, peers, secret)
     context = make_credentials(secret, "127.0.0.1").client_context() if tls else None
     client = PeerClient(secret, tls=None if context is None else lambda: context)
@@ -134,12 +145,17 @@ def penstock(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
         yield Case(
             f"penstock, {'TLS' if tls else 'plain'}",
             lambda spans: _held(client.blob(peer, key, spans, len(data))),
+            None if tls else lambda place: fill(place, _NOWHERE, server.address, secret),
             lambda: [server.pid],
         )
     finally:
         client.abort()
         server.close()
         cache.close()
+
+
+def _put(shelf: Shelf, blob: BlobSource, data: memoryview) -> None:
+    shelf.filling.put(blob, data, group=peer_fills.GROUP, kept=False)
 
 
 def _held(data: object) -> None:
@@ -153,6 +169,8 @@ def nginx(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
     place = os.path.join(folder, f"nginx-{tls}")
     os.makedirs(os.path.join(place, "root"))
     Path(place, "root", "blob").write_bytes(data)
+    for number in range(0 if tls else peer_fills.BLOBS):
+        Path(place, "root", peer_fills.blob(number).uri).write_bytes(data[: peer_fills.BLOB_BYTES])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -194,7 +212,13 @@ def nginx(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
 
     try:
         _until_it_listens(port)
-        yield Case(f"nginx, {'TLS' if tls else 'plain'}", fetch, pids)
+        store = url.rpartition("/")[0]
+        yield Case(
+            f"nginx, {'TLS' if tls else 'plain'}",
+            fetch,
+            None if tls else lambda place: fill(place, store, "", PeerSecret.draw()),
+            pids,
+        )
     finally:
         client.abort()
         process.terminate()
@@ -212,6 +236,22 @@ def _until_it_listens(port: int) -> None:
             time.sleep(0.02)
         else:
             return
+
+
+def play_fill(case: Case, folder: str) -> dict[str, float]:
+    """Fill a cache; what it cost."""
+    assert case.fill is not None
+    before_s = cpu_s(case.pids())
+    filled = case.fill(folder)
+    server = (cpu_s(case.pids()) - before_s) / (peer_fills.BLOBS * peer_fills.BLOB_BYTES / 1e9)
+    size_gb = filled.size_bytes / 1e9
+    client = filled.cpu_s / size_gb
+    return {
+        "client": client,
+        "server": server,
+        "both": client + server,
+        "mb_per_s": 1000 * size_gb / filled.took_s,
+    }
 
 
 def measure(*, rounds: int, total_bytes: int, results: Path, console: Console) -> Path:
@@ -232,6 +272,9 @@ def measure(*, rounds: int, total_bytes: int, results: Path, console: Console) -
                     least = total_bytes if size >= MIB else total_bytes // 4
                     told = play(case, size, together, least)
                     played.setdefault((case.name, name), []).append(told)
+                if case.fill is not None:
+                    told = play_fill(case, folder)
+                    played.setdefault((case.name, "filling"), []).append(told)
     found: dict[str, dict[str, Any]] = {}
     for (case_name, name), runs in played.items():
         figures = {what: Figure.of([run[what] for run in runs]) for what in runs[0]}

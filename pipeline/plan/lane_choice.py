@@ -57,10 +57,9 @@ def choose_lane_order(
 
     held: bytes that each node holds of each group of lanes (`LaneGroups`), whole numbers, shape
     (nodes, groups); what is about as much counts as alike. nodes: how many ranks each has, in the
-    order of their ranks; at least 1. last:
-    the order so far, None for the identity; it stays unless another one gains `LEAST_GAIN` of what
-    is held. Equal arguments give equal answers on every machine. Raises PlanError for what doesn't
-    fit together.
+    order of their ranks; at least 1. last: the order so far, None for the identity; it stays unless
+    another one gains `LEAST_GAIN` of what is held. Equal arguments give equal answers on every
+    machine. Raises PlanError for what doesn't fit together.
     """
     groups = LaneGroups(lanes)
     _check(held, nodes, len(groups))

@@ -43,8 +43,11 @@ if TYPE_CHECKING:
 
     from penstock.augment.field_recipes import Recipes
     from penstock.pipeline.foreign.engine import ForeignEngine
+    from penstock.pipeline.foreign.ranks import Ranks
+    from penstock.pipeline.foreign.setup import PassSetup
     from penstock.pipeline.options.foreign_options import ForeignOptions
     from penstock.pipeline.plan.world import World
+    from penstock.pipeline.report.meter import Meter
     from penstock.pipeline.report.statistics import Statistics
 
     T_co = TypeVar("T_co", covariant=True, default=Any)
@@ -243,7 +246,7 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
         if own.augment is not None:
             # Whoever rebuilds this loader would get images without augmentation.
             self.collate_fn = needs_our_loader
-        engine = ForeignEngine(dataset, self._foreign_options())
+        engine = ForeignEngine(dataset, self._foreign_options(), join_ranks=_join_ranks)
         self._engine = engine
         if sampler is not None:
             sampler.follow(engine)
@@ -395,6 +398,14 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
     def device(self) -> torch.device:
         """The device on which the tensors lie."""
         return self._arguments.device
+
+
+def _join_ranks(setup: PassSetup, meter: Meter) -> Ranks | None:
+    if setup.world.processes == 1:
+        return None
+    from penstock.pipeline.facade.job_ranks import joined  # a process alone needs none of it
+
+    return joined(setup, meter)
 
 
 _ARGUMENTS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {

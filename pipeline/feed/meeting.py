@@ -108,14 +108,14 @@ class Meeting:
                 f"Rank {rank} failed, so every rank stops here: {notice['failed']}", rank=rank
             )
 
-    def begin(self, *, waits: bool = True) -> None:
-        """The first batch is asked for. waits: whether for the others at all.
+    def begin(self, *, waits: bool = True) -> bool:
+        """The first batch is asked for; whether that is new. waits: whether for the others at all.
 
         Raises StalledError naming the ranks that don't come, RankFailedError where one of them was
         refused, PlanError where ranks read different datasets in order.
         """
         if self._has_met:
-            return
+            return False
         if not self._waits:
             self._compare_datasets()
         elif waits:
@@ -127,6 +127,7 @@ class Meeting:
                 self._agreement.fail(f"{type(error).__name__}: {error}")
                 raise
         self._has_met = True
+        return True
 
     def _meet(self) -> None:
         agreement, refusals = self._agreement, self.refusals
@@ -187,11 +188,12 @@ class Meeting:
         }
         try:
             theirs = _tell_dataset(whole.under("in-order"), mine)
-            other = next((one for one in theirs if _are_apart(whole, mine, one)), None)
+            apart = [one for one in theirs if _are_apart(whole, mine, one)]
         except JobStoreError:
             return  # whoever asks next says so
-        if other is None:
+        if not apart:
             return
+        other = apart[-1]
         text = (
             f"{str(other['label']).capitalize()} reads dataset {_words(other)} in order, of which "
             f"{mine['label']} has no loader; that reads {_words(mine)}, of which "
@@ -199,12 +201,16 @@ class Meeting:
             f"{CUT_TWICE} For a loader that is this rank's own: world=World(0, 1)."
         )
         self._agreement.fail(text, differs=True)
-        room = whole.under(str(other["room"]))
-        number = int(room.heard(built_key(int(other["process"]))) or 1)
-        for each in {1, number}:
-            there = Agreement(room.under(str(each)), rank=world.rank, size=world.size)
-            there.fail(text, differs=True)
+        for one in apart:
+            self._fail_there(whole.under(str(one["room"])), int(one["process"]), text)
         raise PlanError(text)
+
+    def _fail_there(self, room: JobStore, process: int, text: str) -> None:
+        """Tell the ranks of another dataset's loaders, the first ones and the latest of a rank."""
+        latest = int(room.heard(built_key(process)) or 1)
+        for number in {1, latest}:
+            there = room.under(str(number))
+            Agreement(there, rank=self._world.rank, size=self._world.size).fail(text, differs=True)
 
     def _tell(self, what: Any) -> None:
         if self.refusals is not None and self._agreement.is_shared:

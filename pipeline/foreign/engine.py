@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.utils.data
 
-from penstock.cache.errors import ClosedError
+from penstock.cache.errors import ClosedError, PenstockError
 from penstock.cache.forks import watch
 from penstock.pipeline.foreign.bad_tally import BadTally
 from penstock.pipeline.foreign.bookmark import Bookmark
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.foreign.augmenter import Augmenter
     from penstock.pipeline.foreign.index_order import IndexOrder
+    from penstock.pipeline.foreign.mark import Mark
+    from penstock.pipeline.foreign.ranks import JoinRanks, Ranks
     from penstock.pipeline.options.foreign_options import ForeignOptions
     from penstock.pipeline.plan.world import World
     from penstock.pipeline.report.statistics import Statistics
@@ -49,7 +51,10 @@ class ForeignEngine:
     shards_itself: Penstock orders the samples and shares them out over the ranks.
     """
 
-    def __init__(self, dataset: Any, options: ForeignOptions) -> None:
+    def __init__(
+        self, dataset: Any, options: ForeignOptions, *, join_ranks: JoinRanks | None = None
+    ) -> None:
+        """join_ranks: what finds the loader's place among the job's ranks, and compares it."""
         augmenter = _augmenter_of(options)
         order = _order_of(dataset, options)
         # Replaced when the loader works by other options: a pass takes those of its beginning.
@@ -66,6 +71,9 @@ class ForeignEngine:
             if max_bad is not None and self.shards_itself
             else None
         )
+        self._join_ranks = join_ranks
+        self._ranks: Ranks | None = None
+        self._join()
         self._bookmark = Bookmark()
         self._loaders = TorchLoaders()
         self._dataset_epoch = DatasetEpoch(dataset)
@@ -92,6 +100,14 @@ class ForeignEngine:
             stale, augmenter = augmenter, _augmenter_of(options)
             stale.close()
         self._setup = replace(before, options=options, order=order, augmenter=augmenter)
+        if has_moved:
+            self._ranks = None
+            self._join()
+
+    def _join(self) -> None:
+        """Have a place among the job's ranks, if there is any by now. Raises PlanError."""
+        if self.shards_itself and self._ranks is None and self._join_ranks is not None:
+            self._ranks = self._join_ranks(self._setup, self.meter)
 
     @property
     def world(self) -> World:
@@ -118,6 +134,9 @@ class ForeignEngine:
         """A pass over the current epoch; several may run at once, as with torch."""
         self._check_open()
         self._setup.warn_if_unsharded()
+        self._join()
+        if self._ranks is not None:
+            self._ranks.begin_pass()
         bookmark = self._bookmark
         number = bookmark.open(self._setup)
         if self._setup.augmenter is not None:
@@ -130,6 +149,7 @@ class ForeignEngine:
             dataset_epoch=self._dataset_epoch,
             meter=self.meter,
             tally=self._tally,
+            ranks=self._ranks,
         )
         self._latest = weakref.ref(started)
         return started
@@ -192,7 +212,7 @@ class ForeignEngine:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly behind the last batch that was handed out when the state was taken."""
         self._check_open()
-        mark = from_state(self._setup, state)
+        mark = self._mark_of(state)
         self._dataset_epoch.restore(mark.dataset_epoch)
         if self._setup.augmenter is not None and isinstance(state.get("draw_seed"), int):
             self._setup.augmenter.seed = state["draw_seed"]
@@ -201,6 +221,20 @@ class ForeignEngine:
         if self._setup.order is None and source is not None:
             source.forget()
         self._bookmark.restore(mark)
+        if self._ranks is not None:
+            self._ranks.restart()
+
+    def _mark_of(self, state: dict[str, Any]) -> Mark:
+        """The mark of a state, which all ranks load alike. Raises ResumeError, PlanError."""
+        try:
+            mark = from_state(self._setup, state)
+            if self._ranks is not None:
+                self._ranks.compare_state(mark)
+        except PenstockError as error:
+            if self._ranks is not None:
+                self._ranks.refuse(error)
+            raise
+        return mark
 
     def statistics(self) -> Statistics:
         """What was measured so far, and the one-line verdict."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from penstock.cache.errors import TooManyBadSamplesError
 from penstock.cache.forks import check_process, watch
 from penstock.pipeline.foreign.dataset_state import has_state
 from penstock.pipeline.foreign.generators import freeze, thaw
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.foreign.faults import BadRow
     from penstock.pipeline.foreign.index_order import PassRequests
     from penstock.pipeline.foreign.mark import Mark
+    from penstock.pipeline.foreign.ranks import Ranks
     from penstock.pipeline.foreign.setup import PassSetup
     from penstock.pipeline.foreign.torch_loaders import TorchLoaders
     from penstock.pipeline.foreign.worker import WorkerMessage
@@ -56,7 +58,9 @@ class Pass:
         dataset_epoch: DatasetEpoch,
         meter: Meter,
         tally: BadTally | None,
+        ranks: Ranks | None = None,
     ) -> None:
+        self._ranks = ranks
         self.number = number
         self.is_over = False
         self._setup = setup
@@ -139,8 +143,10 @@ class Pass:
         if self._is_of_this_process:
             check_process(self._pid, "This iterator")
         meter = self._meter
+        if self._ranks is not None:
+            self._ranks.ask()
         if self._tally is not None:
-            self._tally.check(self._mark, self._setup.world)
+            self._check_bad(self._tally)
         if self._handed_out_at is not None:
             meter.step_s += time.perf_counter() - self._handed_out_at
             self._handed_out_at = None
@@ -155,7 +161,18 @@ class Pass:
         now = time.perf_counter()
         meter.count_batch(message.samples, wait_s=now - began, read_s=now - began, decode_s=0.0)
         self._handed_out_at = now
+        if self._ranks is not None:
+            self._ranks.count_batch(ends_epoch=self.is_over)
         return batch
+
+    def _check_bad(self, tally: BadTally) -> None:
+        """Raise TooManyBadSamplesError; no rank goes on then."""
+        try:
+            tally.check(self._mark, self._setup.world)
+        except TooManyBadSamplesError as error:
+            if self._ranks is not None:
+                self._ranks.fail(error)
+            raise
 
     def _fetch(self) -> WorkerMessage:
         """The next batch from torch's iterator, its images decoded and augmented if asked for."""

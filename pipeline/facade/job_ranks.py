@@ -1,0 +1,119 @@
+"""What the ranks of a job tell one another of a loader over a torch dataset that Penstock orders.
+
+Only where samples are shared out here: with torch's own order each rank's loader is its own affair.
+Datasets of torch's have no fingerprint; their type and length are compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from penstock.cache.job_store import JobStore
+from penstock.pipeline.feed.agreement import Agreement, join
+from penstock.pipeline.feed.handshake import SharedFacts, check_places, check_same_plan
+from penstock.pipeline.feed.job_waits import JobWaits
+from penstock.pipeline.feed.meeting import Meeting
+from penstock.pipeline.feed.recipe_text import recipe_text
+from penstock.pipeline.foreign.planned_order import PlannedOrder
+
+if TYPE_CHECKING:
+    from penstock.pipeline.foreign.mark import Mark
+    from penstock.pipeline.foreign.setup import PassSetup
+    from penstock.pipeline.report.meter import Meter
+
+_RECIPE_SHOWN = 200  # characters
+
+
+class JobRanks:
+    """One loader's place among the ranks of its job. The thread that iterates calls."""
+
+    def __init__(self, agreement: Agreement, meeting: Meeting, waits: JobWaits) -> None:
+        self._agreement = agreement
+        self._meeting = meeting
+        self._waits = waits
+
+    @classmethod
+    def join(cls, setup: PassSetup, order: PlannedOrder, meter: Meter) -> JobRanks | None:
+        """Speak for this process's loader, and compare it with the others'. Waits for nobody; None
+        where no process group stands. Raises PlanError where they differ."""
+        world = setup.world
+        store = JobStore.of_group() if setup.options.agrees and world.processes > 1 else None
+        if store is None:
+            return None
+        facts, shuffles = _facts(setup, order), bool(setup.options.torch_options.shuffle)
+        # Apart from native loaders, which number theirs.
+        agreement = join(
+            dataset=facts.dataset, shuffle=shuffles, world=world, store=store.under("torch")
+        )
+        check_same_plan(agreement, facts, label=world.label)
+        check_places(agreement, world)
+        meeting = Meeting(
+            agreement,
+            facts,
+            world=world,
+            waits=shuffles and world.size > 1,
+            timeout_s=float(setup.options.torch_options.timeout),
+        )
+        meeting.arrive()
+        waits = JobWaits(agreement, meter, world)
+        meter.job = waits.statistics
+        return cls(agreement, meeting, waits)
+
+    def begin_pass(self) -> None:
+        """The user goes on, whatever was refused."""
+        self._meeting.come_back()
+
+    def ask(self) -> None:
+        """A batch is asked for. Raises RankFailedError where a rank told all to stop, and what
+        `Meeting.begin` raises."""
+        self._meeting.check()
+        if self._meeting.begin():
+            self._meeting.check()
+
+    def count_batch(self, *, ends_epoch: bool) -> None:
+        """A batch is handed out."""
+        self._waits.count_batch(ends_epoch=ends_epoch)
+
+    def fail(self, error: Exception) -> None:
+        """Tell the other ranks that this one can't go on."""
+        self._agreement.fail(f"{type(error).__name__}: {error}")
+
+    def compare_state(self, mark: Mark) -> None:
+        """All ranks load a state now: the same. Raises PlanError."""
+        self._meeting.compare_state(f"epoch {mark.epoch}, position {mark.position}")
+
+    def restart(self) -> None:
+        """A state was loaded."""
+        self._agreement.begin()
+        self._meeting.arrive()
+
+    def refuse(self, error: Exception) -> None:
+        """Tell the ranks that wait for this one that a state was refused."""
+        self._meeting.refuse(f"{type(error).__name__}: {error}")
+
+
+def joined(setup: PassSetup, meter: Meter) -> JobRanks | None:
+    """The loader's place among the ranks, as `JobRanks.join`; None where its order isn't ours."""
+    if not isinstance(setup.order, PlannedOrder):
+        return None
+    return JobRanks.join(setup, setup.order, meter)
+
+
+def _facts(setup: PassSetup, order: PlannedOrder) -> SharedFacts:
+    options = setup.options
+    recipe = recipe_text(options.own.augment)
+    kind, samples = type(setup.dataset).__name__, order.walk.samples
+    shuffles = bool(options.torch_options.shuffle)
+    return SharedFacts(
+        dataset=f"{kind}-{samples}",
+        samples=samples,
+        seed=order.seed,
+        plan=order.name,
+        size=options.world.size,
+        batch=str(order.walk.schedule.size),
+        ends=f"drop_last={order.walk.drop_last}, pad={'mask' if order.is_padded else None}",
+        recipe=hashlib.sha256(recipe.encode()).hexdigest(),
+        recipe_words=recipe[:_RECIPE_SHOWN],
+        reshuffle=float(options.own.plan.reshuffle) if shuffles else 0.0,
+    )

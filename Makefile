@@ -36,7 +36,8 @@ check: $(READY)
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/pytest -q -n 2 --dist loadfile --max-worker-restart=0 --durations=10
+	# Three on two cores: tests wait for processes, servers and disks a third of their time.
+	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=10
 
 # What another Python could break: the pure parts, every container, the loader itself, the install.
 quick: $(READY)

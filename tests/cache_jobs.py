@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from penstock.cache.base.counters import Traffic
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["__main__", "tests.cache_jobs"])
+# One server serves all tests of a process: torch's workers too, which need torch.
+CONTEXT.set_forkserver_preload(["__main__", "tests.cache_jobs", "tests.torch_datasets"])
 
 # Rounds of a retry cost time and tell nothing here: the server of these tests doesn't fail.
 # Hedges cost bytes, which these tests count.

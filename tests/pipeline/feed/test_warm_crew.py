@@ -9,12 +9,23 @@ import pytest
 
 from penstock import DiskCache, World, warm
 from penstock.cache.errors import ConfigError
+from penstock.cache.executors import _Kept
 from penstock.pipeline.feed.warm_crew import _hosts
 from penstock.readers import Dataset, pack
 from tests import crews, images
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept_open() -> Iterator[None]:
+    """Executors that run tasks in this process keep datasets open in it, with their threads."""
+    yield
+    for dataset in _Kept.made.values():
+        dataset.close()  # type: ignore[attr-defined]
+    _Kept.made.clear()
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ class PeerConnection(Connection):
     ) -> None:
         super().__init__(sock, origin, is_public=is_public, timeouts=timeouts)
         self._is_plain = origin.scheme == "http"
-        self._at_once = 1
+        self._at_once, self._patience_s = 1, 0.0
 
     def watch(self) -> None:
         """As `Connection.watch`; from here on the kernel keeps the time."""
@@ -46,10 +46,12 @@ class PeerConnection(Connection):
 
     def limit(self, deadline_s: float) -> None:
         """As `Connection.limit`."""
-        if not self._is_plain:
-            super().limit(deadline_s)
-        elif time.monotonic() >= deadline_s:
-            self.timeouts.patience_s(deadline_s)
+        if self._is_plain and time.monotonic() < deadline_s:
+            return
+        patience_s = self.timeouts.patience_s(deadline_s)
+        if patience_s != self._patience_s:  # a system call, and encrypted bytes come 16 KiB a call
+            self.sock.settimeout(patience_s)
+            self._patience_s = patience_s
 
     def receive_all(self, room: memoryview, deadline_s: float, *, following: int = 0) -> int:
         """As `Connection.receive_all`."""

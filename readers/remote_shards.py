@@ -217,11 +217,11 @@ class RemoteShards:
         self, room: Callable[[int, int], int], *, widening: Callable[[int], int] | None = None
     ) -> None:
         """Set how many connections fills may use beside batches: room(now, most) of each remote.
-        widening: what `Remote.widen` is told, by that room; None: nothing."""
+        widening(now): how many times as much is fetched for a batch as it needs; None: no more."""
         for remote in self.remotes:
             remote.upstream.let_fills(room)
             if widening is not None:
-                remote.widen(widening(remote.fetcher.fills_beside_urgent))
+                remote.widening = widening(remote.widening)
 
     # -- jobs
 

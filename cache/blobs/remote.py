@@ -115,9 +115,14 @@ class Remote:
         """
         return self._reader.load(wanted, mode=mode)
 
-    def widen(self, times: int) -> None:
-        """Have what batches wait for fetched with what lies beside it and is missing too, about so
-        many times as much: fewer requests, and no byte that the cache wouldn't keep."""
+    @property
+    def widening(self) -> int:
+        """How many times as much is fetched as batches wait for, of what lies beside it and is
+        missing too: fewer requests, and no byte that the cache wouldn't keep. May be set."""
+        return self._demand_fills.times
+
+    @widening.setter
+    def widening(self, times: int) -> None:
         self._demand_fills.times = times
 
     def bring(self, wanted: Sequence[BlobSpans], *, here: int) -> None:

@@ -141,7 +141,9 @@ class Prefetch:
         self._remote.let_fills(
             lambda now, most: room_for_fills(now, ready_share=ready_share, most=most),
             # Where shards aren't filled, what lies beside a range may never be wanted.
-            widening=widening if self._filler is not None else None,
+            widening=None
+            if self._filler is None
+            else lambda now: widening(now, ready_share=ready_share),
         )
         mean_s, p99_s = self._remote.request_time()
         return self._look_ahead.batches(mean_s=mean_s, p99_s=p99_s)

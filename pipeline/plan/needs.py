@@ -34,7 +34,7 @@ CONNECTIONS_MARGIN = 1.25
 AHEAD_BYTES = 2**30
 MOST_AHEAD = 64
 # While batches wait, what is fetched for one over what it needs: more would make its wait longer.
-WIDENING = 4
+MOST_WIDENING = 16
 # Requests that are asked for ahead, over connections: what waits for a connection hides no latency,
 # and what comes for later batches shares the line with what the next one waits for.
 AHEAD_A_CONNECTION = 2
@@ -265,15 +265,16 @@ class LookAhead:
         return max(self._least, min(self._least + wanted, most))
 
 
-def widening(fill_room: int) -> int:
-    """How many times as much as a batch needs of a shard is fetched for it at a time, where fills
-    have so many connections.
+def widening(now: int, *, ready_share: float) -> int:
+    """How many times as much as the next batch needs of a shard is fetched for it at a time.
 
-    A remote that batches wait for leaves none for fills, so each sample would come by a request of
-    its own, and a store that limits requests would limit training. What lies beside it is read
-    soon, so it costs the later batches nothing.
+    A remote that batches wait for has no connections left for fills, so each sample would come by a
+    request of its own, and a store that limits requests would limit training. What lies beside it
+    is read soon, so it costs later batches nothing. now: for the batch before.
     """
-    return WIDENING if fill_room < 1 else 1
+    if ready_share < _FEW_READY:
+        return min(4 * now, MOST_WIDENING)
+    return max(1, now // 2) if ready_share >= _MANY_READY else now
 
 
 def room_for_fills(now: int, *, ready_share: float, most: int) -> int:

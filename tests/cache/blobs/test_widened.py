@@ -70,7 +70,7 @@ def test_neighbours_come_with_what_a_batch_waits_for(
     store: MemoryStore, remotes: Callable[..., Remote]
 ) -> None:
     remote, data = remotes(store), content(store, single(store, 0))
-    remote.widen(4)
+    remote.widening = 4
     for start in range(0, SIZES[0] - 5000, 5000):
         ((found,),) = remote.load([spans(remote, store, 0, start)])
         assert bytes(found) == data[start : start + 5000]

@@ -15,14 +15,13 @@ from penstock.pipeline.plan.needs import (
     DEMAND,
     MOST_AHEAD,
     MOST_ROOM,
-    WIDENING,
+    MOST_WIDENING,
     LookAhead,
     Needs,
     Pace,
     little_room_words,
     node_ranks,
     open_windows_bytes,
-    room_for_fills,
     shards_of_ranks,
     widening,
 )
@@ -208,12 +207,13 @@ def test_another_loaders_traffic_does_not_stop_fills_for_ever() -> None:
     assert pace.open
 
 
-def test_while_fills_have_no_connections_batches_fetch_what_lies_beside_theirs() -> None:
-    room, widths = 4, []
-    for ready_share in (1.0, 0.1, 0.1, 0.1, 0.6):
-        room = room_for_fills(room, ready_share=ready_share, most=96)
-        widths.append(widening(room))
-    assert widths == [1, 1, 1, WIDENING, 1]
+def test_while_few_batches_are_ready_they_fetch_what_lies_beside_theirs() -> None:
+    width, widths = 1, []
+    for ready_share in (1.0, 0.1, 0.1, 0.1, 0.3, *[0.6] * 5):
+        width = widening(width, ready_share=ready_share)
+        widths.append(width)
+    assert widths == [1, 4, 16, 16, 16, 8, 4, 2, 1, 1]
+    assert max(widths) == MOST_WIDENING
 
 
 # -- look-ahead

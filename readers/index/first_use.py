@@ -3,7 +3,8 @@
 They wait on the job's store, not on a file system, and only where somebody has said that it builds:
 rank 0 alone, with a validation set, builds and goes on. A builder that fails tells the others its
 error; one that is gone falls silent. An index that lies where another node doesn't see it comes to
-it in pieces through the store, if it is small; else that node builds its own.
+it in pieces through the store, if it is small, or lies where only the builder's node sees it; else
+that node builds its own.
 """
 
 from __future__ import annotations
@@ -46,9 +47,13 @@ SILENT_S = 30.0
 
 WAIT_S = 12 * 3600.0
 MOST_PIECES_BYTES = 4 * 2**20
-"""Of a compressed index that goes through the store, whose server is one of the ranks."""
+"""Of a compressed index that other nodes most likely see, in the store, whose server is one of the
+ranks."""
+MOST_OWN_BYTES = 128 * 2**20
+"""The same of one that lies in a folder of the builder's node alone. It leaves the store again."""
 
-_MOST_FILES_BYTES = 64 * 2**20
+_MOST_FILES_BYTES = 512 * 2**20
+_MOST_NAMES_BYTES = 64 * 2**20
 _PIECE_BYTES = 256 * 2**10
 
 
@@ -158,10 +163,11 @@ class FirstUse:
         told = [report.builder, report.error[:2000], report.kind, report.place, report.pieces]
         self.store.tell(self._name("done"), json.dumps(told))
 
-    def publish(self, manifest: Manifest, place: bytes) -> None:
-        """The index stands: where it does, and a copy where it is small."""
+    def publish(self, manifest: Manifest, place: bytes, *, is_own: bool = False) -> None:
+        """The index stands: where it does, and a copy where it isn't too large. is_own: other nodes
+        don't see the place."""
         pieces = 0
-        packed = _packed(manifest, place)
+        packed = _packed(manifest, place, MOST_OWN_BYTES if is_own else MOST_PIECES_BYTES)
         if packed is not None:
             for start in range(0, len(packed), _PIECE_BYTES):
                 self.store.tell(self._name(f"piece{pieces}"), packed[start : start + _PIECE_BYTES])
@@ -203,6 +209,14 @@ class FirstUse:
         host, process, _ = [*me.split(":"), "", "", ""][:3]
         return f"process {process} of {host}"
 
+    def leave(self, report: BuildReport) -> None:
+        """This process has an index. The last of the job's takes the copy out of the store."""
+        others = sys.modules["torch.distributed"].get_world_size() - 1
+        with suppress(JobStoreError):
+            if report.pieces and self.store.add(self._name("left"), 1) == others:
+                for number in range(report.pieces):
+                    self.store.tell(self._name(f"piece{number}"), "")
+
     def receive(self, report: BuildReport, place: bytes) -> bool:
         """Put the copy of the index that came through the store into a folder; False where none
         came. Raises WriteError."""
@@ -216,32 +230,46 @@ class FirstUse:
         return True
 
 
-def _packed(manifest: Manifest, place: bytes) -> str | None:
+def _packed(manifest: Manifest, place: bytes, most_bytes: int) -> str | None:
     """An index as a text; None where it is too large for that."""
     names = [*manifest.names, QUARANTINE, MANIFEST]
     paths = [os.path.join(place, name) for name in names]
+    packer = zlib.compressobj(1)
     try:
-        if sum(os.stat(path).st_size for path in paths) > _MOST_FILES_BYTES:
+        sizes = [os.stat(path).st_size for path in paths]
+        if sum(sizes) > _MOST_FILES_BYTES:
             return None
-        files = {}
-        for name, path in zip(names, paths, strict=True):
+        told = dict(zip(map(os.fsdecode, names), sizes, strict=True))
+        parts = [packer.compress(json.dumps(told).encode() + b"\n")]
+        for path, size in zip(paths, sizes, strict=True):
             with open(path, "rb") as file:
-                files[os.fsdecode(name)] = base64.b85encode(file.read()).decode()
+                data = file.read(size + 1)
+            if len(data) != size:
+                return None
+            parts.append(packer.compress(data))
     except FileNotFoundError:
         return None
-    packed = zlib.compress(json.dumps(files).encode(), 6)
-    return base64.b64encode(packed).decode() if len(packed) <= MOST_PIECES_BYTES else None
+    packed = b"".join([*parts, packer.flush()])
+    return base64.b64encode(packed).decode() if len(packed) <= most_bytes else None
 
 
 def _unpacked(text: str) -> Mapping[bytes, bytes] | None:
     """The files of an index by name; None for what isn't that."""
+    opened = zlib.decompressobj()
     try:
-        opened = zlib.decompressobj()
-        told = opened.decompress(base64.b64decode(text), 2 * _MOST_FILES_BYTES)
-        files = {os.fsencode(n): base64.b85decode(data) for n, data in json.loads(told).items()}
-    except (ValueError, zlib.error, AttributeError, TypeError):
+        told = opened.decompress(base64.b64decode(text), _MOST_FILES_BYTES + _MOST_NAMES_BYTES)
+        at = told.index(b"\n") + 1
+        sizes = {os.fsencode(name): size for name, size in json.loads(told[:at]).items()}
+    except (ValueError, zlib.error, AttributeError, TypeError, RecursionError):
         return None
     wanted = {QUARANTINE, MANIFEST}
-    if not wanted <= set(files) or not all(n in wanted or is_sidecar_name(n) for n in files):
+    if not wanted <= set(sizes) or not all(n in wanted or is_sidecar_name(n) for n in sizes):
         return None
+    if not all(type(size) is int and size >= 0 for size in sizes.values()):
+        return None
+    if not opened.eof or at + sum(sizes.values()) != len(told):
+        return None
+    files = {}
+    for name, size in sizes.items():
+        files[name], at = told[at : at + size], at + size
     return files

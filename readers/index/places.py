@@ -83,6 +83,13 @@ class Places:
             return None
         return os.path.join(base, KEPT, os.fsencode(self._key()))
 
+    def is_own(self, place: bytes) -> bool:
+        """Whether a place is in a folder of this node's: nobody named it, and it isn't beside the
+        data."""
+        origin = self.origin
+        beside = origin.index_folders() if isinstance(origin, LocalFolder) else ()
+        return self.index is None and place not in beside
+
     def _named(self) -> bytes | None:
         """The local path that `index` names; None if it is a URL."""
         assert self.index is not None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.format import Format, Indexing, Listing
     from penstock.readers.formats.prior import PriorFacts
-    from penstock.readers.index.first_use import FirstUse
+    from penstock.readers.index.first_use import BuildReport, FirstUse
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.places import Places
     from penstock.readers.origin.origin import Origin
@@ -93,11 +93,16 @@ class Upkeep:
             self._progress = job.told
             with job.building():
                 manifest, place = self._made()
-                job.publish(manifest, place)
+                job.publish(manifest, place, is_own=self._places.is_own(place))
             return manifest, place
         report = job.wait()
-        if (found := self._found()) is not None:
-            return found
+        found = self._found() or self._received(job, report)
+        job.leave(report)
+        return found
+
+    def _received(self, job: FirstUse, report: BuildReport) -> tuple[Manifest, bytes] | None:
+        """The index that another node built, put where this node has its own; None where it has to
+        build one."""
         place = self._places.make()
         with locked(place):
             known = self._read(place)  # another process of this node has put it there

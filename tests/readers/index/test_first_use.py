@@ -50,7 +50,7 @@ def verify(samples):
 for phase in phases:
     place = out / phase["name"]
     first_use.SILENT_S = phase.get("silent", 30.0)
-    first_use.MOST_PIECES_BYTES = phase.get("pieces", 2**20)
+    first_use.MOST_PIECES_BYTES = first_use.MOST_OWN_BYTES = phase.get("pieces", 2**20)
     os.environ["XDG_CACHE_HOME"] = str(place / f"home-{rank}")
     answer = {}
     if rank in phase.get("ranks", range(size)):
@@ -161,9 +161,66 @@ def test_a_builders_own_error_is_raised_where_the_store_is_gone() -> None:
         raise ZeroDivisionError
 
 
+def texted(told: object, body: bytes = b"", *, cut: int = 0) -> str:
+    packed = zlib.compress(json.dumps(told).encode() + b"\n" + body)
+    return base64.b64encode(packed[: len(packed) - cut]).decode()
+
+
 def test_what_comes_through_a_store_is_looked_at() -> None:
-    for text in ("", "x", "AAAA", base64.b64encode(b"{}").decode()):
-        assert first_use._unpacked(text) is None
-    evil = {"../../evil": "", "manifest.arrow": "", "quarantine.jsonl": ""}
-    packed = zlib.compress(json.dumps(evil).encode())
-    assert first_use._unpacked(base64.b64encode(packed).decode()) is None
+    well = {"manifest.arrow": 3, "quarantine.jsonl": 0, "sidecars/0123456789abcdef-000000.arrow": 2}
+    files = first_use._unpacked(texted(well, b"abcde"))
+    assert files == dict(zip(map(os.fsencode, well), (b"abc", b"", b"de"), strict=True))
+    for text in (
+        *("", "x", "AAAA", base64.b64encode(b"{}").decode(), texted({}), texted([1]), texted(7)),
+        texted({**well, "../../evil": 0}, b"abcde"),
+        texted(well, b"abcd"),
+        texted(well, b"abcdef"),
+        texted(well, b"abcde", cut=1),
+        texted({**well, "manifest.arrow": -1}, b"abcde"),
+        texted({**well, "manifest.arrow": "3"}, b"abcde"),
+        texted({**well, "manifest.arrow": 10**12}, b"abcde"),
+    ):
+        assert first_use._unpacked(text) is None, text
+
+
+def test_a_large_index_of_one_node_alone_goes_through_the_store_and_leaves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What other nodes see isn't copied, if it is large."""
+    told: dict[str, str] = {}
+
+    class Store:
+        def tell(self, key: str, value: str) -> None:
+            told[key] = value
+
+        def heard(self, key: str) -> str | None:
+            return told.get(key)
+
+        def add(self, key: str, count: int) -> int:
+            told[key] = str(int(told.get(key, "0")) + count)
+            return int(told[key])
+
+    class Listed:
+        names = (b"sidecars/0123456789abcdef-000000.arrow",)
+
+    place, other = tmp_path / "index", tmp_path / "copy"
+    (place / "sidecars").mkdir(parents=True)
+    (place / "manifest.arrow").write_bytes(b"manifest")
+    (place / "quarantine.jsonl").write_bytes(b"")
+    (place / os.fsdecode(Listed.names[0])).write_bytes(os.urandom(600_000))
+    monkeypatch.setattr(first_use, "MOST_PIECES_BYTES", 10_000)
+    use = first_use.FirstUse(Store(), "key", "url")  # type: ignore[arg-type]
+    use.publish(Listed(), os.fsencode(place))  # type: ignore[arg-type]
+    assert json.loads(told["key/0/done"])[-1] == 0
+    use.publish(Listed(), os.fsencode(place), is_own=True)  # type: ignore[arg-type]
+    report = first_use.BuildReport(*json.loads(told["key/0/done"]))
+    assert report.pieces > 1
+    assert use.receive(report, os.fsencode(other))
+    for file in place.rglob("*.*"):
+        assert (other / file.relative_to(place)).read_bytes() == file.read_bytes()
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    use.leave(report)
+    assert told["key/0/piece0"]
+    use.leave(report)
+    assert not any(told[f"key/0/piece{number}"] for number in range(report.pieces))
+    assert not use.receive(report, os.fsencode(tmp_path / "late"))

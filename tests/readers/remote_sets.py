@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SAMPLES = 24
 KINDS = {"set": "set", "pack": "pack", "tars": "tars/train-{000000..000002}.tar"}
-QUICK = {"retry_timeout": 0.2, "connect_timeout": 0.2}
+QUICK = {"retry_timeout": 0.2, "connect_timeout": 60}
 
 
 def upload(source: Path, fs: Any, root: str) -> None:

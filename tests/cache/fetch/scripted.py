@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from penstock.cache.fetch.fetcher import Fetcher
 
 QUICK = FetchPolicy(
-    retry_timeout_s=30.0,
+    retry_timeout_s=300.0,
     backoff_base_s=0.001,
     backoff_cap_s=0.01,
-    read_timeout_s=0.3,
-    connect_timeout_s=2.0,
+    read_timeout_s=1.0,
+    connect_timeout_s=60.0,
     max_attempts=20,
 )
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SIZE = 64 * 1024
 STEP = 1024
-OPTIONS = {"read_timeout": 0.3, "connect_timeout": 2.0, "retry_timeout": 30.0}
+OPTIONS = {"read_timeout": 1.0, "connect_timeout": 60.0, "retry_timeout": 300.0}
 PATIENT = {"read_timeout": 60.0, "connect_timeout": 60.0, "retry_timeout": 120.0}
 """Of tests that count requests: a loaded machine may be slow, which is no fault to retry."""
 

@@ -25,10 +25,11 @@ def test_a_late_request_is_sent_twice_and_the_first_answer_wins() -> None:
     fetcher = Fetcher(store, policy=QUICK)
     assert len(collect(fetcher, numbered(151))) == 151
     assert store.calls["150"] == 2
-    assert fetcher.meter.snapshot().hedges == 1
+    assert fetcher.meter.snapshot().hedges >= 1  # of others too, on a machine that is slow
     stuck.set()
     fetcher.close()
-    assert fetcher.meter.snapshot().bytes_remote == 152 * 10  # the loser's came too
+    traffic = fetcher.meter.snapshot()
+    assert traffic.bytes_remote == (151 + traffic.hedges) * 10  # the loser's came too
 
 
 def test_hedges_keep_to_their_share() -> None:

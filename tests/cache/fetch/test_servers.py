@@ -97,7 +97,7 @@ def test_an_object_that_changes_in_the_middle_is_never_mixed(
 
 
 def test_a_missing_object_is_told_at_once(server: Server) -> None:
-    fetcher = make(server, "s3")
+    fetcher = make(server, "s3", options=PATIENT)
     with pytest.raises(FetchError) as caught:
         fetcher.whole("nowhere")
     assert caught.value.missing

@@ -357,7 +357,7 @@ def served(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
-QUICK = {"retry_timeout": 1, "connect_timeout": 1, "read_timeout": 1}
+QUICK = {"retry_timeout": 1, "connect_timeout": 60, "read_timeout": 60}
 
 
 @pytest.mark.parametrize("scheme", ["http", "s3"])

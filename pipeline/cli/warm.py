@@ -117,27 +117,10 @@ def warm(
     order |= {"lanes": lanes, "window": window, "global_batch_size": global_batch_size}
     order["state"] = None if state is None else _read_state(state)
     world = _node(launched, world_size=world_size, nodes=nodes, node_rank=node_rank)
-    process = (launched.local_rank, launched.local_size)
-    if if_empty and process[1] > 1:  # one would see what another has just fetched
-        raise ConfigError(
-            f"--if-empty: got {process[1]} processes on this node, wanted one (srun "
-            "--ntasks-per-node=1)."
-        )
-    result = _fetched(
-        url,
-        place,
-        order,
-        world=world,
-        process=process,
-        workers=workers,
-        if_empty=if_empty,
-        dry_run=dry_run,
-    )
-    if isinstance(result, str):
-        _report_nothing(result, as_json=as_json, dry_run=dry_run)
-        return
-    _report(result, as_json=as_json, dry_run=dry_run, share=_share_words(world, process))
-    raise typer.Exit(bool(result.failed))
+    order |= {"process": (launched.local_rank, launched.local_size)}
+    order |= {"workers": workers, "dry_run": dry_run}
+    result = _fetched(url, place, order, world=world, if_empty=if_empty)
+    raise typer.Exit(_reported(result, order, world=world, as_json=as_json))
 
 
 def _fetched(
@@ -146,16 +129,18 @@ def _fetched(
     order: dict[str, Any],
     *,
     world: World,
-    process: tuple[int, int],
-    workers: int,
     if_empty: bool,
-    dry_run: bool,
 ) -> WarmResult | str:
     """place: how the data are reached, by the names of `Dataset`; order: what the job passes of it,
-    by those of `feed.warm`. A text: why there is nothing to do."""
+    by those of `feed.warm`. A text: why there is nothing to do. Raises ConfigError."""
     from penstock.pipeline.feed.warm import warm as warm_dataset
     from penstock.readers import Dataset
 
+    if if_empty and order["process"][1] > 1:  # one would see what another has just fetched
+        raise ConfigError(
+            f"--if-empty: got {order['process'][1]} processes on this node, wanted one (srun "
+            "--ntasks-per-node=1)."
+        )
     with Dataset(url, **place) as dataset, ByteProgress("warm") as bar:
         remote = dataset.remote_shards
         if remote is None:
@@ -169,9 +154,6 @@ def _fetched(
             dataset,
             **order,
             world=world,
-            process=process,
-            workers=workers,
-            dry_run=dry_run,
             progress=lambda state: _show_progress(bar, state),
         )
 
@@ -274,6 +256,19 @@ def _node(
         if pod is not None and nodes == 1:  # each pod is a job of its own
             node_rank = 0
     return node_world(world_size, nodes=nodes, node_rank=node_rank)
+
+
+def _reported(
+    result: WarmResult | str, order: dict[str, Any], *, world: World, as_json: bool
+) -> bool:
+    """Whether some objects didn't come, behind the report."""
+    dry_run = order["dry_run"]
+    if isinstance(result, str):
+        _report_nothing(result, as_json=as_json, dry_run=dry_run)
+        return False
+    share = _share_words(world, order["process"])
+    _report(result, as_json=as_json, dry_run=dry_run, share=share)
+    return bool(result.failed)
 
 
 def _report_nothing(reason: str, *, as_json: bool, dry_run: bool) -> None:

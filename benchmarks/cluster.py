@@ -12,10 +12,13 @@ Each trial says of each bound whether it held. Needs root.
     tls       `rejoin` with certificates of one's own between the nodes
     worlds    jobs of 4 to 32 nodes dealt anew, with a node less, half as many, twice as many, with
               and without peers; in one process, on loopback
+    two       a job of two datasets end to end, each a remote of its own
     limited   the remote's link has a quarter of what the job takes, each node's twice what it
               takes itself, and all shards move in each epoch: the accelerators' utilisation
     faults    a node that holds all, and whose link is slow, is cut, whose server is killed again
               and again: the others' epoch goes on
+    odd       a node of the job whose clock, link or disk is wrong, that stands for a while, whose
+              own settings for peers can't be
     cpu       what it costs to fill a cache from another node, both sides
     off       `change` without peers
 """
@@ -23,12 +26,14 @@ Each trial says of each bound whether it held. Needs root.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.cluster_faults import cpu, faults
-from benchmarks.cluster_job import Kill, Sizes, cluster, load
+from benchmarks.cluster_job import Kill, Sizes, cluster, load, make_data
 from benchmarks.cluster_judge import Judge, facts
+from benchmarks.cluster_odd import odd
 from benchmarks.cluster_rejoin import rejoin
 from benchmarks.cluster_worlds import worlds
 from benchmarks.hosts import why_not
@@ -88,6 +93,30 @@ def change(*, peers: bool) -> dict[str, Any]:
         }
 
 
+def two() -> dict[str, Any]:
+    """Two datasets end to end, of two remotes with a cache between them: cold, dealt anew, one
+    node replaced by a cold one."""
+    judge, sizes = Judge(), Sizes(samples=2_016)
+    with cluster(4, sizes) as job:
+        make_data(job.folder / "more", sizes, seed=2)
+        job.data_bytes *= 2
+        job.sizes = dataclasses.replace(sizes, samples=2 * sizes.samples)
+        words = ("--more", job.url.replace("/data", "/more"), "--epochs")
+        runs = [job.run("two remotes, cold", [0, 1, 2, 3], *words, "1")]
+        runs.append(job.run("two remotes, ranks dealt anew", [2, 0, 3, 1], *words, "2"))
+        job.lose_cache(0)
+        runs.append(job.run("two remotes, one cold, dealt anew", [1, 3, 0, 2], *words, "3"))
+        share = [run.remote_bytes / job.data_bytes for run in runs]
+        judge.at_most("cold, x dataset", share[0], 1.05)
+        judge.at_most("dealt anew, x dataset", share[1], 0.02)
+        judge.at_most("one cold, x dataset", share[2], 1.02 * 0.26)
+        judge.holds("each sample once in each epoch", held=job.is_exact(range(3)))
+        return {
+            "bytes_peers": [run.epochs("bytes_peers") for run in runs],
+            **facts(job, judge, runs),
+        }
+
+
 def limited() -> dict[str, Any]:
     """The remote has a quarter of what the job takes, each node's link twice what its rank does."""
     judge, sizes = Judge(), Sizes(samples=8_064, step_s=0.25)
@@ -121,14 +150,16 @@ def main() -> None:
         "rejoin": rejoin,
         "tls": lambda: rejoin(tls="files"),
         "worlds": worlds,
+        "two": two,
         "limited": limited,
         "faults": faults,
+        "odd": odd,
         "cpu": cpu,
         "off": lambda: change(peers=False),
     }
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "names", nargs="*", default=["change", "rejoin", "tls", "limited", "faults", "cpu"]
+        "names", nargs="*", default=["change", "rejoin", "tls", "limited", "faults", "odd", "cpu"]
     )
     names = parser.parse_args().names
     if words := why_not():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import torch
 import torch.distributed as dist
 
-from penstock import DataLoader, Dataset, DiskCache, Peers, TlsFiles, World, warm
+from penstock import DataLoader, Dataset, DiskCache, Peers, TlsFiles, World, concat, warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -104,7 +104,16 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def _dataset(options: argparse.Namespace) -> Dataset:
+def _source(options: argparse.Namespace) -> Any:
+    """The dataset, or two of them end to end: the second is another remote with the same cache."""
+    return (
+        concat([_dataset(options), _dataset(options, options.more)])
+        if options.more
+        else (_dataset(options))
+    )
+
+
+def _dataset(options: argparse.Namespace, url: str = "") -> Dataset:
     more: dict[str, Any] = {"nodes": options.nodes.split(",")} if options.nodes else {}
     if options.token_file:
         more["token_file"] = options.token_file
@@ -115,13 +124,13 @@ def _dataset(options: argparse.Namespace) -> Dataset:
         more["tls"] = options.tls
     peers = Peers(options.peers, **more) if options.peers else None
     cache = DiskCache(options.cache, max_bytes=options.max_bytes, peers=peers)
-    return Dataset(options.url, cache=cache, fields=("array", "id"))
+    return Dataset(url or options.url, cache=cache, fields=("array", "id"))
 
 
 def make_loader(options: argparse.Namespace, world: World | None = None) -> DataLoader:
     """The loader of a trial."""
     return DataLoader(
-        _dataset(options),
+        _source(options),
         global_batch_size=options.batch,
         shuffle=True,
         drop_last=True,
@@ -198,6 +207,7 @@ def make_parser() -> argparse.ArgumentParser:
     """What a process of a trial may be told."""
     parser = argparse.ArgumentParser(description=sys.modules[__name__].__doc__)
     parser.add_argument("--url", required=True)
+    parser.add_argument("--more", default="", help="another dataset, behind the first")
     parser.add_argument("--cache", required=True)
     parser.add_argument("--max-bytes", required=True)
     parser.add_argument("--out", default="")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from penstock.cache.job_store import JobStore
 
 _MOST_ENTRIES = 65_536
+_NO_SERVER = ""
+"""The address of a node whose cache can't be served, such as one with a full disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,8 @@ class PeerExchange:
         self._heard: set[int] = set()  # those whose words were heard
 
     def tell(self, address: str, *, held: str = "") -> None:
-        """Tell where this node's server listens, and in words for the pipeline what it holds.
-        Telling the same address again changes nothing."""
+        """Tell where this node's server listens, "" where there is none, so that nobody waits for
+        it; and in words for the pipeline what it holds. Telling the same again changes nothing."""
         first = self._ranks.first
         if self._store.heard(f"told-{first}") == address:
             return
@@ -110,7 +112,7 @@ class PeerExchange:
         others = {
             first // each if alike else place: (first, address)
             for place, (first, _, address) in enumerate(entries)
-            if first != self._ranks.first
+            if first != self._ranks.first and address != _NO_SERVER
         }
         self._listed = {node: first for node, (first, _) in others.items()}
         return [Peer(node, address) for node, (_, address) in others.items()]
@@ -129,11 +131,16 @@ def _entries(text: str) -> list[tuple[int, int, str]]:
     for first, end, address in found:
         if type(first) is not int or type(end) is not int or not 0 <= first < end:
             raise _damaged()
-        try:
-            check_address(address, what="a node's address")
-        except ConfigError as error:
-            raise _damaged() from error
+        if address != _NO_SERVER:
+            _check(address)
     return found
+
+
+def _check(address: object) -> None:
+    try:
+        check_address(address, what="a node's address")
+    except ConfigError as error:
+        raise _damaged() from error
 
 
 def _damaged() -> JobStoreError:

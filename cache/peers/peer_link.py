@@ -177,8 +177,7 @@ class PeerLink:
     def _exchanged(self, address: str | None) -> list[Peer]:
         assert self._store is not None
         self._exchange = exchange = PeerExchange(self._store, self._ranks)
-        if address is not None:
-            self._tell(address)
+        self._tell(address or "")  # where there is none, nobody waits for it
         return self._hear(exchange, _ADDRESSES_S)
 
 

@@ -55,6 +55,17 @@ def test_who_comes_late_or_with_another_address_is_heard_later(store: JobStore) 
     assert first.hear(timeout_s=0.0) == [Peer(1, "10.0.0.2:2")]
 
 
+def test_nobody_waits_for_a_node_that_has_no_server(store: JobStore) -> None:
+    first, second, third = exchanges(store, 1, 1, 1)
+    second.tell("")
+    third.tell("10.0.0.3:1")
+    first.tell("10.0.0.1:1")
+    assert first.hear(timeout_s=3600.0) == [Peer(2, "10.0.0.3:1")]  # numbered by ranks all the same
+    assert second.hear(timeout_s=3600.0) == [Peer(0, "10.0.0.1:1"), Peer(2, "10.0.0.3:1")]
+    second.tell("10.0.0.2:1")  # its disk has room again
+    assert [peer.node for peer in first.hear(timeout_s=0.0)] == [1, 2]
+
+
 def test_two_threads_that_look_at_once_miss_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     store = JobStore.of(torch.distributed.HashStore())
     *nodes, late = exchanges(store, 1, 1, 1, 1, 1)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import (
+    JobStoreError,
     PenstockError,
     PenstockWarning,
     RankFailedError,
     TooManyBadSamplesError,
 )
 from penstock.pipeline.feed.bad_samples import NAMED, REMEDY, listed
+from penstock.pipeline.feed.placed_counts import places, tell_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,6 +60,9 @@ class BadCount:
         self._met: dict[int, str] = {}  # handed out, in any epoch
         self._counted: dict[int, set[int]] = {}  # by epoch: told to all ranks
         self._stopped = False
+        self._restored = 0  # times: each begins the counts anew, on all ranks
+        self._earlier: list[tuple[int, int]] = []  # places and counts that _before is made of
+        self._found: list[tuple[int, int]] = []  # those of this membership, when last asked
         # In this epoch: in this process, before a restart, and over all ranks as told last.
         self._count, self._before, self._told = 0, 0, 0
         self._past: list[tuple[int, int]] = []  # where a batch began, and the count behind it
@@ -89,7 +95,7 @@ class BadCount:
         epoch = at.epoch
         if begins_epoch:
             self._count, self._before, self._told = 0, 0, 0
-            self._past = []
+            self._past, self._earlier = [], []
             self._forget_before(epoch)
         if not bad:
             return
@@ -104,6 +110,11 @@ class BadCount:
         if new:
             mine = len(new) if self._agreement.speaks_for_rank else 0  # else another tells
             self._told = self._agreement.add(_counter(epoch), mine)
+            if mine and (store := self._agreement.store) is not None:
+                with contextlib.suppress(JobStoreError):  # the next question says so
+                    tell_place(
+                        store, self._places(epoch), total=self._told, place=at.position, count=mine
+                    )
             self._past.append((at.position, self._told))
             total = self._told + self._before
             if total > self._max_bad * self._samples:
@@ -137,24 +148,46 @@ class BadCount:
         return self._before + max(self._count, self._told)
 
     def known_before(self, at: Cursor) -> int:
-        """Bad samples of this epoch before a place, as far as this rank heard when it was there: of
-        an earlier place than now, so that those behind it, which come again, count once."""
+        """Bad samples of this epoch before a place, of an earlier one than now: those behind it
+        come again, and count then.
+
+        Over all ranks that handed that out, as far as their store still answers; else as far as
+        this rank heard when it was there.
+        """
+        store = self._agreement.store
+        behind = sum(count for place, count in self._earlier if place >= at.position)
+        if store is not None:
+            with contextlib.suppress(JobStoreError):
+                total = self._agreement.add(_counter(at.epoch), 0)
+                found = places(store, self._places(at.epoch), total=total)
+                if found is not None:
+                    self._found = found
+                    total = sum(count for place, count in found if place < at.position)
+                    return self._before - behind + total
         heard = [told for position, told in self._past if position < at.position]
-        return self._before + max(heard, default=0)
+        return self._before - behind + max(heard, default=0)
+
+    def _places(self, epoch: int) -> str:
+        return f"places-{self._restored}-{_counter(epoch)}"
 
     def take_over(self, other: BadCount) -> None:
         """Go on where another one was, which counts no more."""
         self._met, self._counted, self._stopped = other._met, other._counted, other._stopped
         self._count, self._before, self._told = other._count, other._before, other._told
-        self._past = other._past
+        self._past, self._restored = other._past, other._restored
+        self._earlier, self._found = other._earlier, other._found
 
-    def restore(self, bad: int, *, begins: bool = True) -> None:
+    def restore(self, bad: int, *, before: int = 0, begins: bool = True) -> None:
         """Go on in the middle of an epoch of which so many were counted before. All ranks do so
-        together, and what was told to all is forgotten. begins: among the same ranks as before."""
+        together, and what was told to all is forgotten. begins: among the same ranks as before;
+        else before: the position there."""
         self._count, self._before, self._told = 0, bad, 0
         self._past = []
         self._counted.clear()
         self._stopped = False
+        self._restored += 1
+        told = [] if begins else self._earlier + self._found
+        self._earlier, self._found = [one for one in told if one[0] < before], []
         if begins:
             self._agreement.begin()
 

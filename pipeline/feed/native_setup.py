@@ -187,7 +187,7 @@ class NativeSetup:
         )
         self._position.rejoin(state.cursor)
         self._settle(state, is_new=False)
-        self.ready.road.bad_count.restore(state.bad, begins=False)
+        self.ready.road.bad_count.restore(state.bad, before=state.position, begins=False)
         self._state, self._user_options, self._is_agreed = state, user_options, True
 
     def _state_at(self, step: int) -> LoaderState:
@@ -201,7 +201,7 @@ class NativeSetup:
         walk = self.order.walk if state.plan.buckets is not None else state.walk
         cursor = walk.cursor_of(step)
         bad = state.bad if cursor.epoch == state.epoch and cursor.position else 0
-        if bad and state is not self._state and self.assembly is not None:
+        if bad and self.assembly is not None:
             bad = self.assembly.road.bad_count.known_before(cursor)
         return replace(state, epoch=cursor.epoch, position=cursor.position, step=step, bad=bad)
 

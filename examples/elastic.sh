@@ -44,6 +44,8 @@ fi
 own=(--local-addr="$host")
 if [ "$host" = "$FIRST" ]; then own+=(--rdzv-conf=is_host=1); fi
 
+# torch 2.13's agents share a store from round to round, and one that comes later never learns where.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 exec torchrun --nnodes="$NODES" --nproc-per-node="$GPUS" --max-restarts="$RESTARTS" \
     --rdzv-id="$JOB" --rdzv-backend=c10d --rdzv-endpoint="$FIRST:$RENDEZVOUS_PORT" "${own[@]}" \
     "$(dirname "$0")/train.py" "$TRAIN" --val "$VAL" "${cache[@]}" \

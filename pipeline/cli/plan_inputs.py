@@ -113,6 +113,10 @@ def setup_of(options: PlanOptions, known: KnownData | None) -> tuple[Setup, Assu
     store = None if is_local else _store(options, known, notes)
     if is_local:
         notes.note("store", "none: each node has the data", _origin(options, "local", "local URL"))
+    left_out = (
+        "label correlation, decoded chunks, other jobs on the cache, indexes, start of processes"
+    )
+    notes.note("not counted", left_out, "docs/sizing.md")
     return Setup(data=data, node=_node(options, known, notes), store=store, job=job), notes
 
 

@@ -30,6 +30,9 @@ REQUEST_BYTES = FetchPolicy().range_bytes
 CONNECTIONS_A_RANK = FetchPolicy().start_connections
 """That a rank begins with; where more bring more it goes up to half as many more, by and by."""
 
+OPENERS = 16
+"""Shards that a rank opens at a time, as `readers.reading.open_shards` does."""
+
 MARGIN_SHARE = 0.002
 """Of the cache's limit, that isn't for shards."""
 

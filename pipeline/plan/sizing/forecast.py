@@ -7,13 +7,19 @@ formulas with their sources.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache.base.sizes import format_size
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.plan.needs import ahead_s, connections
-from penstock.pipeline.plan.sizing.costs import CONNECTIONS_A_RANK, REQUEST_BYTES, peer_cpu_s
+from penstock.pipeline.plan.sizing.costs import (
+    CONNECTIONS_A_RANK,
+    OPENERS,
+    REQUEST_BYTES,
+    peer_cpu_s,
+)
 from penstock.pipeline.plan.sizing.geometry import Geometry, geometry_of
 from penstock.pipeline.plan.sizing.tiers import (
     OF_THE_STORE,
@@ -123,7 +129,7 @@ def forecast(setup: Setup, geometry: Geometry | None = None) -> Forecast:
         bytes_per_s=need,
         connections=wanted,
         lookahead_bytes=ahead,
-        first=_epoch(setup, cold, first_batch_s=_first_batch_s(setup)),
+        first=_epoch(setup, cold, first_batch_s=_first_batch_s(setup, geometry)),
         # Batches are fetched ahead across the end of an epoch.
         later=_epoch(setup, warm, first_batch_s=0.0),
     )
@@ -163,9 +169,9 @@ def _ahead(setup: Setup, need: float) -> tuple[int, float]:
     return max(1, min(most, round(wanted + 0.5))), max(ahead, batch) * uneven
 
 
-def _first_batch_s(setup: Setup) -> float:
-    """Of the job: its samples by requests of their own, each behind its shard's table, and then
-    their decoding, which has nothing to run beside."""
+def _first_batch_s(setup: Setup, geometry: Geometry) -> float:
+    """Of the job: its samples by requests of their own, behind the tables of their shards, of which
+    a rank opens 16 at a time, and then their decoding, which has nothing to run beside."""
     job, node, store = setup.job, setup.node, setup.store
     samples = job.global_batch / job.nodes
     size = samples * setup.data.sample_bytes
@@ -177,7 +183,9 @@ def _first_batch_s(setup: Setup) -> float:
         rate = min(rate, store.bytes_per_s / job.nodes)
     alone = min(setup.data.sample_bytes, REQUEST_BYTES)
     rounds = max(1.0, size / alone / (job.gpus * CONNECTIONS_A_RANK))
-    return store.latency_s + max(size / rate, rounds * store.request_s(alone)) + decode_s
+    shards = min(geometry.open_shards, job.global_batch) / job.ranks
+    opened_s = store.latency_s * math.ceil(shards / OPENERS)
+    return opened_s + max(size / rate, rounds * store.request_s(alone)) + decode_s
 
 
 def _epoch(setup: Setup, traffic: EpochTraffic, *, first_batch_s: float) -> EpochForecast:

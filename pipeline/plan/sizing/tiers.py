@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 from penstock.pipeline.plan.sizing.costs import (
     CONNECTIONS_A_RANK,
     READ_S_PER_GB,
-    REQUEST_BYTES,
     fetch_cpu_s,
     peer_cpu_s,
 )
@@ -70,12 +69,6 @@ def tier_seconds(setup: Setup, traffic: EpochTraffic) -> dict[Tier, float]:
 
 def _in_flight_s(setup: Setup, traffic: EpochTraffic) -> float:
     """Seconds of all requests of an epoch, one after the other."""
-    store, data = setup.store, setup.data
+    store = setup.store
     assert store is not None
-    if not traffic.requests:
-        return 0.0
-    alone = min(data.sample_bytes, REQUEST_BYTES)
-    filled = max(0.0, traffic.remote - traffic.single * alone)
-    fills = traffic.requests - traffic.single
-    each = min(filled / fills, REQUEST_BYTES) if fills else 0.0
-    return traffic.single * store.request_s(alone) + fills * store.request_s(each)
+    return traffic.requests * store.latency_s + traffic.remote / store.stream_bytes_per_s

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.cache.base.fetch_policy import FetchPolicy
+from penstock.pipeline.plan.needs import WIDENING
 from penstock.pipeline.plan.sizing.costs import MARGIN_SHARE, RAM_SHARE, REQUEST_BYTES
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ class EpochTraffic:
     disk_write: float
     memory: float
     requests: float
-    single: float
 
 
 def cache_share(setup: Setup, geometry: Geometry) -> float:
@@ -85,12 +86,34 @@ def single_share(open_share: float) -> float:
     return open_share * (1 - open_share / 2)
 
 
+TABLES_A_SHARD = 2
+"""Requests before a shard's first sample: where it begins and where its table lies."""
+_BLOCKS = WIDENING / math.sqrt(2)
+"""Samples that a starved epoch fetches at a time: blocks are powers of two of 4 KiB, so between
+half of `WIDENING` times a sample and all of it, and in between on average."""
+_EARLY_BATCHES = FetchPolicy().fills_beside_urgent.bit_length() + 4
+"""Until fills have given way, which halve their connections with each batch, and what was in flight
+by then."""
+
+
+def block_samples(setup: Setup) -> float:
+    """Samples that one request of a starved epoch brings."""
+    return min(_BLOCKS, max(1.0, REQUEST_BYTES / setup.data.sample_bytes))
+
+
+def starved_share(setup: Setup) -> float:
+    """Requests over samples of a cold epoch whose batches wait for the store: each sample alone to
+    begin with, then with its neighbours."""
+    early = min(1.0, _EARLY_BATCHES * setup.job.global_batch / setup.data.samples)
+    return early + (1 - early) / block_samples(setup)
+
+
 def first_traffic(setup: Setup, geometry: Geometry, *, starved: bool = False) -> EpochTraffic:
     """A job's first epoch: over empty caches, over some of which a part lies on other nodes
     (`moved`), or over data on local disks that memory has nothing of.
 
-    starved: batches wait for what is fetched. Then they get what they need and nothing comes beside
-    it, so every sample comes by a request of its own, and no node fetches the rest of its shards.
+    starved: batches wait for what is fetched. Then fills give way, samples come by requests of
+    their own and soon with their neighbours, and no node fetches the rest of its shards.
     """
     data, job, kept = setup.data, setup.job, cache_share(setup, geometry)
     total = data.total_bytes
@@ -104,7 +127,7 @@ def first_traffic(setup: Setup, geometry: Geometry, *, starved: bool = False) ->
     if job.peers:  # once, where nobody has it yet
         from_store = absent if job.moved is None else 0.0
     each = math.ceil(data.sample_bytes / REQUEST_BYTES)
-    alone = 1.0 if starved else single_share(geometry.open_share)
+    alone = starved_share(setup) if starved else single_share(geometry.open_share)
     of_store = from_store / filled if filled else 0.0
     single = data.samples * each * ((1 - kept) + kept * moved * alone * of_store)
     fills = 0.0 if starved else from_store / geometry.shard_bytes
@@ -115,8 +138,9 @@ def first_traffic(setup: Setup, geometry: Geometry, *, starved: bool = False) ->
         disk_read=here.disk_read,
         disk_write=filled,
         memory=here.memory + absent,  # what was just written is in memory still
-        requests=single + fills * math.ceil(geometry.shard_bytes / REQUEST_BYTES),
-        single=single,
+        requests=single
+        + fills * math.ceil(geometry.shard_bytes / REQUEST_BYTES)
+        + TABLES_A_SHARD * from_store / geometry.shard_bytes,
     )
 
 
@@ -145,7 +169,6 @@ def warm_traffic(setup: Setup, geometry: Geometry) -> EpochTraffic:
         disk_write=filled,
         memory=here.memory + total * new,  # what was just written is in memory still
         requests=single + ranges,
-        single=single,
     )
 
 
@@ -163,5 +186,4 @@ def _local(read: float, *, found: float) -> EpochTraffic:
         disk_write=0.0,
         memory=read * found,
         requests=0.0,
-        single=0.0,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from penstock.pipeline.bench.accelerators import accelerator
 from penstock.pipeline.plan.needs import CONNECTIONS_MARGIN, connections
 from penstock.pipeline.plan.sizing.changes import changes, unmet_words
 from penstock.pipeline.plan.sizing.forecast import forecast
-from penstock.pipeline.plan.sizing.traffic import memory_share, single_share
+from penstock.pipeline.plan.sizing.traffic import memory_share, reshuffled_share, single_share
 from penstock.pipeline.plan.sizing.values import DataFigures, JobFigures, NodeFigures
 from tests.pipeline.plan.sizing.setups import SETUP, setup
 
@@ -126,7 +127,7 @@ def test_an_au_that_cant_be_met_names_the_constraint_and_by_how_much() -> None:
     assert "more than there is of: the local disk (" in words
     many = unmet_words(forecast(setup(store={"requests_per_s": 1.0}, job={"epochs": 1})), au=95)
     assert many is not None
-    assert "the store's requests a second (57,295.78 x)" in many
+    assert "than there is of: the store's requests a second (" in many
     assert unmet_words(forecast(SETUP), au=95) is None
 
 
@@ -143,3 +144,32 @@ def test_a_batch_below_the_world_and_above_the_set_are_refused() -> None:
         JobFigures(nodes=4, gpus=8, global_batch=31, samples_per_s=1)
     with pytest.raises(ConfigError, match="8092 are missing"):
         setup(data={"samples": 100})
+
+
+def test_reshuffled_shards_are_those_that_a_node_reads_for_the_first_time() -> None:
+    """Against a draw: each shard in each epoch at home, or with p at any node."""
+    nodes, shards, epochs, share = 4, 4000, 6, 0.3
+    rng = np.random.default_rng(5)
+    home = np.arange(shards) % nodes
+    seen = np.zeros((nodes, shards), np.bool_)
+    new = []
+    for _ in range(epochs):
+        moves = rng.random(shards) < share
+        at = np.where(moves, rng.integers(0, nodes, shards), home)
+        new.append(np.mean(~seen[at, np.arange(shards)]))
+        seen[at, np.arange(shards)] = True
+    assert new[0] == 1
+    said = reshuffled_share(share, nodes=nodes, epochs=epochs)
+    assert said == pytest.approx(np.mean(new[1:]), abs=0.01)
+    assert reshuffled_share(share, nodes=1, epochs=90) == 0
+    assert reshuffled_share(0.0, nodes=8, epochs=90) == 0
+
+
+def test_reshuffle_moves_bytes_in_every_epoch_from_peers_or_from_the_store() -> None:
+    job = {"nodes": 8, "reshuffle": 0.1, "epochs": 10}
+    alone, peers = (forecast(setup(job={**job, "peers": asked})) for asked in (False, True))
+    assert alone.later.traffic.remote > 0
+    assert alone.later.traffic.remote == pytest.approx(peers.later.traffic.peer)
+    assert peers.later.traffic.remote == 0
+    few = forecast(setup(job={**job, "peers": True}, node={"nvme_bytes": 0.25e9 * 147}))
+    assert few.kept == pytest.approx(0.25, abs=0.01)  # of all shards, not of the node's

@@ -185,7 +185,9 @@ def _first_batch_s(setup: Setup, geometry: Geometry) -> float:
     rounds = max(1.0, size / alone / (job.gpus * CONNECTIONS_A_RANK))
     shards = min(geometry.open_shards, job.global_batch) / job.ranks
     opened_s = store.latency_s * math.ceil(shards / OPENERS)
-    return opened_s + max(size / rate, rounds * store.request_s(alone)) + decode_s
+    answered_s = job.global_batch * max(1.0, setup.data.sample_bytes / REQUEST_BYTES)
+    answered_s /= store.requests_per_s
+    return opened_s + max(answered_s, size / rate, rounds * store.request_s(alone)) + decode_s
 
 
 def _epoch(setup: Setup, traffic: EpochTraffic, *, first_batch_s: float) -> EpochForecast:

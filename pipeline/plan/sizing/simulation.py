@@ -29,7 +29,7 @@ from penstock.pipeline.plan.sizing.costs import (
 )
 from penstock.pipeline.plan.sizing.geometry import geometry_of
 from penstock.pipeline.plan.sizing.node_state import NodeState
-from penstock.pipeline.plan.sizing.traffic import block_samples
+from penstock.pipeline.plan.sizing.traffic import EARLY_BATCHES, block_samples
 from penstock.pipeline.plan.sizing.walk import SizedOrder
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Simulation:
             connections=gpus * FetchPolicy().max_connections,
             max_bytes=AHEAD_BYTES * gpus,
         )
-        self._starved_steps = 0  # in which fills have given way, up to now
+        self._late_steps = 0  # whose batch came late, up to now
         self._missed = 0.0  # samples of a step that weren't here, of all nodes
         self._ends: deque[float] = deque([0.0], maxlen=128)  # of the latest steps
         self._now = 0.0
@@ -179,16 +179,17 @@ class Simulation:
         remote = float(need.absent_bytes.sum()) - peer
         each = max(1.0, self._setup.data.sample_bytes / REQUEST_BYTES)
         requests = float(need.absent_samples[~on_peers].sum()) * each
-        if self._starved_steps > _LEAST_AHEAD:  # each with its neighbours then
+        if self._late_steps >= EARLY_BATCHES:  # each with its neighbours then
             requests /= block_samples(self._setup)
         came = at
         if remote > 0:
             took_s = store.request_s(min(self._setup.data.sample_bytes, REQUEST_BYTES))
             most = self._job.gpus * CONNECTIONS_A_RANK
+            in_flight_s = requests * store.latency_s + remote / store.stream_bytes_per_s
             came = max(
                 self._store.serve(at, remote / store.bytes_per_s),
                 self._answers.serve(at, requests / store.requests_per_s),
-                parts.connections.serve(at, requests * took_s / most),
+                parts.connections.serve(at, in_flight_s / most),
                 at + took_s,
             )
         if peer > 0:
@@ -275,12 +276,13 @@ class Simulation:
             self._ahead = _LEAST_AHEAD
             return
         waited_s = max(0.0, begin - self._now)
+        is_late = came > self._now + 0.01 * self._job.step_s
         self._beside_urgent = room_for_fills(
             self._beside_urgent,
-            ready_share=0.0 if came > self._now + 0.01 * self._job.step_s else 1.0,
+            ready_share=0.0 if is_late else 1.0,
             most=CONNECTIONS_A_RANK,
         )
-        self._starved_steps = self._starved_steps + 1 if self._beside_urgent < 1 else 0
+        self._late_steps = self._late_steps + 1 if is_late else 0
         self._look.count_misses(round(self._missed / self._job.nodes))
         self._look.count_batch(
             int(size),

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.pipeline.plan.needs import WIDENING
+from penstock.pipeline.plan.needs import MOST_WIDENING
 from penstock.pipeline.plan.sizing.costs import MARGIN_SHARE, RAM_SHARE, REQUEST_BYTES
 
 if TYPE_CHECKING:
@@ -88,12 +87,12 @@ def single_share(open_share: float) -> float:
 
 TABLES_A_SHARD = 2
 """Requests before a shard's first sample: where it begins and where its table lies."""
-_BLOCKS = WIDENING / math.sqrt(2)
+_BLOCKS = MOST_WIDENING / math.sqrt(2)
 """Samples that a starved epoch fetches at a time: blocks are powers of two of 4 KiB, so between
-half of `WIDENING` times a sample and all of it, and in between on average."""
-_EARLY_BATCHES = FetchPolicy().fills_beside_urgent.bit_length() + 4
-"""Until fills have given way, which halve their connections with each batch, and what was in flight
-by then."""
+half of `MOST_WIDENING` times a sample and all of it, and in between on average."""
+EARLY_BATCHES = math.ceil(math.log(MOST_WIDENING, 4)) + 4
+"""Until they are that wide, which takes a late batch for each factor of 4, and what is in flight by
+then."""
 
 
 def block_samples(setup: Setup) -> float:
@@ -104,7 +103,7 @@ def block_samples(setup: Setup) -> float:
 def starved_share(setup: Setup) -> float:
     """Requests over samples of a cold epoch whose batches wait for the store: each sample alone to
     begin with, then with its neighbours."""
-    early = min(1.0, _EARLY_BATCHES * setup.job.global_batch / setup.data.samples)
+    early = min(1.0, EARLY_BATCHES * setup.job.global_batch / setup.data.samples)
     return early + (1 - early) / block_samples(setup)
 
 

@@ -127,6 +127,7 @@ def test_unknown_models_and_rates_name_the_known_ones() -> None:
 
 def test_a_simulation_stands_beside_the_formulas(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["plan", "--model", "resnet50", "--samples", "60000"]
+    small += ["--store-requests-per-s", "1e6"]
     found = planned(capsys, *small, "--nodes", "2", "--simulate")
     first, later = found["simulated"]
     assert first["seconds"] == pytest.approx(found["epoch_first_s"], rel=0.1)

@@ -34,8 +34,8 @@ def test_epochs_are_as_long_as_the_formulas_say(name: str) -> None:
     wanted = setup(**{"data": SMALL, **CASES[name]})
     found, (first, later) = forecast(wanted), simulate(wanted)
     for walked, said in ((first, found.first), (later, found.later)):
-        assert walked.seconds == pytest.approx(said.seconds, rel=0.05)
-        assert walked.au == pytest.approx(said.au, rel=0.05, abs=1)
+        assert walked.seconds == pytest.approx(said.seconds, rel=0.08)
+        assert walked.au == pytest.approx(said.au, rel=0.1, abs=1)
         total = wanted.data.total_bytes
         assert walked.bytes_by_tier["remote"] == pytest.approx(said.traffic.remote, abs=total / 30)
         assert walked.bytes_by_tier["disk"] == pytest.approx(said.traffic.disk_read, abs=total / 25)

@@ -41,12 +41,12 @@ _POLICY = FetchPolicy(
     hedge_floor_s=3600.0,
     max_hedge_share=0.0,
     min_connections=4,
-    standing_connections=8,
-    start_connections=8,
+    standing_connections=4,
+    start_connections=6,
     max_connections=16,
 )
 """Of requests to all peers. Few connections: a link between nodes is full with few, and each more
-makes an answer of 8 MiB later."""
+makes an answer of 8 MiB later: with 8 some took longer than a peer may, and it was left alone."""
 _SIDE_CALLS = 8
 """Calls whose peers are asked beside the store; others ask one behind the other."""
 _MOST_DOUBTED = 65_536

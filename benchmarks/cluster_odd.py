@@ -80,20 +80,21 @@ def _judged(judge: Judge, trial: Odd, job: Cluster, run: Outcome) -> dict[str, A
         judge.holds(f"{trial.name}: with an error", held=any(run.statuses))
         return {"said": said, **facts(job, Judge(), [run])}
     judge.holds(f"{trial.name}: each sample once", held=job.is_exact(range(2)))
-    slowest = [max(rank["epochs"][0]["first_wait_s"] for rank in run.ranks)]
-    slowest += [max(w) for w in zip(*run.epochs("slowest_wait_s"), strict=True)]
+    kinds = ("first_wait_s", "slowest_wait_s")
+    slowest = [max(w) for kind in kinds for w in zip(*run.epochs(kind), strict=True)]
     judge.at_most(f"{trial.name}: slowest batch, s", max(slowest), _SLOWEST_S + trial.pause_s)
     others = run.ranks[:_ODD]
     au = [[round(epoch["au"], 1) for epoch in rank["epochs"]] for rank in run.ranks]
     waited = [[round(epoch["waited_s"], 2) for epoch in rank["epochs"]] for rank in run.ranks]
     peers = sum(sum(of_rank) for of_rank in run.epochs("bytes_peers")) / job.data_bytes
     failed = sum(sum(of_rank) for of_rank in run.epochs("peer_failed"))
+    print(f"   first batches and slowest others, s {[round(one, 2) for one in slowest]}")
     print(f"   AU % {au}, waited for batches, s {waited}; from peers {peers:.2f}, {failed} failed")
     return {
         "au": au,
         "waited_s": waited,
         "others_waited_s": max(epoch["waited_s"] for rank in others for epoch in rank["epochs"]),
-        "slowest_wait_s": slowest,
+        "first_and_slowest_waits_s": slowest,
         "peers_share": peers,
         "peer_failed": failed,
         "said": said,

@@ -179,11 +179,13 @@ def changes(*counts: int) -> list[Change]:
     return found
 
 
-_JOBS: tuple[tuple[Sizes, tuple[int, ...]], ...] = (
+_FEW: tuple[tuple[Sizes, tuple[int, ...]], ...] = (
     # Nodes of 7 and 8 have whole lanes each of 112, of 128 they haven't. Few shards, and many.
     (Sizes(samples=7_168, sample_bytes=2_000, shard_bytes=2**14, batch=896, step_s=0.1), (8,)),
     (Sizes(samples=7_168, sample_bytes=1_500, shard_bytes=2**12, batch=896, step_s=0.1), (8,)),
     (Sizes(samples=8_192, sample_bytes=2_000, shard_bytes=2**14, batch=1_024, step_s=0.1), (4, 8)),
+)
+_MANY: tuple[tuple[Sizes, tuple[int, ...]], ...] = (
     (
         Sizes(samples=8_192, sample_bytes=2_000, shard_bytes=2**14, batch=1_024, step_s=0.1),
         (16, 32),
@@ -191,12 +193,13 @@ _JOBS: tuple[tuple[Sizes, tuple[int, ...]], ...] = (
 )
 
 
-def worlds() -> dict[str, Any]:
-    """Ranks dealt anew, a node less, half, twice, among 4 to 32 nodes; with and without peers."""
+def worlds(*, many: bool = False) -> dict[str, Any]:
+    """Ranks dealt anew, a node less, half, twice, among 4 and 8 nodes, or 16 and 32; with and
+    without peers."""
     judge = Judge()
     rows: list[dict[str, Any]] = []
     peer_link._ADDRESSES_S = 120.0  # 32 servers start on the same few cores
-    for sizes, counts in _JOBS:
+    for sizes, counts in _MANY if many else _FEW:
         with made_worlds(sizes) as made, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # tiny shards
             for count in counts:

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from benchmarks.cluster import change, limited
+from benchmarks.cluster import change, limited, two
 from benchmarks.cluster_faults import cpu, faults, full_node, servers, shared
 from benchmarks.cluster_job import Sizes, cluster
 from benchmarks.cluster_judge import Judge
+from benchmarks.cluster_odd import odd
 from benchmarks.cluster_rejoin import rejoin
 from benchmarks.hosts import why_not
 from tests.watchdog import PATIENCE_S
@@ -57,6 +58,12 @@ def test_nodes_come_go_and_change_places_without_restarts(tls: str) -> None:
 @pytest.mark.grid
 def test_nodes_that_serve_go_wrong() -> None:
     assert [line for line in faults()["judged"] if not line["pass"]] == []
+
+
+@pytest.mark.grid
+def test_nodes_that_are_odd_and_two_remotes() -> None:
+    for found in (odd(), two()):
+        assert [line for line in found["judged"] if not line["pass"]] == []
 
 
 @pytest.mark.grid

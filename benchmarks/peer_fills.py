@@ -25,7 +25,7 @@ from penstock.cache.base.counters import TrafficMeter
 from penstock.cache.blobs.remote import Remote
 from penstock.cache.blobs.store_upstream import StoreUpstream
 from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.peers.peer_client import PeerClient
+from penstock.cache.peers.peer_client import PeerClient, PeerLimits
 from penstock.cache.peers.peer_directory import NothingPlanned, Peer, PeerDirectory
 from penstock.cache.peers.peer_upstream import PeerUpstream
 from penstock.cache.peers.tokens import PeerSecret
@@ -34,9 +34,13 @@ from penstock.cache.stores.opening import open_store
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BLOBS, BLOB_BYTES = 16, 2**25
+BLOBS, MOST_BLOB_BYTES = 16, 2**25
 _WARM, _AT_ONCE = 3, 4
+SHARE = (BLOBS - _WARM) / BLOBS
+"""Of what is served, this is filled behind the first blobs."""
 GROUP = "a" * 32
+_PATIENT = PeerLimits(connect_s=60, silent_s=60)
+"""There is no other way to the bytes: on a machine that others use, who is slow is still asked."""
 
 
 class _Everything(NothingPlanned):
@@ -47,16 +51,18 @@ class _Everything(NothingPlanned):
         return [1]
 
 
-def blob(number: int) -> BlobSource:
+def blob(number: int, size_bytes: int) -> BlobSource:
     """A blob of the set, which lies in the store as an object of its own."""
     name = f"blob{number}"
-    segment = Segment(path=name, size_bytes=BLOB_BYTES, version=None)
+    segment = Segment(path=name, size_bytes=size_bytes, version=None)
     key = blob_key(scope="", uri=name, version="")
-    return BlobSource(key=key, uri=name, segments=[segment], size_bytes=BLOB_BYTES)
+    return BlobSource(key=key, uri=name, segments=[segment], size_bytes=size_bytes)
 
 
 @contextlib.contextmanager
-def remote_of(folder: str, url: str, address: str, secret: PeerSecret) -> Iterator[Remote]:
+def remote_of(
+    folder: str, url: str, address: str, secret: PeerSecret, blobs: list[BlobSource]
+) -> Iterator[Remote]:
     """A node with an empty cache. address: of the node that has all, "" where nobody is asked."""
     fetcher = Fetcher(open_store(url, {}))
     cache = DiskCache(folder, max_bytes="4GiB")
@@ -64,9 +70,11 @@ def remote_of(folder: str, url: str, address: str, secret: PeerSecret) -> Iterat
     if address:
         directory = PeerDirectory(group=GROUP)
         upstream = PeerUpstream(StoreUpstream(fetcher), directory, meter=TrafficMeter())
-        upstream.know([Peer(1, address)], PeerClient(secret), planned=_Everything())
+        upstream.know(
+            [Peer(1, address)], PeerClient(secret, limits=_PATIENT), planned=_Everything()
+        )
     remote = Remote(fetcher, cache, group=GROUP, label="fills", upstream=upstream)
-    remote.join([blob(n).key for n in range(BLOBS)], [BLOB_BYTES] * BLOBS)
+    remote.join([one.key for one in blobs], [one.size_bytes for one in blobs])
     try:
         yield remote
     finally:
@@ -82,11 +90,12 @@ class Filled(NamedTuple):
     took_s: float
 
 
-def fill(folder: str, url: str, address: str, secret: PeerSecret) -> Filled:
+def fill(folder: str, url: str, address: str, secret: PeerSecret, blob_bytes: int) -> Filled:
     """Fill a cache in a process of its own. url: of the store. address: of the node that is asked
     before it, "" for none."""
     place = tempfile.mkdtemp(dir=folder)
     command = [sys.executable, "-m", "benchmarks.peer_fills", place, url, address]
+    command.append(str(blob_bytes))
     try:
         child = subprocess.run(
             command, input=secret.value, stdout=subprocess.PIPE, check=True, timeout=300
@@ -96,14 +105,14 @@ def fill(folder: str, url: str, address: str, secret: PeerSecret) -> Filled:
     return Filled(*map(float, child.stdout.split()))
 
 
-def _touch_memory(folder: str) -> None:
+def _touch_memory(folder: str, blob_bytes: int) -> None:
     part = bytes(2**23)
     for _ in range(3):
         places = [Path(folder, f"touch{n}") for n in range(BLOBS)]
         for place in places:
             with place.open("wb", buffering=0) as file:
-                os.posix_fallocate(file.fileno(), 0, BLOB_BYTES)
-                for _ in range(BLOB_BYTES // len(part)):
+                os.posix_fallocate(file.fileno(), 0, blob_bytes)
+                for _ in range(blob_bytes // len(part)):
                     file.write(part)
         for place in places:
             place.unlink()
@@ -116,18 +125,22 @@ def _cpu_s() -> float:
 
 def main() -> None:
     """Fill, and print the CPU-seconds that it took, and the bytes."""
-    folder, url, address = sys.argv[1:]
+    folder, url, address = sys.argv[1:4]
+    blob_bytes = int(sys.argv[4])
     secret = PeerSecret(sys.stdin.buffer.read())
     cache = os.path.join(folder, "cache")
-    with remote_of(cache, url, address, secret) as remote, ThreadPoolExecutor(_AT_ONCE) as threads:
-        blobs = [blob(n) for n in range(BLOBS)]
+    blobs = [blob(n, blob_bytes) for n in range(BLOBS)]
+    with (
+        remote_of(cache, url, address, secret, blobs) as remote,
+        ThreadPoolExecutor(_AT_ONCE) as threads,
+    ):
         list(threads.map(remote.fill, blobs[:_WARM]))  # threads and connections
-        _touch_memory(folder)
+        _touch_memory(folder, blob_bytes)
         began_s, before_s, before = time.monotonic(), _cpu_s(), remote.traffic()
         filled = sum(threads.map(remote.fill, blobs[_WARM:]))
         cpu_s, took_s = _cpu_s() - before_s, time.monotonic() - began_s
         from_store = remote.traffic().bytes_remote - before.bytes_remote
-    if filled != (BLOBS - _WARM) * BLOB_BYTES or bool(from_store) == bool(address):
+    if filled != (BLOBS - _WARM) * blob_bytes or bool(from_store) == bool(address):
         raise RuntimeError(f"{filled} bytes were filled, {from_store} of them from the store")
     print(cpu_s, filled, took_s)
 

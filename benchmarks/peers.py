@@ -133,7 +133,8 @@ def penstock(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
     )
     secret, peers = PeerSecret.draw(), Peers("127.0.0.1:0", tls=tls)
     cache = DiskCache(os.path.join(folder, f"cache-{tls}"), max_bytes="2GiB", peers=peers)
-    stock = [] if tls else [peer_fills.blob(n) for n in range(peer_fills.BLOBS)]
+    fills = min(len(data), peer_fills.MOST_BLOB_BYTES)
+    stock = [] if tls else [peer_fills.blob(n, fills) for n in range(peer_fills.BLOBS)]
     for one in (blob, *stock):
         part = memoryview(data)[: one.size_bytes]
         cache.use(functools.partial(_put, blob=one, data=part))
@@ -145,7 +146,7 @@ def penstock(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
         yield Case(
             f"penstock, {'TLS' if tls else 'plain'}",
             lambda spans: _held(client.blob(peer, key, spans, len(data))),
-            None if tls else lambda place: fill(place, _NOWHERE, server.address, secret),
+            None if tls else lambda place: fill(place, _NOWHERE, server.address, secret, fills),
             lambda: [server.pid],
         )
     finally:
@@ -169,8 +170,9 @@ def nginx(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
     place = os.path.join(folder, f"nginx-{tls}")
     os.makedirs(os.path.join(place, "root"))
     Path(place, "root", "blob").write_bytes(data)
+    fills = min(len(data), peer_fills.MOST_BLOB_BYTES)
     for number in range(0 if tls else peer_fills.BLOBS):
-        Path(place, "root", peer_fills.blob(number).uri).write_bytes(data[: peer_fills.BLOB_BYTES])
+        Path(place, "root", peer_fills.blob(number, fills).uri).write_bytes(data[:fills])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -216,7 +218,7 @@ def nginx(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
         yield Case(
             f"nginx, {'TLS' if tls else 'plain'}",
             fetch,
-            None if tls else lambda place: fill(place, store, "", PeerSecret.draw()),
+            None if tls else lambda place: fill(place, store, "", PeerSecret.draw(), fills),
             pids,
         )
     finally:
@@ -243,8 +245,8 @@ def play_fill(case: Case, folder: str) -> dict[str, float]:
     assert case.fill is not None
     before_s = cpu_s(case.pids())
     filled = case.fill(folder)
-    server = (cpu_s(case.pids()) - before_s) / (peer_fills.BLOBS * peer_fills.BLOB_BYTES / 1e9)
     size_gb = filled.size_bytes / 1e9
+    server = (cpu_s(case.pids()) - before_s) / (size_gb / peer_fills.SHARE)
     client = filled.cpu_s / size_gb
     return {
         "client": client,

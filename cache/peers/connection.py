@@ -391,7 +391,9 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _drain(self, transport: asyncio.Transport) -> None:
         """Wait until most of what was written is sent. Raises ConnectionError."""
-        if transport.is_closing():
+        assert self._plain is not None
+        # That of TLS doesn't notice the other side's end, and takes the rest of the body.
+        if transport.is_closing() or self._plain.is_closing():
             raise ConnectionResetError
         if self._drained is not None:
             await asyncio.shield(self._drained)

@@ -14,13 +14,17 @@ import pytest
 
 from penstock.cache.base.peer_settings import Peers
 from penstock.cache.peers import probe as probe_module
+from penstock.cache.peers import protocol
 from penstock.cache.peers.certificates import credentials_of
 from penstock.cache.peers.probe import RANGE_BYTES, Asking, probe
-from penstock.cache.peers.tokens import PeerSecret
+from penstock.cache.peers.tokens import PeerSecret, prove
 from tests.cache.peers.serving import Served, put, serving
+from tests.servers.scripted import scripted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.servers.scripted import Asked, Talk
 
 SMALL = 100_000
 
@@ -159,3 +163,29 @@ def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     assert isinstance(probe("nobody:7077", Asking(None, None)).failure, socket.gaierror)
+
+
+def test_a_server_of_the_job_that_is_slow_with_each_answer_ends_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nine answers of five seconds each would be longer than is promised."""
+    secret, waits = PeerSecret.draw(), [0.0]
+    now = time.monotonic
+    monkeypatch.setattr(probe_module.time, "monotonic", lambda: now() + waits[0])
+    monkeypatch.setattr(probe_module.time, "perf_counter", lambda: now() + waits[0])
+
+    def act(talk: Talk, asked: Asked) -> None:
+        waits[0] += 4.0
+        token, date = asked.headers["authorization"], protocol.date_text(time.time())
+        talk.write(
+            f"HTTP/1.1 {200 if asked.path == protocol.ALIVE else 404} X\r\nDate: {date}\r\n"
+            f"{protocol.PROOF_HEADER}: {prove(secret, token, date)}\r\n"
+            "Content-Length: 0\r\n\r\n".encode()
+        )
+
+    with scripted(act) as server:
+        facts = probe(server.url.removeprefix("http://"), Asking(secret, None))
+    assert (facts.welcome, facts.size_bytes) == ("same", 0)
+    assert facts.request_s is not None
+    assert facts.request_s >= 4
+    assert waits[0] < 30

@@ -371,12 +371,14 @@ class WatchedDoors(Doors):
 
 
 @contextlib.asynccontextmanager
-async def short_of_time(served: Served, limits: Limits) -> AsyncIterator[tuple[int, WatchedDoors]]:
+async def short_of_time(
+    served: Served, limits: Limits, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[int, WatchedDoors]]:
     held = HeldFiles(served.cache.path, mode=0o700)
     readers = Workers(1, name="test-read")
     doors = WatchedDoors(limits)
     replies = Replies(held, {served.secret.job: served.secret})
-    office = Office(replies, doors, readers=readers, tls=None, refused=lambda _: None)
+    office = Office(replies, doors, readers=readers, tls=tls, refused=lambda _: None)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(office), "127.0.0.1", 0)
     try:
@@ -465,6 +467,38 @@ def test_places_are_limited_and_strangers_go_first(plain: Served) -> None:
                 writer.close()
 
     asyncio.run(play())
+
+
+def test_who_leaves_an_encrypted_body_is_sent_nothing_more(
+    plain: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest was encrypted all the same, at one go, with a line in the job's log each 64 KiB."""
+    credentials = make_credentials(PeerSecret.draw(), "127.0.0.1")
+    looks, guests = list[int](), list[socket.socket]()
+
+    def leave_soon(file: HeldFile, start: int, end: int) -> bool:
+        del file, end
+        looks.append(start)
+        if len(looks) == 3:
+            guests.pop().close()  # with an answer begun and not read: a reset
+        return True
+
+    def ask(port: int) -> None:
+        sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+        context = credentials.client_context()
+        guests.append(context.wrap_socket(sock, server_hostname="127.0.0.1"))
+        guests[0].sendall(plain.head(PATH, (0, SIZE)))
+
+    async def play() -> None:
+        tls = credentials.server_context()
+        async with short_of_time(plain, Limits(), tls) as (port, doors):
+            await asyncio.to_thread(ask, port)
+            await asyncio.wait_for(doors.empty.wait(), PATIENCE_S)
+
+    monkeypatch.setattr(HeldFile, "is_in_memory", leave_soon)
+    asyncio.run(play())
+    assert len(looks) < SIZE // 2**16 // 2
+    assert not [one for one in caplog.records if one.name == "asyncio"]
 
 
 async def _end(reader: asyncio.StreamReader) -> bool:

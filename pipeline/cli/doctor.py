@@ -81,6 +81,8 @@ def doctor(
             raise ConfigError(
                 "--serve-peer: got --peer beside it. Ask from another shell, or node."
             )
+        if url is not None or as_json or storage_option:
+            raise ConfigError("--serve-peer checks nothing: got --url, -o or --json beside it.")
         serve(nodes[0], folder)
         return
     options = parse_storage_options(storage_option) or {}

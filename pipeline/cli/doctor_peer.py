@@ -11,6 +11,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from penstock.cache.base.sizes import format_size
+from penstock.cache.errors import ConfigError
 from penstock.pipeline.cli.check import Check
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ def peer_facts(settings: Sequence[Peers]) -> list[PeerFacts]:
     from penstock.cache.peers.probe import probe
     from penstock.cache.threads import ordered
 
+    if unasked := [one.address for one in settings if not one.port]:
+        raise ConfigError(
+            f"--peer {unasked[0]}: got port 0, wanted the one at which that node listens: that of "
+            "Peers(…) or --peers there, or what --serve-peer said."
+        )
     asked = [(one.address, _asking(one)) for one in settings]
     return list(
         ordered(lambda one: probe(*one), asked, workers=AT_ONCE, ahead=AT_ONCE, name="doctor")

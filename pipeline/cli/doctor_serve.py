@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import tempfile
 import threading
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from penstock.cache.errors import ConfigError, WorkerError
 from penstock.pipeline.cli.doctor_peer import secret_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from penstock.cache.base.peer_settings import Peers
@@ -30,6 +32,7 @@ def serve(settings: Peers, folder: Path | None, *, stop: threading.Event | None 
     """Serve as a job's node does, for ten minutes or until it is interrupted: a cache folder, or
     16 MiB of a temporary one. Raises ConfigError, WorkerError, OSError, StalledError."""
     from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.cache.disk.layout import Layout
 
     if (secret := secret_of(settings)) is None:
         raise ConfigError(
@@ -38,6 +41,12 @@ def serve(settings: Peers, folder: Path | None, *, stop: threading.Event | None 
             "secrets; print(secrets.token_hex(32))' > FILE; chmod 600 FILE`."
         )
     if folder is not None:
+        if not Layout.is_cache(str(folder)):
+            raise ConfigError(
+                f"--serve-peer {settings.address}: got {folder}, which is no cache folder, and "
+                "none is made. Pass the folder of the job's DiskCache, or none: then 16 MiB of a "
+                "temporary one are served."
+            )
         _serve(settings, secret, DiskCache.at(folder, peers=settings), stop)
         return
     with tempfile.TemporaryDirectory(prefix="penstock-doctor-") as made:
@@ -78,9 +87,23 @@ def _serve(
                 f"  penstock doctor --peer {server.address}",
                 err=True,
             )
-            with contextlib.suppress(KeyboardInterrupt):
+            with contextlib.suppress(KeyboardInterrupt), _ended_by_signals():
                 (stop or threading.Event()).wait(SERVED_S)
         finally:
             server.close()
     finally:
         cache.close()
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Have `kill`, `timeout` and a closed terminal end it as Ctrl-C does: with its folder."""
+    before = {}
+    with contextlib.suppress(ValueError):  # not the main thread
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            before[number] = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -171,8 +171,8 @@ def test_a_server_of_the_job_that_is_slow_with_each_answer_ends_too(
     """Nine answers of five seconds each would be longer than is promised."""
     secret, waits = PeerSecret.draw(), [0.0]
     now = time.monotonic
-    monkeypatch.setattr(probe_module.time, "monotonic", lambda: now() + waits[0])
-    monkeypatch.setattr(probe_module.time, "perf_counter", lambda: now() + waits[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now() + waits[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now() + waits[0])
 
     def act(talk: Talk, asked: Asked) -> None:
         waits[0] += 4.0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import signal
 import socket
+import tempfile
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cache.base.peer_settings import Peers
+from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.errors import ConfigError, WorkerError
 from penstock.cache.peers.probe import PeerFacts
 from penstock.cache.peers.tokens import PeerSecret
@@ -142,6 +146,11 @@ def test_what_stands_in_for_a_node_is_asked_as_one(
     doctor_serve.serve(settings, None, stop=Asks())
     assert facts[0].welcome == "same"
     assert facts[0].size_bytes == 2**24
+    with pytest.raises(ConfigError, match="no cache folder"):
+        doctor_serve.serve(settings, tmp_path, stop=Asks())
+    assert not list(tmp_path.iterdir())
+    with contextlib.closing(DiskCache(tmp_path / "cache", max_bytes="1GiB")) as cache:
+        cache.use(lambda shelf: shelf.damage)
     doctor_serve.serve(settings, tmp_path / "cache", stop=Asks())
     assert facts[1].size_bytes == 0
     assert "y" * 32 not in "".join(capsys.readouterr())
@@ -157,6 +166,31 @@ def test_what_stands_in_for_a_node_is_asked_as_one(
     assert len(facts) == 2
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_it_leaves_no_folder(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_PEER_TOKEN", "y" * 32)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    class Ends(threading.Event):
+        """Is waited for while the server serves."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            del timeout
+            assert list(tmp_path.iterdir())
+            signal.raise_signal(number)
+            raise AssertionError("it goes on")
+
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        doctor_serve.serve(Peers("127.0.0.1:0"), None, stop=Ends())
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -165,7 +199,9 @@ def test_what_stands_in_for_a_node_is_asked_as_one(
         (["--no-tls"], "go with --peer"),
         (["--peer-token-file", "token"], "go with --peer"),
         (["--peer", "10.0.0.8:1", "--no-tls", "--peer-certificates", "a", "b", "c"], "beside"),
+        (["--peer", "127.0.0.1:0"], "got port 0"),
         (["--serve-peer", "127.0.0.1:1", "--peer", "127.0.0.1:2"], "Ask from another"),
+        (["--serve-peer", "127.0.0.1:1", "--json"], "checks nothing"),
     ],
 )
 def test_options_that_cant_be(arguments: list[str], told: str) -> None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("penstock")
+_MOST_NODES = 2**16
+"""No job has as many; a slip of the keyboard would fill the memory with tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ def warm_nodes(
             f"nodes: got {count}, and Dask has workers on {len(hosts)} hosts. Start a worker on "
             "each of the job's nodes, or pass fewer."
         )
+    if count > _MOST_NODES:
+        raise ConfigError(f"nodes: got {count}, wanted at most {_MOST_NODES}, a task each.")
     size = count if world is None else world.size
     if size % count:
         raise ConfigError(f"world: got {size} ranks, wanted a multiple of the {count} nodes.")

@@ -62,6 +62,8 @@ def test_what_can_not_be(url: str, tmp_path: Path) -> None:
     for nodes in (0, -1):
         with pytest.raises(ConfigError, match="nodes must be an integer of at least 1"):
             warm(url, cache=cache, executor=executor, nodes=nodes)
+    with pytest.raises(ConfigError, match="nodes: got 1000000000, wanted at most"):
+        warm(url, cache=cache, executor=executor, nodes=10**9)
     with pytest.raises(ConfigError, match="nodes: got 2 without an executor"):
         warm(url, cache=cache, nodes=2)
     with pytest.raises(ConfigError, match="a multiple of the 3 nodes"):

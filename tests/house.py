@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,6 +132,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
 }
 
 
+@functools.cache  # a walk of 700 files; some tests ask once a file
 def modules() -> dict[str, Path]:
     """Every module of the four floors by its dotted name without `penstock.`."""
     found = {}

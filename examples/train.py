@@ -8,7 +8,8 @@
 
 Stopped at any moment, the same command goes on behind its last checkpoint with exactly the batches
 that come next, also on another number of GPUs. Without a GPU it trains on the CPU. Beside the
-checkpoint (train.pt) lies the loader's state as JSON (train.json), for `penstock warm --state`.
+checkpoint (checkpoint.pt) lies the loader's state as JSON (checkpoint.json), for
+`penstock warm --state`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=224, help="of the images, in pixels")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--metrics-port", type=int, help="statistics for Prometheus, 0: none")
+    parser.add_argument(
+        "--metrics-port", type=int, help="statistics for Prometheus; needs the extra 'metrics'"
+    )
     parser.add_argument("--stop-after", type=int, help="steps, to try out a restart")
     options = parser.parse_args()
     if options.peers and not options.cache:

@@ -34,22 +34,22 @@ NodesTokenFile = Annotated[
     Path | None,
     typer.Option(
         "--peer-token-file",
-        help="With --peer: the secret that the nodes share; by default of PENSTOCK_PEER_TOKEN.",
+        help="With --peer or --serve-peer: the secret that the nodes share; by default what "
+        "PENSTOCK_PEER_TOKEN holds.",
     ),
 ]
 NodesCertificates = Annotated[
     tuple[Path, Path, Path] | None,
     typer.Option(
         "--peer-certificates",
-        metavar="CERTIFICATE KEY AUTHORITY",
-        help="With --peer: PEM files, where the nodes have TlsFiles of their own.",
+        metavar="FILE FILE FILE",
+        help="With --peer or --serve-peer: certificate, key and authority, PEM files, where "
+        "the nodes have TlsFiles of their own.",
     ),
 ]
 NodesTls = Annotated[
     bool,
-    typer.Option(
-        "--tls/--no-tls", help="With --peer: --no-tls where the network is declared private."
-    ),
+    typer.Option("--tls/--no-tls", help="--no-tls where the network is declared private."),
 ]
 
 

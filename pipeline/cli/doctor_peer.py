@@ -108,8 +108,8 @@ def _unreached(facts: PeerFacts, error: OSError) -> Check:
             "that machine answers, but nothing listens at this port",
             "A node serves while a job or a warm-up runs there, at the address in Peers(…) or "
             "--peers; where the port was taken, at another that its log names. To try the way "
-            f"before a job: penstock doctor --serve-peer {facts.address} on that node, then this "
-            "again. If it serves now, a firewall refuses.",
+            f"before a job: penstock doctor --serve-peer {facts.address} --peer-token-file FILE on "
+            "that node, then this again. If it serves now, a firewall refuses.",
         )
     if isinstance(error, socket.gaierror):
         return _failed(

@@ -84,7 +84,7 @@ def _serve(
             typer.echo(
                 f"serving at {server.address} ({spoken}) for {SERVED_S / 60:.0f} minutes; Ctrl-C "
                 "ends it. On another node, with the same secret:\n"
-                f"  penstock doctor --peer {server.address}",
+                f"  penstock doctor --peer {server.address} --peer-token-file FILE",
                 err=True,
             )
             with contextlib.suppress(KeyboardInterrupt), _ended_by_signals():

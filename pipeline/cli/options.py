@@ -212,75 +212,7 @@ MaxBytes = Annotated[
         "90 % of the free space."
     ),
 ]
-WorldSize = Annotated[
-    int | None,
-    typer.Option(min=1, help="Ranks of the job; by default as launched, else one a node."),
-]
-Nodes = Annotated[
-    int | None, typer.Option(min=1, help="Nodes of the job; by default as launched, else 1.")
-]
-NodeRank = Annotated[
-    int | None,
-    typer.Option(min=0, help="Which one this is, from 0; by default as launched."),
-]
-WarmEpoch = Annotated[int, typer.Option(min=0, help="Epoch in whose order to fetch.")]
-JobSeed = Annotated[int, typer.Option(help="The job's seed.")]
-GlobalBatchSize = Annotated[
-    int | None,
-    typer.Option(min=1, help="The job's, over all ranks; by default 256 for each rank."),
-]
-JobShuffles = Annotated[
-    bool, typer.Option("--shuffle/--no-shuffle", help="Whether the job shuffles.")
-]
-Lanes = Annotated[int | None, typer.Option(min=1, help="If the job passes lanes=.")]
-Window = Annotated[int | None, typer.Option(min=1, help="If the job passes window=.")]
-Reshuffle = Annotated[float, typer.Option(min=0, max=1, help="If the job passes reshuffle=.")]
-JobState = Annotated[
-    Path | None,
-    typer.Option(
-        "--state",
-        exists=True,
-        dir_okay=False,
-        help="The job's state as JSON, if it goes on from one: what its loader.state_dict() gave. "
-        "It says all of seed, epoch, shuffle, lanes, window and reshuffle.",
-    ),
-]
-PeerAddress = Annotated[
-    str | None,
-    typer.Option(
-        "--peers",
-        metavar="HOST:PORT",
-        help="Serve other nodes here and ask their caches before the remote; needs --peer-nodes.",
-    ),
-]
-PeerNodes = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT,…",
-        help="With --peers: the addresses of all nodes, in the order of their ranks.",
-    ),
-]
-PeerTokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="With --peers: the secret that the nodes share; by default of PENSTOCK_PEER_TOKEN."
-    ),
-]
-PeerTls = Annotated[
-    bool,
-    typer.Option(
-        "--tls/--no-tls", help="With --peers: --no-tls declares the network private: no encryption."
-    ),
-]
 FetchedShards = Annotated[int, typer.Option(min=1, help="Shards that are fetched at a time.")]
-IfEmpty = Annotated[
-    bool,
-    typer.Option(
-        "--if-empty",
-        help="Leave a cache that holds some of the dataset as it is: behind a restart nodes read "
-        "what their caches hold, whatever their numbers are now.",
-    ),
-]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only tell what would be fetched, and if it fits.")
 ]

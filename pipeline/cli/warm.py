@@ -17,38 +17,41 @@ from penstock.pipeline.cli.options import (
     FetchedShards,
     FieldPlaces,
     Format,
-    GlobalBatchSize,
-    IfEmpty,
     IndexFolder,
     JobCacheFolder,
-    JobSeed,
-    JobShuffles,
-    JobState,
     Json,
-    Lanes,
     ManifestFile,
     MaxBytes,
-    NodeRank,
-    Nodes,
     NumberType,
-    PeerAddress,
-    PeerNodes,
-    PeerTls,
-    PeerTokenFile,
-    Reshuffle,
     SampleStride,
     SampleWindow,
     StorageOption,
     Vocabulary,
-    WarmEpoch,
     WarmSource,
-    Window,
-    WorldSize,
     parse_places,
     parse_sampling,
     parse_storage_options,
 )
 from penstock.pipeline.cli.progress import ByteProgress
+from penstock.pipeline.cli.warm_options import (
+    GlobalBatchSize,
+    IfEmpty,
+    JobSeed,
+    JobShuffles,
+    JobState,
+    Lanes,
+    NodeRank,
+    Nodes,
+    PeerAddress,
+    PeerNodes,
+    PeerTls,
+    PeerTokenFile,
+    Reshuffle,
+    WarmEpoch,
+    Window,
+    WorldSize,
+    peers_of,
+)
 from penstock.pipeline.plan.world import World, pod_index
 
 if TYPE_CHECKING:
@@ -77,6 +80,7 @@ def warm(
     window: Window = None,
     reshuffle: Reshuffle = 0.0,
     state: JobState = None,
+    if_empty: IfEmpty = False,
     peers: PeerAddress = None,
     peer_nodes: PeerNodes = None,
     peer_token_file: PeerTokenFile = None,
@@ -91,7 +95,6 @@ def warm(
     vocabulary: Vocabulary = None,
     manifest: ManifestFile = None,
     fields: FieldPlaces = None,
-    if_empty: IfEmpty = False,
     dry_run: DryRun = False,
     storage_option: StorageOption = None,
     as_json: Json = False,
@@ -108,7 +111,7 @@ def warm(
     sampling = parse_sampling(
         sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
     )
-    others = _peers(peers, peer_nodes, peer_token_file, tls=tls)
+    others = peers_of(peers, peer_nodes, peer_token_file, tls=tls)
     launched = _launched(nodes=nodes, node_rank=node_rank)
     place: dict[str, Any] = dict(format=format, manifest=manifest, index=index_folder)
     place |= {"fields": parse_places(fields), "cache": _cache(cache, max_bytes, others)}
@@ -173,28 +176,6 @@ def _read_state(file: Path) -> object:
         ) from None
 
 
-def _peers(
-    address: str | None, nodes: str | None, token_file: Path | None, *, tls: bool
-) -> Peers | None:
-    """How this node and the others serve one another; None where nobody asks for it."""
-    if address is None:
-        if nodes is not None or token_file is not None or not tls:
-            raise ConfigError(
-                "--peer-nodes, --peer-token-file and --no-tls go with --peers HOST:PORT, the "
-                "address of this node: got none."
-            )
-        return None
-    if nodes is None:  # a command has no process group through which nodes could tell one another
-        raise ConfigError(
-            f"--peers {address}: got no --peer-nodes, wanted the addresses of all nodes, the same "
-            "on each: --peer-nodes 10.0.0.7:7077,10.0.0.8:7077."
-        )
-    from penstock.cache.base.peer_settings import Peers
-
-    listed = [node.strip() for node in nodes.split(",")]
-    return Peers(address, token_file=token_file, tls=None if tls else False, nodes=listed)
-
-
 def _cache(folder: Path, max_bytes: str | None, peers: Peers | None) -> DiskCache:
     from penstock.cache.disk.disk_cache import DiskCache
 
@@ -252,6 +233,11 @@ def _node(
     world_size = world_size or max(launched.size, nodes)
     if node_rank is None:
         pod = pod_index() if launched.processes == 1 else None
+        if pod is None and launched.size == 1 and nodes > 1:  # else all would fetch node 0's
+            raise ConfigError(
+                f"--nodes {nodes}: got no --node-rank, and no launcher tells which node this is. "
+                f"Pass --node-rank 0 to {nodes - 1}, another on each node."
+            )
         node_rank = launched.rank // launched.local_size if pod is None else pod
         if pod is not None and nodes == 1:  # each pod is a job of its own
             node_rank = 0

@@ -299,7 +299,11 @@ def test_the_command_tells_what_it_fetched_and_what_was_there(
     [
         (("--max-bytes", "1.5 parsecs"), "1.5 parsecs"),
         (("--max-bytes", "64MiB", "--nodes", "2", "--node-rank", "2"), "node_rank: got 2"),
-        (("--max-bytes", "64MiB", "--world-size", "3", "--nodes", "2"), "multiple of the 2"),
+        (
+            ("--max-bytes", "64MiB", "--world-size", "3", "--nodes", "2", "--node-rank", "1"),
+            "multiple of the 2",
+        ),
+        (("--max-bytes", "64MiB", "--nodes", "8"), "--node-rank 0 to 7"),
     ],
 )
 def test_nonsense_is_used_wrongly(

@@ -15,8 +15,8 @@
 # networks, PEER_NETWORK=10.1. takes the first that begins so. CACHE, PEER_PORT, CHECKPOINT, …: as in torchrun.sh.
 set -euo pipefail
 
-TRAIN=${1:?"wanted two URLs: examples/elastic.sh TRAIN_URL VAL_URL"}
-VAL=${2:?"wanted two URLs: examples/elastic.sh TRAIN_URL VAL_URL"}
+TRAIN=${1:?"wanted two URLs: TRAIN_URL VAL_URL"}
+VAL=${2:?"wanted two URLs: TRAIN_URL VAL_URL"}
 : "${NODES:=6:8}" "${FIRST:=127.0.0.1}" "${RENDEZVOUS_PORT:=29400}" "${JOB:=train}" "${RESTARTS:=100}"
 : "${GPUS:=8}" "${BATCH:=2048}" "${SEED:=0}" "${CACHE:=}" "${CACHE_BYTES:=500GB}" "${NODE:=}"
 : "${PEER_PORT:=}" "${PEER_NETWORK:=}" "${PEER_TOKEN_FILE:=}"

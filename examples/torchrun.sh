@@ -16,8 +16,8 @@
 # CHECKPOINT: on a file system that all nodes see. METRICS_PORT=9400: see examples/prometheus.yaml.
 set -euo pipefail
 
-TRAIN=${1:?"wanted two URLs: examples/torchrun.sh TRAIN_URL VAL_URL"}
-VAL=${2:?"wanted two URLs: examples/torchrun.sh TRAIN_URL VAL_URL"}
+TRAIN=${1:?"wanted two URLs: TRAIN_URL VAL_URL"}
+VAL=${2:?"wanted two URLs: TRAIN_URL VAL_URL"}
 : "${NODES:=1}" "${NODE_RANK:=0}" "${MASTER_ADDR:=127.0.0.1}" "${MASTER_PORT:=29500}"
 : "${GPUS:=8}" "${BATCH:=2048}" "${SEED:=0}" "${CACHE:=}" "${CACHE_BYTES:=500GB}"
 : "${PEER_PORT:=}" "${PEER_NETWORK:=}" "${PEER_TOKEN_FILE:=}"

@@ -218,7 +218,8 @@ def _share_words(world: World, process: tuple[int, int]) -> str:
     first, end = node_ranks(world)
     ranks = f"rank {first}" if end == first + 1 else f"ranks {first} to {end - 1}"
     own = f", part {process[0] + 1} of {process[1]}" if process[1] > 1 else ""
-    return f"of {ranks} of {world.size}{own}, on one of {world.nodes:,} nodes"
+    node = f"one of {world.nodes:,} nodes" if world.nodes > 1 else "the only node"
+    return f"of {ranks} of {world.size}{own}, on {node}"
 
 
 def _node(

@@ -393,7 +393,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch, **told: object) -> None:
 @pytest.mark.parametrize(
     ("told", "flags", "share"),
     [
-        ({}, (), "rank 0 of 1, on one of 1 nodes"),
+        ({}, (), "rank 0 of 1, on the only node"),
         (
             {"SLURM_STEP_ID": 0, "SLURM_PROCID": 1, "SLURM_NTASKS": 2, "SLURM_LOCALID": 0},
             (),
@@ -404,7 +404,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch, **told: object) -> None:
             ("--nodes", "2", "--world-size", "4"),
             "ranks 2 to 3 of 4, on one of 2 nodes",
         ),
-        ({"JOB_COMPLETION_INDEX": 1}, ("--nodes", "1"), "rank 0 of 1, on one of 1 nodes"),
+        ({"JOB_COMPLETION_INDEX": 1}, ("--nodes", "1"), "rank 0 of 1, on the only node"),
         (
             {"JOB_COMPLETION_INDEX": 1},
             ("--nodes", "2", "--node-rank", "0"),

@@ -14,7 +14,7 @@ Each trial says of each bound whether it held. Needs root.
               and without peers; in one process, on loopback
     worlds-32 the same of 16 and 32 nodes: takes minutes of both cores
     two       a job of two datasets end to end, each a remote of its own
-    limited   the remote's link has a quarter of what the job takes, each node's twice what it
+    limited   the remote's link has a quarter of what the job takes, each node's just what it
               takes itself, and all shards move in each epoch: the accelerators' utilisation
     faults    a node that holds all, and whose link is slow, is cut, whose server is killed again
               and again: the others' epoch goes on
@@ -119,10 +119,10 @@ def two() -> dict[str, Any]:
 
 
 def limited() -> dict[str, Any]:
-    """The remote has a quarter of what the job takes, each node's link twice what its rank does."""
+    """The remote has a quarter of what the job takes, each node's link just what its rank does."""
     judge, sizes = Judge(), Sizes(samples=8_064, step_s=0.25)
     need = 8 * sizes.batch * sizes.sample_bytes / sizes.step_s  # bits a second, of all nodes
-    with cluster(4, sizes, link=need / 2, store_link=need / 4) as job:
+    with cluster(4, sizes, link=need / 4, store_link=need / 4) as job:
         words = ("--epochs", "4", "--reshuffle", "1.0", "--free-steps", "16")
         run = job.run("limited remote", [0, 1, 2, 3], *words)
         au = [min(of_ranks) for of_ranks in zip(*run.epochs("au"), strict=True)]

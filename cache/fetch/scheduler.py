@@ -80,6 +80,8 @@ class Scheduler:
             else:
                 request = call.unsent.popleft()
             chosen.append(self._begin(call, request, now_s))
+        if chosen and self._first_in_line(now_s) is not None:
+            self._changed()  # who was behind this one may have looked before it took its turn
         chosen += self._hedges(call, now_s)
         return chosen, self._next_look_s(call, now_s, wait_s)
 

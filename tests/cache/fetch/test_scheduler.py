@@ -89,6 +89,22 @@ def test_who_came_first_gets_the_next_connection() -> None:
     assert clocked.told == 0
 
 
+def test_who_was_behind_is_told_when_the_first_leaves_connections() -> None:
+    clocked = Clocked()
+    busy = call_of(4, began_s=98.0)
+    chosen, _ = clocked.scheduler.choose(busy, 100.0)
+    first, second = call_of(1, began_s=99.0), call_of(1, began_s=99.5)
+    assert not clocked.scheduler.choose(first, 100.0)[0]
+    assert not clocked.scheduler.choose(second, 100.0)[0]
+    for attempt in chosen[:3]:
+        clocked.scheduler.failed(busy, attempt, 100.5, RequestError("missing", "gone"))
+    told = clocked.told
+    assert not clocked.scheduler.choose(second, 100.6)[0]  # its thread happens to look first
+    assert numbers(clocked.scheduler.choose(first, 100.6)[0]) == [0]
+    assert clocked.told == told + 1
+    assert numbers(clocked.scheduler.choose(second, 100.6)[0]) == [0]
+
+
 def test_who_comes_later_leaves_a_free_connection_to_who_waits() -> None:
     clocked = Clocked()
     first, second = call_of(5, began_s=99.0), call_of(1, began_s=99.5)

@@ -59,6 +59,7 @@ class PlanOptions:
     epochs: int
     cpu_s_per_1000: float | None
     peers: bool
+    tls: bool
     moved: float | None
     reshuffle: float
     cores: float
@@ -213,6 +214,10 @@ def _job(
     notes.note("CPU-s to decode 1,000", f"{cpu:g}", origin)
     notes.note("epochs", str(options.epochs), _origin(options, "epochs"))
     notes.note("peers", "yes" if options.peers else "no", _origin(options, "peers"))
+    is_encrypted = _is_encrypted(options)
+    if options.peers:
+        speech = "TLS, unless it is loopback" if is_encrypted else "plain HTTP"
+        notes.note("between peers", speech, _origin(options, "tls"))
     caches = "empty" if options.moved is None else f"filled, {options.moved:.0%} on other nodes"
     notes.note("caches at the start", caches, _origin(options, "moved"))
     notes.note("reshuffle", f"{options.reshuffle:g}", _origin(options, "reshuffle"))
@@ -224,9 +229,21 @@ def _job(
         epochs=options.epochs,
         cpu_s_per_1000=cpu,
         peers=options.peers,
+        tls=is_encrypted,
         moved=options.moved,
         reshuffle=options.reshuffle,
     )
+
+
+def _is_encrypted(options: PlanOptions) -> bool:
+    """Whether peers encrypt, as they do unless told not to. Raises ConfigError without peers."""
+    if "tls" in options.given and not options.peers:
+        wrong = "--tls" if options.tls else "--no-tls"
+        raise ConfigError(
+            f"{wrong}: got no --peers, and it says how these speak. Pass --peers too, or leave it "
+            "out."
+        )
+    return options.peers and options.tls
 
 
 def _node(options: PlanOptions, known: KnownData | None, notes: Assumptions) -> NodeFigures:

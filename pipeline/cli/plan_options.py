@@ -99,6 +99,15 @@ WithPeers = Annotated[
         rich_help_panel=JOB,
     ),
 ]
+EncryptedPeers = Annotated[
+    bool,
+    typer.Option(
+        "--tls/--no-tls",
+        help="With --peers: --no-tls where the network is declared private, so that nothing is "
+        "encrypted.",
+        rich_help_panel=JOB,
+    ),
+]
 Moved = Annotated[
     float | None,
     typer.Option(

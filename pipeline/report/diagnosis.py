@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from penstock.pipeline.report.facts import LoaderFacts
     from penstock.pipeline.report.prediction import Prediction
 
+LEAST_GAIN = 1.05
+"""Times the rate of now, below which a prediction isn't told: it would read "1 times as many"."""
+
 _WHAT: dict[Limit, str] = {
     "model": "The model is",
     "python": "The training loop's Python is",
@@ -150,4 +153,6 @@ def _prediction_words(prediction: Prediction, limit: Limit, facts: LoaderFacts) 
     if limit in ("model", "python"):
         return f"If {assumes}, the input side could feed up to {rate:,.0f} samples/s ({basis})."
     times = rate / facts.samples_per_s if facts.samples_per_s else 1.0
+    if times < LEAST_GAIN:
+        return ""
     return f"Predicted, if {assumes}: {rate:,.0f} samples/s, {times:.2g} times as many ({basis})."

@@ -54,6 +54,17 @@ def test_json_has_what_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(one["from"] and one["value"] for one in found["assumptions"].values())
 
 
+def test_peers_encrypt_unless_told_not_to(capsys: pytest.CaptureFixture[str]) -> None:
+    moved = [*RESNET, "--nodes", "4", "--moved", "1", "--peers"]
+    encrypted, plain = planned(capsys, *moved), planned(capsys, *moved, "--no-tls")
+    seconds = [found["first"]["peer_cpu_s"] for found in (encrypted, plain)]
+    assert seconds[0] / seconds[1] == pytest.approx(1.64 / 0.71)
+    assert encrypted["assumptions"]["between peers"]["from"] == "default"
+    assert plain["assumptions"]["between peers"] == {"value": "plain HTTP", "from": "given"}
+    assert main([*RESNET, "--no-tls"]) == 2
+    assert "--peers" in capsys.readouterr().err
+
+
 def test_a_unet3d_b200_takes_5_9_gib_a_second(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model", "unet3d", "--nodes", "9", "--nvme", "30TB"]) == 0
     told = capsys.readouterr().out

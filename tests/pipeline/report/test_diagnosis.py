@@ -324,6 +324,13 @@ def test_nothing_is_predicted_from_nothing() -> None:
     assert "Predicted" not in found.verdict
 
 
+@pytest.mark.parametrize(("alone", "is_told"), [(102.0, False), (130.0, True)])
+def test_a_prediction_that_gains_next_to_nothing_is_left_out(alone: float, is_told: bool) -> None:
+    found = diagnose(facts(images=LARGE, ceilings=replace(ALONE, read=rate(alone))))
+    assert found.predicted_samples_per_s == alone
+    assert ("times as many" in found.verdict) is is_told
+
+
 def test_a_slow_model_is_told_what_it_could_be_fed() -> None:
     found = diagnose(facts(step_s=10.0, wait_s=0.0, ceilings=ALONE))
     assert found.predicted_samples_per_s == 110.0

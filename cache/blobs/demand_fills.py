@@ -30,10 +30,11 @@ _OTHERS_S = 15.0
 
 @dataclass(slots=True)
 class Demand:
-    """A demand is pieces of a blob that somebody waits for."""
+    """A demand is pieces of a blob that somebody waits for. times: as `BlobSpans` has it."""
 
     blob: CachedBlob
     pieces: list[PieceSpan]
+    times: int = 1
 
     def missing(self) -> list[PieceSpan]:
         """Find the pieces that aren't here yet."""
@@ -113,7 +114,8 @@ class DemandFills:
                 claims = fill.claims()
                 held.callback(claims.close)
                 source = demand.blob.source
-                for pieces, exact in self._pieces.widened(fill, missing, times=self.times):
+                times = max(self.times, demand.times)
+                for pieces, exact in self._pieces.widened(fill, missing, times=times):
                     mine = [pieces]
                     if not claims.claim(pieces):
                         asks = self._requester.asks

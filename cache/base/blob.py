@@ -119,12 +119,10 @@ class BlobSpans:
     """Blob spans are what a reader wants of one blob.
 
     starts, ends: bytes in the blob, end exclusive, of equal length. touched_bytes: that will be
-    looked at of a view; None: all. times: so many times as much may come with what is missing, of
-    what lies beside it.
+    looked at of a view; None: all.
     """
 
     blob: Blob
     starts: Sequence[int]
     ends: Sequence[int]
     touched_bytes: int | None = None
-    times: int = 1

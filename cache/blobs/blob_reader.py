@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.blobs.cached_blob import CachedBlob
@@ -76,7 +75,7 @@ class BlobReader:
             if isinstance(want.blob, CachedBlob):
                 demand, missing = demand_of(want.blob, want.starts, want.ends)
                 missed += missing
-                demands += [replace(demand, times=want.times)] if demand is not None else []
+                demands += [demand] if demand is not None else []
         if demands:
             try:
                 self._demand_fills.bring(demands, [])

@@ -30,11 +30,10 @@ _OTHERS_S = 15.0
 
 @dataclass(slots=True)
 class Demand:
-    """A demand is pieces of a blob that somebody waits for. times: as `BlobSpans` has it."""
+    """A demand is pieces of a blob that somebody waits for."""
 
     blob: CachedBlob
     pieces: list[PieceSpan]
-    times: int = 1
 
     def missing(self) -> list[PieceSpan]:
         """Find the pieces that aren't here yet."""
@@ -114,8 +113,7 @@ class DemandFills:
                 claims = fill.claims()
                 held.callback(claims.close)
                 source = demand.blob.source
-                times = max(self.times, demand.times)
-                for pieces, exact in self._pieces.widened(fill, missing, times=times):
+                for pieces, exact in self._pieces.widened(fill, missing, times=self.times):
                     mine = [pieces]
                     if not claims.claim(pieces):
                         asks = self._requester.asks

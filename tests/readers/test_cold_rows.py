@@ -11,7 +11,6 @@ import pytest
 from penstock import pack
 from penstock.cache.disk.disk_cache import DiskCache
 from penstock.readers import Dataset
-from penstock.readers.formats.pack import blob
 from tests.readers.remote_sets import rows_of, upload
 
 if TYPE_CHECKING:
@@ -71,7 +70,6 @@ def reads(
 ) -> Iterator[Reads]:
     import fsspec
 
-    monkeypatch.setattr(blob, "_GROWTH", 1)  # as in a shard's first batch
     upload(packed[0], fsspec.filesystem("memory"), memory)
     cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
     with Dataset(f"memory://{memory}", cache=cache, fields=("array",)) as dataset:
@@ -111,21 +109,6 @@ def test_a_cold_batch_fetches_its_rows_of_all_shards_by_one_call(
         len(rows) - shards,
         len(rows) + shards,
     )
-
-
-def test_later_batches_of_a_shard_ask_for_more_at_a_time(
-    reads: Reads, packed: tuple[Path, NDArray[np.uint8]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A remote that isn't the limit would be asked for each row else."""
-    monkeypatch.setattr(blob, "_GROWTH", 8)
-    order = np.random.default_rng(1).permutation(SAMPLES)
-    rows = rows_of(reads.dataset)
-    for some in np.array_split(order, 20):
-        check(reads, packed[1], rows[some])
-    assert len(reads.spans) <= SAMPLES / 5
-    for path in {path for path, *_ in reads.spans}:
-        spans = sorted((start, end) for one, start, end in reads.spans if one == path)
-        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
 def test_a_fill_behind_rows_fetches_the_gaps_alone(

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 # behind those of its last one some columns of numbers, each padded to 64, and the footer.
 _HEAD_BYTES, _HEAD_SAMPLE_BYTES = 4096, 8
 _TAIL_BYTES, _TAIL_SAMPLE_BYTES = 4096, 48
-# A shard's first batch gets the rows of one shape that it wants and no more, each further one so
-# many times as much, to a block of checksums: training begins soon, and then requests are few.
-_GROWTH, _MOST_AT_ONCE_BYTES = 8, 2**20
 
 
 class PackBlob(DenseFields, BlobShard):
@@ -54,7 +51,6 @@ class PackBlob(DenseFields, BlobShard):
             table = columns.table(entry.layout, samples=entry.samples, sums=entry.sums)
         BlobShard.__init__(self, remote, blob, table)
         DenseFields.__init__(self, columns)
-        self._at_once = 1
 
     def name(self, row: int) -> str:
         """A sample's name for people, such as "shard-000003.arrow[17]"."""
@@ -104,12 +100,8 @@ class PackBlob(DenseFields, BlobShard):
         here = self.columns.fields
         alone = [name for name in fields if name in here and here[name].form.has_ranges]
         spans = [span for name in alone for span in self._row_spans(name, rows)]
-        if not spans:
-            return None
         starts, ends = [start for start, _ in spans], [end for _, end in spans]
-        times = min(self._at_once, max(1, _MOST_AT_ONCE_BYTES // max(1, ends[0] - starts[0])))
-        self._at_once = min(_GROWTH * self._at_once, _MOST_AT_ONCE_BYTES)
-        return BlobSpans(blob=self.blob, starts=starts, ends=ends, times=times)
+        return BlobSpans(blob=self.blob, starts=starts, ends=ends) if spans else None
 
     def _row_spans(self, name: str, rows: Ints) -> list[tuple[int, int]]:
         field = self.columns.fields[name]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from penstock.pipeline.plan.sizing.costs import (
     CONNECTIONS_A_RANK,
+    OPENERS,
     READ_S_PER_GB,
     fetch_cpu_s,
     peer_cpu_s,
@@ -63,12 +64,16 @@ def tier_seconds(setup: Setup, traffic: EpochTraffic) -> dict[Tier, float]:
     if store is not None:
         seconds["remote"] = traffic.remote / store.bytes_per_s
         seconds["requests"] = traffic.requests / store.requests_per_s
-        seconds["connections"] = _in_flight_s(setup, traffic) / (job.ranks * CONNECTIONS_A_RANK)
+        seconds["connections"] = _connections_s(setup, traffic)
     return {tier: took for tier, took in seconds.items() if took > 0}
 
 
-def _in_flight_s(setup: Setup, traffic: EpochTraffic) -> float:
-    """Seconds of all requests of an epoch, one after the other."""
-    store = setup.store
+def _connections_s(setup: Setup, traffic: EpochTraffic) -> float:
+    """Seconds of an epoch's requests, with as many in flight as a rank begins with; tables that
+    the first batches wait for come before, of fewer shards at a time."""
+    store, ranks = setup.store, setup.job.ranks
     assert store is not None
-    return traffic.requests * store.latency_s + traffic.remote / store.stream_bytes_per_s
+    others_s = (traffic.requests - traffic.opening) * store.latency_s
+    others_s += traffic.remote / store.stream_bytes_per_s
+    opening_s = traffic.opening * store.latency_s / (ranks * OPENERS)
+    return opening_s + others_s / (ranks * CONNECTIONS_A_RANK)

@@ -20,7 +20,7 @@ class EpochTraffic:
 
     remote, peer: from the store and from other nodes' caches. disk_read, disk_write: of the local
     disks. memory: read from what the kernel keeps of their files. requests: to the store, of which
-    `single` for one sample each.
+    `opening` for the tables of shards that the first batches need, before anything else is sent.
     """
 
     remote: float
@@ -29,6 +29,7 @@ class EpochTraffic:
     disk_write: float
     memory: float
     requests: float
+    opening: float = 0.0
 
 
 def cache_share(setup: Setup, geometry: Geometry) -> float:
@@ -140,6 +141,7 @@ def first_traffic(setup: Setup, geometry: Geometry, *, starved: bool = False) ->
         requests=single
         + fills * math.ceil(geometry.shard_bytes / REQUEST_BYTES)
         + TABLES_A_SHARD * from_store / geometry.shard_bytes,
+        opening=TABLES_A_SHARD * from_store / geometry.shard_bytes * geometry.open_share,
     )
 
 

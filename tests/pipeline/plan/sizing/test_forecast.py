@@ -97,6 +97,21 @@ def test_single_requests_are_those_that_were_walked() -> None:
         assert single_share(opened) == pytest.approx(share, abs=0.035)
 
 
+def test_tables_of_the_first_shards_are_fetched_by_fewer_at_a_time() -> None:
+    found = forecast(
+        setup(
+            data={"samples": 12_000, "sample_bytes": 10_000, "shards": 115},
+            job={"nodes": 1, "gpus": 1, "global_batch": 256, "samples_per_s": 12_800},
+            store={"latency_s": 0.1, "bytes_per_s": 5e8, "stream_bytes_per_s": 5e8},
+        )
+    )
+    assert found.first.limit == "connections"
+    traffic, tables = found.first.traffic, 2 * 115
+    assert traffic.opening == pytest.approx(tables)  # all are open at once
+    expected = tables * 0.1 / 16 + ((traffic.requests - tables) * 0.1 + 0.24) / 64
+    assert found.first.tiers["connections"] == pytest.approx(expected)
+
+
 def test_shared_shards_come_from_peers() -> None:
     few: dict[str, dict[str, Any]] = {
         "data": {"samples": 200_000, "shards": 64},

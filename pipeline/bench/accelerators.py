@@ -22,7 +22,8 @@ class Accelerator:
     """One accelerator that trains one model.
 
     step_s: seconds of a training step over batch_size samples; sample_bytes: mean encoded size of
-    a sample; samples: of the published dataset, 0 where its size is the tester's choice.
+    a sample; samples: of the published dataset, 0 where its size is the tester's choice;
+    has_images: whether a sample has to be decoded (else it is an array).
     """
 
     name: str
@@ -30,6 +31,7 @@ class Accelerator:
     batch_size: int
     sample_bytes: int
     samples: int = 0
+    has_images: bool = True
 
     def step_for(self, batch_size: int) -> float:
         """Seconds of a step over another number of samples: a step scales with its batch."""
@@ -57,22 +59,36 @@ def _table(*accelerators: Accelerator) -> dict[str, Accelerator]:
 
 ACCELERATORS = _table(
     Accelerator(name="h100-resnet50", step_s=0.224, batch_size=400, sample_bytes=114_660),
-    Accelerator(name="h100-unet3d", step_s=0.323, batch_size=7, sample_bytes=146_600_628),
+    Accelerator(
+        name="h100-unet3d",
+        step_s=0.323,
+        batch_size=7,
+        sample_bytes=146_600_628,
+        has_images=False,
+    ),
     Accelerator(
         name="h100-cosmoflow",
         step_s=0.0035,
         batch_size=1,
         sample_bytes=2_828_486,
         samples=524_288,
+        has_images=False,
     ),
     Accelerator(name="a100-resnet50", step_s=0.435, batch_size=400, sample_bytes=114_660),
-    Accelerator(name="a100-unet3d", step_s=0.636, batch_size=7, sample_bytes=146_600_628),
+    Accelerator(
+        name="a100-unet3d",
+        step_s=0.636,
+        batch_size=7,
+        sample_bytes=146_600_628,
+        has_images=False,
+    ),
     Accelerator(
         name="a100-cosmoflow",
         step_s=0.00551,
         batch_size=1,
         sample_bytes=2_828_486,
         samples=524_288,
+        has_images=False,
     ),
     Accelerator(
         name="b200-unet3d",
@@ -80,6 +96,7 @@ ACCELERATORS = _table(
         batch_size=7,
         sample_bytes=146_600_628,
         samples=7_200,
+        has_images=False,
     ),
     Accelerator(
         name="b200-retinanet",

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 DEFAULT_BATCH = 256
 DEFAULT_STORE_BANDWIDTH = "10GB/s"
+DECODING, DECODED_ELSEWHERE = "CPU-s to decode 1,000", "default: decoded on the GPU, or not at all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,10 +209,10 @@ def _job(
     cpu, origin = _first(
         (options.cpu_s_per_1000, "given"),
         (known.cpu_s_per_1000 if known else None, "measured here, on the CPU"),
-        (0.0, "default: the GPU decodes, or nothing has to be"),
+        (0.0, "published: arrays" if model and not model.has_images else DECODED_ELSEWHERE),
     )
     assert cpu is not None
-    notes.note("CPU-s to decode 1,000", f"{cpu:g}", origin)
+    notes.note(DECODING, f"{cpu:g}", origin)
     notes.note("epochs", str(options.epochs), _origin(options, "epochs"))
     notes.note("peers", "yes" if options.peers else "no", _origin(options, "peers"))
     is_encrypted = _is_encrypted(options)

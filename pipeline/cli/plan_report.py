@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from penstock.cache.base.sizes import format_size
+from penstock.pipeline.cli.plan_inputs import DECODED_ELSEWHERE, DECODING
 from penstock.pipeline.plan.needs import AHEAD_BYTES
 from penstock.pipeline.plan.sizing.changes import changes, duration
 from penstock.pipeline.plan.sizing.costs import (
@@ -32,6 +33,7 @@ _SOURCES = {
     "disk_read": "the local disk",
     "memory": "the page cache",
 }
+_MUCH_HIDDEN = 5.0  # per cent of an epoch, between AU and what also counts the first step
 _LEGEND = (
     "AU: accelerator utilisation, the share of the time in which GPUs compute. Only limited by: "
     "how long the epoch would take if all else were free."
@@ -61,6 +63,8 @@ def plan_values(
         "job_s": found.seconds,
         "au_first": found.first.au,
         "au_later": found.later.au,
+        "busy_first": found.first.busy,
+        "busy_later": found.later.busy,
         "limit": found.main.limit,
         "next_limit": found.main.next_limit,
         "limit_first": found.first.limit,
@@ -78,7 +82,7 @@ def plan_values(
         "first": _epoch_values(found.first),
         "later": _epoch_values(found.later),
         "advice": [asdict(change) for change in changes(found)],
-        "warnings": warnings_of(found),
+        "warnings": warnings_of(found, assumptions),
         "assumptions": assumptions,
         "simulated": [asdict(epoch) for epoch in walked],
     }
@@ -103,20 +107,41 @@ def peer_values(found: Forecast) -> dict[str, float]:
     }
 
 
-def warnings_of(found: Forecast) -> list[str]:
-    """What of a plan is out of the ordinary."""
+def warnings_of(found: Forecast, assumptions: dict[str, dict[str, str]]) -> list[str]:
+    """Return what a reader of the plan's figures must know besides them."""
     words, setup, geometry = [], found.setup, found.geometry
     job = setup.job
+    if assumptions[DECODING]["from"] == DECODED_ELSEWHERE:
+        words.append(
+            "Decoding isn't counted: the plan assumes that the GPUs decode, or that nothing has to "
+            "be decoded. Where the CPU decodes, pass --cpu-s-per-1000 (`penstock bench` measures "
+            "it), or a URL and --measure."
+        )
+    words += [
+        f"The first batch takes {duration(epoch.first_batch_s)} of the first epoch's "
+        f"{duration(epoch.seconds)}, and AU leaves it out: with it the GPUs compute "
+        f"{epoch.busy:.1f} % of that epoch."
+        for epoch in [found.first]
+        if setup.steps > 1 and epoch.au - epoch.busy > _MUCH_HIDDEN
+    ]
     if geometry.readers > MOST_READERS:
         words.append(
             f"Each shard is read by {geometry.readers:.1f} of the {job.nodes} nodes: "
             f"{geometry.shards:,} shards make {geometry.lanes} lanes of a batch of "
             f"{job.global_batch:,}, and {job.nodes} nodes want {job.nodes} or more of 4 shards "
-            "each. Smaller shards, or a batch with more divisors, spare that."
+            "each. Smaller shards, or a batch with more divisors, avoid that."
         )
+        if job.peers and setup.store is not None and job.moved is None:
+            extra = (geometry.readers - 1) / 2
+            words.append(
+                "A cold epoch may fetch more from the store than the plan counts: nodes that need "
+                f"a shard at the same time each fetch their part of it, up to {1 + extra:.2f} "
+                "datasets in all."
+            )
     if setup.steps < 2:
         words.append(
-            "An epoch is a single step: AU, which leaves the first one out, says nothing about it."
+            "An epoch is a single step. AU leaves the first step out, so the AU given here is that "
+            "step's share of the epoch instead."
         )
     most = job.gpus * AHEAD_BYTES
     if found.lookahead_bytes > most:
@@ -142,7 +167,10 @@ def show_plan(
     """What comes of it and what to change first, then tables: what is needed, each kind of epoch,
     what it stands on."""
     whole = not console.is_terminal  # lines in a file or a pipe; a terminal would cut words
-    for line in [*_head(found), *(f"[yellow]{words}[/]" for words in warnings_of(found))]:
+    for line in [
+        *_head(found),
+        *(f"[yellow]{words}[/]" for words in warnings_of(found, assumptions)),
+    ]:
         console.print(line, highlight=False, soft_wrap=whole)
     console.print(_settings(found))
     console.print(_epochs(found))
@@ -196,7 +224,12 @@ def _head(found: Forecast) -> list[str]:
 def _limit_words(epoch: EpochForecast) -> str:
     behind = WORDS[epoch.next_limit] if epoch.next_limit else ""
     if epoch.limit == "model":
-        return f"The GPUs never wait{f'; the next limit would be {behind}' if behind else ''}."
+        waits = (
+            f"wait {duration(epoch.first_batch_s)} for the first batch, then no more"
+            if epoch.first_batch_s
+            else "never wait"
+        )
+        return f"The GPUs {waits}{f'; the next limit would be {behind}' if behind else ''}."
     return f"The limit is {WORDS[epoch.limit]}{f', then {behind}' if behind else ''}."
 
 

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochForecast:
     """One epoch. seconds: from its first request to its last step's end. au: in per cent, as DLIO
-    has it, the first step and its wait left out. tiers: seconds if each were the only limit.
-    cpu_s: that decoding and moving bytes take, of all nodes; peer_cpu_s: of that, for peers."""
+    has it, the first step and its wait left out; of an epoch of one step that step's share. tiers:
+    seconds if each were the only limit. cpu_s: that decoding and moving bytes take, of all nodes;
+    peer_cpu_s: of that, for peers."""
 
     seconds: float
     first_batch_s: float
@@ -52,6 +53,11 @@ class EpochForecast:
     traffic: EpochTraffic
     cpu_s: float
     peer_cpu_s: float
+
+    @property
+    def busy(self) -> float:
+        """Share of the epoch in which the GPUs compute, in per cent, its first step counted."""
+        return min(100.0, 100 * self.tiers["model"] / self.seconds)
 
     @property
     def limit(self) -> Tier:
@@ -94,13 +100,17 @@ class Forecast:
     def requests(self) -> float:
         """To the store, of the whole job."""
         later = (self.setup.job.epochs - 1) * self.later.traffic.requests
-        return self.first.traffic.requests + later
+        return self.first.traffic.requests + later + self._postponed / REQUEST_BYTES
 
     @property
     def remote_bytes(self) -> float:
         """From the store, of the whole job."""
         later = (self.setup.job.epochs - 1) * self.later.traffic.remote
-        return self.first.traffic.remote + later
+        return self.first.traffic.remote + later + self._postponed
+
+    @property
+    def _postponed(self) -> float:
+        return self.first.traffic.postponed if self.setup.job.epochs > 1 else 0.0
 
     @property
     def price(self) -> float | None:
@@ -196,8 +206,11 @@ def _epoch(setup: Setup, traffic: EpochTraffic, *, first_batch_s: float) -> Epoc
     slowest = max(tiers.values())
     # Behind the last bytes stands a step, as before the first stands their fetching.
     seconds = max(first_batch_s + tiers["model"], slowest + (step_s if first_batch_s else 0.0))
-    rest = seconds - first_batch_s - step_s
-    au = 100.0 if steps == 1 or rest <= 0 else min(100.0, 100 * (steps - 1) * step_s / rest)
+    # Of a single step nothing is left without it: its own share then.
+    counted, rest = (
+        ((steps - 1) * step_s, seconds - first_batch_s - step_s) if steps > 1 else (step_s, seconds)
+    )
+    au = min(100.0, 100 * counted / rest) if rest > 0 else 100.0
     return EpochForecast(
         seconds=seconds,
         first_batch_s=first_batch_s,

@@ -52,6 +52,7 @@ class NodeState:
         held = _LEAST_CONNECTIONS * min(_RANGE, shard)
         most = max(held, min(_LEAST_CONNECTIONS * _RANGE, share / 4))
         self.pace = Pace(allowance_bytes=int(setup.job.gpus * most))
+        self._own_share = np.ones(len(order.sizes))  # of each shard's samples, read in this epoch
         self.queue: list[int] = []  # pinned shards in the order of first need, the next one last
 
     def forget_memory(self) -> None:
@@ -75,15 +76,21 @@ class NodeState:
         self.filled += self.single  # of this epoch's samples as likely here as what fills brought
         self.single[:] = 0.0
         whole, seen, order = self.whole, np.zeros(len(self._sizes), np.bool_), []
+        read = np.zeros(len(self._sizes))
         for touch in touches:
+            read[touch.shards] += touch.samples
             new = touch.shards[~seen[touch.shards]]
             seen[new] = True
             order += new[self.pinned[new] & ~whole[new]].tolist()
         self.queue = order[::-1]
+        self._own_share = np.clip(read / self._sizes, 1 / self._sizes, 1.0)
 
-    def take(self, touch: Touch, *, at: float) -> BatchNeed:
-        """What a batch reads from where; what is missing counts as here from now on. at: its place
-        in the epoch, 0 to 1."""
+    def take(self, touch: Touch, *, at: float, block: float) -> BatchNeed:
+        """Return what a batch reads from where; what is missing counts as here from now on.
+
+        at: the batch's place in the epoch, 0 to 1. block: samples that one request brings; those
+        of shards that other nodes read too bring samples of theirs.
+        """
         shards = touch.shards
         size = self._shard_bytes[shards]
         wanted = touch.samples * size / self._sizes[shards]
@@ -93,6 +100,8 @@ class NodeState:
         local = wanted * here
         missing = wanted - local
         absent = missing > 1e-6 * wanted
+        own = self._own_share[shards]
+        missing *= (1 - (1 - own) ** block) / own
         kept = absent & self.pinned[shards]
         room = self._shard_bytes[shards] - self.filled[shards]
         self.single[shards[kept]] = np.minimum(

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan.sizing.geometry import Geometry
     from penstock.pipeline.plan.sizing.node_state import BatchNeed
     from penstock.pipeline.plan.sizing.values import Setup
+    from penstock.pipeline.plan.sizing.walk import Touch
 
 _LEAST_AHEAD = 4  # batches in flight where all is local
 _P99 = 2.0  # of request times over their mean
@@ -135,7 +136,7 @@ class Simulation:
             at = self._ends[-min(self._ahead, len(self._ends))]
             self._fill(found, until=at)
             times = [
-                self._batch(node, state.take(step[node], at=place / len(steps)), found, at)
+                self._batch(node, self._need(state, step[node], place / len(steps)), found, at)
                 for node, state in enumerate(self._nodes)
             ]
             begin = max(self._now, *(ready for _, ready in times))
@@ -148,6 +149,14 @@ class Simulation:
         found.seconds = self._now - began
         found.au = au_percent(computes, self._now - first_end)
         return found
+
+    @property
+    def _block(self) -> float:
+        """Samples that a request brings: each comes with its neighbours once batches are late."""
+        return block_samples(self._setup) if self._late_steps >= EARLY_BATCHES else 1.0
+
+    def _need(self, state: NodeState, touch: Touch, place: float) -> BatchNeed:
+        return state.take(touch, at=place, block=self._block)
 
     def _batch(
         self, node: int, need: BatchNeed, found: SimulatedEpoch, at: float
@@ -178,9 +187,7 @@ class Simulation:
         peer = float(need.absent_bytes[on_peers].sum())
         remote = float(need.absent_bytes.sum()) - peer
         each = max(1.0, self._setup.data.sample_bytes / REQUEST_BYTES)
-        requests = float(need.absent_samples[~on_peers].sum()) * each
-        if self._late_steps >= EARLY_BATCHES:  # each with its neighbours then
-            requests /= block_samples(self._setup)
+        requests = float(need.absent_samples[~on_peers].sum()) * each / self._block
         came = at
         if remote > 0:
             took_s = store.request_s(min(self._setup.data.sample_bytes, REQUEST_BYTES))

@@ -21,6 +21,7 @@ class EpochTraffic:
     remote, peer: from the store and from other nodes' caches. disk_read, disk_write: of the local
     disks. memory: read from what the kernel keeps of their files. requests: to the store, of which
     `opening` for the tables of shards that the first batches need, before anything else is sent.
+    postponed: bytes of the store that a starved first epoch leaves to the second.
     """
 
     remote: float
@@ -30,6 +31,7 @@ class EpochTraffic:
     memory: float
     requests: float
     opening: float = 0.0
+    postponed: float = 0.0
 
 
 def cache_share(setup: Setup, geometry: Geometry) -> float:
@@ -101,19 +103,35 @@ def block_samples(setup: Setup) -> float:
     return min(_BLOCKS, max(1.0, REQUEST_BYTES / setup.data.sample_bytes))
 
 
-def starved_share(setup: Setup) -> float:
+def early_share(setup: Setup) -> float:
+    """Of a starved epoch's samples, those that are fetched one by one."""
+    return min(1.0, EARLY_BATCHES * setup.job.global_batch / setup.data.samples)
+
+
+def starved_share(setup: Setup, *, readers: float) -> float:
     """Requests over samples of a cold epoch whose batches wait for the store: each sample alone to
-    begin with, then with its neighbours."""
-    early = min(1.0, EARLY_BATCHES * setup.job.global_batch / setup.data.samples)
-    return early + (1 - early) / block_samples(setup)
+    begin with, then with its neighbours, which every node that reads the shard asks for."""
+    early = early_share(setup)
+    return early + (1 - early) * readers / block_samples(setup)
+
+
+def starved_readers(setup: Setup, geometry: Geometry) -> float:
+    """Copies of the dataset that the nodes of a starved epoch fetch together, without peers.
+
+    A node asks for blocks of k neighbours, so of a shard that it shares with others it fetches all
+    but the blocks that hold none of its samples: 1 - (1 - 1/readers)^k of it.
+    """
+    readers, early = geometry.readers, early_share(setup)
+    wide = readers * (1 - (1 - 1 / readers) ** block_samples(setup))
+    return early + (1 - early) * wide
 
 
 def first_traffic(setup: Setup, geometry: Geometry, *, starved: bool = False) -> EpochTraffic:
     """A job's first epoch: over empty caches, over some of which a part lies on other nodes
     (`moved`), or over data on local disks that memory has nothing of.
 
-    starved: batches wait for what is fetched. Then fills give way, samples come by requests of
-    their own and soon with their neighbours, and no node fetches the rest of its shards.
+    starved: batches wait for what is fetched. Then fills give way, and samples come by requests of
+    their own and soon with their neighbours.
     """
     data, job, kept = setup.data, setup.job, cache_share(setup, geometry)
     total = data.total_bytes
@@ -122,15 +140,21 @@ def first_traffic(setup: Setup, geometry: Geometry, *, starved: bool = False) ->
     moved = 1.0 if job.moved is None else job.moved
     passed, absent = total * (1 - kept), total * kept * moved
     # Each node that reads a shard keeps it whole.
-    filled = absent * (1.0 if starved else geometry.readers)
+    readers = starved_readers(setup, geometry) if starved else geometry.readers
+    filled, postponed = absent * readers, absent * (geometry.readers - readers)
     from_store = filled
     if job.peers:  # once, where nobody has it yet
-        from_store = absent if job.moved is None else 0.0
+        from_store, postponed = (absent if job.moved is None else 0.0), 0.0
     each = math.ceil(data.sample_bytes / REQUEST_BYTES)
-    alone = starved_share(setup) if starved else single_share(geometry.open_share)
-    of_store = from_store / filled if filled else 0.0
-    single = data.samples * each * ((1 - kept) + kept * moved * alone * of_store)
+    asking = from_store / absent if absent else 0.0  # nodes that ask the store for a shard
+    if starved:
+        alone = starved_share(setup, readers=asking) if asking else 0.0
+    else:
+        alone = single_share(geometry.open_share) * from_store / filled if filled else 0.0
+    single = data.samples * each * ((1 - kept) + kept * moved * alone)
     fills = 0.0 if starved else from_store / geometry.shard_bytes
+    # Whoever reads of a shard fetches its tables once, whether or not it keeps the shard.
+    opened = geometry.shards * ((1 - kept) * geometry.readers + kept * moved * asking)
     here = _local(total * kept * (1 - moved), found=_found(setup, geometry, kept))
     return EpochTraffic(
         remote=from_store + passed,
@@ -140,8 +164,9 @@ def first_traffic(setup: Setup, geometry: Geometry, *, starved: bool = False) ->
         memory=here.memory + absent,  # what was just written is in memory still
         requests=single
         + fills * math.ceil(geometry.shard_bytes / REQUEST_BYTES)
-        + TABLES_A_SHARD * from_store / geometry.shard_bytes,
-        opening=TABLES_A_SHARD * from_store / geometry.shard_bytes * geometry.open_share,
+        + TABLES_A_SHARD * opened,
+        opening=TABLES_A_SHARD * opened * geometry.open_share,
+        postponed=postponed,
     )
 
 

@@ -79,6 +79,24 @@ def test_every_default_stands_among_the_assumptions(capsys: pytest.CaptureFixtur
     assert len(found) >= 17
 
 
+def test_what_the_figures_leave_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    decoding = "the plan assumes that the GPUs decode"
+    assert decoding in " ".join(planned(capsys, *RESNET)["warnings"])
+    assert decoding not in " ".join(planned(capsys, *RESNET, "--cpu-s-per-1000", "2")["warnings"])
+    arrays = planned(capsys, "plan", "--model", "b200-unet3d", "--nvme", "30TB")
+    assert decoding not in " ".join(arrays["warnings"])
+    huge = planned(capsys, *RESNET, "--nodes", "100000", "--batch", "1")
+    assert huge["au_first"] == huge["busy_first"] < 1
+    assert "AU leaves the first step out" in " ".join(huge["warnings"])
+    slow = ("--samples", "12000", "--sample-bytes", "115KB", "--samples-per-s", "100")
+    store = ("--store-latency", "500", "--store-requests-per-s", "1e6", "--shard-bytes", "12MB")
+    slow_start = planned(capsys, "plan", *slow, *store, "--global-batch-size", "2048")
+    assert "The first batch takes" in " ".join(slow_start["warnings"])
+    few = ("--samples", "40000", "--shard-bytes", "86MB", "--global-batch-size", "400")
+    shared = planned(capsys, *RESNET[:3], *few, "--nodes", "4", "--peers")
+    assert "each fetch their part of it, up to 1.18" in " ".join(shared["warnings"])
+
+
 def test_a_pack_tells_its_own_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("nvidia.dali")
     write_photographs(tmp_path / "photos", samples=12, classes=2)

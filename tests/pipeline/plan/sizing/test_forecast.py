@@ -129,6 +129,73 @@ def test_shared_shards_come_from_peers() -> None:
     assert peers.first.peer_cpu_s == pytest.approx(0.71 * peers.first.traffic.peer / 1e9)
 
 
+def _starved(**job: Any) -> Any:
+    few = {"samples": 200_000, "shards": 53}
+    own = {"nodes": 4, "global_batch": 400, "samples_per_s": 100_000, **job}
+    return setup(data=few, job=own, store={"bytes_per_s": 1e8})
+
+
+def test_a_starved_first_epoch_fetches_what_each_reader_of_a_shard_needs() -> None:
+    """Measured over 4 nodes without peers, 53 shards, 1.35 readers: 1.33 datasets, and for the
+    tables of shards as many requests more; nothing in the second epoch."""
+    found = forecast(_starved(epochs=1))
+    total, readers = found.setup.data.total_bytes, found.geometry.readers
+    assert found.first.limit == "remote"
+    assert readers > 1.2
+    assert found.first.traffic.remote == pytest.approx(total * readers, rel=0.01)
+    assert forecast(_starved(epochs=3)).remote_bytes == pytest.approx(total * readers, rel=0.01)
+
+
+def test_large_samples_of_a_starved_epoch_are_fetched_alone_and_the_rest_later() -> None:
+    large = {"samples": 2_000, "sample_bytes": 50e6, "shards": 53}
+    job = {"nodes": 4, "global_batch": 400, "samples_per_s": 100_000}
+    one, three = (
+        forecast(setup(data=large, job={**job, "epochs": n}, store={"bytes_per_s": 1e8}))
+        for n in (1, 3)
+    )
+    total, readers = one.setup.data.total_bytes, one.geometry.readers
+    assert readers > 1.2
+    assert one.remote_bytes == pytest.approx(total)
+    assert three.remote_bytes == pytest.approx(total * readers)
+    assert three.requests > one.requests
+
+
+def test_every_node_that_reads_a_shard_fetches_its_tables() -> None:
+    found = forecast(_starved(epochs=1))
+    tables = 2 * 53 * found.geometry.open_share
+    readers = found.geometry.readers
+    assert found.first.traffic.opening == pytest.approx(tables * readers, rel=0.01)
+    peers = forecast(_starved(epochs=1, peers=True))
+    assert peers.first.traffic.opening == pytest.approx(tables)
+    no_cache = forecast(setup(node={"nvme_bytes": 0}))
+    tables = 2 * no_cache.geometry.shards * no_cache.geometry.readers
+    assert no_cache.first.traffic.opening == pytest.approx(tables * no_cache.geometry.open_share)
+
+
+def test_an_epoch_of_one_step_counts_it() -> None:
+    """AU leaves the first step out: of an epoch that has no other it would say nothing."""
+    job = {"nodes": 100_000, "global_batch": 800_000, "samples_per_s": 1000}
+    found = forecast(setup(job=job))
+    assert found.setup.steps == 1
+    assert found.first.seconds > 1
+    assert found.first.au == pytest.approx(100 * 0.001 / found.first.seconds)
+    assert found.first.busy == found.first.au
+    assert found.later.au == pytest.approx(100)
+
+
+SLOW_START = setup(
+    data={"samples": 12_000, "shards": 115},
+    job={"nodes": 1, "global_batch": 2048, "samples_per_s": 100, "epochs": 2},
+    store={"latency_s": 0.5, "requests_per_s": 1e6},
+)
+
+
+def test_a_first_batch_that_takes_long_shows_in_what_counts_it() -> None:
+    first = forecast(SLOW_START).first
+    assert first.au > first.busy + 5
+    assert first.busy == pytest.approx(100 * first.tiers["model"] / first.seconds)
+
+
 def test_a_cache_below_a_shard_is_refused_with_the_figures() -> None:
     with pytest.raises(ConfigError, match=r"one shard is 63\.9 MiB, 67\.0 x as much"):
         forecast(setup(node={"nvme_bytes": 1e6}))

@@ -122,7 +122,7 @@ def starved_readers(setup: Setup, geometry: Geometry) -> float:
     but the blocks that hold none of its samples: 1 - (1 - 1/readers)^k of it.
     """
     readers, early = geometry.readers, early_share(setup)
-    wide = readers * (1 - (1 - 1 / readers) ** block_samples(setup))
+    wide = readers * (1 - math.pow(1 - 1 / readers, block_samples(setup)))
     return early + (1 - early) * wide
 
 

@@ -14,7 +14,6 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base.trust import StrangeFileError
-from penstock.cache.disk.damage import is_damage
 from penstock.cache.disk.lookup import Lookup
 from penstock.cache.disk.shelf import Shelf
 from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning, StalledError
@@ -41,7 +40,7 @@ class FolderAccess:
         self._lock = threading.RLock()
         self.shelf: Shelf | None = None
         self._readable: Lookup | None = None  # in its place, where it can't be written
-        self._warned = self._warned_of_damage = False
+        self._warned = False
         self._no_writes_until_s = self._no_reads_until_s = 0.0
         self.owner = os.getpid()
 
@@ -61,15 +60,12 @@ class FolderAccess:
 
     def _try(self, act: Callable[[Any], Any], subject: Shelf | Lookup, shelf: Shelf | None) -> Any:
         try:
+            if shelf is None:
+                return act(subject)
             try:
-                return act(subject)
-            except sqlite3.DatabaseError as error:
-                if not is_damage(error) or shelf is None:
-                    raise
-                with self._lock:
-                    shelf.heal(error)
+                return shelf.mending(lambda: act(subject))
+            finally:
                 self._warn_of_damage(shelf)
-                return act(subject)
         except DISK_ERRORS as error:
             if isinstance(error, PenstockError) and not isinstance(error, StalledError):
                 raise
@@ -142,13 +138,8 @@ class FolderAccess:
         )
 
     def _warn_of_damage(self, shelf: Shelf) -> None:
-        damage, shelf.damage[:] = tuple(shelf.damage), ()
-        if damage and not self._warned_of_damage:
-            self._warned_of_damage = True
-            self._warn(
-                f"{self._path}: the cache's own notes were damaged ({'; '.join(damage)}), and were "
-                "rebuilt from its files. If that happens again, check the disk."
-            )
+        if shelf.damage and (text := shelf.take_damage()) is not None:
+            self._warn(text)
 
     def _warn(self, text: str) -> None:
         warnings.warn(text, PenstockWarning, stacklevel=2)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
+import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.disk.block_crcs import crcs_of_file
 from penstock.cache.disk.fill_marks import part_name
 from penstock.cache.disk.layout import Layout
 from penstock.cache.disk.shelf import Shelf
-from penstock.cache.errors import ConfigError
+from penstock.cache.errors import ConfigError, PenstockWarning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from penstock.cache.base.locks import ByteLocks
     from penstock.cache.disk.blob_table import BlobRow, State
 
-_log = logging.getLogger("penstock")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +93,10 @@ class Verification:
     bad: tuple[BlobRecord, ...]
 
 
-@contextlib.contextmanager
-def open_shelf(path: str | os.PathLike[str]) -> Iterator[Shelf]:
-    """Open a cache that is there. Raises ConfigError, OSError, sqlite3.Error."""
+def on_shelf(path: str | os.PathLike[str], act: Callable[[Shelf], T]) -> T:
+    """Return act(shelf) of a cache that is there; act is called again if it finds the catalogue
+    damaged. What was repaired is one PenstockWarning. Raises ConfigError, OSError, sqlite3.Error.
+    """
     root = os.path.abspath(os.fspath(path))
     if not Layout.is_cache(root):
         raise ConfigError(
@@ -103,63 +104,66 @@ def open_shelf(path: str | os.PathLike[str]) -> Iterator[Shelf]:
             "passed as cache= (or --cache)."
         )
     shelf = Shelf(root, max_bytes=None)
-    for what in shelf.damage:
-        _log.warning("%s: %s was damaged and is made anew", root, what)
     try:
-        yield shelf
+        return shelf.mending(lambda: act(shelf))
     finally:
+        if (damage := shelf.take_damage()) is not None:
+            warnings.warn(damage, PenstockWarning, stacklevel=3)
         shelf.close()
 
 
 def list_blobs(path: str | os.PathLike[str]) -> list[BlobRecord]:
-    """List all blobs of a cache, least recently used first. Raises as `open_shelf`."""
-    with open_shelf(path) as shelf:
-        return _records(shelf)
+    """List all blobs of a cache, least recently used first. Raises as `on_shelf`."""
+    return on_shelf(path, _records)
 
 
 def stat(path: str | os.PathLike[str]) -> CacheSummary:
-    """Sum up a cache: its limit, use and jobs. Raises as `open_shelf`."""
-    with open_shelf(path) as shelf:
-        shelf.leftovers.forget_dead_jobs()
-        records = _records(shelf)
-        labels = shelf.catalogue.labels.all()
-        by_label: dict[str, int] = {}
-        for one in records:
-            by_label[one.label] = by_label.get(one.label, 0) + one.disk_bytes
-        disk = os.statvfs(shelf.layout.root)
-        unverified = shelf.layout.names("unverified")
-        fills = [one for one in records if one.state == "fill"]
-        return CacheSummary(
-            path=shelf.layout.root,
-            max_bytes=shelf.max_bytes,
-            used_bytes=shelf.catalogue.blobs.used_bytes,
-            overhead_bytes=shelf.max_bytes - shelf.room.budget_bytes,
-            pinned_bytes=sum(one.disk_bytes for one in records if one.pinned),
-            free_bytes=disk.f_bavail * disk.f_frsize,
-            blobs=sum(one.state == "ready" for one in records),
-            fills=len(fills),
-            trash=sum(one.state == "trash" for one in records),
-            unverified=len(unverified),
-            dead_fills=sum(not one.in_use for one in fills),
-            jobs=tuple(
-                JobRecord(
-                    pid=job.pid,
-                    label=labels.get(job.group, ""),
-                    wanted_bytes=job.wanted_bytes,
-                    share_bytes=job.share_bytes,
-                )
-                for job in shelf.catalogue.jobs.rows()
-            ),
-            labels=by_label,
-        )
+    """Sum up a cache: its limit, use and jobs. Raises as `on_shelf`."""
+    return on_shelf(path, _summary)
+
+
+def _summary(shelf: Shelf) -> CacheSummary:
+    shelf.leftovers.forget_dead_jobs()
+    records = _records(shelf)
+    labels = shelf.catalogue.labels.all()
+    by_label: dict[str, int] = {}
+    for one in records:
+        by_label[one.label] = by_label.get(one.label, 0) + one.disk_bytes
+    disk = os.statvfs(shelf.layout.root)
+    unverified = shelf.layout.names("unverified")
+    fills = [one for one in records if one.state == "fill"]
+    return CacheSummary(
+        path=shelf.layout.root,
+        max_bytes=shelf.max_bytes,
+        used_bytes=shelf.catalogue.blobs.used_bytes,
+        overhead_bytes=shelf.max_bytes - shelf.room.budget_bytes,
+        pinned_bytes=sum(one.disk_bytes for one in records if one.pinned),
+        free_bytes=disk.f_bavail * disk.f_frsize,
+        blobs=sum(one.state == "ready" for one in records),
+        fills=len(fills),
+        trash=sum(one.state == "trash" for one in records),
+        unverified=len(unverified),
+        dead_fills=sum(not one.in_use for one in fills),
+        jobs=tuple(
+            JobRecord(
+                pid=job.pid,
+                label=labels.get(job.group, ""),
+                wanted_bytes=job.wanted_bytes,
+                share_bytes=job.share_bytes,
+            )
+            for job in shelf.catalogue.jobs.rows()
+        ),
+        labels=by_label,
+    )
 
 
 def verify(
     path: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
 ) -> Verification:
     """Read every whole blob and compare its checksums; wrong ones are dropped, so that they are
-    fetched again. progress: called with (done bytes, all bytes). Raises as `open_shelf`."""
-    with open_shelf(path) as shelf:
+    fetched again. progress: called with (done bytes, all bytes). Raises as `on_shelf`."""
+
+    def act(shelf: Shelf) -> Verification:
         rows = shelf.catalogue.blobs.rows(state="ready")
         total = sum(row.size_bytes for row in rows)
         records = {one.key: one for one in _records(shelf)}
@@ -175,6 +179,8 @@ def verify(
             if progress is not None:
                 progress(done, total)
         return Verification(checked=checked, checked_bytes=done, bad=tuple(bad))
+
+    return on_shelf(path, act)
 
 
 def _is_right(shelf: Shelf, row: BlobRow) -> bool | None:
@@ -202,9 +208,10 @@ def evict(
     """Take out blobs that no live job pins or has mapped, least recently used first, until at most
     to_bytes are left (0 without), of one dataset if label is given: (blobs, bytes) that went.
 
-    Raises ConfigError for a label that isn't there; else as `open_shelf`.
+    Raises ConfigError for a label that isn't there; else as `on_shelf`.
     """
-    with open_shelf(path) as shelf:
+
+    def act(shelf: Shelf) -> tuple[int, int]:
         if label is None:
             return shelf.evictor.evict_to(to_bytes or 0)
         labels = shelf.catalogue.labels.all()
@@ -217,24 +224,29 @@ def evict(
         went = [shelf.evictor.evict_to(to_bytes or 0, group=group) for group in groups]
         return sum(blobs for blobs, _ in went), sum(size for _, size in went)
 
+    return on_shelf(path, act)
+
 
 def clear(path: str | os.PathLike[str]) -> tuple[int, int, int]:
     """Take out everything that no live job pins or has mapped: (blobs, bytes) that went, bytes
-    that are left. Raises as `open_shelf`."""
-    with open_shelf(path) as shelf:
-        blobs, size_bytes = shelf.evictor.evict_to(0)
-        return blobs, size_bytes, shelf.catalogue.blobs.used_bytes
+    that are left. Raises as `on_shelf`."""
+    return on_shelf(
+        path, lambda shelf: (*shelf.evictor.evict_to(0), shelf.catalogue.blobs.used_bytes)
+    )
 
 
 def gc(path: str | os.PathLike[str]) -> tuple[int, int]:
     """Put a cache in order: dead jobs, fills that nobody works on, what was dropped, files that the
-    books don't know: (things put right, bytes freed). Raises as `open_shelf`."""
-    with open_shelf(path) as shelf:
+    books don't know: (things put right, bytes freed). Raises as `on_shelf`."""
+
+    def act(shelf: Shelf) -> tuple[int, int]:
         with shelf.catalogue.writing():
             before = shelf.catalogue.blobs.used_bytes
             mended = shelf.reconcile()
             mended += shelf.leftovers.remove_fills()
         return mended, before - shelf.catalogue.blobs.used_bytes
+
+    return on_shelf(path, act)
 
 
 def _records(shelf: Shelf) -> list[BlobRecord]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cache.disk.block_crcs import BLOCK_BYTES
-from penstock.cache.disk.damage import UncountedError, row_checksum, whole
+from penstock.cache.disk.damage import UncountedError, reading, row_checksum, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -211,9 +211,11 @@ HELD_QUERY = "SELECT key FROM blobs WHERE grp = ? AND state = 'ready' ORDER BY k
 """For those who only read the books: the row of a whole blob; the keys of a group's, sorted."""
 
 
+@reading()
 def read_crcs(found: tuple[Any, ...] | None, size_bytes: int) -> bytes | None:
     """The checksums of a whole blob's blocks by its row of CRCS_QUERY; None where the books don't
-    have them, or the row isn't what was written, or of a blob of another size."""
+    have them, or the row isn't what was written, or of a blob of another size. Raises
+    sqlite3.DatabaseError for books of other columns."""
     if found is None or not _is_right(found):
         return None
     size, crcs = found[3], found[8]
@@ -221,6 +223,7 @@ def read_crcs(found: tuple[Any, ...] | None, size_bytes: int) -> bytes | None:
     return crcs if size == size_bytes and isinstance(crcs, bytes) and len(crcs) == wanted else None
 
 
+@reading()
 def _row(found: tuple[Any, ...]) -> BlobRow:
     *row, pinned = found
     if not _is_right(row):

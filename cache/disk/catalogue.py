@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Catalogue:
     """A Catalogue puts the tables of a cache together over one file. Safe for several threads.
 
-    folder: of the cache. mend: books that are damaged are made anew here, empty; `damage` says what
-    was wrong. Raises sqlite3.Error and OSError.
+    folder: of the cache. mend: damaged books are replaced by empty ones here. Raises sqlite3.Error
+    and OSError.
     """
 
     def __init__(self, folder: Folder, *, mend: bool = True) -> None:
@@ -36,18 +36,31 @@ class Catalogue:
         self.names = NameTable(self._books)
 
     @property
-    def damage(self) -> str | None:
-        """What was wrong with the books, if they were made anew at opening."""
-        return self._books.damage
+    def is_upgrade(self) -> bool:
+        """Whether the books were of an older version, and were made anew."""
+        return self._books.is_upgrade
+
+    def take_damage(self) -> tuple[str | None, str | None]:
+        """What was wrong with the books that were made anew since the last call, and how the old
+        file is called now if it was somebody else's."""
+        books = self._books
+        found, books.damage, books.moved = (books.damage, books.moved), None, None
+        return found
 
     def writing(self) -> AbstractContextManager[None]:
         """One transaction over all tables; inside, one thread of the node is at work."""
         return self._books.writing()
 
-    def renew(self, error: Exception, enter: Callable[[], object]) -> None:
-        """Make damaged books anew, unless another process did meanwhile. error: what was found.
-        enter: puts what is there into empty books, in the same transaction."""
-        self._books.renew(error, is_empty=lambda: self.numbers.get("used") is None, enter=enter)
+    @property
+    def is_counted(self) -> bool:
+        """Whether somebody has put into the books what is there."""
+        return self.numbers.has("used")
+
+    def renew(self, error: Exception, enter: Callable[[], object]) -> bool:
+        """Make damaged books anew, unless another process did meanwhile; whether this one did.
+        error: what was found. enter: puts what is there into empty books, in the same transaction.
+        """
+        return self._books.renew(error, is_empty=lambda: not self.is_counted, enter=enter)
 
     def own_bytes(self) -> int:
         """What the books themselves take, without their log."""

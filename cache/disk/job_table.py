@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.cache.disk.damage import whole
+from penstock.cache.disk.damage import reading, whole
 
 if TYPE_CHECKING:
     from penstock.cache.disk.books import Books
+
+_MOST_JOB = 2**60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +41,7 @@ class JobTable:
     def rows(self) -> list[JobRow]:
         """All jobs."""
         found = self._books.rows("SELECT id, grp, reads, wanted, share, below, pid FROM members")
-        return [
-            JobRow(
-                id=whole(one[0]),
-                group=str(one[1]),
-                reads=str(one[2]),
-                wanted_bytes=whole(one[3]),
-                share_bytes=whole(one[4]),
-                below=str(one[5]),
-                pid=whole(one[6]),
-            )
-            for one in found
-        ]
+        return [_job(one) for one in found]
 
     def add(self, job: JobRow) -> None:
         """Enter a job, or write its row anew."""
@@ -78,6 +69,22 @@ class JobTable:
             (group,),
         )
         return whole(found[0]) if found else 0
+
+
+@reading()
+def _job(row: tuple[Any, ...]) -> JobRow:
+    job, group, reads, wanted, share, below, pid = row
+    if whole(job) > _MOST_JOB:
+        raise ValueError(f"job {job}")
+    return JobRow(
+        id=job,
+        group=str(group),
+        reads=str(reads),
+        wanted_bytes=whole(wanted),
+        share_bytes=whole(share),
+        below=str(below),
+        pid=whole(pid),
+    )
 
 
 def new_job_id() -> int:

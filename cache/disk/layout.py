@@ -37,8 +37,7 @@ FORMAT = 1
 BLOCK = 4096
 _FOLDERS = ("blobs", "fills", "trash", "unverified")
 _CATALOGUE = ("catalogue.db", "catalogue.db-wal", "catalogue.db-shm", "catalogue.db-journal")
-_FILES = ("format.json", "boot", *_CATALOGUE, *(f"{n}.lock" for n in ("catalogue", "jobs")))
-_FILES += ("keys.lock", "readers.lock")
+_FILES = ("format.json", "boot", *(f"{n}.lock" for n in ("catalogue", "jobs", "keys", "readers")))
 _BLOB = re.compile(r"[0-9a-f]+")
 _OURS = {
     "blobs": _BLOB,
@@ -80,7 +79,7 @@ class Layout:
             if self.top.has(name):
                 self.top.remove(name)
                 self.damage.append(name)
-        for name in _FILES:
+        for name in _FILES:  # those of the catalogue: see Books
             if self.top.is_folder(name):
                 self.top.remove(name)
                 self.damage.append(name)

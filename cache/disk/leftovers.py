@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from penstock.cache.disk.fill_marks import part_name
+from penstock.cache.disk.fill_marks import map_name, part_name
 from penstock.cache.disk.fills import discard, fill_disk_bytes
 from penstock.cache.disk.pieces import PIECE_BYTES
 
@@ -75,25 +75,27 @@ class Leftovers:
             return True
 
     def clear_file(self, name: str) -> int:
-        """Remove a file of a fill that the books don't know, or enter it if someone is at work on
-        it; how many things were put right."""
+        """Enter a fill that the books don't know, or remove a file that is only a part of one; how
+        many things were put right."""
         key = name.partition(".")[0]
         fills = self._layout.fills
         try:
             found = fills.stat(name)
         except FileNotFoundError:
             return 0
+        is_fill = fills.has(part_name(key)) and fills.has(map_name(key))
         with self._keys.trying(key) as is_free:
             if is_free and self._inodes.lock(found.st_ino):
                 self._inodes.unlock(found.st_ino)
-                return int(fills.remove(name))
+                if not is_fill or self._layout.blobs.has(key):
+                    return int(fills.remove(name))
         if name != part_name(key) or self._catalogue.blobs.row(key) is not None:
             return 0
         self._enter_fill(key, found.st_size)
         return 1
 
     def _enter_fill(self, key: str, size_bytes: int) -> None:
-        """A fill that someone is at work on, and that new books don't know."""
+        """Enter a fill that new books don't know: the next who wants it goes on with it."""
         self._catalogue.blobs.add(
             key,
             group="",

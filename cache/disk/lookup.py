@@ -11,6 +11,7 @@ from urllib.parse import quote
 from penstock.cache.base.locks import wait_for
 from penstock.cache.base.mapping import Map
 from penstock.cache.base.trust import StrangeFileError
+from penstock.cache.disk.damage import reading
 from penstock.cache.disk.layout import Layout
 from penstock.cache.disk.tables import NAME_QUERY, read_name_row
 from penstock.cache.errors import StalledError
@@ -77,7 +78,7 @@ class Lookup:
         """What a store said last of a name."""
         # Read as they lie: a log that nobody has put into the books is left out.
         place = os.path.join(os.readlink(f"/proc/self/fd/{self.layout.top.fd}"), "catalogue.db")
-        with contextlib.suppress(sqlite3.Error, OSError):
+        with contextlib.suppress(sqlite3.Error, OSError), reading():
             self.layout.top.check("catalogue.db")
             books = sqlite3.connect(f"file:{quote(place)}?immutable=1", uri=True)
             with contextlib.closing(books):

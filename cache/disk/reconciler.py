@@ -91,7 +91,7 @@ class Reconciler:
     def _mend_rows(self) -> int:
         wrong = self._blobs.remove_wrong()
         if wrong:
-            self._damage.append(f"catalogue.db ({wrong} of its rows)")
+            self._damage.append(f"catalogue.db ({wrong} of its rows), entered again from the files")
         sizes = self._layout.blob_bytes()
         return sum(self._mend_row(row, sizes) for row in self._blobs.rows()) + wrong
 

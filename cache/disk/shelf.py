@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.cache.base.locks import ReaderLocks
 from penstock.cache.disk.catalogue import Catalogue
@@ -26,6 +27,11 @@ from penstock.cache.disk.trash import Trash
 from penstock.cache.disk.uses import UseLog
 from penstock.cache.disk.verifier import Verifier
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
 _OPEN_BYTE = 0
 
 
@@ -42,8 +48,6 @@ class Shelf:
         self.layout = layout = Layout(root, mode=mode, make=True)
         self.damage = layout.damage
         self.catalogue = catalogue = Catalogue(layout.top)
-        if catalogue.damage is not None:
-            self.damage.append(f"catalogue.db ({catalogue.damage})")
         self._readers = ReaderLocks(layout.top.open_or_create("readers.lock"))
         self._inodes = layout.locks("readers")
         self._jobs = layout.locks("jobs")
@@ -93,22 +97,28 @@ class Shelf:
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
-            self.damage.append(f"catalogue.db ({error})")
             self.catalogue.renew(error, lambda: None)
-            self._begin(max_bytes)
+            self._begin(max_bytes, found=str(error))
 
-    def _begin(self, max_bytes: int | None) -> None:
+    def _begin(self, max_bytes: int | None, *, found: str | None = None) -> None:
+        """found: what was wrong with the books that were there."""
         with self.catalogue.writing():
-            alone = self._is_alone()
-            found = self.room.agree(max_bytes, alone=alone)
-            noted = self.verifier.set_aside(alone=alone, leftovers=self.leftovers)
-            self.damage += [what for what in (found, noted) if what is not None]
-            self._jobs.lock(_OPEN_BYTE, shared=True)
-            self.verifier.look_for_unverified()
-            if not self._reconciler.books_are_right(look=alone):
-                self.reconcile()
-            if self.catalogue.blobs.used_bytes > self.room.budget_bytes:
-                self.evictor.evict_to(self.room.budget_bytes)
+            was_lost = not self.catalogue.is_counted and not self.catalogue.is_upgrade
+            self._agree(max_bytes)
+            if was_lost:
+                self._note_rebuilt(found)
+
+    def _agree(self, max_bytes: int | None) -> None:
+        alone = self._is_alone()
+        found = self.room.agree(max_bytes, alone=alone)
+        noted = self.verifier.set_aside(alone=alone, leftovers=self.leftovers)
+        self.damage += [what for what in (found, noted) if what is not None]
+        self._jobs.lock(_OPEN_BYTE, shared=True)
+        self.verifier.look_for_unverified()
+        if not self._reconciler.books_are_right(look=alone):
+            self.reconcile()
+        if self.catalogue.blobs.used_bytes > self.room.budget_bytes:
+            self.evictor.evict_to(self.room.budget_bytes)
 
     def _is_alone(self) -> bool:
         # Every process that has the folder open holds this byte; who changes the limit is alone.
@@ -128,15 +138,46 @@ class Shelf:
         self.room.measure_others()
         return mended
 
-    def heal(self, error: Exception) -> None:
+    def mending(self, act: Callable[[], T]) -> T:
+        """Return act(); it is called again with new books if it finds these damaged."""
+        try:
+            return act()
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            self._heal(error)
+            return act()
+
+    def _heal(self, error: Exception) -> None:
         """Make the books anew, as they are damaged; the files are what counts."""
-        self.damage.append(f"catalogue.db ({error})")
 
         def enter() -> None:
             self.catalogue.numbers.set("max_bytes", self.max_bytes)
             self.reconcile()
 
-        self.catalogue.renew(error, enter)
+        if self.catalogue.renew(error, enter):
+            self._note_rebuilt(str(error))
+
+    def _note_rebuilt(self, found: str | None) -> None:
+        """Note that the books are new, but of a folder that is new as well."""
+        damage, moved = self.catalogue.take_damage()
+        blobs = self.catalogue.blobs.counts().get("ready", 0)
+        what = damage or found
+        if what is None and blobs:
+            self.damage.append(f"catalogue.db (missing or empty), rebuilt from {blobs:,} blobs")
+        elif what is not None:
+            old = f"the old file is now {moved}" if moved else "the old file was removed"
+            self.damage.append(f"catalogue.db ({what}), rebuilt from {blobs:,} blobs; {old}")
+
+    def take_damage(self) -> str | None:
+        """Describe, once, what was found damaged and was repaired; None if nothing was."""
+        damage, self.damage[:] = "; ".join(self.damage), ()
+        if not damage:
+            return None
+        return (
+            f"{self.layout.root}: the cache's own files were damaged and are repaired: {damage}. "
+            "Whole blobs stay. If that happens again, check the disk."
+        )
 
     def close(self) -> None:
         """Write down last uses; let locks go. Maps stay valid. Safe to call twice."""

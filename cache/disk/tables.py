@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.disk.damage import row_checksum, with_checksum
+from penstock.cache.disk.damage import reading, row_checksum, with_checksum
 
 if TYPE_CHECKING:
     from penstock.cache.disk.books import Books
@@ -29,6 +29,10 @@ class NumberTable:
         if found[0] != with_checksum(name, number) or not number.isdecimal():
             raise sqlite3.DatabaseError(f"the number {name!r} isn't what was written")
         return int(number)
+
+    def has(self, name: str) -> bool:
+        """Whether a number was set, whatever became of it."""
+        return self._books.row("SELECT 1 FROM facts WHERE name = ?", (name,)) is not None
 
     def set(self, name: str, value: int) -> None:
         """Write a number down."""
@@ -74,6 +78,7 @@ class NameTable:
 NAME_QUERY = "SELECT size, version, sum FROM names WHERE path = ?"
 
 
+@reading()
 def read_name_row(found: tuple[Any, ...] | None, path: str) -> Known:
     """Read a row of NAME_QUERY. One that isn't what was written says nothing."""
     if found is None or found[2] != row_checksum((path, *found[:2])):

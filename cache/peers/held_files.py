@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from penstock.cache.base.locks import ReaderLocks
 from penstock.cache.disk.blob_table import CRCS_QUERY, HELD_QUERY, read_crcs
+from penstock.cache.disk.damage import reading
 from penstock.cache.disk.fill_marks import FillMarks, map_name, part_name
 from penstock.cache.disk.layout import Layout
 from penstock.cache.peers.protocol import is_key
@@ -155,8 +156,9 @@ class HeldFiles:
     def _crcs(self, key: str, file: HeldFile) -> bytes | None:
         noted = self._notes.get((key, file.inode))
         if noted is None:
-            row = next(self._ask(CRCS_QUERY, key), None)
-            noted = read_crcs(row, file.size_bytes)
+            noted = None
+            with contextlib.suppress(sqlite3.DatabaseError):
+                noted = read_crcs(next(self._ask(CRCS_QUERY, key), None), file.size_bytes)
             if noted is not None:
                 self._notes[key, file.inode] = noted
                 self._notes_bytes += len(noted)
@@ -180,7 +182,7 @@ class HeldFiles:
 
     def _ask(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
         """What the books answer; nothing where they can't be read, or are made anew just now."""
-        with contextlib.suppress(sqlite3.Error, OSError):
+        with contextlib.suppress(sqlite3.Error, OSError), reading():
             inode = self._layout.top.stat("catalogue.db").st_ino
             if self._books is None or inode != self._books_inode:
                 self._close_books()

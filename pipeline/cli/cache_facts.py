@@ -1,6 +1,7 @@
-"""What `penstock doctor DIR` asks a cache folder. It only looks: what it finds stays as it is.
+"""The facts of a cache folder for `penstock doctor`. It changes nothing but a damaged catalogue.
 
-So it doesn't open the cache as a job would, which puts right what a doctor shall tell.
+So it doesn't open the cache as a job does, which repairs what the doctor is to report. Only a
+catalogue that can't be read is rebuilt, with a warning, as it is by every job and command.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base.trust import StrangeFileError
+from penstock.cache.disk import admin
+from penstock.cache.disk.damage import UncountedError, is_damage
 from penstock.cache.disk.layout import Layout, boot_id
 from penstock.cache.disk.mounts import is_network
 from penstock.cache.errors import ConfigError, StalledError
@@ -78,7 +81,13 @@ def cache_facts(path: Path) -> CacheFacts | None:
     try:
         layout = Layout(root)
         layout.check_format()
-        found |= _books(layout)
+        try:
+            found |= _books(layout)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            admin.stat(root)
+            found |= _books(layout)
     except ConfigError as error:
         found |= {"problem": str(error), "remedy": "Use another folder, or a newer penstock."}
     except StrangeFileError as error:
@@ -89,8 +98,7 @@ def cache_facts(path: Path) -> CacheFacts | None:
     except (OSError, sqlite3.Error, StalledError) as error:
         found |= {
             "problem": f"{root}: its catalogue can't be read ({error})",
-            "remedy": "Check the folder's rights and disk. A damaged catalogue is made anew from "
-            "the files by the next job that opens the cache.",
+            "remedy": "Check the folder's rights and disk. Jobs read past such a cache.",
         }
     return CacheFacts(**found)
 
@@ -98,7 +106,9 @@ def cache_facts(path: Path) -> CacheFacts | None:
 def _books(layout: Layout) -> dict[str, Any]:
     from penstock.cache.disk.catalogue import Catalogue
 
-    if not layout.top.has("catalogue.db"):
+    if not os.path.lexists(os.path.join(layout.root, "catalogue.db")):
+        if layout.names("blobs"):
+            raise UncountedError("its catalogue is missing")
         return {}
     catalogue = Catalogue(layout.top, mend=False)
     try:

@@ -10,6 +10,7 @@ import random
 import shutil
 import sqlite3
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,9 @@ from penstock.cache.disk import admin
 from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.disk.layout import Layout, _format_text, boot_id
 from penstock.cache.disk.shelf import Shelf
-from penstock.cache.errors import ConfigError
+from penstock.cache.errors import ConfigError, PenstockWarning
 from penstock.cache.fetch.fetcher import Fetcher
+from penstock.pipeline.cli import main
 from penstock.readers import Dataset
 from tests import images, tars
 from tests.stores import MemoryStore
@@ -296,6 +298,166 @@ def test_a_live_job_goes_on_with_books_that_were_made_anew(filled: Path) -> None
         summary = admin.stat(filled)
         assert len(summary.jobs) == 2
         assert summary.max_bytes == 8 * MIB
+    in_order(filled, 8 * MIB)
+
+
+# -- the catalogue's file, whatever stands there
+
+
+def _foreign(path: Path) -> None:
+    path.unlink()
+    with sqlite3.connect(path) as books:
+        books.execute("CREATE TABLE recipes (name TEXT, stars INTEGER)")
+        books.execute("INSERT INTO recipes VALUES ('soup', 5)")
+    books.close()
+
+
+def _no_text(path: Path) -> None:
+    """A schema that SQLite quotes in its message, and that isn't UTF-8."""
+    data = path.read_bytes()
+    at = data.index(b"CREATE TABLE blobs") + 7
+    path.write_bytes(data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :])
+
+
+def _newer(path: Path) -> None:
+    with sqlite3.connect(path) as books:
+        books.execute("PRAGMA user_version = 77")
+    books.close()
+
+
+def _link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _cut_page(path: Path) -> None:
+    os.truncate(path, 4096 + 77)
+
+
+CATALOGUES = [_noise, _cut, _cut_page, _empty, _gone, _folder, _link, _pipe, _foreign, _no_text,
+              _newer]  # fmt: skip
+
+
+def _flat(root: Path) -> None:
+    """Put the log into the books, so that damage to these matters."""
+    with contextlib.closing(sqlite3.connect(root / "catalogue.db")) as books:
+        books.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+@pytest.mark.parametrize(
+    ("command", "damage"),
+    [
+        *(("stat", damage) for damage in CATALOGUES),
+        *((name, _no_text) for name in ("ls", "verify", "evict", "clear", "gc", "doctor")),
+        *(("doctor", damage) for damage in (_empty, _gone, _folder)),
+    ],
+)
+def test_every_command_rebuilds_a_catalogue_with_one_warning(
+    filled: Path,
+    command: str,
+    damage: Callable[[Path], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _flat(filled)
+    damage(filled / "catalogue.db")
+    more = {"evict": ["--to", "600KB"], "clear": ["--yes"]}.get(command, [])
+    before = [command] if command == "doctor" else ["cache", command]
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert main([*before, str(filled), *more]) == 0
+    both = capsys.readouterr()
+    told = " ".join(both.err.split())
+    assert told.count("warning") == 1, told
+    assert "catalogue.db" in told
+    assert "rebuilt from 21 blobs" in told
+    assert "Traceback" not in both.out + told
+    assert main(["cache", "stat", str(filled)]) == 0
+    assert "warning" not in capsys.readouterr().err
+    in_order(filled, 8 * MIB)
+
+
+@pytest.mark.parametrize("damage", CATALOGUES)
+def test_a_live_job_rebuilds_a_catalogue_with_one_warning(
+    filled: Path, damage: Callable[[Path], None]
+) -> None:
+    """Whatever takes the file's place or changes it there; blobs that readers hold stay theirs."""
+    with playing(filled, most=2) as job, playing(filled, most=2) as other:
+        for one in (job, other):
+            one.epoch(random.Random(1), whole=0)
+        _flat(filled)
+        damage(filled / "catalogue.db")
+        held = dict(job.blobs)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for one in (job, other, job):
+                one.remote.drop(one.sources[3])
+                one.blobs.pop(one.sources[3].key, None)
+                one.epoch(random.Random(2))
+                assert one.cache.can_be_used
+        texts = [str(each.message) for each in told]
+        assert len(texts) <= 1, texts  # SQLite may have had all that was damaged in memory
+        assert damage in (_cut, _cut_page, _noise, _no_text, _newer, _empty) or texts
+        assert not any("can't be used" in text for text in texts)
+        for source in job.sources[:20]:
+            if source.key in held:
+                assert bytes(held[source.key].data) == job.store.objects[source.uri]
+        assert job.store.bytes_read + other.store.bytes_read <= 14 * BLOB_BYTES
+    in_order(filled, 8 * MIB)
+
+
+@pytest.mark.parametrize("damage", [_foreign, _folder, _link])
+def test_what_is_somebody_elses_is_moved_and_never_removed(
+    filled: Path, damage: Callable[[Path], None]
+) -> None:
+    _flat(filled)
+    damage(filled / "catalogue.db")
+    with pytest.warns(PenstockWarning, match=r"the old file is now moved-\d+-catalogue.db"):
+        admin.stat(filled)
+    (moved,) = filled.glob("moved-*-catalogue.db")
+    if damage is _foreign:
+        with contextlib.closing(sqlite3.connect(moved)) as books:
+            assert books.execute("SELECT * FROM recipes").fetchall() == [("soup", 5)]
+    elif damage is _folder:
+        assert (moved / "something").read_text() == "else"
+    else:
+        assert (filled / "elsewhere").stat().st_size > 4096
+
+
+@pytest.mark.parametrize("bit", [7, 2])
+def test_no_flip_of_the_first_page_ends_a_command(filled: Path, tmp_path: Path, bit: int) -> None:
+    """A sample of the positions; the schema's text and all of the header are tried most."""
+    _flat(filled)
+    whole = (filled / "catalogue.db").read_bytes()
+    start = whole.index(b"CREATE TABLE") - 100
+    for number, at in enumerate([*range(0, 108, 9), *range(start, 4096, 79)]):
+        root = Path(shutil.copytree(filled, tmp_path / "copy"))
+        (root / "catalogue.db").write_bytes(
+            whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
+        )
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            assert admin.stat(root).blobs == 21
+            assert len(admin.list_blobs(root)) == 22
+            if number % 4 == 0:
+                assert admin.verify(root).checked == 21
+        assert len(told) <= 1, [str(one.message) for one in told]
+        in_order(root, 8 * MIB)
+        shutil.rmtree(root)
+
+
+def test_processes_that_find_the_damage_at_once_rebuild_once(filled: Path) -> None:
+    _flat(filled)
+    _noise(filled / "catalogue.db")
+    with warnings.catch_warnings(record=True) as told, ThreadPoolExecutor(6) as pool:
+        warnings.simplefilter("always")
+        found = list(pool.map(lambda _: admin.stat(filled), range(12)))
+    assert [one.blobs for one in found] == [21] * 12
+    assert 1 <= len(told) <= 2, [str(one.message) for one in told]
     in_order(filled, 8 * MIB)
 
 

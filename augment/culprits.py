@@ -160,8 +160,8 @@ def corrupt(culprits: dict[int, str]) -> CorruptSampleError:
         more = len(others) - _NAMED
         also = f" The same holds for {named}" + (f" and {more} more." if more > 0 else ".")
     return CorruptSampleError(
-        f"Sample {sample_id} can't be decoded: {reason}.{also} Its bytes or its stored height and "
-        "width may have changed since it was indexed: index or pack the dataset again, which sets "
-        "aside what does not decode.",
+        f"Sample {sample_id} can't be decoded: {reason}.{also} Leave it out "
+        "(dataset.subset), or mend or delete it in the source and make its index or its pack from "
+        "it again.",
         sample_id=sample_id,
     )

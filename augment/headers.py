@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.augment.jpeg2000 import is_jpeg2000, jpeg2000_refusal
+from penstock.augment.second_look import is_jpeg2000, jpeg2000_refusal
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
@@ -57,6 +57,11 @@ def read_header(sample: Encoded) -> Header | Rejection:
         )
     if dtype not in _DECODABLE_DTYPES:
         return Rejection(f"its samples are {dtype}; DALI decodes {', '.join(_DECODABLE_DTYPES)}")
+    if header.codec == "tiff" and header.channels == 2:
+        return Rejection(
+            "a TIFF of 2 channels, which DALI takes for colours: convert it to PNG, or drop its "
+            "alpha channel"
+        )
     return header
 
 

@@ -1,10 +1,12 @@
-"""Full decodes of images, once, before they may enter a dataset.
+"""Full decodes of images, before they may enter a dataset.
 
 The header is read first: a file that claims 65,535 x 65,535 pixels is turned away before anything
 of that size is reserved, and one without a readable header would crash DALI (see `graph`), as
-would some damaged JPEG 2000 files, which Pillow therefore decodes first. The rest is decoded
-whole, in groups that are bounded in pixels; a group that fails is halved until each culprit stands
-alone, so good images are never lost with bad ones.
+would some damaged JPEG 2000 files, which Pillow therefore decodes first, as it does those whose
+damage DALI passes over (see `second_look`). The rest is decoded whole, in groups that are bounded
+in pixels; a group that fails is halved until each culprit stands alone, so good images are never
+lost with bad ones. Formats that DALI decodes by other code where a recipe asks for a window are
+decoded by halves too.
 
 What no decode can find: damage inside a JPEG's scan that keeps its structure decodes to wrong
 pixels. libjpeg and nvImageCodec write what they dislike straight to the process's stderr.
@@ -12,14 +14,19 @@ pixels. libjpeg and nvImageCodec write what they dislike straight to the process
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from penstock.augment.culprits import failing_rows
 from penstock.augment.dali import disown_pipeline, load_dali
 from penstock.augment.headers import MAX_PIXELS, Header, safe_header
+from penstock.augment.second_look import needs_look, refusal
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ClosedError, ConfigError
 from penstock.cache.forks import watch
+from penstock.cache.threads import ordered
 from penstock.readers.types import ImageFacts, Rejection
 
 if TYPE_CHECKING:
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
 
 # Larger groups are not faster (64, 128, 256 measured), and a bad sample costs more repeats.
 _GROUP_SAMPLES = 64
+_OTHER_WINDOWS = ("bmp", "tiff", "webp")
 
 
 class ImageVerifier:
@@ -50,13 +58,17 @@ class ImageVerifier:
         self._max_pixels = max_pixels
         dali = load_dali()
         self._tensor, self._tensors = dali.tensors.TensorCPU, dali.tensors.TensorListCPU
-        self._pipe: Any = _decoder(dali, self._threads)
+        self._build = functools.partial(_decoder, dali, self._threads)
+        self._pipe: Any = self._build()
+        self._windows: Any = None  # built when needed
         watch(self)
 
     def disown(self) -> None:
         """Close this verifier in a forked child, where DALI's threads aren't."""
-        pipe, self._pipe = self._pipe, None
+        pipe, windows = self._pipe, self._windows
+        self.close()
         disown_pipeline(pipe)
+        disown_pipeline(windows)
 
     def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
         """Facts of each sample that decodes, else why not; in the order of `samples`.
@@ -76,16 +88,25 @@ class ImageVerifier:
 
         def decode(rows: list[int]) -> None:
             shapes = self._shapes([samples[row] for row in rows])
+            halves = [
+                (samples[row], shape)
+                for row, shape in zip(rows, shapes, strict=True)
+                if good[row].codec in _OTHER_WINDOWS
+            ]
+            if halves:
+                self._decode_halves(*zip(*halves, strict=True))
             verdicts.update((row, _facts(shapes[i], good[row])) for i, row in enumerate(rows))
 
         for group in self._groups(good):
+            verdicts.update(self._refused(group, samples))
+            group = [row for row in group if row not in verdicts]
             for row, reason in failing_rows(group, decode).items():
                 verdicts[row] = Rejection(f"truncated or damaged: {reason}")
         return [verdicts[row] for row in range(len(samples))]
 
     def close(self) -> None:
         """Release DALI's threads. Safe to call twice."""
-        self._pipe = None
+        self._pipe = self._windows = None
 
     def __enter__(self) -> Self:
         return self
@@ -108,12 +129,42 @@ class ImageVerifier:
         if group:
             yield group
 
+    def _refused(self, rows: list[int], samples: Sequence[Encoded]) -> dict[int, Rejection]:
+        """Those that DALI mustn't see, among the samples of these rows."""
+        doubtful = [row for row in rows if needs_look(samples[row])]
+        looks = ordered(
+            lambda row: refusal(samples[row]),
+            doubtful,
+            workers=self._threads,
+            ahead=_GROUP_SAMPLES,
+        )
+        found = zip(doubtful, looks, strict=True) if doubtful else ()
+        return {row: why for row, why in found if why is not None}
+
     def _shapes(self, encoded: list[Encoded]) -> list[tuple[int, int]]:
-        views = self._tensors([self._tensor(view) for view in encoded], contiguous=False)
-        self._pipe.feed_input("encoded", views)
-        self._pipe.schedule_run()
-        shapes = self._pipe.outputs()[0].as_array()  # height, width, channels
+        # height, width, channels
+        shapes = self._run(self._pipe, encoded).as_array()
         return [(int(height), int(width)) for height, width, _ in shapes]
+
+    def _decode_halves(self, encoded: Sequence[Encoded], shapes: Sequence[tuple[int, int]]) -> None:
+        """Decode windows of images, as training does. Raises RuntimeError as DALI does."""
+        if self._windows is None:
+            self._windows = self._build(windows=True)
+        sides = np.array(shapes, np.int32)
+        rows = np.arange(len(sides))
+        longer = sides.argmax(axis=1)
+        half = sides.copy()
+        half[rows, longer] = (half[rows, longer] + 1) // 2
+        for start in (np.zeros_like(sides), sides - half):
+            self._run(self._windows, encoded, start=list(start), shape=list(half))
+
+    def _run(self, pipe: Any, encoded: Sequence[Encoded], **arguments: Any) -> Any:
+        views = self._tensors([self._tensor(view) for view in encoded], contiguous=False)
+        pipe.feed_input("encoded", views)
+        for name, values in arguments.items():
+            pipe.feed_input(name, values)
+        pipe.schedule_run()
+        return pipe.outputs()[0]
 
 
 def verify_images(
@@ -128,7 +179,7 @@ def verify_images(
         return verifier(samples)
 
 
-def _decoder(dali: Any, threads: int) -> Any:
+def _decoder(dali: Any, threads: int, *, windows: bool = False) -> Any:
     """A DALI pipeline from encoded bytes to the shapes of decoded pixels."""
     from nvidia.dali import fn, types
 
@@ -142,7 +193,15 @@ def _decoder(dali: Any, threads: int) -> Any:
     with pipe:
         encoded = fn.external_source(name="encoded", no_copy=True, dtype=types.UINT8, ndim=1)
         # RGB for grey ones too: it is what recipes ask for, and ANY_DATA corrupts the heap.
-        images = fn.decoders.image(encoded, output_type=types.RGB, adjust_orientation=True)
+        options = {"output_type": types.RGB, "adjust_orientation": True}
+        if windows:
+            window = {
+                name: fn.external_source(name=name, dtype=types.INT32, ndim=1)
+                for name in ("start", "shape")
+            }
+            images = fn.decoders.image_slice(encoded, axes=[0, 1], **window, **options)
+        else:
+            images = fn.decoders.image(encoded, **options)
         pipe.set_outputs(images.shape())
     pipe.build()
     return pipe

@@ -80,7 +80,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
                 }
             ),
         ),
-        (frozenset({"verify", "headers", "dali", "culprits", "jpeg2000"}),),
+        (frozenset({"verify", "headers", "dali", "culprits", "second_look"}),),
     ),
     "readers": (
         (frozenset({"packing"}),),

@@ -69,6 +69,17 @@ def with_huge_header(data: bytes, side: int = 65535) -> bytes:
     return data[: sof + 5] + struct.pack(">HH", side, side) + data[sof + 9 :]
 
 
+def rle_bmp(rows: list[bytes], width: int) -> bytes:
+    """A run-length encoded bitmap of 256 colours; a row's bytes needn't be as long as it says."""
+    body = b"".join(row + b"\0\0" for row in rows) + b"\0\1"
+    palette = b"".join(bytes((i, 255 - i, i // 2, 0)) for i in range(256))
+    start = 54 + len(palette)
+    header = struct.pack(
+        "<IiiHHIIiiII", 40, width, len(rows), 1, 8, 1, len(body), 2835, 2835, 256, 0
+    )
+    return b"BM" + struct.pack("<IHHI", start + len(body), 0, 0, start) + header + palette + body
+
+
 GOOD = {
     "baseline.jpg": jpeg(1),
     "progressive.jpg": jpeg(2, progressive=True),

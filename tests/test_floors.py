@@ -13,7 +13,13 @@ from tests.house import FLOORS, ROOT, all_sources, circles, imported_names, impo
 from tests.watchdog import PATIENCE_S
 
 # What augment, which knows columns and tensors, may know of the cache.
-AUGMENT_MAY_IMPORT = ("cache.errors", "cache.forks", "cache.base.hashing", "cache.base.limits")
+AUGMENT_MAY_IMPORT = (
+    "cache.errors",
+    "cache.forks",
+    "cache.base.hashing",
+    "cache.base.limits",
+    "cache.threads",
+)
 MAY_IMPORT_DALI = {
     "augment.dali",
     "augment.headers",

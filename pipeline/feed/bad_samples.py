@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 NAMED = 10  # bad samples that one message names
 REMEDY = (
-    "Look at why; then pack the dataset (`penstock pack` verifies every image and sets bad ones "
-    "aside) or run `penstock index` on the folder again; or raise max_bad=."
+    "Look at why; then leave them out (dataset.subset), or mend or delete them in the source and "
+    "make its index or its pack from it again; or raise max_bad=."
 )
 
 

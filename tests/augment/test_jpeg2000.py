@@ -11,7 +11,7 @@ from PIL import Image, ImageFile, features
 
 from penstock.augment import headers
 from penstock.augment.headers import bad_headers, read_header
-from penstock.augment.jpeg2000 import is_jpeg2000, jpeg2000_refusal
+from penstock.augment.second_look import is_jpeg2000, jpeg2000_refusal
 from penstock.augment.verify import ImageVerifier
 from penstock.cache.errors import MissingDependencyError
 from penstock.readers import build_index

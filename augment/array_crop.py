@@ -18,7 +18,7 @@ from penstock.readers.fields.field_types import Array, Image
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.augment.field_recipes import Recipes
+    from penstock.augment.field_recipes import FieldLists
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.fields.schema import Schema
 
@@ -28,13 +28,14 @@ class ArrayCrop:
     """A crop of one array field. Made by `check_array_crops` only.
 
     op: the operation; index: its place in the recipe. sides: lengths of the field's samples, None
-    where they differ. shape: of the part.
+    where they differ. shape: of the part. salt: of its draws' key.
     """
 
     op: RandomCrop | CenterCrop
     index: int
     sides: tuple[int | None, ...]
     shape: tuple[int, ...]
+    salt: int = 0
 
     @property
     def is_random(self) -> bool:
@@ -58,12 +59,15 @@ def is_array_crop(
 
 
 def check_array_crops(
-    augment: Recipes | None, schema: Schema, fields: Sequence[str]
+    augment: FieldLists | None,
+    schema: Schema,
+    fields: Sequence[str],
+    salts: Mapping[str, int] | None = None,
 ) -> dict[str, ArrayCrop]:
     """The crop of each array field that has one.
 
-    augment: without its Maps. schema: of the samples in storage. fields: that are read. Raises
-    RecipeError for crops that don't fit their arrays.
+    augment: without its Maps. schema: of the samples in storage. fields: that are read. salts: of
+    the draws, by field (`entry_salts`). Raises RecipeError for crops that don't fit their arrays.
     """
     found: dict[str, ArrayCrop] = {}
     lists = augment if isinstance(augment, Mapping) else {None: augment}
@@ -80,7 +84,8 @@ def check_array_crops(
             for name in names:
                 if name in found:
                     raise RecipeError(f'{found[name].op} and {op} both crop "{name}": keep one.')
-                found[name] = _checked(op, index, name, schema[name])
+                crop = _checked(op, index, name, schema[name])
+                found[name] = replace(crop, salt=(salts or {}).get(name, 0))
             _check_alike(op, {name: found[name] for name in names})
     return found
 

@@ -1,7 +1,7 @@
 """Where the crops of arrays begin: keyed draws, made before anything is read.
 
-The same numbers as those of images: an array beside an image of the same height and width, cropped
-by one operation, has the image's window.
+The same numbers as those of images: an array beside an image of the same height and width has the
+image's window, where one operation of a list, or of a tuple's entry, crops both.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.augment.keyed import keyed_draws
-from penstock.cache.base.hashing import keyed_hash
+from penstock.augment.keyed import draw_base, keyed_draws
 from penstock.readers.fields.columns import DenseColumn, RaggedColumn
 from penstock.readers.fields.crops import Crop, put_parts, samples_of
 
@@ -88,7 +87,7 @@ class ArrayDraws:
             found[:] = np.rint(np.maximum(room, 0) / 2)
             return found
         axes = crop.axes
-        base = keyed_hash(self.seed, epoch, ids)
+        base = draw_base(self.seed, epoch, ids, salt=crop.salt)
         places = keyed_draws(base, crop.index, list(range(len(axes))))
         for number, axis in enumerate(axes):
             found[:, axis] = places[number] * (np.maximum(room[:, axis], 0) + 1)

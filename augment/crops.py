@@ -61,7 +61,7 @@ def random_windows(
     Up to 10 attempts draw an area and a log-uniform ratio; the first window that fits the image is
     placed at random; if none fits, the middle of the image with the nearest ratio that is allowed.
     Attempt k uses draws 2k and 2k + 1, the place draws 20 and 21.
-    height, width: of the images, shape (n,). base: keyed_hash(seed, epoch, ids), shape (n,).
+    height, width: of the images, shape (n,). base: from `draw_base`, shape (n,).
     """
     area, ratio, *place = keyed_draws(base, index, [0, 1, 2 * ATTEMPTS, 2 * ATTEMPTS + 1])
     rows, columns = _attempt(op, height, width, area, ratio)

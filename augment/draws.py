@@ -1,8 +1,7 @@
 """Every random number of a batch, and every window that follows from it, in numpy.
 
-A draw is a keyed hash of (seed, epoch, sample id, place of the operation, number of the draw): the
-same sample gets the same window in any batch, on any rank, after any restart. DALI gets windows as
-arguments and keeps no random state.
+A draw is a keyed hash (see `keyed`): the same sample gets the same window in any batch, on any
+rank, after any restart. DALI gets windows as arguments and keeps no random state.
 
 Windows are integers inside the upright image. Where a resize is followed by a crop, the graph
 resizes only the region that the crop will show, and decodes that region plus the filter's reach.
@@ -24,11 +23,10 @@ from penstock.augment.geometric_ops import (
     RandomHorizontalFlip,
     RandomVerticalFlip,
 )
-from penstock.augment.keyed import keyed_draws
+from penstock.augment.keyed import draw_base, keyed_draws
 from penstock.augment.moves import Crop, Flip, Move, Moves, Scale
 from penstock.augment.pixel_draws import argument_inputs, argument_values
 from penstock.augment.pixels import Mirror
-from penstock.cache.base.hashing import keyed_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,12 +107,14 @@ def draw(
     dims: NDArray[np.int32],
     seed: int,
     epoch: int,
+    occurrences: NDArray[np.int64] | None = None,
 ) -> Draws:
     """The graph's argument inputs for one batch; a pure function of each sample.
 
-    ids: sample ids, shape (n,). dims: upright height and width, shape (n, 2).
+    ids: sample ids, shape (n,). dims: upright height and width, shape (n, 2). occurrences: as in
+    `draw_base`.
     """
-    return _draw(recipe, ids, dims, seed=seed, epoch=epoch, moves=None)
+    return _draw(recipe, ids, dims, seed=seed, epoch=epoch, occurrences=occurrences)
 
 
 def draw_with_moves(
@@ -148,10 +148,13 @@ def _draw(
     *,
     seed: int,
     epoch: int,
-    moves: list[Move] | None,
+    occurrences: NDArray[np.int64] | None = None,
+    moves: list[Move] | None = None,
 ) -> Draws:
     """moves: where each window, resize and flip is noted; None: nowhere."""
-    base = keyed_hash(seed, epoch, ids) if recipe.random else None
+    base = None
+    if recipe.random:
+        base = draw_base(seed, epoch, ids, salt=recipe.salt, occurrences=occurrences)
     height, width = dims[:, 0].astype(np.int64), dims[:, 1].astype(np.int64)
     view = _View.whole(height, width, np.zeros(len(ids), np.bool_))
     inputs: Draws = {}

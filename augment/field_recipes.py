@@ -1,9 +1,9 @@
 """What a recipe does to each field of a sample: images, and what follows them.
 
 A list of operations acts on every field that it concerns: each image that is selected, and the
-masks, boxes and keypoints `of` it. One operation draws the same numbers for all of them, as a draw
-is keyed by the sample and the operation's place: images of one size get one window. A mapping has a
-list for each image that is to be changed, and other images are decoded as they are.
+masks, boxes and keypoints `of` it. One operation draws the same numbers for all of them: images of
+one size get one window. A mapping has a list for each image that is to be changed, and other images
+are decoded as they are. The fields of a tuple share a list and its draws; entries draw apart.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from penstock.augment.geometric_ops import (
     RandomVerticalFlip,
     Resize,
 )
+from penstock.augment.map import Map
 from penstock.augment.ops import (
     Apply,
     AutoAugment,
@@ -49,8 +50,10 @@ if TYPE_CHECKING:
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.types import ImageRange
 
-Recipes = Recipe | Mapping[str, Recipe]
-"""What `augment=` may be: one list of operations, or a list by field."""
+Recipes = Recipe | Mapping[str | tuple[str, ...], Recipe]
+"""What `augment=` may be: one list of operations, or a list by field or by a tuple of fields."""
+FieldLists = Recipe | Mapping[str, Recipe]
+"""Recipes with a list for each field of a tuple, as `by_field` gives them."""
 
 # Operations that move pixels in a way that masks, boxes and points don't follow yet.
 _UNFOLLOWED = (RandomRotation, RandAugment, TrivialAugmentWide, AutoAugment)
@@ -110,17 +113,44 @@ class FieldRecipes:
         return next((name for name, recipe in self.images.items() if recipe.mixing), None)
 
 
+def by_field(augment: Recipes | None) -> FieldLists | None:
+    """The recipes with a list for each field of a tuple. Raises RecipeError for fields that stand
+    in two entries, and for Maps of several fields in the list of a tuple."""
+    if not isinstance(augment, Mapping):
+        return augment
+    lists: dict[str, Recipe] = {}
+    for key, recipe in augment.items():
+        for name in (key,) if isinstance(key, str) else key:
+            if name in lists:
+                raise RecipeError(
+                    f'augment: "{name}" stands twice in the keys {list(augment)}. Give each field '
+                    "one list."
+                )
+            lists[name] = recipe
+        operations = recipe if isinstance(recipe, Sequence) else ()
+        maps = [each for each in operations if isinstance(each, Map) and each.fields is not None]
+        if not isinstance(key, str) and maps:
+            raise RecipeError(
+                f"{maps[0].name} has fields={list(maps[0].fields or ())} and stands in the list of "
+                f"{key}, which acts on each of these fields. Leave its fields out, or put it into "
+                "the list of one field."
+            )
+    return lists
+
+
 def check_recipes(
-    augment: Recipes | None,
+    augment: FieldLists | None,
     schema: Mapping[str, FieldType],
     fields: Sequence[str],
     ranges: Mapping[str, ImageRange],
+    salts: Mapping[str, int] | None = None,
 ) -> FieldRecipes:
     """What a recipe does to each of the fields of a sample.
 
     augment: without its Maps (see `map.split_maps`). schema: of the samples. fields: what is
     selected, in order; "id" and "<name>.present" too. ranges: sizes of the images of each image
-    field, of those too that aren't selected but that a mask is `of`.
+    field, of those too that aren't selected but that a mask is `of`. salts: of the draws, by field
+    (`entry_salts`).
     Raises RecipeError for operations that don't fit one another, or that a selected mask, boxes or
     keypoints can't follow.
     """
@@ -130,7 +160,8 @@ def check_recipes(
     _check_crops(lists, selected)
     images: dict[str, CheckedRecipe] = {}
     for name in names:
-        images[name] = _checked(lists.get(name), name, ranges, alone=len(names) == 1)
+        recipe = _checked(lists.get(name), name, ranges, alone=len(names) == 1)
+        images[name] = replace(recipe, salt=(salts or {}).get(name, 0))
     _check_mixing(images, selected)
     _tell_of_places(lists, selected)
     followers = {
@@ -175,7 +206,7 @@ def _moves(op: Operation, images: set[str]) -> bool:
 
 
 def _lists(
-    augment: Recipes | None,
+    augment: FieldLists | None,
     schema: Mapping[str, FieldType],
     selected: Mapping[str, FieldType],
     fields: tuple[str, ...],

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.augment.keyed import draw_base, keyed_draws
 from penstock.augment.ops import CutMix, Mixing
-from penstock.cache.base.hashing import keyed_hash, unit
 from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class Mix:
 class Mixer:
     """The mixing of a recipe, for one dataset. index: place of the first of ops in the recipe.
 
-    classes: of the soft targets. height, width: of the batch's images. seed: of the draws.
+    classes: of the soft targets. height, width: of the batch's images. seed: of the draws. salt: of
+    their key.
     """
 
     ops: tuple[Mixing, ...]
@@ -64,13 +65,14 @@ class Mixer:
     height: int
     width: int
     seed: int
+    salt: int = 0
 
     def __call__(self, ids: Ints, partner: Ints, *, epoch: int) -> Mix:
         """How the samples of these ids are mixed; partner: row of each one's partner."""
 
         def uniform(count: int) -> Floats:
-            numbers = np.arange(count, dtype=np.uint64) + np.uint64(self.index << 32)
-            return unit(keyed_hash(self.seed, epoch, ids, numbers[:, None]))
+            base = draw_base(self.seed, epoch, ids, salt=self.salt)
+            return keyed_draws(base, self.index, list(range(count)))
 
         return draw_mix(self.ops, uniform, partner=partner, height=self.height, width=self.width)
 
@@ -90,6 +92,7 @@ def mixer_of(recipe: CheckedRecipe, *, classes: int | None, seed: int) -> Mixer 
         height=height,
         width=width,
         seed=seed,
+        salt=recipe.salt,
     )
 
 

@@ -67,7 +67,7 @@ class CheckedRecipe:
     shape: (channels, height, width) of one sample of the batch. dtype: of the batch. normalize: the
     Normalize of the recipe, if any. pixels: what follows the geometries, with the flips that can't
     wait. mirror: the flip of the last pass, if any. erasing: what follows that pass. mixing: what
-    is left to do with whole batches; the graph does nothing of it.
+    is left to do with whole batches; the graph does nothing of it. salt: of its draws' key.
     """
 
     ops: tuple[Operation, ...]
@@ -80,6 +80,7 @@ class CheckedRecipe:
     mirror: Mirror | None = None
     erasing: tuple[PlacedOperation, ...] = ()
     mixing: tuple[Mixing, ...] = ()
+    salt: int = 0
 
     @property
     def image(self) -> Shape:

@@ -80,8 +80,8 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
     seed: of order and draws. Native: None takes one from torch's generator, as torch does; several
         ranks need the same, so there it must be given. torch datasets: None leaves order and
         randomness to torch; a seed gives Penstock's order, shared out over the ranks.
-    augment: operations, such as `imagenet_train(224)`, or such a list by field (docs/augment.md).
-        None gives uint8 images as they are, if all are of one size.
+    augment: operations, such as `imagenet_train(224)`, or such a list by field or tuple of fields
+        (docs/augment.md). None gives uint8 images as they are, if all are of one size.
     device: "cpu", "cuda" or "cuda:1": native images are decoded there; every tensor lies there.
     world: rank and size; None reads torch's process group, else the launcher's environment, again
         with each pass until one has begun: a trainer may start the group later.

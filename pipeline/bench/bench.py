@@ -199,14 +199,15 @@ def _floor(workload: Workload, setup: Setup, progress: ProgressReport) -> float:
 def workload_ceilings(workload: Workload, dataset: Dataset, setup: Setup) -> Ceilings:
     """What each stage of a workload does alone, on its dataset, which is open and settled."""
     from penstock.augment.array_crop import check_array_crops, cropped_schema, is_array_crop
-    from penstock.augment.field_recipes import check_recipes
+    from penstock.augment.field_recipes import by_field, check_recipes
     from penstock.augment.map import check_maps, split_maps
 
     images: Mapping[str, CheckedRecipe] = {}
     if not workload.recipe.reads_only:
         schema, names = dataset.schema, dataset.fields
         maps, operations = split_maps(
-            workload.recipe.operations or None, lambda op, of: is_array_crop(op, of, schema, names)
+            by_field(workload.recipe.operations or None),
+            lambda op, of: is_array_crop(op, of, schema, names),
         )
         crops = check_array_crops(operations, schema, stored_fields(names))
         checked = check_maps(maps, cropped_schema(schema, crops))

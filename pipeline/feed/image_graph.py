@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def make_recipes(dataset: Source, options: NativeOptions, mapped: MappedFields) -> FieldRecipes:
     """Check the recipe, its Maps apart, against the fields that batches have."""
     images = dataset.contents.images
-    recipes = check_recipes(mapped.augment, mapped.schema, mapped.fields, images)
+    recipes = check_recipes(mapped.augment, mapped.schema, mapped.fields, images, mapped.salts)
     if options.as_dict and options.pad and VALID in recipes.fields:
         raise ConfigError(
             f'as_dict=True and pad="mask" add "{VALID}" to each batch, and there is a field of '

@@ -86,14 +86,23 @@ def checked_augment(value: Any) -> Recipes | None:
     Whether they fit one another and the images is checked later.
     """
     if isinstance(value, Mapping):
-        unknown = [name for name in value if not isinstance(name, str)]
+        unknown = [key for key in value if not isinstance(key, str) and not _is_names(key)]
         if unknown or not value:
             raise ConfigError(
-                f"augment: got {value!r}, wanted a list of operations, or such a list by field: "
-                '{"image": [...]}.'
+                f"augment: got {value!r}, wanted a list of operations, or such a list by field, or "
+                'by a tuple of fields that share its draws: {"image": [...], ("left", "right"): '
+                "[...]}."
             )
-        return {name: _operations(f'augment["{name}"]', each) for name, each in value.items()}
+        return {key: _operations(f"augment[{_shown(key)}]", each) for key, each in value.items()}
     return None if value is None else _operations("augment", value)
+
+
+def _is_names(key: object) -> bool:
+    return isinstance(key, tuple) and bool(key) and all(isinstance(name, str) for name in key)
+
+
+def _shown(key: str | tuple[str, ...]) -> str:
+    return f'"{key}"' if isinstance(key, str) else str(key)
 
 
 def _operations(what: str, value: Any) -> tuple[Operation, ...]:

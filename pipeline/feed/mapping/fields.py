@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.augment.field_recipes import by_field
+from penstock.augment.keyed import entry_salts
 from penstock.augment.map import CheckedMaps, check_maps, split_maps
 from penstock.cache.errors import RecipeError
 from penstock.readers.fields.field_types import Array
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.augment.array_crop import ArrayCrop
-    from penstock.augment.field_recipes import Recipes
+    from penstock.augment.field_recipes import FieldLists
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.readers.fields.schema import Schema
     from penstock.readers.source import Source
@@ -26,14 +28,15 @@ class MappedFields:
 
     maps: in order; none where the recipe has none. fields: of a batch, those that Maps add last.
     reads: the fields of the dataset that are read for that. augment: the recipe without Maps.
-    crops: of arrays, by field: no more is read of them.
+    crops: of arrays, by field: no more is read of them. salts: of the draws, by field.
     """
 
     maps: CheckedMaps
     fields: tuple[str, ...]
     reads: tuple[str, ...]
-    augment: Recipes | None
+    augment: FieldLists | None
     crops: Mapping[str, ArrayCrop]
+    salts: Mapping[str, int]
 
     @property
     def schema(self) -> Schema:
@@ -51,17 +54,16 @@ def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
     """Check the Maps of a loader's recipe against its dataset, whose fields they may get whether
     they are selected or not. Raises RecipeError."""
     schema = dataset.schema
+    recipes, salts = by_field(options.augment), entry_salts(options.augment)
     crops: dict[str, ArrayCrop] = {}
-    if options.augment is None or not schema.of_type(Array):
-        maps, augment = split_maps(options.augment)
+    if recipes is None or not schema.of_type(Array):
+        maps, augment = split_maps(recipes)
     else:
         from penstock.augment.array_crop import check_array_crops, cropped_schema, is_array_crop
 
         fields = stored_fields(dataset.fields)
-        maps, augment = split_maps(
-            options.augment, lambda op, of: is_array_crop(op, of, schema, fields)
-        )
-        crops = check_array_crops(augment, schema, fields)
+        maps, augment = split_maps(recipes, lambda op, of: is_array_crop(op, of, schema, fields))
+        crops = check_array_crops(augment, schema, fields, salts)
         schema = cropped_schema(schema, crops)
     checked = check_maps(maps, schema)
     made: dict[str, None] = {}
@@ -81,4 +83,5 @@ def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
         reads=stored_fields(read),
         augment=augment,
         crops=crops,
+        salts=salts,
     )

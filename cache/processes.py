@@ -43,6 +43,16 @@ _START_REMEDY = (
 Answer = tuple[Literal["ready", "done", "unusable", "failed"], Any]
 
 
+def exit_words(code: int) -> str:
+    """How a process ended, by its exit status: a signal's number is negative."""
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
 def sendable(thing: object, *, what: str) -> bytes:
     """A thing as bytes for a worker process. Raises NotPicklableError. what: it is, for people."""
     try:
@@ -240,10 +250,7 @@ class Crew:
         told = generation.failure.value
         if told is not None:
             return _again(told)
-        how = f"ended with status {code}"
-        if code is not None and code < 0:
-            with contextlib.suppress(ValueError):
-                how = f"was killed by {signal.Signals(-code).name}"
+        how = "ended" if code is None else exit_words(code)
         about = f"A worker process of {self._name} (pid {worker.process.pid}) {how}"
         if not worker.is_ready and (code is None or code >= 0):
             return WorkerError(f"{about} before its first answer. {_START_REMEDY}")

@@ -44,6 +44,14 @@ _LIFE_S = 15.0
 _READERS = 4
 _BACKLOG = 1024
 _TELL_EVERY_S = 60.0
+_OF_ADDRESS = frozenset(
+    {errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.EACCES, errno.EINVAL, errno.EAFNOSUPPORT}
+)
+"""Errors of listening that an address has, and not the machine."""
+
+
+class AddressError(OSError):
+    """The server can't listen at its address."""
 
 
 class Refusals:
@@ -120,7 +128,13 @@ async def serve(spec: ServerSpec, name: str, tell: Callable[[dict[str, Any]], No
     wait_for(lambda: life.lock(LIFE_BYTE), timeout_s=_LIFE_S, what=f"the server {name}")
     held = HeldFiles(spec.root, mode=spec.mode)
     done = asyncio.Event()
-    listener, is_taken = listen(spec.host, spec.port)
+    try:
+        listener, is_taken = listen(spec.host, spec.port)
+    except OSError as error:
+        is_name = isinstance(error, socket.gaierror)
+        if is_name or error.errno in _OF_ADDRESS:
+            raise AddressError(error.errno, error.strerror) from error
+        raise
     port = listener.getsockname()[1]
     users = Users(spec.secret, port=port, gone=done.set)
     handler = LogToUsers(users)
@@ -180,6 +194,7 @@ def main() -> int:
     try:
         asyncio.run(serve(spec, name, tell))
     except (OSError, ValueError) as error:
-        tell({"error": getattr(error, "strerror", None) or str(error)})
+        reason = getattr(error, "strerror", None) or str(error)
+        tell({"error": reason, "is_address": isinstance(error, AddressError)})
         return 1
     return 0

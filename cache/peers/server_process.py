@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from penstock.cache.peers.own_settings import not_local
 from penstock.cache.peers.server_spec import FOLDER, START_BYTE, ServerSpec, server_name
 from penstock.cache.peers.tokens import SECRET_VARIABLE
 from penstock.cache.peers.users import ServerLine
+from penstock.cache.processes import exit_words
 from penstock.cache.threads import Workers, end_at_exit
 
 if TYPE_CHECKING:
@@ -41,8 +43,12 @@ _log = logging.getLogger("penstock")
 
 START_TIMEOUT_S = 60.0
 _LEAVE_S = 1.0
-_MOST_DEATHS, _DEATHS_WITHIN_S = 3, 60.0
-"""A server that dies more often isn't started again."""
+_MOST_DEATHS, _DEATHS_WITHIN_S = 6, 120.0
+"""A server that dies so often, while it starts or later, isn't started again."""
+_FIRST_PAUSE_S = 0.25
+"""Before a second start; each further pause is twice as long. The first start follows at once."""
+_MOST_STDERR, _STDERR_LINES = 4000, 3
+"""Bytes and lines of a dead server's last words that a message quotes."""
 # Its modules are this process's: what the working folder holds is none of them by chance.
 _PROGRAM = """
 import json, sys
@@ -79,11 +85,12 @@ class PeerServer:
         self._root, self._mode = cache.path, cache.mode
         self._folder: Folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        self._closed = False
+        self._stderr = -1
+        self._ended = threading.Event()
         self._deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
         self._changing = threading.Lock()
         self._pid = os.getpid()
-        self._line = self._find_or_start(peers.port)
+        self._line = self._find_or_start_patiently(peers.port)
         self._watcher = Workers(1, name="peer-server")
         self._watcher.submit(self._watch, None)
         end_at_exit(self)
@@ -105,6 +112,36 @@ class PeerServer:
         return self._line.pid
 
     # -- finding and starting
+
+    def _find_or_start_patiently(self, port: int, died: str | None = None) -> ServerLine:
+        """Find a server, or start one as often as it dies. died: how the one before ended; then
+        everything else that fails is tried again, too.
+
+        Raises as the class says, WorkerError after too many deaths."""
+        retried = WorkerError if died is None else (OSError, ConfigError, WorkerError)
+        while True:
+            if died is not None:
+                self._note_death(died)
+            try:
+                return self._find_or_start(port)
+            except retried as error:
+                died = str(error)
+
+    def _note_death(self, died: str) -> None:
+        """Count a death, and pause before the next start. Raises WorkerError after too many, and
+        where nobody wants another start."""
+        now_s = time.monotonic()
+        while self._deaths and now_s - self._deaths[0] > _DEATHS_WITHIN_S:
+            self._deaths.popleft()
+        self._deaths.append(now_s)
+        count = len(self._deaths)
+        if count >= _MOST_DEATHS:
+            raise WorkerError(
+                f"{died} It is not started again, as {count} servers died within "
+                f"{_DEATHS_WITHIN_S:.0f} s: other nodes get nothing from here."
+            )
+        if self._ended.wait(0.0 if count == 1 else _FIRST_PAUSE_S * 2.0 ** (count - 2)):
+            raise WorkerError(died)
 
     def _find_or_start(self, port: int) -> ServerLine:
         if (found := self._find()) is not None:
@@ -135,9 +172,13 @@ class PeerServer:
             credentials=self._credentials,
         )
         told = self._run(spec)
+        if "error" in told:
+            self._reap()
+            if told["is_address"]:
+                raise not_local(self._peers, str(told["error"]))
+            raise OSError(f"{self._root}: the server of the cache can't serve: {told['error']}.")
         if "port" not in told:
-            self._reap(wait_s=_LEAVE_S)
-            raise not_local(self._peers, str(told.get("error", "it ended before it served")))
+            raise self._death("while it started")
         if told["is_taken"]:
             warnings.warn(
                 f"peers: port {port} of {self._peers.host} is taken, by another job's server or "
@@ -151,17 +192,21 @@ class PeerServer:
         except StalledError:
             raise
         except (OSError, ValueError) as error:
-            raise WorkerError(
-                f"{self._root}: the server of the cache ended as soon as it had begun ({error})."
-            ) from error
+            raise self._death(f"as soon as it served ({error})") from error
 
     def _run(self, spec: ServerSpec) -> dict[str, object]:
         """Start the process; what it tells."""
         # What the environment tells this process is nobody else's.
         command = ["env", "-u", SECRET_VARIABLE, sys.executable, "-P", "-c", _PROGRAM]
         command += ["penstock-peer-server", self._peers.address]
+        self._close_stderr()
+        self._stderr = os.memfd_create("penstock-peer-server", os.MFD_CLOEXEC)
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            start_new_session=True,
         )
         self._process = process
         assert process.stdin is not None
@@ -173,68 +218,83 @@ class PeerServer:
             process.stdin.close()
             if not connection.wait([process.stdout.fileno()], timeout=START_TIMEOUT_S):
                 process.kill()
-                self._reap(wait_s=1.0)
+                self._reap()
                 raise StalledError(
-                    f"{self._root}: the server of the cache didn't begin within "
-                    f"{START_TIMEOUT_S:.0f} s. Look whether this machine is overloaded."
+                    f"{self._root}: the server of the cache (pid {process.pid}) didn't begin "
+                    f"within {START_TIMEOUT_S:.0f} s and was ended. Look whether this machine is "
+                    "overloaded."
                 )
             told = json.loads(process.stdout.readline())
             return told if isinstance(told, dict) else {}
         return {}
 
-    def _reap(self, *, wait_s: float) -> None:
-        """Clear up behind a server that this process started, if it has ended."""
+    def _reap(self) -> int | None:
+        """Clear up behind a server that this process started, if it has ended; its exit status,
+        None where that isn't known."""
         process, self._process = self._process, None
-        if process is not None:
-            try:
-                process.wait(wait_s)
-            except subprocess.TimeoutExpired:
-                process.returncode = 0  # others use it: nobody here waits for it, or warns of it
+        if process is None:
+            return None
+        try:
+            return process.wait(_LEAVE_S)
+        except subprocess.TimeoutExpired:
+            process.returncode = 0  # others use it: nobody here waits for it, or warns of it
+            return None
+
+    def _death(self, when: str, *, pid: int = 0) -> WorkerError:
+        """The error for a server that has ended: how, with its last words where this process
+        started it."""
+        process, said = self._process, ""
+        code = self._reap()
+        if process is not None and self._stderr >= 0:
+            size = os.lseek(self._stderr, 0, os.SEEK_END)
+            text = os.pread(self._stderr, _MOST_STDERR, max(0, size - _MOST_STDERR))
+            lines = [line.strip() for line in text.decode("utf-8", "replace").splitlines()]
+            said = " | ".join([line for line in lines if line][-_STDERR_LINES:])
+        self._close_stderr()
+        how = "ended" if code is None else exit_words(code)
+        pid = pid if process is None else process.pid
+        last = f" Its last words: {said}" if said else ""
+        look = " If it wasn't you, the machine may lack memory: see `dmesg`."
+        remedy = look if code == -signal.SIGKILL else ""
+        return WorkerError(
+            f"{self._root}: the server of the cache (pid {pid}) {how} {when}.{remedy}{last}"
+        )
+
+    def _close_stderr(self) -> None:
+        stderr, self._stderr = self._stderr, -1
+        if stderr >= 0:
+            os.close(stderr)
 
     # -- watching
 
     def _watch(self, _: None) -> None:
         """Log what the server says, and start another when it is gone."""
-        while not self._closed:
+        while not self._ended.is_set():
             try:
                 told = self._line.hear()
             except ValueError:
                 continue
             if told is None:
-                self._reap(wait_s=_LEAVE_S)
-                if self._closed or not self._start_again():
+                if self._ended.is_set() or not self._start_again():
                     return
             elif isinstance(told.get("log"), str) and isinstance(told.get("level"), int):
                 _log.log(told["level"], "%s", told["log"])
 
     def _start_again(self) -> bool:
-        now_s = time.monotonic()
-        if len(self._deaths) == _MOST_DEATHS and now_s - self._deaths[0] < _DEATHS_WITHIN_S:
-            _log.warning(
-                "%s: the server of the cache died %d times within a minute, and isn't started "
-                "again: other nodes get nothing from here. See what ends it (memory: `dmesg`).",
-                self._root,
-                _MOST_DEATHS + 1,
-            )
-            return False
-        self._deaths.append(now_s)
         before = self._line
+        died = str(self._death("while it served", pid=before.pid))
         try:
-            line = self._find_or_start(before.port)
-        except (OSError, ConfigError, WorkerError) as error:
-            _log.warning("%s: the server of the cache is gone: %s", self._root, error)
+            line = self._find_or_start_patiently(before.port, died)
+        except WorkerError as error:
+            if not self._ended.is_set():
+                _log.warning("%s", error)
             return False
         with self._changing:
             before.close()
             self._line = line
-            if self._closed:
+            if self._ended.is_set():
                 line.close()
-        _log.warning(
-            "%s: the server of the cache (pid %d) died; another serves on (pid %d).",
-            self._root,
-            before.pid,
-            line.pid,
-        )
+        _log.warning("%s Another serves on (pid %d).", died, line.pid)
         if line.port != before.port and self._moved is not None:
             self._moved(self.address)
         return True
@@ -243,7 +303,7 @@ class PeerServer:
 
     def end(self) -> None:
         """Let the watching thread go, at once."""
-        self._closed = True
+        self._ended.set()
         with self._changing:
             self._line.end()
 
@@ -253,9 +313,11 @@ class PeerServer:
         self.end()
         self._watcher.close(timeout_s=_LEAVE_S)
         self._line.close()
-        self._reap(wait_s=_LEAVE_S)
+        self._reap()
+        self._close_stderr()
 
     def disown(self) -> None:
         """Be no user, in a forked child: the parent's end mustn't wait for its."""
-        self._closed = True
+        self._ended.set()
         self._line.close()
+        self._close_stderr()

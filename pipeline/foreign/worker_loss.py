@@ -7,11 +7,11 @@ of those that are not back; a batch that was read may have gone down with the pr
 from __future__ import annotations
 
 import contextlib
-import signal
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import WorkerError
+from penstock.cache.processes import exit_words
 from penstock.pipeline.torch_private import shut_down, stop_watching, tasks_of, workers_of
 
 if TYPE_CHECKING:
@@ -78,26 +78,17 @@ def error_of(
         for worker in workers:
             if worker.sentinel in ends:
                 worker.join(_END_S)
-    dead = [number for number, worker in enumerate(workers) if worker.exitcode]
+    dead = {number: code for number, worker in enumerate(workers) if (code := worker.exitcode)}
     if not dead:
         return WorkerError(
             f"The connection to a DataLoader worker broke while it handed a batch over. {_MEMORY}"
         )
     losses = "; ".join(
-        f"worker {number} (pid {workers[number].pid}) {_how(workers[number].exitcode)} while it "
-        f"was reading {_at(inner, number, outstanding, streams)} of {name}"
-        for number in dead
+        f"worker {number} (pid {workers[number].pid}) {exit_words(code)} while it was "
+        f"reading {_at(inner, number, outstanding, streams)} of {name}"
+        for number, code in dead.items()
     )
     return WorkerError(f"DataLoader {losses}. {_MEMORY}")
-
-
-def _how(exitcode: int | None) -> str:
-    if exitcode is None or exitcode >= 0:
-        return f"exited with status {exitcode}"
-    try:
-        return f"was killed by {signal.Signals(-exitcode).name}"
-    except ValueError:
-        return f"was killed by signal {-exitcode}"
 
 
 def _at(

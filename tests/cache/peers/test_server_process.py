@@ -18,8 +18,8 @@ import pytest
 
 from penstock.cache.base.peer_settings import Peers
 from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.errors import ConfigError, PenstockWarning
-from penstock.cache.peers import protocol
+from penstock.cache.errors import ConfigError, PenstockWarning, WorkerError
+from penstock.cache.peers import protocol, server_process
 from penstock.cache.peers.certificates import make_credentials
 from penstock.cache.peers.peer_client import PeerClient
 from penstock.cache.peers.peer_directory import Peer
@@ -28,7 +28,7 @@ from penstock.cache.peers.tokens import PeerSecret
 from tests.cache.peers.serving import PATIENCE_S, Served, key_of, put, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -116,7 +116,7 @@ def test_it_ends_with_its_last_user_however_that_ends(tmp_path: Path) -> None:
 def test_a_server_that_is_killed_is_started_again_at_its_place(served: Served) -> None:
     put(served.cache, "kept", 1000)
     before, address = served.server.pid, served.server.address
-    with logging_of("another serves on") as said:
+    with logging_of("Another serves on") as said:
         os.kill(before, signal.SIGKILL)
         assert said.wait(PATIENCE_S)
     assert served.server.pid != before
@@ -130,20 +130,107 @@ def test_the_one_who_is_left_starts_it_again(tmp_path: Path) -> None:
     process, _ = user(tmp_path / "cache", secret)
     with serving(tmp_path / "cache", secret=secret) as served:
         end(process)
-        with logging_of("another serves on") as said:
+        with logging_of("Another serves on") as said:
             os.kill(served.server.pid, signal.SIGKILL)
             assert said.wait(PATIENCE_S)
         assert served.ask(protocol.ALIVE).status == 200
 
 
-def test_one_that_dies_again_and_again_is_left_dead(served: Served) -> None:
-    for _ in range(3):
-        with logging_of("another serves on") as said:
+def test_one_that_dies_again_and_again_is_left_dead(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_process, "_FIRST_PAUSE_S", 0.001)
+    for _ in range(5):
+        with logging_of("was killed by SIGKILL while it served") as said:
             os.kill(served.server.pid, signal.SIGKILL)
             assert said.wait(PATIENCE_S)
-    with logging_of("isn't started again") as said:
+        assert served.ask(protocol.ALIVE).status == 200
+    with logging_of("is not started again, as 6 servers died") as said:
         os.kill(served.server.pid, signal.SIGKILL)
         assert said.wait(PATIENCE_S)
+
+
+DYING = """
+import os, signal, sys
+if "penstock-peer-server" in sys.orig_argv:
+    here = os.path.dirname(__file__)
+    left = int(open(here + "/left").read())
+    seen = 0
+    def watch(event, args):
+        global seen
+        if event != EVENT or not left:
+            return
+        seen += 1
+        if seen == NUMBER:
+            open(here + "/left", "w").write(str(left - 1))
+            DIE
+    sys.addaudithook(watch)
+"""
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.fixture
+def dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Have the next servers die at a moment of their start; returns the file with how many do."""
+    monkeypatch.setattr(server_process, "_FIRST_PAUSE_S", 0.001)
+
+    def prepare(event: str, number: int, times: int, die: str = KILL) -> Path:
+        folder = tmp_path / "site"
+        folder.mkdir(exist_ok=True)
+        text = DYING.replace("EVENT", repr(event)).replace("NUMBER", str(number))
+        (folder / "sitecustomize.py").write_text(text.replace("DIE", die))
+        (folder / "left").write_text(str(times))
+        paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        return folder / "left"
+
+    return prepare
+
+
+MOMENTS = [("import", 1), ("socket.bind", 1), ("socket.bind", 2)]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_one_that_is_killed_while_it_starts_is_started_again(
+    tmp_path: Path, dying: Callable[..., Path], moment: tuple[str, int], times: int
+) -> None:
+    left = dying(*moment, times)
+    with serving(tmp_path / "cache") as served:
+        assert left.read_text() == "0"
+        assert served.ask(protocol.ALIVE).status == 200
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_one_that_is_killed_while_it_starts_again_is_started_once_more(
+    served: Served, dying: Callable[..., Path], moment: tuple[str, int]
+) -> None:
+    left, address = dying(*moment, 2), served.server.address
+    with logging_of("Another serves on") as said:
+        os.kill(served.server.pid, signal.SIGKILL)
+        assert said.wait(PATIENCE_S)
+    assert left.read_text() == "0"
+    assert served.server.address == address
+    assert served.ask(protocol.ALIVE).status == 200
+
+
+@pytest.mark.parametrize(
+    ("die", "said"),
+    [
+        (KILL, r"\(pid \d+\) was killed by SIGKILL while it started.*memory"),
+        ('sys.stderr.write("no\\nroom left\\n"), os._exit(7)', "with status 7 .*no | room left"),
+        ('raise ImportError("half of it")', "status 1 while it started.*ImportError: half of it"),
+    ],
+)
+def test_one_that_always_dies_while_it_starts_is_an_error_that_says_how(
+    tmp_path: Path, dying: Callable[..., Path], die: str, said: str
+) -> None:
+    dying("socket.bind", 1, 99, die)
+    cache = DiskCache(tmp_path / "cache", max_bytes="1MiB")
+    with pytest.raises(WorkerError, match=said) as caught:
+        PeerServer(cache, Peers("127.0.0.1:0", tls=False), PeerSecret.draw())
+    assert "127.0.0.1" not in str(caught.value)  # the address isn't to blame
+    cache.close()
 
 
 def test_jobs_with_secrets_of_their_own_have_servers_of_their_own(tmp_path: Path) -> None:

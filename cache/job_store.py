@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock.cache.errors import JobStoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -26,6 +26,7 @@ _PREFIX = "penstock"
 # without an answer: so they get longer.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 _LOOK_EVERY_S, _LOOKED_OFTEN_S = 8.0, 60.0  # at first, where somebody has to look meanwhile
+_FOR_EVER = timedelta(days=300)
 _SHORTEST_WAIT_S = 0.01  # they count milliseconds, and 0 of them stand for ever
 
 
@@ -69,9 +70,25 @@ class JobStore:
         """The same store, every key below a name."""
         return JobStore(self._store, prefix=f"{self._prefix}/{name}", kept=self._kept)
 
+    def separate(self) -> JobStore | None:
+        """Another connection to the same server, for somebody who waits for long; None for stores
+        that have no server to lose."""
+        kind: Any = self._store
+        while (inner := getattr(kind, "underlying_store", None)) is not None:
+            kind = inner
+        if type(kind).__name__ != "TCPStore":
+            return None
+        own = self._ask(lambda store: store.clone())
+        return JobStore(own, prefix=self._prefix, kept=self._kept)
+
     def tell(self, key: str, value: str) -> None:
         """Write a value, over an older one."""
         self._ask(lambda store: store.set(self._key(key), value))
+
+    def tell_all(self, values: Mapping[str, str]) -> None:
+        """Write several values by one question."""
+        keys = [self._key(key) for key in values]
+        self._ask(lambda store: store.multi_set(keys, list(values.values())))
 
     def heard(self, key: str) -> str | None:
         """Read a value that was told; None where nobody has told it yet."""
@@ -132,6 +149,10 @@ class JobStore:
             else:
                 return []
         return [key for key in keys if self.heard(key) is None]
+
+    def wait_for_ever(self, key: str) -> None:
+        """Wait until a key is told, and for nothing else: nobody else may use this connection."""
+        self._ask(lambda store: store.wait([self._key(key)], _FOR_EVER))
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}"

@@ -84,6 +84,11 @@ class _Exit:
     has_begun = False
 
 
+def is_exiting() -> bool:
+    """Whether the interpreter is ending."""
+    return _Exit.has_begun
+
+
 @atexit.register
 def _end_all() -> None:
     pid = os.getpid()

@@ -48,6 +48,7 @@ class JobRanks:
         )
         check_same_plan(agreement, facts, label=world.label)
         check_places(agreement, world)
+        agreement.follow_first(world, is_expected=shuffles)
         meeting = Meeting(
             agreement,
             facts,
@@ -62,18 +63,23 @@ class JobRanks:
 
     def begin_pass(self) -> None:
         """The user goes on, whatever was refused."""
+        self._agreement.begin_pass()
         self._meeting.come_back()
 
-    def ask(self) -> None:
-        """A batch is asked for. Raises RankFailedError where a rank told all to stop, and what
-        `Meeting.begin` raises."""
-        self._meeting.check()
+    def ask(self, epoch: int) -> None:
+        """A batch of an epoch is asked for. Raises RankFailedError where a rank told all to stop,
+        and what `Meeting.begin` raises."""
+        self._meeting.check(epoch)
         if self._meeting.begin():
-            self._meeting.check()
+            self._meeting.check(epoch)
 
-    def count_batch(self, *, ends_epoch: bool) -> None:
-        """A batch is handed out."""
-        self._waits.count_batch(ends_epoch=ends_epoch)
+    def count_batch(self, *, ended: int | None) -> None:
+        """A batch is handed out. ended: the epoch whose last one it is."""
+        self._waits.count_batch(ended=ended)
+
+    def close(self) -> None:
+        """The loader is closed. Safe to call twice."""
+        self._agreement.close()
 
     def fail(self, error: Exception) -> None:
         """Tell the other ranks that this one can't go on."""

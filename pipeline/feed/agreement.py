@@ -2,24 +2,28 @@
 
 Never a collective: rank 0 alone may build a loader. A rank asks the store one question a batch, on
 a connection of its own with a short time limit, so that a store whose server died is noticed and
-not waited for: from then on each rank counts for itself, and one warning says so. The job's own
-collectives will fail at that moment anyway.
+not waited for. A job whose first process was killed then stops on every rank; where it left in
+peace, or nobody knows, each rank counts for itself from then on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache.errors import JobStoreError, PenstockWarning
 from penstock.cache.job_store import JobStore
+from penstock.pipeline.feed.first_process import FirstProcess, FirstProcessWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.pipeline.plan.world import World
+
+log = logging.getLogger("penstock")
 
 T = TypeVar("T")
 
@@ -57,6 +61,7 @@ class Agreement:
         self._counts: dict[str, int] = {}
         self._notice: dict[str, Any] | None = None
         self._round = 0
+        self._first: FirstProcess | FirstProcessWatch | None = None
         self._told_waits = 0  # this process's number among those that told, from 1
 
     @property
@@ -79,10 +84,44 @@ class Agreement:
         """Whether this process does, of those that have its rank."""
         return self.number_of_rank == 1
 
+    def follow_first(self, world: World, *, is_expected: bool) -> None:
+        """Stop with the job's first process where it is killed and the store with it; be that
+        process for the others. is_expected: all processes have this loader."""
+        if self._store is None or world.processes == 1:
+            return
+        connection = self._ask(lambda store: store.separate(), None)
+        if connection is None or self._store is None:
+            return
+        store = self._store
+        with contextlib.suppress(JobStoreError):  # the next question says so
+            if world.process == 0:
+                self._first = FirstProcess(store)
+            else:
+                self._first = FirstProcessWatch(store, connection, is_expected=is_expected)
+
+    def begin_pass(self) -> None:
+        """A pass begins."""
+        if isinstance(self._first, FirstProcess):
+            self._first.stay()
+
+    def end_epoch(self, epoch: int) -> None:
+        """The last batch of an epoch is handed out."""
+        if isinstance(self._first, FirstProcess):
+            self._first.end_epoch(epoch)
+
+    def close(self) -> None:
+        """This process's loader is closed. Safe to call twice."""
+        if isinstance(self._first, FirstProcess):
+            self._first.leave()
+        elif self._first is not None:
+            self._first.close()
+
     def begin(self) -> None:
         """Forget what was told so far: the job goes on from a state. All ranks do so together. That
         ranks' loaders differ stays."""
         notice = self.stop_notice()
+        if isinstance(self._first, FirstProcess):
+            self._first.stay(begins=True)
         self._round += 1
         self._notice = notice if notice is not None and notice.get("differs") else None
 
@@ -179,7 +218,8 @@ class Agreement:
         """The notice, if a rank told all to stop."""
         if self._notice is None:
             text = self._ask(lambda store: store.heard(self._key("stop")), None)
-            self._notice = None if text is None else json.loads(text)
+            if text is not None:
+                self._notice = json.loads(text)
         return self._notice
 
     def tell_waits(self, text: str) -> None:
@@ -230,13 +270,30 @@ class Agreement:
             return question(self._store)
         except JobStoreError as error:
             self._store = None
-            warnings.warn(
-                f"{error} Ranks can't tell one another of bad samples and waits any more, and "
-                "each counts its own.",
-                PenstockWarning,
-                stacklevel=2,
-            )
+            self._lose(error)
             return otherwise
+
+    def _lose(self, error: JobStoreError) -> None:
+        """The store is gone: stop with the first process, or go on alone."""
+        more = "Ranks can't exchange counts of bad samples and waits any more: each counts its own."
+        if not isinstance(self._first, FirstProcessWatch):
+            warnings.warn(f"{error} {more}", PenstockWarning, stacklevel=3)
+        elif (after := self._first.missed_after()) is None:
+            log.info(
+                "Rank 0 has closed its loader and ended, and the job's store with it. %s", more
+            )
+        else:
+            reason = (
+                f"it was killed, or can't be reached: {error} See its own output and its node's "
+                "`dmesg`, then start the job again from its last state. A rank 0 that may end "
+                "before the others calls loader.close() first."
+            )
+            self._notice = self._notice or {
+                "rank": 0,
+                "failed": reason,
+                "last": list(after),
+                "differs": True,
+            }
 
 
 def _waits_key(number: int) -> str:

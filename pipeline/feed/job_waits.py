@@ -33,10 +33,12 @@ class JobWaits:
         self._told_s: float | None = None
         self._due_s = time.monotonic() + TELL_EVERY_S
 
-    def count_batch(self, *, ends_epoch: bool) -> None:
-        """Tell now, if it is time to."""
+    def count_batch(self, *, ended: int | None) -> None:
+        """Tell now, if it is time to. ended: the epoch whose last batch it is."""
+        if ended is not None:
+            self._agreement.end_epoch(ended)
         now = time.monotonic()
-        if now < self._due_s and not ends_epoch:
+        if now < self._due_s and ended is None:
             return
         if self._told_s is not None and now < self._told_s + _TELL_AT_MOST_EVERY_S:
             return

@@ -99,10 +99,12 @@ class Meeting:
 
     # -- the first batch
 
-    def check(self) -> None:
-        """Raise RankFailedError where a rank told that it can't go on: don't begin to wait."""
+    def check(self, epoch: int | None = None) -> None:
+        """Raise RankFailedError where a rank told that it can't go on: don't begin to wait. epoch:
+        of the batch that is asked for; what another rank left behind it may still be handed out."""
         notice = self._agreement.stop_notice()
-        if notice is not None and "failed" in notice:
+        is_later = epoch is None or notice is None or (epoch, 0) >= tuple(notice["last"])
+        if notice is not None and "failed" in notice and is_later:
             rank = int(notice.get("rank", 0))
             raise RankFailedError(
                 f"Rank {rank} failed, so every rank stops here: {notice['failed']}", rank=rank

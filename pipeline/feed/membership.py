@@ -69,6 +69,7 @@ class Membership:
 
     def begin_pass(self) -> None:
         """The user goes on, whatever was refused."""
+        self.agreement.begin_pass()
         if self.meeting is not None:
             self.meeting.come_back()
 
@@ -147,6 +148,8 @@ def join_ranks(
     except PlanError as error:
         _give_up(agreement, str(error))
         raise
+    if store is None:
+        agreement.follow_first(world, is_expected=order.settings.shuffle)
     meeting = Meeting(
         agreement,
         facts,

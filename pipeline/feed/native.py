@@ -209,6 +209,7 @@ class NativeEngine:
     def close(self) -> None:
         """Stop threads, drop what is in flight, release DALI. Safe to call twice."""
         self.closed = True
+        self._setup.leave()
         self._setup.stop()
 
     def _check_open(self) -> None:

@@ -235,6 +235,11 @@ class NativeSetup:
         if self.assembly is not None:
             self.assembly.membership.refuse(error)
 
+    def leave(self) -> None:
+        """Let the other ranks know that the loader is closed."""
+        if self.assembly is not None:
+            self.assembly.membership.agreement.close()
+
     def stop(self) -> None:
         """Stop what runs and release it. Safe to call twice."""
         if self.assembly is not None:

@@ -171,5 +171,6 @@ class Road:
         self.bad_count.count(batch.step.start, batch.bad_ids, begins_epoch=begins_epoch)
         if self.job_waits is not None:
             step = batch.step
-            self.job_waits.count_batch(ends_epoch=step.then.epoch != step.start.epoch)
+            epoch = step.start.epoch
+            self.job_waits.count_batch(ended=epoch if step.then.epoch != epoch else None)
         return batch.output

@@ -254,6 +254,8 @@ class ForeignEngine:
     def close(self) -> None:
         """Let torch's workers go. Safe to call twice."""
         self._closed = True
+        if self._ranks is not None:
+            self._ranks.close()
         live = self._latest() if self._latest is not None else None
         if live is not None:
             live.stop()

@@ -101,7 +101,7 @@ class Pass:
             mark = replace(mark, base_seed=self._iterator.base_seed)
         if not mark.workers and self._tracks_workers:
             mark = replace(mark, workers=(WorkerPosition(),) * setup.streams)
-        self._mark = mark
+        self._mark, self._epoch = mark, mark.epoch
         self._bookmark.began(self.number, self.mark(), torch_loader.source)
 
     def _with_draws(self, mark: Mark, *, restored: bool) -> Mark:
@@ -144,7 +144,7 @@ class Pass:
             check_process(self._pid, "This iterator")
         meter = self._meter
         if self._ranks is not None:
-            self._ranks.ask()
+            self._ranks.ask(self._epoch)
         if self._tally is not None:
             self._check_bad(self._tally)
         if self._handed_out_at is not None:
@@ -162,7 +162,7 @@ class Pass:
         meter.count_batch(message.samples, wait_s=now - began, read_s=now - began, decode_s=0.0)
         self._handed_out_at = now
         if self._ranks is not None:
-            self._ranks.count_batch(ends_epoch=self.is_over)
+            self._ranks.count_batch(ended=self._epoch if self.is_over else None)
         return batch
 
     def _check_bad(self, tally: BadTally) -> None:

@@ -20,11 +20,11 @@ class Ranks(Protocol):
     def begin_pass(self) -> None:
         """The user goes on, whatever was refused."""
 
-    def ask(self) -> None:
-        """A batch is asked for. Raises what the other ranks told to stop for."""
+    def ask(self, epoch: int) -> None:
+        """A batch of an epoch is asked for. Raises what the other ranks told to stop for."""
 
-    def count_batch(self, *, ends_epoch: bool) -> None:
-        """A batch is handed out."""
+    def count_batch(self, *, ended: int | None) -> None:
+        """A batch is handed out. ended: the epoch whose last one it is."""
 
     def fail(self, error: Exception) -> None:
         """Tell the other ranks that this one can't go on."""
@@ -37,3 +37,6 @@ class Ranks(Protocol):
 
     def refuse(self, error: Exception) -> None:
         """Tell the ranks that wait for this one that a state was refused."""
+
+    def close(self) -> None:
+        """The loader is closed. Safe to call twice."""

@@ -12,6 +12,10 @@ Encoded = NDArray[np.uint8]
 """One encoded sample: shape (bytes,), read-only, a view on a mapped file where possible."""
 
 
+UNFIT = "Correct the value, or the field's type in schema=, or leave the sample out"
+"""Ends the reason why a sample is bad whose bytes are whole, and whose value doesn't fit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
     """What a full decode of one image says of it. height, width: after the EXIF orientation."""

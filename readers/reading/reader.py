@@ -22,6 +22,7 @@ from penstock.readers.reading.page_advice import PageAdvice
 from penstock.readers.reading.rows_reading import WRONG_CRC, read_by_rows, told
 from penstock.readers.reading.span_columns import EMPTY, span_columns
 from penstock.readers.reading.visit import SpanVisit, Visit
+from penstock.readers.types import UNFIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -383,10 +384,11 @@ class SampleReader:
         sample_id = int(index.starts[number]) + row
         (shard,) = self.shards.get([number])
         if reason != WRONG_CRC:
+            is_whole = reason.endswith(UNFIT)
+            again = "" if is_whole else ". Get that file again, or leave the sample out"
             return CorruptSampleError(
-                f"Sample {sample_id} of {self._url} ({shard.name(row)}): {reason}. Get that file "
-                "again, or leave the sample out; a loader replaces and counts such samples, up to "
-                "max_bad=.",
+                f"Sample {sample_id} of {self._url} ({shard.name(row)}): {reason}{again}; a loader "
+                "replaces and counts such samples, up to max_bad=.",
                 sample_id=sample_id,
             )
         if not index.is_self_contained:

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 _MOST_TIMES, _FREE_BYTES = 1000, 2**28
 _MAX_DEPTH = 32
+_LISTS: tuple[tuple[Any, Any], ...] = (
+    (pa.types.is_list, pa.list_),
+    (pa.types.is_large_list, pa.large_list),
+    (pa.types.is_list_view, pa.list_view),
+    (pa.types.is_large_list_view, pa.large_list_view),
+)
 
 
 @dataclass(slots=True)
@@ -40,10 +46,11 @@ def storage(arrow: Any, depth: int = 0) -> Any:
         return pa.struct([field.with_type(storage(field.type, depth + 1)) for field in fields])
     if types.is_fixed_size_list(arrow):
         return pa.list_(storage(arrow.value_type, depth + 1), arrow.list_size)
-    if types.is_large_list(arrow):
-        return pa.large_list(storage(arrow.value_type, depth + 1))
-    if types.is_list(arrow):
-        return pa.list_(storage(arrow.value_type, depth + 1))
+    for is_kind, make in _LISTS:
+        if is_kind(arrow):
+            return make(storage(arrow.value_type, depth + 1))
+    if types.is_run_end_encoded(arrow):
+        return pa.run_end_encoded(arrow.run_end_type, storage(arrow.value_type, depth + 1))
     if types.is_dictionary(arrow):
         return pa.dictionary(arrow.index_type, storage(arrow.value_type, depth + 1))
     return arrow
@@ -153,6 +160,10 @@ def make_array(
         return pa.nulls(length)
     if pa.types.is_struct(kind):  # a dictionary inside is its places so far
         kind = pa.struct([kind.field(i).with_type(each.type) for i, each in enumerate(inside)])
+    elif [each.type for each in inside] != children(kind):  # pyarrow would end the process
+        raise ValueError(f"it holds {arrow}, and a dictionary there isn't read")
+    if pa.types.is_run_end_encoded(kind):
+        own = [None]
     return pa.Array.from_buffers(kind, length, own, -1 if nulls else 0, 0, inside)
 
 

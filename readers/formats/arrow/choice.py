@@ -93,6 +93,12 @@ def tell_left_out(url: str, choice: FieldChoice) -> None:
         _log.warning("%s: columns that are no fields: %s%s.", url, "; ".join(told[:_TOLD]), more)
 
 
+def no_field(url: str, choice: FieldChoice) -> DatasetError:
+    """The error for files none of whose columns is a field."""
+    told = "; ".join(f'"{name}": {why}' for name, why in list(choice.left_out.items())[:_TOLD])
+    return DatasetError(f"{url}: no column can be a field ({told}).")
+
+
 def kind_of(values: Sequence[bytes]) -> FieldType:
     """What binary values are, by the first bytes of some of them: pictures, sound or video where
     all are, else bytes."""

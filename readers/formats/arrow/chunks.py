@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.arrow.messages import Batch
+    from penstock.readers.formats.arrow.types import Tensor
     from penstock.readers.types import Encoded
 
 
@@ -122,16 +123,18 @@ def decode_chunk(
     type: FieldType,
     parts: Sequence[str],
     dictionary: Sequence[tuple[Encoded, ColumnChunk, Any]],
+    tensor: Tensor | None = None,
 ) -> Any:
     """The table (`values.values_table`) of a chunk. arrow: its type; parts: names of the structs'
-    parts inside of which the values lie; dictionary: chunks of its values. Raises ValueError for
+    parts inside of which the values lie; dictionary: chunks of its values; tensor: how its tensors
+    are stored. Raises ValueError for
     damage."""
     array = _array(data, chunk, arrow)
     if dictionary:
         values = [_array(each, told, kind) for each, told, kind in dictionary]
         array = _with_dictionary(array, arrow, pa.concat_arrays(values), parts)
     try:
-        return values_table(type, array, parts)
+        return values_table(type, array, parts, tensor)
     except pa.ArrowException as error:
         raise ValueError(f"its values can't be read ({str(error)[:200]})") from error
 

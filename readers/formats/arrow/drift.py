@@ -38,6 +38,12 @@ class Drift:
             first = self.columns.get(column.name)
             if first is None or pa.types.is_null(first.arrow):
                 self.columns[column.name], self.files[column.name] = column, entry
+            elif first.path != column.path and not pa.types.is_null(column.arrow):
+                raise DatasetError(
+                    f'{printable(entry.name)}: its column "{column.name}" lies at '
+                    f"{list(column.path)}, and in {printable(self.files[column.name].name)} at "
+                    f"{list(first.path)}. Write both alike, or read them as two datasets."
+                )
             elif not _is_alike(first, column) and not self._is_meant(column):
                 raise DatasetError(
                     f'{printable(entry.name)}: its column "{column.name}" holds {column.arrow}, '
@@ -54,7 +60,7 @@ class Drift:
 def _is_alike(first: ArrowColumn, other: ArrowColumn) -> bool:
     if pa.types.is_null(other.arrow):
         return True  # no row of that file has it
-    if first.path != other.path:
+    if first.tensor != other.tensor:
         return False
     if first.refusal is not None or other.refusal is not None:
         return first.refusal is not None and other.refusal is not None

@@ -14,7 +14,7 @@ from penstock.readers.fields.field_types import Bytes
 from penstock.readers.fields.schema import Schema
 from penstock.readers.files.names import printable
 from penstock.readers.formats.arranging import given_types
-from penstock.readers.formats.arrow.choice import choose, kind_of, tell_left_out
+from penstock.readers.formats.arrow.choice import choose, kind_of, no_field, tell_left_out
 from penstock.readers.formats.arrow.chunks import decode_chunk, form_of, form_of_text, form_to_text
 from penstock.readers.formats.arrow.drift import Drift, told_features
 from penstock.readers.formats.arrow.rows import EncodedRows
@@ -95,7 +95,7 @@ class ArrowListing(TableListing):
         for number, (name, type) in enumerate(choice.types.items()):
             types[name] = type or kind_of(self._first_values(number, files))
         if not types:
-            raise DatasetError(f"{self._origin.url}: no column can be a field.")
+            raise no_field(self._origin.url, choice)
         return Schema(types)
 
     def _first_values(self, field: int, files: list[FileColumns]) -> list[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +13,9 @@ from penstock.readers.formats.arrow.chunks import ColumnChunk, form_of_text
 from penstock.readers.formats.arrow.unit_reader import Units
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from penstock.readers.formats.arrow.types import Tensor
     from penstock.readers.formats.chunked import ShardFacts
 
 
@@ -50,6 +51,14 @@ def units_of_json(told: Any, shard: ShardFacts) -> Units:
     return units
 
 
+def tensor_of_json(told: Any) -> Tensor:
+    """How tensors are stored, checked. Raises ValueError, TypeError."""
+    shape, axes = (tuple(map(int, each)) for each in told)
+    if sorted(axes) != list(range(len(shape))) or not shape or min(shape) < 0:
+        raise ValueError("its tensors have axes that aren't there")
+    return shape, axes
+
+
 def torn_notes(error: Exception) -> CorruptShardError:
     """The error for notes that can't be so."""
     return CorruptShardError(
@@ -61,12 +70,14 @@ def torn_notes(error: Exception) -> CorruptShardError:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowNotes:
     """The units of a shard; of each field the names of structs' parts inside of which its values
-    lie; how each extent is decoded, and the types of chunks, as `chunks.form_of` has them."""
+    lie; how each extent is decoded, and the types of chunks, as `chunks.form_of` has them. tensors:
+    how a field's tensors are stored, by its number, of those that have any."""
 
     units: Units
     parts: Sequence[Sequence[str]]
     chunks: Sequence[ColumnChunk]
     forms: Sequence[str]
+    tensors: Mapping[int, Tensor] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """As `read_notes` reads it."""
@@ -76,6 +87,8 @@ class ArrowNotes:
             "chunks": [chunk.to_json() for chunk in self.chunks],
             "forms": list(self.forms),
         }
+        if self.tensors:
+            told["tensors"] = [[number, *tensor] for number, tensor in self.tensors.items()]
         return json.dumps(told).encode()
 
 
@@ -88,6 +101,10 @@ def read_notes(shard: ShardFacts) -> tuple[ArrowNotes, list[Any]]:
             parts=[[str(part) for part in each] for each in told["parts"]],
             chunks=[ColumnChunk.of_json(each) for each in told["chunks"]],
             forms=[str(form) for form in told["forms"]],
+            tensors={
+                int(number): tensor_of_json([shape, axes])
+                for number, shape, axes in told.get("tensors", ())
+            },
         )
         forms = [form_of_text(form) for form in notes.forms]
         _check(shard, notes)

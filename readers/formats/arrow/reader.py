@@ -38,16 +38,17 @@ class ArrowReader(UnitReader):
 
     def decode(self, extent: int, type: FieldType, data: Encoded, beside: Sequence[Encoded]) -> Any:
         """A column's table."""
-        chunk = self._notes.chunks[extent]
+        chunk, field = self._notes.chunks[extent], self._fields[extent]
         others = [self._notes.chunks[number] for number in chunk.dictionaries]
         return decode_chunk(
             data,
             chunk,
             self._forms[chunk.form],
             type,
-            self._notes.parts[self._fields[extent]],
+            self._notes.parts[field],
             [
                 (each, other, self._forms[other.form])
                 for each, other in zip(beside, others, strict=True)
             ],
+            self._notes.tensors.get(field),
         )

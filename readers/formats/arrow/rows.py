@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.readers.fields.arrays import array_form, number_dtype
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
-from penstock.readers.formats.arrow.values import SHAPES, VALUES, WRONG, present_rows
+from penstock.readers.formats.arrow.values import SHAPES, VALUES, WRONG, present_rows, raw_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -64,17 +64,8 @@ def dense_values(table: Any, form: ArrayForm) -> NDArray[Any]:
         flat = array.values.slice(array.offset * size, len(array) * size)
     else:
         flat = array
-    numbers = _numbers(flat).reshape(len(array), *form.fixed_shape)
+    numbers = raw_numbers(flat).reshape(len(array), *form.fixed_shape)
     return numbers.view(np.bool_) if form.dtype.kind == "b" else numbers
-
-
-def _numbers(array: Any) -> NDArray[Any]:
-    """The numbers of a primitive array, anything where one is null."""
-    dtype = np.dtype(array.type.to_pandas_dtype())
-    data = array.buffers()[1]
-    if data is None:
-        return np.zeros(len(array), dtype)
-    return np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize)
 
 
 class EncodedRows:
@@ -88,14 +79,14 @@ class EncodedRows:
         array = values_of(table)
         there = present_rows(array, rows)
         if isinstance(array, pa.DictionaryArray):
-            indices = _numbers(array.indices)[rows].astype(np.int64)
+            indices = raw_numbers(array.indices)[rows].astype(np.int64)
             array = array.dictionary
             if there is not None:
                 indices[~there] = 0
+            if not len(array) and there is not None and not there.any():
+                return
             if len(indices) and not (indices.min() >= 0 and indices.max() < len(array)):
                 raise ValueError("it has places beyond its dictionary")
-            if not len(array):
-                return
             rows = indices
         if array.type == pa.binary_view():
             self._add_views(array, rows, list(places), there)
@@ -155,7 +146,7 @@ class RaggedRows:
     def add(self, table: Any, rows: Ints, places: Iterable[int]) -> None:
         """Some rows, in their places."""
         array = values_of(table)
-        numbers = _numbers(array.values)
+        numbers = raw_numbers(array.values)
         if self._form.dtype.kind == "b":
             numbers = numbers.view(np.bool_)
         offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset :]
@@ -165,7 +156,7 @@ class RaggedRows:
             self._samples[place] = numbers[start:end]
         if SHAPES in table.column_names:
             told = table.column(SHAPES).combine_chunks()
-            lengths = _numbers(told.values).reshape(-1, self._shapes.shape[1])
+            lengths = raw_numbers(told.values).reshape(-1, self._shapes.shape[1])
             self._shapes[places] = lengths[told.offset + rows]
 
     def column(self) -> RaggedColumn:

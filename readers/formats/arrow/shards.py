@@ -175,15 +175,22 @@ class _Draft:
         except ValueError as error:
             raise refused(file.entry, f'its column "{column.name}": {error}') from error
         own = array_form(type)
-        if own is None or not own.is_ragged:
+        counts_nulls = own is None or not own.is_ragged
+        if counts_nulls:
             # Of structs and what is in them: at least so many rows have nothing.
             depth = len(column.path)
-            self._missing[field] += max(nulls for _, nulls in chunk.nodes[:depth])
+            nulls = max(nulls for _, nulls in chunk.nodes[:depth])
+            if pa.types.is_run_end_encoded(file.inside(field)):  # no more is known of its values
+                nulls = min(batch.rows, nulls + chunk.nodes[depth + 1][1])
+            self._missing[field] += nulls
         inside = file.inside(field)
         if pa.types.is_dictionary(inside):
             if (node, field) not in known:
                 known[node, field] = self._dictionary(file, number, field, node, inside.value_type)
             chunk = _with_dictionaries(chunk, known[node, field])
+            in_values = sum(self._chunks[each].nodes[0][1] for each in chunk.dictionaries)
+            if counts_nulls and in_values:  # at least one, or nobody would have noted it
+                self._missing[field] += not self._missing[field]
         return self._add(chunk, place, number, field)
 
     def _dictionary(
@@ -225,6 +232,12 @@ class _Draft:
             parts=[columns.get(field, ()) for field in range(len(self._schema))],
             chunks=self._chunks,
             forms=[form_to_text(form) for form in self._forms],
+            tensors={
+                field: column.tensor
+                for file in self._files
+                for field, column in enumerate(file.columns)
+                if column is not None and column.tensor is not None
+            },
         )
         return ChunkedShard(
             samples=sum(self.units),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +37,10 @@ TOKEN_NAMES = frozenset(("input_ids", "token_ids", "tokens"))
 _MAX_DEPTH = 8
 _MEDIA_PARTS = frozenset(("bytes", "path"))
 
+Tensor = tuple[tuple[int, ...], tuple[int, ...]]
+"""The shape in which a column of fixed-shape tensors stores each of them in one flat list, and the
+axes of that shape in the order in which a sample has them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowColumn:
@@ -44,7 +48,7 @@ class ArrowColumn:
 
     name: "a.b" of the part b of a; path: its names from the top; arrow: its type there. type: it is
     as a field, None where a look at its first values has to tell (binary: pictures, sound, or
-    bytes); refusal: why it can't be a field.
+    bytes); refusal: why it can't be a field. tensor: how its tensors are stored, None of others.
     """
 
     name: str
@@ -52,20 +56,36 @@ class ArrowColumn:
     arrow: Any
     type: FieldType | None = None
     refusal: str | None = None
+    tensor: Tensor | None = None
 
 
 def arrow_columns(schema: Any, features: Mapping[str, Feature]) -> Iterator[ArrowColumn]:
-    """What may be fields, in order."""
+    """What may be fields, in order. Where a column is called "a.b", the part b of a struct a is
+    called "a['b']"."""
+    known = set(schema.names)
     for field in schema:
-        yield from _columns(field.name, (field.name,), field.type, features.get(field.name))
+        for column in _columns(field.name, (field.name,), field.type, features.get(field.name)):
+            if len(column.path) > 1 and column.name != field.name:
+                if column.name in known:
+                    inside = "".join(f"[{part!r}]" for part in column.path[1:])
+                    column = replace(column, name=f"{field.name}{inside}")
+                known.add(column.name)
+            yield column
 
 
 def _columns(
     name: str, path: tuple[str, ...], arrow: Any, feature: Feature | None, depth: int = 0
 ) -> Iterator[ArrowColumn]:
-    arrow = stored(arrow)
+    tensor, outer, arrow = tensor_of(arrow), _without_extension(arrow), stored(arrow)
     if feature is not None and feature.refusal is not None:
         yield ArrowColumn(name=name, path=path, arrow=arrow, refusal=feature.refusal)
+    elif tensor is not None:
+        yield replace(_column(name, path, arrow, feature), tensor=tensor)
+    elif _is_encoded(outer) and (
+        pa.types.is_struct(arrow) or _is_encoded(_without_extension(outer.value_type))
+    ):
+        why = f"it holds {outer}, encoded twice or encoded structs: write the values themselves"
+        yield ArrowColumn(name=name, path=path, arrow=arrow, refusal=why)
     elif pa.types.is_struct(arrow):
         yield from _parts(name, path, arrow, feature, depth)
     else:
@@ -104,22 +124,50 @@ def _column(name: str, path: tuple[str, ...], arrow: Any, feature: Feature | Non
 
 
 def stored(arrow: Any) -> Any:
-    """The type under extensions and dictionaries."""
-    while True:
-        if isinstance(arrow, pa.FixedShapeTensorType):
-            return _nested(stored(arrow.value_type), arrow.shape)
-        if isinstance(arrow, pa.BaseExtensionType):
-            arrow = arrow.storage_type
-        elif pa.types.is_dictionary(arrow) or pa.types.is_run_end_encoded(arrow):
-            arrow = arrow.value_type
-        else:
-            return arrow
+    """The type under extensions, dictionaries and run-end encoding; of tensors nested lists in the
+    shape of a sample."""
+    tensor = tensor_of(arrow)
+    if tensor is not None:
+        shape, axes = tensor
+        arrow = stored(arrow.value_type)
+        for axis in reversed(axes):
+            arrow = pa.list_(arrow, shape[axis])
+        return arrow
+    arrow = _without_extension(arrow)
+    return stored(arrow.value_type) if _is_encoded(arrow) else arrow
 
 
-def _nested(arrow: Any, shape: list[int]) -> Any:
-    for length in reversed(shape):
-        arrow = pa.list_(arrow, length)
+def tensor_of(arrow: Any) -> Tensor | None:
+    """How a type of fixed-shape tensors stores them; None of others."""
+    if not isinstance(arrow, pa.FixedShapeTensorType) or not arrow.shape:
+        return None
+    axes = arrow.permutation
+    return tuple(arrow.shape), tuple(range(len(arrow.shape)) if axes is None else axes)
+
+
+def _is_encoded(arrow: Any) -> bool:
+    return bool(pa.types.is_dictionary(arrow) or pa.types.is_run_end_encoded(arrow))
+
+
+def _without_extension(arrow: Any) -> Any:
+    while isinstance(arrow, pa.BaseExtensionType):
+        arrow = arrow.storage_type
     return arrow
+
+
+def without_dictionaries(arrow: Any) -> Any:
+    """A type as Parquet stores it: values inside of lists as they are, even where Arrow's schema
+    says that they are of a dictionary."""
+    if pa.types.is_struct(arrow):
+        parts = [arrow.field(i) for i in range(arrow.num_fields)]
+        return pa.struct([part.with_type(without_dictionaries(part.type)) for part in parts])
+    if not is_listed(arrow):
+        return arrow
+    inner = arrow.value_type
+    is_apart = pa.types.is_dictionary(inner)
+    plain = inner.value_type if is_apart else without_dictionaries(inner)
+    size = (arrow.list_size,) if pa.types.is_fixed_size_list(arrow) else ()
+    return arrow if plain == inner else pa.list_(plain, *size)
 
 
 def is_binary(arrow: Any) -> bool:
@@ -168,6 +216,8 @@ def inferred(arrow: Any, *, name: str) -> FieldType | str | None:
         return Text()
     if is_binary(arrow):
         return None
+    if _is_void(arrow):
+        return f"it holds {arrow}, values of no length"
     if pa.types.is_fixed_size_binary(arrow) and not pa.types.is_decimal(arrow):
         return Array("uint8", (arrow.byte_width,))
     if is_listed(arrow):
@@ -175,7 +225,8 @@ def inferred(arrow: Any, *, name: str) -> FieldType | str | None:
     if pa.types.is_null(arrow):
         return "it has no value anywhere"
     if pa.types.is_decimal(arrow):
-        return f"it holds decimals ({arrow}): write it as float64, or as integers"
+        as_floats = f'schema={{"{name}": Value("float64")}}'
+        return f"it holds decimals ({arrow}): read it as {as_floats}, or write it as integers"
     return f"it holds {arrow}, which no tensor can be"
 
 
@@ -191,12 +242,20 @@ def _array(arrow: Any, name: str) -> FieldType | str:
     return Array(dtype.name, shape)
 
 
+def _is_void(arrow: Any) -> bool:
+    """Whether all values have the length 0."""
+    if pa.types.is_fixed_size_binary(arrow) and not pa.types.is_decimal(arrow):
+        return not arrow.byte_width
+    return 0 in shape_of(arrow)[0]
+
+
 def shape_of(arrow: Any) -> tuple[tuple[int | None, ...], Any]:
     """Lengths of lists by depth, None where any, and the type inside of them."""
     shape: list[int | None] = []
     while is_listed(arrow) and len(shape) <= _MAX_DEPTH:
         shape.append(arrow.list_size if pa.types.is_fixed_size_list(arrow) else None)
-        arrow = stored(arrow.value_type)
+        inner = arrow.value_type  # tensors in lists lie flat, and dictionaries apart
+        arrow = inner if tensor_of(inner) is not None else _without_extension(inner)
     return tuple(shape), arrow
 
 
@@ -212,13 +271,15 @@ def misfit(type: FieldType, arrow: Any) -> str | None:
     if isinstance(type, ClassLabel) and type.names and is_text(arrow):
         return None
     if number_dtype(type) is not None:
-        found = number_of(arrow)
+        found = _number_under(arrow)
         return wanted if found is None or not _holds(type, found) else None
     form = array_form(type)
+    if _is_void(arrow):
+        return wanted
     if pa.types.is_fixed_size_binary(arrow) and not pa.types.is_decimal(arrow):
         return None if form is None or form.shape in ((None,), (arrow.byte_width,)) else wanted
     shape, inner = shape_of(arrow)
-    dtype = number_of(inner)
+    dtype = _number_under(inner)
     if dtype is None or not shape:
         return wanted
     if form is None:
@@ -239,8 +300,13 @@ def _holds(type: FieldType, found: np.dtype[Any]) -> bool:
 def _casts(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     """Numbers become others of their kind, and integers fractions."""
     return found == wanted or (
-        wanted.kind != "b" and found.kind != "b" and not (found.kind == "f" and wanted.kind in "iu")
+        wanted.kind in "iuf" and found.kind != "b" and (wanted.kind == "f" or found.kind != "f")
     )
+
+
+def _number_under(arrow: Any) -> np.dtype[Any] | None:
+    """As `number_of`, for a type that the user names: decimals become fractions then."""
+    return np.dtype(np.float64) if pa.types.is_decimal(arrow) else number_of(arrow)
 
 
 def settled(type: FieldType, arrow: Any) -> FieldType:

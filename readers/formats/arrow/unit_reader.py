@@ -19,6 +19,7 @@ from penstock.readers.formats.arrow.rows import (
     is_there,
     reasons,
 )
+from penstock.readers.types import UNFIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
 NOT_THERE = -1
 """In a chunk's place: the file has no such column."""
 
-_NULL = "it is null, and the file's statistics say that none is"
+_NULL = (
+    "it is null, and nothing in the file says so before it is read: write the file with statistics"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -219,7 +222,7 @@ class UnitReader(ABC):
                 yield here, local, None
                 continue
             for place, reason in reasons(table, local):
-                _mark(wrong, [int(here[place])], f"{field}: {reason}")
+                _mark(wrong, [int(here[place])], f"{field}: {reason}. {UNFIT}")
             some = is_there(table, local)
             if some is not None:
                 gone = here[~some]

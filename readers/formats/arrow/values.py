@@ -25,22 +25,27 @@ if TYPE_CHECKING:
 
     from penstock.readers.fields.arrays import ArrayForm
     from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.formats.arrow.types import Tensor
 
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
 
 VALUES, SHAPES, WRONG = "values", "shapes", "wrong"
+_NAMES_SHOWN = 5
 
 
-def values_table(type: FieldType, column: Any, parts: Sequence[str]) -> Any:
+def values_table(
+    type: FieldType, column: Any, parts: Sequence[str], tensor: Tensor | None = None
+) -> Any:
     """A column's table. column: an Arrow array or chunked one; parts: names of the structs' parts
-    inside of which the values lie. Raises ValueError where the types don't fit."""
+    inside of which the values lie; tensor: how its tensors are stored. Raises ValueError where the
+    types don't fit."""
     array = _inside(column, parts)
     dtype, form = number_dtype(type), array_form(type)
     if dtype is not None:
         return _numbers(type, array, dtype)
     if form is not None:
-        return _arrays(array, form)
+        return _arrays(type, array, form, tensor)
     return pa.table({VALUES: _bytes(array)})
 
 
@@ -53,13 +58,28 @@ def _inside(column: Any, parts: Sequence[str]) -> Any:
         if not pa.types.is_struct(array.type):
             raise ValueError(f"it holds {array.type} where a struct was")
         array = array.flatten()[array.type.get_field_index(part)]
-    if isinstance(array, pa.FixedShapeTensorArray):
-        return pa.FixedSizeListArray.from_arrays(array.storage.values, math.prod(array.type.shape))
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
-    if pa.types.is_run_end_encoded(array.type):
-        return pa.compute.run_end_decode(array)
-    return array
+    return _places_of_runs(array) if pa.types.is_run_end_encoded(array.type) else array
+
+
+def _places_of_runs(array: Any) -> Any:
+    """A run-end encoded array as places in a dictionary of its values. Raises ValueError."""
+    rows = np.arange(array.offset, array.offset + len(array))
+    places = np.searchsorted(array.run_ends.to_numpy(), rows, side="right")
+    if len(places) and int(places[-1]) >= len(array.values):
+        raise ValueError("its runs end before its rows do")
+    return pa.DictionaryArray.from_arrays(pa.array(places, pa.int64()), array.values)
+
+
+def _in_dictionary(array: Any) -> Any:
+    """The places that a dictionary array has in its dictionary, null where the value is."""
+    values = array.dictionary
+    if not values.null_count:
+        return array.indices
+    places, there = raw_numbers(array.indices).astype(np.int64), _present(array.indices)
+    there[there] = _present(values)[places[there]]
+    return pa.array(np.where(there, places, 0), mask=~there)
 
 
 def _whole(column: Any) -> Any:
@@ -75,12 +95,25 @@ def _numbers(type: FieldType, array: Any, dtype: np.dtype[Any]) -> Any:
     if isinstance(type, ClassLabel) and is_text(stored(array.type)):
         array, wrong = _class_numbers(array, type.names)
     numbers = _plain(array)
+    found, unfit = _cast(numbers, dtype)
     if isinstance(type, ClassLabel):
-        found = numbers.to_numpy(zero_copy_only=not numbers.null_count)
         limit = len(type.names) or 2**63
-        for row in np.flatnonzero((found < 0) | (found >= limit)).tolist():
-            wrong[row] = f"class {found[row]}, and there are {limit:,}"
-    return _table(_cast(numbers, dtype), wrong)
+        raw = raw_numbers(numbers)
+        unfit = ((raw < 0) | (raw >= limit)) & _present(numbers)
+    for row in np.flatnonzero(unfit).tolist():
+        wrong[row] = f"{numbers[row].as_py()!r:.80} {_unlike(type)}"
+    return _table(found, wrong)
+
+
+def _unlike(type: FieldType) -> str:
+    """That a value isn't one of a type, for people."""
+    if not isinstance(type, ClassLabel):
+        return f"doesn't fit {type!r}"
+    if not type.names:
+        return "is no class: classes are numbered from 0"
+    shown = ", ".join(map(repr, type.names[:_NAMES_SHOWN]))
+    more = ", …" if len(type.names) > _NAMES_SHOWN else ""
+    return f"is none of the {len(type.names):,} classes ({shown}{more}), numbered from 0"
 
 
 def _class_numbers(array: Any, names: Sequence[str]) -> tuple[Any, dict[int, str]]:
@@ -88,7 +121,7 @@ def _class_numbers(array: Any, names: Sequence[str]) -> tuple[Any, dict[int, str
     numbers = {name: number for number, name in enumerate(names)}
     texts = array.to_pylist()
     wrong = {
-        row: f"{text!r:.80} is no class"
+        row: f"{text!r:.80} {_unlike(ClassLabel(tuple(names)))}"
         for row, text in enumerate(texts)
         if text is not None and text not in numbers
     }
@@ -96,10 +129,13 @@ def _class_numbers(array: Any, names: Sequence[str]) -> tuple[Any, dict[int, str
 
 
 def _plain(array: Any) -> Any:
-    """Numbers as an array of numpy's types: bools as bytes, times as integers."""
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    """Numbers as an array of numpy's types: bools as bytes, times as integers, decimals as the
+    nearest fractions."""
+    array = _decoded(array)
     kind = array.type
+    if pa.types.is_decimal(kind):  # pyarrow's own cast gives other numbers: 1.2000000000000002
+        floats = [None if each is None else float(each) for each in array.to_pylist()]
+        return pa.array(floats, pa.float64())
     if pa.types.is_boolean(kind):
         return array.cast(pa.uint8())
     if pa.types.is_temporal(kind):
@@ -107,21 +143,41 @@ def _plain(array: Any) -> Any:
     return array
 
 
-def _cast(array: Any, dtype: np.dtype[Any]) -> Any:
+def _decoded(array: Any) -> Any:
+    """The values of a dictionary where they are used; any other array as it is."""
+    if not pa.types.is_dictionary(array.type):
+        return array
+    return array.dictionary.take(_in_dictionary(array))
+
+
+def _cast(array: Any, dtype: np.dtype[Any]) -> tuple[Any, Bools]:
+    """Numbers as a dtype, 0 where they don't fit it, and where that is."""
     wanted = pa.uint8() if dtype.kind == "b" else pa.from_numpy_dtype(dtype)
     if array.type == wanted:
-        return array
-    if dtype.kind == "b" or not (pa.types.is_integer(array.type) or _is_float(array.type)):
+        return array, np.zeros(len(array), np.bool_)
+    is_number = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
+    if dtype.kind == "b" or not is_number:
         raise ValueError(f"it holds {array.type}, and {dtype} was indexed")
-    return array.cast(wanted, safe=_is_integer(wanted))
+    found, present = raw_numbers(array), _present(array)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        unfit = (found < int(limits.min)) | (found > int(limits.max))
+        found = np.where(unfit | ~present, 0, found).astype(dtype)
+    else:
+        with np.errstate(all="ignore"):
+            made = found.astype(dtype)
+        unfit = np.isinf(made) & np.isfinite(found)
+        found = np.where(unfit | ~present, dtype.type(0), made)
+    return pa.array(found, mask=None if present.all() else ~present), unfit & present
 
 
-def _is_float(arrow: Any) -> bool:
-    return bool(pa.types.is_floating(arrow))
-
-
-def _is_integer(arrow: Any) -> bool:
-    return bool(pa.types.is_integer(arrow))
+def raw_numbers(array: Any) -> NDArray[Any]:
+    """The numbers of a primitive array, anything where one is null."""
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    data = array.buffers()[1]
+    if data is None:
+        return np.zeros(len(array), dtype)
+    return np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize)
 
 
 def _table(values: Any, wrong: dict[int, str], shapes: Any | None = None) -> Any:
@@ -138,7 +194,7 @@ def _bytes(array: Any) -> Any:
     """Bytes whose values lie behind one another, or where views say, or those of a dictionary."""
     if pa.types.is_dictionary(array.type):
         values = _bytes(array.dictionary)
-        return pa.DictionaryArray.from_arrays(array.indices, values)
+        return pa.DictionaryArray.from_arrays(_in_dictionary(array), values)
     kind = array.type
     if pa.types.is_large_binary(kind) or pa.types.is_binary(kind) or kind == pa.binary_view():
         return array
@@ -151,15 +207,21 @@ def _bytes(array: Any) -> Any:
     raise ValueError(f"it holds {kind} where bytes were")
 
 
-def _arrays(array: Any, form: ArrayForm) -> Any:
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+def _arrays(type: FieldType, array: Any, form: ArrayForm, tensor: Tensor | None) -> Any:
+    array = _decoded(array)
     depth, present = len(form.shape), _present(array)
-    lists = _Lists(array, depth)
-    flat = _cast(_plain(lists.values), form.dtype)
-    lists.note_nulls(_present(flat))
+    lists = _Lists(array, depth if tensor is None else 1)
+    if tensor is not None:
+        lists.shape_tensors(tensor, present)
+    plain = _plain(lists.values)
+    flat, unfit = _cast(plain, form.dtype)
+    lists.nulls |= lists.rows_with(~_present(flat))
     numbers = _view(flat.fill_null(0) if flat.null_count else flat)
     wrong = _misfits(lists, form, present)
+    for row in np.flatnonzero(lists.rows_with(unfit) & present).tolist():
+        start = int(lists.starts[row])
+        value = plain[start + int(np.argmax(unfit[start : lists.ends[row]]))].as_py()
+        wrong.setdefault(row, f"{value!r} {_unlike(type)}")
     good = present.copy()
     good[list(wrong)] = False
     starts, ends = lists.starts, lists.ends
@@ -196,7 +258,7 @@ class _Lists:
         self.ends = self.starts + 1
         for axis in range(depth):
             if axis:
-                self.note_nulls(_present(array))
+                self.nulls |= self.rows_with(~_present(array))
             starts, ends, array = _opened(array)
             lengths = ends - starts
             if axis == 0:
@@ -221,12 +283,28 @@ class _Lists:
             raise ValueError(f"it holds lists of {array.type} where numbers were")
         self.values = array
 
-    def note_nulls(self, present: Bools) -> None:
-        """Mark the rows that have a null among the elements where they are now."""
-        if present.all():
+    def rows_with(self, marks: Bools) -> Bools:
+        """The rows that have a mark among the elements where they are now."""
+        if not marks.any():
+            return np.zeros(len(self.starts), np.bool_)
+        before = np.concatenate(([0], np.cumsum(marks)))
+        found: Bools = before[self.ends] > before[self.starts]
+        return found
+
+    def shape_tensors(self, tensor: Tensor, present: Bools) -> None:
+        """Give flat lists the shape of a sample's tensor, its axes in their order."""
+        stored_shape, axes = tensor
+        size = math.prod(stored_shape)
+        whole = present & (self.shapes[:, 0] == size)
+        self.odd = present & ~whole
+        shape = [stored_shape[axis] for axis in axes]
+        self.shapes = np.where(whole[:, None], np.array(shape, np.int64), 0)
+        if list(axes) == sorted(axes):
             return
-        before = np.concatenate(([0], np.cumsum(~present)))
-        self.nulls |= before[self.ends] > before[self.starts]
+        places = np.arange(size, dtype=np.int64).reshape(stored_shape).transpose(axes).reshape(-1)
+        self.values = self.values.take(pa.array((self.starts[whole, None] + places).reshape(-1)))
+        self.starts = np.where(whole, (np.cumsum(whole) - 1) * size, 0)
+        self.ends = np.where(whole, self.starts + size, 0)
 
 
 def _spread(starts: Ints, ends: Ints) -> Ints:
@@ -254,7 +332,15 @@ def _opened(array: Any) -> tuple[Ints, Ints, Any]:
         offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         starts, ends, inside = offsets[:-1], offsets[1:], array.values
     elif pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        return _opened(array.cast(pa.large_list(kind.value_type)))
+        starts = array.offsets.to_numpy().astype(np.int64, copy=False)
+        ends, inside = starts + array.sizes.to_numpy(), array.values
+        ends = np.where(_present(array), ends, starts)
+        counts = ends - starts
+        if not np.array_equal(starts[1:], ends[:-1]):  # lists go on where the one before ends
+            inside = inside.take(pa.array(_spread(starts, ends)))
+            ends = np.cumsum(counts)
+            starts = ends - counts
+        return starts, ends, inside
     else:
         raise ValueError(f"it holds {kind} where lists were")
     present = _present(array)

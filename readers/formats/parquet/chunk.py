@@ -19,6 +19,7 @@ from penstock.readers.formats.parquet.plain import LEAST_BYTES, are_plain, plain
 
 if TYPE_CHECKING:
     from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.formats.arrow.types import Tensor
     from penstock.readers.types import Encoded
 
 BYTE_ARRAY = 6
@@ -31,7 +32,7 @@ class ChunkForm:
     """What chunks of one column have in common. path, elements, physical: see `footer.Leaf`;
     parts: names of path that lead to the values, the others are lists'; writer: of the file;
     codec: its number; is_flat: it has no lists; has_levels: its pages say of each value whether it
-    is there."""
+    is there; tensor: how its tensors are stored."""
 
     path: tuple[str, ...]
     elements: tuple[bytes, ...]
@@ -41,6 +42,7 @@ class ChunkForm:
     codec: int
     is_flat: bool
     has_levels: bool
+    tensor: Tensor | None = None
 
 
 def decode_chunk(
@@ -97,7 +99,7 @@ def decode_chunk(
             pre_buffer=False,
         )
         column = file.read_row_group(0, use_threads=False).column(0)
-        return values_table(type, column, form.path[1 : form.parts])
+        return values_table(type, column, form.path[1 : form.parts], form.tensor)
     except (pa.ArrowException, OSError, MemoryError) as error:
         raise ValueError(f"its bytes are damaged ({_first_line(error)})") from error
 

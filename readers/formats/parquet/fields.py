@@ -11,7 +11,7 @@ from penstock.readers.files.names import printable
 from penstock.readers.formats.arranging import given_types
 from penstock.readers.formats.arrow.choice import choose
 from penstock.readers.formats.arrow.drift import Drift, told_features
-from penstock.readers.formats.arrow.types import arrow_columns
+from penstock.readers.formats.arrow.types import arrow_columns, without_dictionaries
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +39,8 @@ class FileFields:
         if key in self._known:
             return
         schema = footer.arrow_schema()
+        plain = [field.with_type(without_dictionaries(field.type)) for field in schema]
+        schema = pa.schema(plain, schema.metadata)
         columns = list(arrow_columns(schema, told_features(schema, entry)))
         self._drift.add(columns, entry)
         self._known[key] = columns

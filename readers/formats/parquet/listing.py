@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.cache.errors import DatasetError, DatasetNotFoundError
 from penstock.readers.fields.schema import Schema
 from penstock.readers.files.names import printable
-from penstock.readers.formats.arrow.choice import kind_of, tell_left_out
+from penstock.readers.formats.arrow.choice import kind_of, no_field, tell_left_out
 from penstock.readers.formats.candidates import Candidates
 from penstock.readers.formats.parquet.fields import FileFields
 from penstock.readers.formats.parquet.first_values import first_values
@@ -17,14 +17,11 @@ from penstock.readers.formats.parquet.shards import Shards
 from penstock.readers.formats.table_listing import TableListing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.arrow.choice import FieldChoice
     from penstock.readers.formats.parquet.footer import Footer
 
 _MAX_FIELDS = 4096
-_SHOWN = 5
 
 
 class ParquetListing(TableListing):
@@ -68,9 +65,7 @@ class ParquetListing(TableListing):
         for number, (name, type) in enumerate(choice.types.items()):
             types[name] = type or kind_of(self._first_values(number, footers, fields))
         if not types:
-            why: Mapping[str, str] = choice.left_out
-            told = "; ".join(f'"{name}": {reason}' for name, reason in list(why.items())[:_SHOWN])
-            raise DatasetError(f"{self._origin.url}: no column can be a field ({told}).")
+            raise no_field(self._origin.url, choice)
         if len(types) > _MAX_FIELDS:
             raise DatasetError(
                 f"{printable(self._files[0].name)}: it has {len(types):,} columns that can be "

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.formats.arrow.notes import torn_notes, units_of_json, units_to_json
+from penstock.readers.formats.arrow.notes import (
+    tensor_of_json,
+    torn_notes,
+    units_of_json,
+    units_to_json,
+)
 from penstock.readers.formats.parquet.chunk import ChunkForm
 
 if TYPE_CHECKING:
@@ -46,6 +51,7 @@ class ParquetNotes:
                     "codec": form.codec,
                     "is_flat": form.is_flat,
                     "has_levels": form.has_levels,
+                    **({} if form.tensor is None else {"tensor": form.tensor}),
                 }
                 for form in self.forms
             ],
@@ -68,6 +74,7 @@ def read_notes(shard: ShardFacts) -> ParquetNotes:
                 codec=int(each["codec"]),
                 is_flat=bool(each["is_flat"]),
                 has_levels=bool(each["has_levels"]),
+                tensor=tensor_of_json(each["tensor"]) if "tensor" in each else None,
             )
             for each in told["forms"]
         ]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.schema import Schema
     from penstock.readers.formats.arrow.choice import FieldChoice
     from penstock.readers.formats.arrow.cutting import FileUnits
+    from penstock.readers.formats.arrow.types import ArrowColumn
     from penstock.readers.formats.parquet.fields import FileFields
     from penstock.readers.formats.parquet.footer import Footer
     from penstock.readers.origin.origin import Entry
@@ -44,8 +45,7 @@ class Shards:
     ) -> None:
         self._files, self._footers, self._fields = files, footers, fields
         self._schema = schema
-        # How many names of a column's path lead through structs to its values.
-        self._parts = [len(column.path) for column in choice.columns.values()]
+        self._columns = list(choice.columns.values())
 
     def told(self) -> list[ChunkedShard]:
         """All shards with rows, in the order of the files."""
@@ -55,21 +55,19 @@ class Shards:
         return [shard for shard in found if shard is not None]
 
     def _shard(self, groups: Sequence[FileUnits]) -> ChunkedShard | None:
-        draft = _Draft(self._schema)
+        draft = _Draft(self._schema, self._columns)
         for number, begin, end in groups:
             entry, footer = self._files[number], self._footers[number]
             if footer.rows[begin:end].any():
-                draft.add(
-                    entry, footer, self._fields.leaves(footer, entry), begin, end, self._parts
-                )
+                draft.add(entry, footer, self._fields.leaves(footer, entry), begin, end)
         return draft.shard() if draft.units else None
 
 
 class _Draft:
     """A shard that is being put together."""
 
-    def __init__(self, schema: Schema) -> None:
-        self._schema, self._types = schema, list(schema.values())
+    def __init__(self, schema: Schema, columns: Sequence[ArrowColumn]) -> None:
+        self._schema, self._types, self._columns = schema, list(schema.values()), columns
         self.units: list[int] = []
         self._files: list[Entry] = []
         self._unit_files: list[int] = []
@@ -87,7 +85,6 @@ class _Draft:
         leaves: Sequence[int],
         begin: int,
         end: int,
-        parts: Sequence[int],
     ) -> None:
         """Row groups [begin, end) of a file."""
         kept = begin + np.flatnonzero(footer.rows[begin:end])
@@ -111,7 +108,7 @@ class _Draft:
             table[:, 1], table[:, 2] = field, file
             table[:, 3:5] = chunks[:, [START, SIZE]]
             table[:, 5] = [
-                self._form(footer, leaf, parts[field], codec) for codec in chunks[:, CODEC].tolist()
+                self._form(footer, leaf, field, codec) for codec in chunks[:, CODEC].tolist()
             ]
             table[:, 6:] = chunks[:, [VALUES, DECODED, NULLS]]
             self._chunks.append(table)
@@ -124,17 +121,18 @@ class _Draft:
             name = list(self._schema)[field]
             raise refused(entry, f'its column "{name}": {error}') from error
 
-    def _form(self, footer: Footer, leaf: int, parts: int, codec: int) -> int:
-        column = footer.leaves[leaf]
+    def _form(self, footer: Footer, leaf: int, field: int, codec: int) -> int:
+        column, own = footer.leaves[leaf], self._columns[field]
         form = ChunkForm(
             path=column.path,
             elements=column.elements,
             physical=column.physical,
-            parts=parts,
+            parts=len(own.path),  # of its path, so many names lead through structs to its values
             writer=footer.writer,
             codec=codec,
             is_flat=column.is_flat,
             has_levels=not column.is_required,
+            tensor=own.tensor,
         )
         return self._forms.setdefault(form, len(self._forms))
 

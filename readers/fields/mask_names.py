@@ -22,8 +22,9 @@ def masks_by_name(
     given: Collection[str] = (),
 ) -> tuple[dict[str, Mask], list[str]]:
     """The fields that are masks, and what was decided, a sentence each: those whose name is or ends
-    in "mask" or "seg" and whose files are images without loss, of the only other image. Among
-    several images none is chosen.
+    in "mask" or "seg" and that have files without loss, of the only other image. Among several
+    images none is chosen. One lossless file decides: others can't hold class numbers, and checking
+    leaves them out, while as pictures all of them would pass.
 
     extensions: that each field's files have, in lower case; given: fields whose type somebody said.
     """
@@ -33,7 +34,7 @@ def masks_by_name(
     if len(others) == 1:
         notes = [
             f'"{name}" is read as masks of "{others[0]}", by its name: a class number for each '
-            f'pixel. For pictures pass schema={{"{name}": Image()}}'
+            f'pixel{_lossy(extensions[name])}. For pictures pass schema={{"{name}": Image()}}'
             for name in likely
         ]
         return {name: Mask(of=others[0]) for name in likely}, notes
@@ -47,5 +48,11 @@ def masks_by_name(
 
 
 def is_mask_name(name: str, extensions: Iterable[str]) -> bool:
-    """Whether a field may be masks by its name and its files' extensions."""
-    return name.rpartition("_")[2] in _NAMES and all(each in _LOSSLESS for each in extensions)
+    """Whether a field may be masks by its name and its files' extensions, none for its name."""
+    found = {*extensions}
+    return name.rpartition("_")[2] in _NAMES and (not found or not found.isdisjoint(_LOSSLESS))
+
+
+def _lossy(extensions: Iterable[str]) -> str:
+    others = sorted({*extensions} - _LOSSLESS)
+    return f", which {', '.join(f'.{each}' for each in others)} files can't hold" if others else ""

@@ -257,6 +257,13 @@ def test_masks_are_told_by_name_and_by_files_without_loss() -> None:
     assert found.schema["mask"] == Image()
 
 
+@pytest.mark.parametrize("kind", ["jpg", "webp", "gif", "npy"])
+def test_one_file_of_another_kind_leaves_masks_masks(kind: str) -> None:
+    """As pictures all would pass, and `Normalize` would take class numbers for colours."""
+    names = [f"a/{i}.jpg" for i in range(3)] + ["b/0.png", "b/1.png", f"b/2.{kind}"]
+    assert pairs({"image": "a", "mask": "b"}, *names).schema["mask"] == Mask(of="image")
+
+
 def test_one_field_needs_no_pair() -> None:
     assert files_of(pairs({"x": "a"}, "a/2.jpg", "a/1.jpg"), "x") == ["a/1.jpg", "a/2.jpg"]
     with pytest.raises(DatasetError, match="is there twice"):

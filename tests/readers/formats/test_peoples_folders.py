@@ -182,13 +182,25 @@ def test_sound_that_nobody_decodes_is_no_secret(
 def test_masks_of_a_kind_that_loses_numbers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files = {"images/1.jpg": JPEG, "masks/1.jpg": JPEG, "images/2.jpg": JPEG, "masks/2.png": MASK}
-    root = images.write_folder(tmp_path / "set", files)
+    files = {f"images/{i}.jpg": JPEG for i in range(20)} | {"masks/0.jpg": JPEG}
+    few = {"images/0.jpg": JPEG, "masks/0.jpg": JPEG}
+    blurred = images.write_folder(tmp_path / "blurred", few)
     with caplog.at_level(logging.WARNING, "penstock"):
-        dataset = Dataset(root, fields={"image": "images", "mask": "masks"})
+        dataset = Dataset(blurred, fields={"image": "images", "mask": "masks"})
         assert dataset.open(verify=images.verify).schema["mask"] == Image()
     assert '"mask" is read as pictures' in caplog.text
-    assert "its files are .jpg, .png" in caplog.text
+    assert "its files are .jpg" in caplog.text
+    # One among masks isn't one of them, and doesn't make pictures of all.
+    mixed = images.write_folder(
+        tmp_path / "mixed", files | {f"masks/{i}.png": MASK for i in range(1, 20)}
+    )
+    with caplog.at_level(logging.WARNING, "penstock"):
+        opened = Dataset(mixed, fields={"image": "images", "mask": "masks"}).open(
+            verify=images.verify
+        )
+    assert opened.schema["mask"] == Mask(of="image", dtype="uint8")
+    assert opened.samples == 19
+    assert "images/0.jpg: mask: a mask in JPEG" in caplog.text
 
 
 @pytest.mark.parametrize("cells", [("0.0", "10.0"), ("0.5", "1")])

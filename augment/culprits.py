@@ -161,7 +161,7 @@ def corrupt(culprits: dict[int, str]) -> CorruptSampleError:
         also = f" The same holds for {named}" + (f" and {more} more." if more > 0 else ".")
     return CorruptSampleError(
         f"Sample {sample_id} can't be decoded: {reason}.{also} Leave it out "
-        "(dataset.subset), or mend or delete it in the source and make its index or its pack from "
-        "it again.",
+        "of the dataset (a native one: dataset.subset), or mend or delete it in the source and "
+        "make its index or its pack from it again.",
         sample_id=sample_id,
     )

@@ -45,6 +45,7 @@ from penstock.readers.fields.field_types import (
     Tokens,
 )
 from penstock.readers.fields.place_names import stay_behind
+from penstock.readers.types import ANY_SIZE
 
 if TYPE_CHECKING:
     from penstock.readers.fields.field_types import FieldType
@@ -338,8 +339,9 @@ def _follower(
             _, height, width = images[type.of].shape
             shape = height, width
         elif sizes is None or sizes.fixed is None:
+            has = "has" if sizes is not None and sizes != ANY_SIZE else "may have"
             raise RecipeError(
-                f'"{name}" has different sizes, and a batch needs one: select "{type.of}" too, '
+                f'"{name}" {has} different sizes, and a batch needs one: select "{type.of}" too, '
                 "whose recipe it follows, and add Resize or a crop to that."
             )
         else:

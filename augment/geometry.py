@@ -21,7 +21,7 @@ from penstock.augment.geometric_ops import (
     Size,
 )
 from penstock.cache.errors import RecipeError
-from penstock.readers.types import ImageRange
+from penstock.readers.types import ANY_SIZE, ImageRange
 
 Antialias = bool | Literal["auto"]
 
@@ -68,7 +68,7 @@ def plan_geometries(
         if isinstance(op, CenterCrop | RandomCrop):
             if isinstance(op, RandomCrop) and (op.padding or not _holds(sizes, op)):
                 geometries = _with_padding(geometries, op)
-            sizes = _cropped(op, sizes)
+            sizes = _cropped(op, sizes, is_known=images != ANY_SIZE)
             geometries[-1] = _with_window(geometries[-1], Window(index, op), sizes)
         elif isinstance(op, RandomHorizontalFlip | RandomVerticalFlip):
             geometries[-1] = _with_window(geometries[-1], Window(index, op), sizes)
@@ -112,15 +112,21 @@ def _exactly(size: tuple[int, int]) -> ImageRange:
     return ImageRange(min_height=height, max_height=height, min_width=width, max_width=width)
 
 
-def _cropped(op: CenterCrop | RandomCrop, sizes: ImageRange) -> ImageRange:
+def _cropped(op: CenterCrop | RandomCrop, sizes: ImageRange, *, is_known: bool) -> ImageRange:
     if _holds(sizes, op) or (isinstance(op, RandomCrop) and op.pad_if_needed):
         return _exactly(op.height_width)
     height, width = op.height_width
-    remedy = ", or pass pad_if_needed=True" if isinstance(op, RandomCrop) else ""
+    found = (
+        f"as small as {sizes.min_height} x {sizes.min_width}"
+        if is_known
+        else "of sizes that nobody knows before they are read"
+    )
+    remedies = ["Put a Resize in front of it"]
+    remedies += ["crop less"] if is_known else []
+    remedies += ["pass pad_if_needed=True"] if isinstance(op, RandomCrop) else []
     raise RecipeError(
-        f"{type(op).__name__}: wanted {height} x {width} (height x width) of images as small as "
-        f"{sizes.min_height} x {sizes.min_width}. Put a Resize in front of it, or crop "
-        f"less{remedy}."
+        f"{type(op).__name__}: wanted {height} x {width} (height x width) of images {found}. "
+        f"{', or '.join(remedies)}."
     )
 
 

@@ -45,6 +45,7 @@ from penstock.augment.pixels import (
 from penstock.augment.sanitize import SanitizeBoxes
 from penstock.augment.unpack import Unpack
 from penstock.cache.errors import RecipeError
+from penstock.readers.types import ANY_SIZE
 
 if TYPE_CHECKING:
     from penstock.readers.types import ImageRange
@@ -130,9 +131,15 @@ def check_recipe(
         what = "The recipe makes images"
         if len(ops) == 1:
             what = "The images are" if field is None else f'The images of "{field}" are'
+        found = (
+            f"{what} of sizes that nobody knows before they are read: the format, or the torch "
+            "dataset, doesn't list them"
+            if images == ANY_SIZE
+            else f"{what} of different sizes: heights {out.min_height} to {out.max_height}, widths "
+            f"{out.min_width} to {out.max_width}"
+        )
         raise RecipeError(
-            f"{what} of different sizes: heights {out.min_height} to {out.max_height}, widths "
-            f"{out.min_width} to {out.max_width}. A batch needs one size: in augment=, add "
+            f"{found}. A batch needs one size: in augment=, add "
             "RandomResizedCrop(224), Resize((224, 224)), or Resize(256) and CenterCrop(224)."
         )
     flips = any(isinstance(op, RandomHorizontalFlip) for _, op in groups.geometric)

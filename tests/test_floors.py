@@ -120,7 +120,7 @@ def test_threads_start_in_one_module() -> None:
 def test_the_environment_is_read_in_world_and_the_command_line_only() -> None:
     for module, path in MODULES.items():
         text = path.read_text()
-        if module == "readers.index.home":
+        if module == "cache.base.home":
             # Where the user's cache directory lies; a Dataset needs it without a command line.
             assert re.findall(r"os\.environ\b.*", text) == ['os.environ.get("XDG_CACHE_HOME", "")']
         elif module != "pipeline.plan.world" and not module.startswith("pipeline.cli."):

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.base.folders import make_private_folder
+from penstock.cache.base.home import user_cache
 from penstock.cache.errors import ConfigError, FetchError, OtherVersionError, PenstockWarning
 from penstock.readers.files.atomic import make_folder, write_bytes
 from penstock.readers.files.names import printable
-from penstock.readers.index.home import user_cache
 from penstock.readers.index.index_folder import KEPT, read_index
 from penstock.readers.index.manifest_file import MANIFEST
 from penstock.readers.origin.local import LocalFolder

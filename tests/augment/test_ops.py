@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 from types import ModuleType
@@ -18,6 +19,7 @@ from penstock.augment import (
     CenterCrop,
     Decode,
     Normalize,
+    RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
@@ -27,7 +29,7 @@ from penstock.augment import (
 from penstock.augment.geometry import short_side
 from penstock.augment.recipe import check_recipe
 from penstock.cache.errors import RecipeError
-from penstock.readers.types import ImageRange
+from penstock.readers.types import ANY_SIZE, ImageRange
 
 MIXED = ImageRange(min_height=300, max_height=600, min_width=200, max_width=800)
 SAME = ImageRange(min_height=48, max_height=48, min_width=64, max_width=64)
@@ -110,6 +112,13 @@ def test_no_recipe_decodes_images_of_one_size(recipe):
     assert (checked.shape, checked.dtype) == ((3, 48, 64), "uint8")
     with pytest.raises(RecipeError, match=r"different sizes.*add RandomResizedCrop"):
         check_recipe(recipe, images=MIXED)
+
+
+@pytest.mark.parametrize("recipe", [None, (Resize(256),), (CenterCrop(9),), (RandomCrop(9),)])
+def test_sizes_that_nobody_knows_are_not_shown_as_bounds(recipe):
+    with pytest.raises(RecipeError, match="of sizes that nobody knows") as refused:
+        check_recipe(recipe, images=ANY_SIZE)
+    assert not re.search(r"65,?535|1 x 1\b|16776960", str(refused.value))
 
 
 def test_decode_is_implied_and_changes_nothing_when_spelt_out():

@@ -136,7 +136,7 @@ GRAY = (Decode("gray"), *FIRST)
         ((*FIRST, ColorJitter(0.1), CenterCrop(4)), "crops and resizes first"),
         ((*FIRST, ColorJitter(0.1), Resize((4, 4))), "crops and resizes first"),
         ((ColorJitter(0.1), RandomResizedCrop(4)), "crops and resizes first"),
-        ((Resize(8), ColorJitter(0.1)), "different sizes"),
+        ((Resize(8), ColorJitter(0.1)), "of sizes that nobody knows"),
         ((*FIRST, Normalize(), ColorJitter(0.1)), "stands after Normalize"),
         ((*FIRST, RandomErasing(), Normalize()), "put RandomErasing behind it"),
         ((*FIRST, RandomErasing(), RandomGrayscale()), "stands after RandomErasing"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import tempfile
 import warnings
 from itertools import chain
 from pathlib import Path
@@ -21,6 +22,7 @@ from penstock.augment import imagenet_eval, imagenet_train
 from penstock.cache.errors import FetchError, PenstockWarning, TooManyBadSamplesError
 from penstock.pipeline import DataLoader, World
 from penstock.pipeline.plan.substitutes import SAME_SHARD_ATTEMPTS, substitute
+from penstock.pipeline.report import quarantine
 from penstock.readers import Dataset, pack
 from penstock.readers.types import ImageFacts, Rejection
 from tests.conftest import photograph
@@ -450,11 +452,45 @@ class TestReport:
         assert state["bad"] == 0  # of the epoch that begins
         assert len(json.dumps(state)) < 1000
 
-    def test_without_a_cache_folder_it_lies_in_a_temporary_one(self, thirty: Path) -> None:
-        with make(thirty) as loader:
-            assert loader.statistics().quarantine == ""
-            list(loader)
-            assert Path(loader.statistics().quarantine).exists()
+    def test_without_a_cache_folder_it_lies_in_the_users(
+        self, thirty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+        (tmp_path / "temporary").mkdir()
+        place = tmp_path / "cache" / "penstock" / "quarantine"
+        for number in range(3):
+            with make(thirty) as loader:
+                assert loader.statistics().quarantine == ""
+                assert len(list(place.glob("*"))) == number
+                with pytest.warns(PenstockWarning, match=f"listed in {place}"):
+                    list(loader)
+                file = Path(loader.statistics().quarantine)
+                assert len(file.read_text().splitlines()) == len(bad_ids(thirty, RANDOM_30))
+        assert list((tmp_path / "temporary").iterdir()) == []
+
+    def test_old_lists_go(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr(quarantine, "_KEPT", 3)
+        for number in range(5):
+            report = quarantine.QuarantineFile(None, name="set.jsonl")
+            report.append([{"id": number}])
+            os.utime(report.path, (number, number))
+            report.append([{"id": number}])
+            assert len(Path(report.path).read_text().splitlines()) == 2
+        assert len(list((tmp_path / "penstock" / "quarantine").iterdir())) == 3
+        assert Path(report.path).exists()
+
+    def test_nothing_empty_is_left(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setattr(os, "write", refuse)
+        with pytest.warns(PenstockWarning, match="can't be written.*No space"):
+            quarantine.QuarantineFile(str(tmp_path / "c"), name="x").append([{"id": 1}])
+        assert list(tmp_path.rglob("*quarantine*")) == []
 
     def test_a_disk_that_takes_nothing_costs_one_warning(
         self, thirty: Path, monkeypatch: pytest.MonkeyPatch

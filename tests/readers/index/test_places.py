@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import fsspec
 import pytest
 
-import penstock.readers.index.home
+import penstock.cache.base.home
 import penstock.readers.index.places
 from penstock.cache.errors import ConfigError, DatasetNotFoundError, PenstockWarning
 from penstock.readers import Dataset, build_index, open_index
@@ -161,9 +161,9 @@ def test_the_users_cache_directory_is_the_specifications(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", told)
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert penstock.readers.index.home.user_cache() == b"/home/somebody/.cache/penstock"
+    assert penstock.cache.base.home.user_cache() == b"/home/somebody/.cache/penstock"
     monkeypatch.setenv("HOME", "nowhere")
-    assert penstock.readers.index.home.user_cache() is None
+    assert penstock.cache.base.home.user_cache() is None
 
 
 def test_an_index_of_another_user_is_left_alone(

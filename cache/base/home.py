@@ -1,7 +1,7 @@
-"""The user's own cache directory: where an index goes that has no better place.
+"""The user's own cache directory: for an index or a list that has no better place.
 
-XDG_CACHE_HOME is the only variable that the readers ask for: a Dataset is opened without a command
-line, and where a user keeps such files is the user's answer, not an argument of every call.
+XDG_CACHE_HOME is the only variable that is read below the command line: a Dataset is opened without
+one, and where a user keeps such files is the user's answer, not an argument of every call.
 Source: XDG Base Directory Specification.
 """
 

@@ -92,6 +92,9 @@ class Concatenation(Source):
             self._contents = _joined([part.contents for part in self.parts])
         return self._contents
 
+    def _wholes(self) -> tuple[Source, ...]:
+        return tuple(whole for part in self.parts for whole in part._wholes())
+
     @cached_property
     def _first_shard(self) -> Ints:
         """Shards before each part, int64, shape (parts,)."""

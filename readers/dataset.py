@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from penstock.cache.base.blob import READ_MODE, ReadMode
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import parse_size
-from penstock.cache.errors import ClosedError, ConfigError
+from penstock.cache.errors import ClosedError, ConfigError, DatasetError, PenstockWarning
 from penstock.readers.contents import Contents
 from penstock.readers.fields.arrays import array_form
 from penstock.readers.fields.selection import (
@@ -29,6 +30,16 @@ from penstock.readers.formats.sampling import AS_THEY_COME, check_sampling
 from penstock.readers.index.opening import Opener
 from penstock.readers.open_source import OpenSource
 from penstock.readers.origin.locate import locate
+from penstock.readers.origin.quarantine import (
+    ALLOWED_LEFT_OUT,
+    NOT_KNOWN,
+    QUARANTINE,
+    WARNED_LEFT_OUT,
+    check_allowed_left_out,
+    left_out_text,
+    left_out_total,
+    percent,
+)
 from penstock.readers.origin.scratch import Scratch
 from penstock.readers.origin.urls import check_url, show
 from penstock.readers.reading.reader import SampleReader
@@ -50,6 +61,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.sampling import Documents, Windows
     from penstock.readers.index.index import Index
     from penstock.readers.index.opening import Folder
+    from penstock.readers.origin.quarantine import LeftOut
     from penstock.readers.origin.urls import Url
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.types import Verify
@@ -82,6 +94,10 @@ class Dataset(OpenSource):
     filesystem: any fsspec file system object; url is then a path in it. decoded_bytes: memory for
     decoded chunks (of Zarr, Parquet, …), as bytes or such as "4GB"; None: a share of what this
     machine has. What doesn't fit goes to the cache folder, if there is one, or is decoded again.
+    allow_left_out: the share of samples that may be left out, as they are bad (see `left_out`):
+    opening raises DatasetError above it, and warns above 0.01. allow_empty: a class folder without
+    samples keeps its class number, as in torchvision; False refuses it. max_pixels: of the largest
+    image or mask that is decoded; None is 2**27 (134 million), or what a pack was made with.
 
     Raises ConfigError here for arguments that can't be; what opening raises (`open_index`) comes
     with the first use.
@@ -105,6 +121,9 @@ class Dataset(OpenSource):
         documents: Documents | None = None,
         vocabulary: int | None = None,
         decoded_bytes: int | str | None = None,
+        allow_left_out: float = ALLOWED_LEFT_OUT,
+        allow_empty: bool = False,
+        max_pixels: int | None = None,
     ) -> None:
         check_url(url)
         self.url = show(url)
@@ -115,7 +134,11 @@ class Dataset(OpenSource):
         self._sampling = check_sampling(
             sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
         )
-        arrangement_of(url, fields=fields, schema=schema)  # raises for what can't be
+        self._allowed = check_allowed_left_out(allow_left_out)
+        self._allow_empty, self._max_pixels = allow_empty, max_pixels
+        arrangement_of(  # raises for what can't be
+            url, fields=fields, schema=schema, allow_empty=allow_empty, max_pixels=max_pixels
+        )
         self._fields: tuple[str, ...] | None = None
         self._kept: tuple[str, ...] | None = None  # of chunks, whose bytes are; None: the fields'
         self._scratch = Scratch(cache)
@@ -130,6 +153,7 @@ class Dataset(OpenSource):
         self._opening = threading.Lock()
         self._reader: SampleReader | None = None
         self._contents: Contents | None = None
+        self._left_out: Mapping[str, LeftOut] | None = None
         self._closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -145,6 +169,9 @@ class Dataset(OpenSource):
             "schema": self._types,
             **self._sampling.arguments(),
             "decoded_bytes": self._decoded_bytes,
+            "allow_left_out": self._allowed,
+            "allow_empty": self._allow_empty,
+            "max_pixels": self._max_pixels,
         }
         return _made, (self._source, arguments, self._names)
 
@@ -181,6 +208,8 @@ class Dataset(OpenSource):
                         schema=self._types,
                         filesystem=self._filesystem,
                         sampling=self._sampling,
+                        allow_empty=self._allow_empty,
+                        max_pixels=self._max_pixels,
                     ),
                 )
                 opener = Opener(
@@ -193,6 +222,7 @@ class Dataset(OpenSource):
                 try:
                     index = opener.open(self._format)
                     self._sampling.check_used(index.format.name, url=self.url)
+                    _check_left_out(index, self._allowed)
                     names = self._names or chosen_by(index.format, index.schema)
                     fields = check_selection(
                         names,
@@ -237,6 +267,12 @@ class Dataset(OpenSource):
         is_as_it_lies = all(each is None for each in told) and self._sampling == AS_THEY_COME
         return is_as_it_lies and not isinstance(self._source, tuple) and self._format == AUTO
 
+    def _own_left_out(self) -> Mapping[str, LeftOut]:
+        if self._left_out is None:
+            reader = self._reader or self._open()
+            self._left_out = reader.index.left_out()
+        return self._left_out
+
     @property
     def contents(self) -> Contents:
         """What is there, as whoever reads by shards has to know it; opens it at first use."""
@@ -266,8 +302,11 @@ class Dataset(OpenSource):
         return RemoteShards.of_dataset(index.remote, index.shards, count=len(index.sizes))
 
     def __repr__(self) -> str:
-        samples = f", {self._reader.index.samples} samples" if self._reader is not None else ""
-        return f"Dataset({self.url!r}{samples})"
+        if self._reader is None:
+            return f"Dataset({self.url!r})"
+        left_out = left_out_total(self._own_left_out())
+        told = f", {left_out:,} left out" if left_out else ""
+        return f"Dataset({self.url!r}, {self._reader.index.samples} samples{told})"
 
     def read(
         self,
@@ -368,6 +407,29 @@ def _made(url: Url, arguments: dict[str, Any], names: tuple[str, ...] | None) ->
     dataset = Dataset(url, **arguments)
     dataset._names = names
     return dataset
+
+
+def _check_left_out(index: Index, allowed: float) -> None:
+    """Warn where an index leaves out many samples. Raises DatasetError for more than allowed."""
+    noted = index.about.samples_left_out
+    most = index.quarantined if noted is None else left_out_total(noted)
+    if most <= min(allowed, WARNED_LEFT_OUT) * (index.samples + most):
+        return
+    left_out = index.left_out()
+    share = left_out_total(left_out) / (index.samples + left_out_total(left_out))
+    if share <= min(allowed, WARNED_LEFT_OUT):
+        return
+    told = f"{index.url}: {left_out_text(left_out, samples=index.samples)}."
+    is_known = NOT_KNOWN not in left_out  # else files that aren't meant to be samples count too
+    if is_known:
+        told += f" Each is listed with its reason in {index.place}/{QUARANTINE.decode()}."
+    if share > allowed and is_known:
+        raise DatasetError(
+            f"{told} At most {percent(allowed)} may be left out: mend or remove them (a list of "
+            "classes may lack a name), or accept it by Dataset(…, allow_left_out="
+            f"{math.ceil(share * 100) / 100:.2g})."
+        )
+    warnings.warn(told, PenstockWarning, stacklevel=5)
 
 
 def _kept_chunks(

@@ -17,6 +17,7 @@ from penstock.cache.base.blob import READ_MODE
 from penstock.cache.errors import ConfigError, IndexChangedError
 from penstock.readers.contents import selected
 from penstock.readers.fields.field_types import ClassLabel, Text, Value
+from penstock.readers.origin.quarantine import joined_left_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.crops import Crop
     from penstock.readers.fields.schema import Schema
     from penstock.readers.formats.decoded_chunks import DecodedChunks
+    from penstock.readers.origin.quarantine import LeftOut
     from penstock.readers.remote_shards import RemoteShards
 
     Ints = NDArray[np.int64]
@@ -72,6 +74,26 @@ class Source(ABC):
     def classes(self) -> tuple[str, ...]:
         """Class names by label; empty without labels."""
         return self.schema.class_names()
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many samples are left out, by reason, most first: those that were bad when the
+        dataset was indexed or packed. A part has those of its dataset, datasets end to end those of
+        each dataset once."""
+        return {reason: each.samples for reason, each in self.samples_left_out.items()}
+
+    @property
+    def samples_left_out(self) -> Mapping[str, LeftOut]:
+        """As `left_out`, with a name for each reason."""
+        return joined_left_out(each._own_left_out() for each in dict.fromkeys(self._wholes()))
+
+    def _wholes(self) -> tuple[Source, ...]:
+        """The datasets that it is made of."""
+        return (self,)
+
+    def _own_left_out(self) -> Mapping[str, LeftOut]:
+        """What one of those left out."""
+        return {}
 
     @property
     def cache_folder(self) -> str | None:
@@ -300,6 +322,9 @@ class Selection(Source):
                 )
             self._contents = selected(base, self._places, self._shards)
         return self._contents
+
+    def _wholes(self) -> tuple[Source, ...]:
+        return self._base._wholes()
 
     @cached_property
     def _shards(self) -> Ints:

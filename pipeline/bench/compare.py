@@ -183,7 +183,7 @@ def _local_files(url: str | Source, place: Path, most_samples: int) -> _Compared
         done, copy = export_files(url, place / "files", most_samples=most_samples), place / "files"
         note = f"All read a local copy with {done.samples} of {len(url)} samples as files."
         return _ComparedFiles(folder=copy, ours=copy, samples=done.samples, note=note)
-    with Dataset(url) as dataset:
+    with Dataset(url, allow_left_out=1) as dataset:
         return _files_of(dataset, place, most_samples)
 
 

@@ -74,6 +74,7 @@ class Workload:
             index=self.index,
             **self.sampling.arguments(),
             storage_options=self.storage_options,
+            allow_left_out=1,
         )
 
     def settled(self, dataset: Dataset) -> Workload:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import format_size
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.cli.executors import executor_on
 from penstock.pipeline.cli.options import (
+    AllowEmpty,
     Baseline,
     CacheFolder,
     DocumentMode,
@@ -26,6 +28,7 @@ from penstock.pipeline.cli.options import (
     IndexOut,
     Json,
     ManifestFile,
+    MaxPixels,
     NumberType,
     On,
     PackFields,
@@ -82,6 +85,8 @@ def pack(
     dtype: NumberType = None,
     documents: DocumentMode = None,
     vocabulary: Vocabulary = None,
+    allow_empty: AllowEmpty = False,
+    max_pixels: MaxPixels = None,
     workers: Workers = 0,
     on: On = None,
     cache: CacheFolder = None,
@@ -107,6 +112,8 @@ def pack(
             fields=parse_fields(fields),
             manifest=manifest,
             sampling=sampling,
+            allow_empty=allow_empty,
+            max_pixels=max_pixels,
             shuffle=shuffle,
             seed=seed,
             shard_bytes=_shards(shard_bytes, nodes=for_nodes, batch=for_batch),
@@ -175,6 +182,8 @@ def index(
     vocabulary: Vocabulary = None,
     manifest: ManifestFile = None,
     fields: FieldPlaces = None,
+    allow_empty: AllowEmpty = False,
+    max_pixels: MaxPixels = None,
     workers: Workers = 0,
     on: On = None,
     cache: CacheFolder = None,
@@ -197,6 +206,8 @@ def index(
             format=format,
             manifest=manifest,
             sampling=sampling,
+            allow_empty=allow_empty,
+            max_pixels=max_pixels,
             fields=parse_places(fields),
             out=out,
             cache=cache,
@@ -226,6 +237,8 @@ def _report(summary: dict[str, Any], *, as_json: bool, place: str) -> None:
             "long to decode: --baseline rewrites them without loss, --quality with a little.",
             soft_wrap=True,
         )
+    for reason, samples in summary["left_out"].items():
+        console.print(f"[yellow]{samples:,} left out:[/] {escape(reason)}", soft_wrap=True)
     if summary["quarantined"]:
         console.print(
             f"[yellow]{summary['quarantined']:,} quarantined[/], each by name with its reason in "

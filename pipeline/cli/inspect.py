@@ -11,6 +11,7 @@ import typer
 
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.cli.options import (
+    AllowEmpty,
     CacheFolder,
     ContactSheet,
     DocumentMode,
@@ -19,6 +20,7 @@ from penstock.pipeline.cli.options import (
     IndexFolder,
     Json,
     ManifestFile,
+    MaxPixels,
     NumberType,
     SampleStride,
     SampleWindow,
@@ -58,6 +60,8 @@ def inspect(
     vocabulary: Vocabulary = None,
     manifest: ManifestFile = None,
     fields: FieldPlaces = None,
+    allow_empty: AllowEmpty = False,
+    max_pixels: MaxPixels = None,
     cache: CacheFolder = None,
     storage_option: StorageOption = None,
     as_json: Json = False,
@@ -72,6 +76,8 @@ def inspect(
         "format": format,
         "manifest": manifest,
         "fields": parse_places(fields),
+        "allow_empty": allow_empty,
+        "max_pixels": max_pixels,
         "index": index_folder,
         "cache": cache,
         "storage_options": parse_storage_options(storage_option),

@@ -57,6 +57,7 @@ def open_with_all_fields(url: str, **options: Any) -> Dataset:
     options: of `Dataset`."""
     from penstock.readers import Dataset
 
+    options["allow_left_out"] = 1  # to look at
     with Dataset(url, **options) as found:
         schema, lacking = found.schema, found.index.lacking
     shown = fields_handed_out(schema)

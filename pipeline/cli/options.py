@@ -97,6 +97,20 @@ DocumentMode = Annotated[
 Vocabulary = Annotated[
     int | None, typer.Option("--vocabulary", help="Token ids that there are: others are bad.")
 ]
+AllowEmpty = Annotated[
+    bool,
+    typer.Option(
+        "--allow-empty",
+        help="A class folder without samples keeps its class number; otherwise it is refused.",
+    ),
+]
+MaxPixels = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Pixels of the largest image or mask that is accepted; by default 134,217,728.",
+    ),
+]
 Workers = Annotated[
     int, typer.Option(min=0, help="Decode threads; 0 is all usable cores.", show_default=True)
 ]

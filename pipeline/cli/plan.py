@@ -193,7 +193,7 @@ def _known(url: str, place: dict[str, Any]) -> KnownData:
     from penstock.readers.origin.urls import local_path
 
     try:
-        with Dataset(url, **place) as dataset:
+        with Dataset(url, allow_left_out=1, **place) as dataset:
             dataset.open()
             contents = dataset.contents
     except (DatasetNotFoundError, FileNotFoundError) as error:

@@ -144,7 +144,7 @@ def _fetched(
             f"--if-empty: got {order['process'][1]} processes on this node, wanted one (srun "
             "--ntasks-per-node=1)."
         )
-    with Dataset(url, **place) as dataset, ByteProgress("warm") as bar:
+    with Dataset(url, allow_left_out=1, **place) as dataset, ByteProgress("warm") as bar:
         remote = dataset.remote_shards
         if remote is None:
             return f"{dataset.url} is local: there is nothing to warm. It is read where it lies."

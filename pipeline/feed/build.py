@@ -327,6 +327,7 @@ def _meter(
         ),
         output=image.shape[1:] if image is not None else None,
         decodes=image is not None,
+        left_out=dataset.left_out,
     )
 
 

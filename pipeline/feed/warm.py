@@ -109,7 +109,7 @@ def warm(
             "warms one node, the one that it runs on: say which by world=."
         )
     if not isinstance(dataset, Source):
-        with Dataset(dataset, cache=cache) as opened:
+        with Dataset(dataset, cache=cache, allow_left_out=1) as opened:
             return _warmed(opened, order, world, executor, nodes, progress, stop)
     if cache is not None:
         raise ConfigError("cache: got one beside a dataset, which was made with its own.")

@@ -19,7 +19,7 @@ from penstock.pipeline.report.probes import ReadProbe
 from penstock.pipeline.report.statistics import Statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from penstock.pipeline.report.diagnosis import Diagnosis
     from penstock.pipeline.report.facts import (
@@ -90,6 +90,7 @@ class Meter:
     job: Callable[[], JobStatistics | None] | None = None  # where other processes tell theirs
     bad: int = 0
     quarantine: str = ""
+    left_out: Mapping[str, int] = field(default_factory=dict)
     workers: int | None = None  # torch's, of a torch dataset; None: a native one
     cores: CoreSpeeds | None = None
     cores_due_s: float = 0.0
@@ -156,6 +157,7 @@ class Meter:
             decode_threads=self.decode_threads,
             bad=self.bad,
             quarantine=self.quarantine,
+            left_out=self.left_out,
             gil_late=facts.gil_late,
             limit=diagnosis.limit,
             cause=diagnosis.cause,

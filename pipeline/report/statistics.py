@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from penstock.cache.base.sizes import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from penstock.pipeline.report.causes import Cause, Limit
     from penstock.pipeline.report.facts import LoaderFacts
     from penstock.pipeline.report.job import JobStatistics
@@ -51,6 +53,8 @@ class Statistics:
     cache_max_bytes: the cache's limit.
 
     samples_per_s: while iterating, the first batch left out; 0.0 before the second batch.
+    left_out: samples that the dataset leaves out since it was indexed or packed, by reason; of the
+    datasets that a part or several end to end are made of, all.
     bad: samples that were handed out replaced or marked, as they are bad; quarantine: the file that
     lists them, "" without one.
     gil_late: share of the reading threads' tries to take Python's GIL that came late, as somebody
@@ -111,6 +115,7 @@ class Statistics:
     verdict: str
     facts: LoaderFacts = field(repr=False)
     job: JobStatistics | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return (
@@ -163,6 +168,9 @@ class Statistics:
         )
 
     def _bad_text(self) -> str:
+        left_out = sum(self.left_out.values())
+        told = f"; {left_out:,} samples are left out of the dataset" if left_out else ""
         if not self.bad:
-            return ""
-        return f"; {self.bad:,} bad samples" + (f" ({self.quarantine})" if self.quarantine else "")
+            return told
+        where = f" ({self.quarantine})" if self.quarantine else ""
+        return f"; {self.bad:,} bad samples{where}{told}"

@@ -59,9 +59,13 @@ def are_unsafe(names: Sequence[bytes]) -> bool:
     )
 
 
+_OF_SYSTEMS = frozenset((OWN_FOLDER, b"__MACOSX", b"lost+found"))
+
+
 def is_passed_over(part: bytes) -> bool:
-    """Dot-files, dot-folders, our own folder and indexes are no part of a dataset."""
-    return part.startswith(b".") or part == OWN_FOLDER or part.endswith(INDEX_SUFFIX)
+    """Return True for dot-files, dot-folders, our own folder, indexes, and the folders that macOS
+    and ext4 add: they are no part of a dataset."""
+    return part.startswith(b".") or part in _OF_SYSTEMS or part.endswith(INDEX_SUFFIX)
 
 
 def below(root: bytes, name: bytes) -> bytes:

@@ -37,13 +37,24 @@ def arrangement_of(
     schema: Mapping[str, FieldType] | None = None,
     filesystem: Any | None = None,
     sampling: Sampling = AS_THEY_COME,
+    allow_empty: bool = False,
+    max_pixels: int | None = None,
 ) -> Arrangement:
     """The arrangement that arguments of a dataset say. Raises ConfigError."""
+    if type(allow_empty) is not bool:
+        raise ConfigError(f"allow_empty: got {allow_empty!r}, wanted True or False.")
+    if max_pixels is not None and (type(max_pixels) is not int or max_pixels < 1):
+        raise ConfigError(
+            f"max_pixels: got {max_pixels!r}, wanted the pixels of the largest image, such as "
+            "200_000_000."
+        )
     return Arrangement(
         manifest=_manifest(url, manifest, is_path=filesystem is not None),
         places=_places(fields),
         schema=_schema(schema),
         sampling=sampling.to_json(),
+        allow_empty=allow_empty,
+        max_pixels=max_pixels,
     )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.chunked_shard import ChunkedShard
     from penstock.readers.formats.layout import Storage
     from penstock.readers.origin.origin import Entry
-    from penstock.readers.origin.quarantine import QuarantineEntry
+    from penstock.readers.origin.quarantine import LeftOut, QuarantineEntry
 
 MISSING = -1
 """In place of a file's number: the sample lacks the field."""
@@ -57,7 +57,9 @@ class Candidates:
     that these were cut to, None where they lie as the data have them. quarantined: what can't be a
     candidate; passed_over: what is no part of a sample, by extension. chunked: shards of chunks,
     which metadata tell: there are no candidates then, as no sample is looked at. left_out: what
-    is there and no field, by the name that it would have, and why.
+    is there and no field, by the name that it would have, and why. has_papers: files that were
+    never meant to be samples may be among the candidates and the quarantined. too_short: files or
+    documents that don't fill one sample, by reason.
     """
 
     schema: Schema
@@ -72,6 +74,8 @@ class Candidates:
     present: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     chunked: Sequence[ChunkedShard] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+    has_papers: bool = False
+    too_short: Mapping[str, LeftOut] = field(default_factory=dict)
 
     @classmethod
     def of_chunks(
@@ -80,6 +84,7 @@ class Candidates:
         shards: Sequence[ChunkedShard],
         *,
         left_out: Mapping[str, str] | None = None,
+        too_short: Mapping[str, LeftOut] | None = None,
     ) -> Candidates:
         """What metadata say of data in chunks. schema: settled."""
         nothing = np.empty(0, np.int64)
@@ -95,6 +100,7 @@ class Candidates:
             passed_over={},
             chunked=shards,
             left_out=dict(left_out or {}),
+            too_short=dict(too_short or {}),
         )
 
     def __len__(self) -> int:

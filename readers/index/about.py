@@ -19,6 +19,7 @@ from penstock.readers.formats.layout import Layout
 from penstock.readers.formats.limits import MAX_SAMPLES
 from penstock.readers.formats.registry import is_format
 from penstock.readers.index.field_summaries import check_fit, check_summary
+from penstock.readers.origin.quarantine import LeftOut, joined_left_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,7 +46,8 @@ class About:
     was asked to be; directories: name and modification time in ns of each listed folder (local
     folders); listing: fingerprint of what an index was built over, hex; passed_over: what is no
     part of a sample, by extension; overhead_bytes: of a pack's shard beside the bytes of its
-    samples, at most.
+    samples, at most. left_out: columns that are no field, and why. samples_left_out: how many
+    samples are left out for each reason, and an example; None where an earlier version wrote this.
     """
 
     kind: str
@@ -65,6 +67,7 @@ class About:
     passed_over: dict[str, int] = field(default_factory=dict)
     overhead_bytes: int | None = None
     left_out: dict[str, str] = field(default_factory=dict)
+    samples_left_out: dict[str, LeftOut] | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -99,6 +102,8 @@ class About:
         values["fields"] = {name: asdict(each) for name, each in self.fields.items()}
         if not self.left_out:
             del values["left_out"]
+        if not self.samples_left_out:
+            del values["samples_left_out"]
         return values
 
 
@@ -131,6 +136,9 @@ def check_about(values: dict[str, Any]) -> About:
     if fields.keys() != set(schema):
         raise ValueError("what it says of its fields isn't of those of its schema")
     values["fields"] = {name: fields[name] for name in schema}  # JSON has them sorted
+    if values.get("samples_left_out") is not None:
+        told = values["samples_left_out"].items()
+        values["samples_left_out"] = joined_left_out([{k: LeftOut(*each) for k, each in told}])
     values["directories"] = tuple((name, ns) for name, ns in values.get("directories", ()))
     about = About(**values)
     if unknown := schema.unsettled:
@@ -154,6 +162,19 @@ def _is_list(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 def _is_counts(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_count, value.values()))
+
+
+def _are_left_out(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict)
+        and all(
+            isinstance(each, list)
+            and len(each) == 2
+            and _is_count(each[0])
+            and _is_text(each[1], most=4 * _MAX_NAME)
+            for each in value.values()
+        )
+    )
 
 
 def _is_correlation(value: Any) -> bool:
@@ -191,4 +212,5 @@ _RIGHT: dict[str, Callable[[Any], bool]] = {
     "passed_over": _is_counts,
     "overhead_bytes": lambda value: value is None or _is_count(value),
     "left_out": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
+    "samples_left_out": _are_left_out,
 }

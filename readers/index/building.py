@@ -28,6 +28,8 @@ from penstock.readers.index.sidecar_names import SIDECARS, sidecar_name, sweep_s
 from penstock.readers.origin.quarantine import (
     QUARANTINE,
     QuarantineEntry,
+    count_left_out,
+    joined_left_out,
     nothing_decodes,
     quarantine_lines,
 )
@@ -231,6 +233,13 @@ class IndexBuilder:
             listing=snapshot.fingerprint,
             passed_over=candidates.passed_over,
             left_out=_shortened(candidates.left_out),
+            samples_left_out=joined_left_out(
+                [
+                    count_left_out(quarantined, has_papers=candidates.has_papers),
+                    candidates.too_short,
+                ]
+            )
+            or None,
         )
         write_manifest(os.path.join(folder, MANIFEST), manifest)
         sweep_sidecars(folder, keep=set(draft.names))

@@ -5,6 +5,7 @@ Sample id = position in the index; it never changes while the index stands.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,12 @@ from penstock.readers.fields.selection import image_fields
 from penstock.readers.files.names import OWN_FOLDER, printable
 from penstock.readers.index.shards import Shards
 from penstock.readers.index.sidecars import Sidecars
+from penstock.readers.origin.quarantine import QUARANTINE, noted_left_out
 from penstock.readers.types import ANY_SIZE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from numpy.typing import NDArray
 
     from penstock.cache.blobs.remote import Remote
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.mending import Mender
     from penstock.readers.origin.origin import Origin
+    from penstock.readers.origin.quarantine import LeftOut
     from penstock.readers.origin.remote import RemoteFolder
     from penstock.readers.origin.scratch import Scratch
     from penstock.readers.types import ImageRange
@@ -43,7 +48,8 @@ class Index:
     icc: label correlation inside a shard, None without labels (see
     `index.totals.label_correlation`). fingerprint: of the content, not of where it lies.
     quarantined: files that aren't in it. place: where the manifest is, for people. shards: opens
-    them. scratch: kept alive as long as the index.
+    them. scratch: kept alive as long as the index. read_quarantine: the bytes of its
+    quarantine.jsonl; raises OSError, PenstockError where there is none.
     """
 
     url: str
@@ -55,6 +61,7 @@ class Index:
     shards: Shards
     origin: Origin
     scratch: Scratch
+    read_quarantine: Callable[[], bytes]
 
     @property
     def about(self) -> About:
@@ -164,6 +171,12 @@ class Index:
     def quarantined(self) -> int:
         return self.about.quarantined
 
+    def left_out(self) -> Mapping[str, LeftOut]:
+        """The samples that are left out, by reason; see `noted_left_out`."""
+        return noted_left_out(
+            self.about.samples_left_out, self.quarantined, self.read_quarantine, place=self.place
+        )
+
     @property
     def remote(self) -> Remote | None:
         """What a remote dataset is read through; None for a local one."""
@@ -199,6 +212,19 @@ def index_of(
         shown = f"{origin.url}/{OWN_FOLDER.decode()}"
     else:
         shown = printable(place) if isinstance(place, bytes) else place.url
+
+    def read_quarantine() -> bytes:
+        path: bytes
+        if isinstance(place, bytes):
+            path = os.path.join(place, QUARANTINE)
+        else:
+            holder, name = origin, b"%s/%s" % (OWN_FOLDER, QUARANTINE)
+            if place is not None:
+                holder, name = place, QUARANTINE
+            path = holder.file(name, size_bytes=None, version=manifest.about.fingerprint)
+        with open(path, "rb") as file:
+            return file.read()
+
     return Index(
         url=origin.url,
         place=shown,
@@ -209,4 +235,5 @@ def index_of(
         shards=Shards(origin, manifest, Sidecars(manifest, place, mender)),
         origin=origin,
         scratch=scratch,
+        read_quarantine=read_quarantine,
     )

@@ -75,8 +75,8 @@ def check_arrangement(manifest: Manifest, origin: Origin, *, shown: str) -> None
     if manifest.about.arrangement != origin.variant:
         raise IndexChangedError(
             f"{shown}: this index is of {origin.url} arranged otherwise: by another manifest=, "
-            "fields= with places or schema=. Give the arguments that it was made with, or another "
-            "folder as index=."
+            "fields= with places, schema=, allow_empty= or max_pixels=. Give the arguments that it "
+            "was made with, or another folder as index=."
         )
 
 

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSummary:
-    """What `build_index` did. bytes: of all samples; seconds: wall time; place: the
-    index's folder."""
+    """What `build_index` did. bytes: of all samples; seconds: wall time; place: the index's folder;
+    left_out: samples by the reason why they aren't in it."""
 
     samples: int
     shards: int
@@ -59,6 +59,7 @@ class IndexSummary:
     quarantined: int
     seconds: float
     place: str
+    left_out: Mapping[str, int]
 
 
 def open_index(
@@ -75,6 +76,8 @@ def open_index(
     fields: Mapping[str, str] | None = None,
     schema: Mapping[str, FieldType] | None = None,
     sampling: Sampling = AS_THEY_COME,
+    allow_empty: bool = False,
+    max_pixels: int | None = None,
     executor: Executor | None = None,
 ) -> Index:
     """Open the index of a dataset; that of foreign data is built on first use, or brought up to
@@ -84,9 +87,10 @@ def open_index(
     cache: what remote data is read through, and for an index that has no better place; it,
     storage_options and filesystem: as for Dataset. verify: decodes images while building; None
     finds the installed one. workers: threads for building, None is all cores. manifest, fields
-    (where each lies), schema: as for Dataset; sampling: what its sample, stride, dtype, documents
-    and vocabulary say, by `check_sampling`. executor: whose workers check the samples of a shard
-    each (docs/packs.md says what they must see); verify is importable then, or a name.
+    (where each lies), schema, allow_empty, max_pixels: as for Dataset; sampling: what its sample,
+    stride, dtype, documents and vocabulary say, by `check_sampling`. executor: whose workers check
+    the samples of a shard each (docs/packs.md says what they must see); verify is importable then,
+    or a name.
 
     Raises DatasetNotFoundError, ConfigError, CorruptShardError (a torn pack manifest), DatasetError
     (a newer version), IndexChangedError (index= of another dataset), FetchError,
@@ -107,6 +111,8 @@ def open_index(
                 schema=schema,
                 filesystem=filesystem,
                 sampling=sampling,
+                allow_empty=allow_empty,
+                max_pixels=max_pixels,
             ),
         ),
         scratch=scratch,
@@ -152,6 +158,8 @@ def build_index(
     fields: Mapping[str, str] | None = None,
     schema: Mapping[str, FieldType] | None = None,
     sampling: Sampling = AS_THEY_COME,
+    allow_empty: bool = False,
+    max_pixels: int | None = None,
     executor: Executor | None = None,
 ) -> IndexSummary:
     """Index an image folder or tar files anew: everything is read and decoded, whatever an earlier
@@ -176,6 +184,8 @@ def build_index(
             schema=schema,
             filesystem=filesystem,
             sampling=sampling,
+            allow_empty=allow_empty,
+            max_pixels=max_pixels,
         ),
     )
     opener = Opener(
@@ -196,6 +206,7 @@ def build_index(
             quarantined=built.quarantined,
             seconds=time.monotonic() - began,
             place=built.place,
+            left_out={reason: each.samples for reason, each in built.left_out().items()},
         )
     finally:
         origin.close()

@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import DatasetError, IndexChangedError
+from penstock.cache.errors import DatasetError, IndexChangedError, PenstockWarning
 from penstock.readers.fields.examine import verify_for
 from penstock.readers.files.atomic import locked
-from penstock.readers.files.names import printable
+from penstock.readers.files.names import is_passed_over, printable
 from penstock.readers.formats.format import Snapshot
 from penstock.readers.formats.prior import prior_facts
 from penstock.readers.index.building import Checker, IndexBuilder, noted_directories
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.format import Format, Indexing, Listing
     from penstock.readers.formats.prior import PriorFacts
+    from penstock.readers.index.about import About
     from penstock.readers.index.first_use import BuildReport, FirstUse
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.places import Places
@@ -73,8 +75,36 @@ class Upkeep:
         for place in self._places.candidates():
             manifest = self._read(place)
             if manifest is not None and self._stands(manifest, place):
+                self._warn_of_empty_classes(manifest.about)
                 return manifest, place
         return None
+
+    def _warn_of_empty_classes(self, about: About) -> None:
+        """Warn of an index of an earlier version, which gave a class folder without samples no
+        number. Its labels stay while it stands: jobs may have begun with them."""
+        if about.arrangement or not about.classes or not isinstance(self._origin, LocalFolder):
+            return
+        noted = [os.fsencode(name) for name, _ in about.directories]
+        tops = [
+            name
+            for name in noted
+            if name
+            and b"/" not in name
+            and not is_passed_over(name)
+            and os.path.isdir(os.path.join(self._origin.root, name))  # tables are noted too
+        ]
+        classes = {os.fsencode(name) for name in about.classes}
+        empty = [printable(name) for name in tops if name not in classes]
+        # Classes of a table have other names than folders.
+        if empty and classes.issubset(tops):
+            warnings.warn(
+                f"{self._origin.url}: the folder {empty[0]!r} held no sample when its index was "
+                f"built, and has no class number: there are {len(classes):,} classes, and "
+                f"torchvision counts {len(tops):,}. Remove the folder, or pass allow_empty=True, "
+                "which numbers it too.",
+                PenstockWarning,
+                stacklevel=7,
+            )
 
     def _first_use(self) -> FirstUse | None:
         """The agreement with the other processes of a job; None where there are none."""

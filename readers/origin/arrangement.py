@@ -28,13 +28,16 @@ class Arrangement:
     is what lies there, NO_TABLE nothing of that. places: fields and where each lies (folders,
     patterns or a table's columns), in order. schema: types of some fields, as `Schema.to_json`
     writes them in JSON; "" is none. sampling: what of arrays is one sample, as `Sampling.to_json`
-    writes it; "" where nothing is said.
+    writes it; "" where nothing is said. allow_empty: a class folder without samples keeps its
+    class number. max_pixels: of an image or a mask; None is the default.
     """
 
     manifest: str | None = None
     places: tuple[tuple[str, str], ...] = ()
     schema: str = ""
     sampling: str = ""
+    allow_empty: bool = False
+    max_pixels: int | None = None
 
     @property
     def key(self) -> str:
@@ -42,7 +45,10 @@ class Arrangement:
         there."""
         if self == AS_IT_LIES:
             return ""
-        told = json.dumps([self.manifest, self.places, self.schema, self.sampling])
+        said: list[object] = [self.manifest, self.places, self.schema, self.sampling]
+        if self.allow_empty or self.max_pixels is not None:  # else the keys of earlier versions
+            said += [self.allow_empty, self.max_pixels]
+        told = json.dumps(said)
         return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def key_with_content(self) -> str:

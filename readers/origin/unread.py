@@ -45,6 +45,22 @@ _IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "jp2", 
 _PAPERS = frozenset(
     ("md", "rst", "html", "pdf", "log", "yaml", "yml", "toml", "ini", "cfg", "py", "sh", "zip")
 )
+_UNDECODED = frozenset(("gif", "avif", "heic", "heif", "pbm", "pnm", "jxl", "jfif"))
+# What people put into any folder; of texts alone it makes no dataset.
+_PROSE = ("readme", "license", "licence", "changelog", "notice", "copying")
+# Reasons that papers have, as well as samples: of images, of arrays and texts in folders of these.
+_OF_SAMPLES = ("empty file", "not an .npy file", "not UTF-8 text")
+_OF_PAPERS = (
+    *_OF_SAMPLES,
+    "not an image",
+    "not in a class folder",
+    "its folder is no class",
+    "what it lies beside is no sample",
+    "a symbolic link",
+    "it vanished",
+    "can't be looked at",
+    "not a regular file",
+)
 _LISTS = frozenset(("csv", "tsv", "jsonl", "ndjson"))
 _READ = frozenset(("npy", "npz", "parquet", "arrow", "feather", "txt", "caption")) | frozenset(
     ("zarr", "zarray", "zgroup", "zattrs")
@@ -65,6 +81,21 @@ def extension(name: bytes) -> str:
 def is_other_kind(name: bytes) -> bool:
     """Whether a file's extension says that it is of a known kind that no image is."""
     return extension(name) in _DATA or extension(name) in _PAPERS
+
+
+def is_no_sample(name: bytes, reason: str) -> bool:
+    """Whether a file that is left out lies beside the images and isn't meant to be one: its name is
+    of another kind, and the reason is none that a sample has."""
+    found, told = extension(name), reason.removeprefix("image: ")
+    if found in _IMAGES or found in _UNDECODED or not (found or is_prose(name)):
+        return False
+    is_array_or_text = found in ("npy", "txt", "caption")
+    return told.startswith(_OF_PAPERS) and not (is_array_or_text and told.startswith(_OF_SAMPLES))
+
+
+def is_prose(name: bytes) -> bool:
+    """Whether a name is that of a text about the dataset, such as README."""
+    return name.rpartition(b"/")[2].decode("utf-8", "replace").lower().startswith(_PROSE)
 
 
 def remedy_for(name: bytes) -> str:

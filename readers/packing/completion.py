@@ -17,7 +17,13 @@ from penstock.readers.formats.pack.format import PackFormat
 from penstock.readers.formats.pack.shard import rewrite_source
 from penstock.readers.index.manifest import Manifest, join_manifest
 from penstock.readers.index.manifest_file import MANIFEST, write_manifest
-from penstock.readers.origin.quarantine import QUARANTINE, nothing_decodes, quarantine_lines
+from penstock.readers.origin.quarantine import (
+    QUARANTINE,
+    count_left_out,
+    joined_left_out,
+    nothing_decodes,
+    quarantine_lines,
+)
 from penstock.readers.packing.folder import shard_name
 
 if TYPE_CHECKING:
@@ -83,6 +89,13 @@ class PackCompletion:
             seed=settings["seed"],
             source=self.source.url,
             settings=settings,
+            samples_left_out=joined_left_out(
+                [
+                    count_left_out(quarantined, has_papers=self.source.has_papers),
+                    self.source.left_out,
+                ]
+            )
+            or None,
         )
         write_manifest(os.path.join(self.folder.own, MANIFEST), manifest)
         self.folder.tidy()

@@ -21,12 +21,13 @@ from penstock.readers.files.names import OWN_FOLDER, printable
 from penstock.readers.formats.summary import ShardSummary, Sums
 from penstock.readers.index.field_summaries import check_summary
 from penstock.readers.index.manifest_file import MANIFEST, read_manifest
-from penstock.readers.origin.quarantine import QuarantineEntry
+from penstock.readers.origin.quarantine import QUARANTINE, QuarantineEntry, noted_left_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.readers.index.manifest import Manifest
+    from penstock.readers.origin.quarantine import LeftOut
 
 _SHARD = re.compile(rb"\.?shard-\d{6,}\.arrow(\.tmp)?")
 _SETTINGS = b"pack.json"
@@ -81,6 +82,18 @@ class PackFolder:
         elif names - {OWN_FOLDER} or own - {os.path.basename(temp_name(_SETTINGS))}:
             raise self._foreign("it holds shards or an index of something else")
         return None
+
+    def left_out(self, manifest: Manifest) -> Mapping[str, LeftOut]:
+        """The samples that the pack leaves out, by reason."""
+
+        def read() -> bytes:
+            with open(os.path.join(self.own, QUARANTINE), "rb") as file:
+                return file.read()
+
+        about = manifest.about
+        return noted_left_out(
+            about.samples_left_out, about.quarantined, read, place=printable(self.own)
+        )
 
     def begin(self) -> None:
         """Make the folders and say what this will be. Raises WriteError, DestinationError."""

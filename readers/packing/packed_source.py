@@ -40,6 +40,7 @@ class PackedSource:
     and their facts are taken over."""
 
     has_ids = True
+    has_papers = False
 
     def __init__(
         self, index: Index, *, fields: Sequence[str] | None = None, sizes_known: bool = False
@@ -50,6 +51,7 @@ class PackedSource:
         self.url, self.fingerprint = index.url, index.fingerprint
         self.schema = index.schema if fields is None else chosen_schema(index.schema, fields)
         self.quarantined: list[QuarantineEntry] = []
+        self.left_out = index.left_out()
         if sizes_known:
             self.sizes = np.zeros(index.samples, np.int64)
             return

@@ -61,6 +61,8 @@ def pack(
     manifest: ManifestFile | None = None,
     schema: Mapping[str, FieldType] | None = None,
     sampling: Sampling = AS_THEY_COME,
+    allow_empty: bool = False,
+    max_pixels: int | None = None,
     shuffle: bool = True,
     seed: int = 0,
     shard_bytes: int | str | ShardRule = "64MiB",
@@ -81,10 +83,10 @@ def pack(
     """Write a dataset as a pack into the local folder dst. Killed, the same call goes on.
 
     src: what a Dataset takes; or a dataset, a part of one, several end to end. fields: those that
-    are packed, None is all; it, format, manifest, schema and sampling say how src lies, as for
-    `open_index`. shuffle: False keeps the ids of the source's index. shard_bytes: mean bytes of a
-    shard, counted before images are rewritten; or a function of the samples' bytes (int64) that
-    tells them. short_side: images with a longer one become baseline
+    are packed, None is all; it, format, manifest, schema, sampling, allow_empty and max_pixels say
+    how src lies, as for `open_index`. shuffle: False keeps the ids of the source's index.
+    shard_bytes: mean bytes of a shard, counted before images are rewritten; or a function of the
+    samples' bytes (int64) that tells them. short_side: images with a longer one become baseline
     JPEGs of this short side (pixels, upright, quality 92), their masks, boxes and points follow.
     quality: of what is rewritten, 1 to 100; without short_side every image is, at its size.
     baseline: other progressive JPEGs become baseline ones without loss (extra `transcode`). image:
@@ -113,7 +115,17 @@ def pack(
         progress=progress,
         crew=_crew(executor, verify, workers=workers or 1),
     )
-    told = _Told(format, manifest, schema, sampling, storage_options, filesystem, cache)
+    told = _Told(
+        format=format,
+        manifest=manifest,
+        schema=schema,
+        sampling=sampling,
+        storage_options=storage_options,
+        filesystem=filesystem,
+        cache=cache,
+        allow_empty=allow_empty,
+        max_pixels=max_pixels,
+    )
     return _packed(task, src, dst, fields, told)
 
 
@@ -140,19 +152,21 @@ def _crew(executor: Executor | None, verify: Verify | str | None, *, workers: in
 class _Told(NamedTuple):
     """What was said of the source beside its URL."""
 
-    format: str
-    manifest: ManifestFile | None
-    schema: Mapping[str, FieldType] | None
-    sampling: Sampling
-    storage_options: Mapping[str, Any] | None
-    filesystem: Any | None
-    cache: DiskCache | Folder | None
+    format: str = AUTO
+    manifest: ManifestFile | None = None
+    schema: Mapping[str, FieldType] | None = None
+    sampling: Sampling = AS_THEY_COME
+    storage_options: Mapping[str, Any] | None = None
+    filesystem: Any | None = None
+    cache: DiskCache | Folder | None = None
+    allow_empty: bool = False
+    max_pixels: int | None = None
 
 
 def _pack_source(
     task: PackTask, src: Source, dst: Folder, fields: Iterable[str] | None, told: _Told
 ) -> PackSummary:
-    if told != _Told(AUTO, None, None, AS_THEY_COME, None, None, None):
+    if told != _Told():
         raise ConfigError(
             f"pack: got {', '.join(f'{name}=' for name in told._fields)} or one of them beside a "
             "dataset, which was told these itself. Leave them out."
@@ -187,6 +201,8 @@ def _pack_url(
             schema=told.schema,
             filesystem=told.filesystem,
             sampling=told.sampling,
+            allow_empty=told.allow_empty,
+            max_pixels=told.max_pixels,
         ),
     )
     with closing(scratch), closing(origin):
@@ -218,6 +234,9 @@ def _dataset(src: Url, told: _Told, *, fields: Iterable[str] | None) -> Dataset:
         storage_options=told.storage_options,
         filesystem=told.filesystem,
         cache=told.cache,
+        allow_left_out=1,  # the pack tells
+        allow_empty=told.allow_empty,
+        max_pixels=told.max_pixels,
         **told.sampling.arguments(),
     )
 

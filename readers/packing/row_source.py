@@ -39,6 +39,7 @@ class RowSource:
     only their indexes know what was found of them."""
 
     has_ids = True
+    has_papers = False
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class RowSource:
         schema = contents.schema
         self.schema = schema if fields is None else chosen_schema(schema, fields)
         self.quarantined: list[QuarantineEntry] = []
+        self.left_out = source.samples_left_out
         # As large as those of its shard are on average: nobody knows before it is read.
         means = np.maximum(1, self._shard_bytes() // contents.sizes)
         self.sizes = np.repeat(means, contents.sizes)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.format import Indexing
     from penstock.readers.index.intake import Chunk
     from penstock.readers.origin.origin import Origin
-    from penstock.readers.origin.quarantine import QuarantineEntry
+    from penstock.readers.origin.quarantine import LeftOut, QuarantineEntry
     from penstock.readers.types import Encoded, Verify
 
 
@@ -76,12 +76,16 @@ class PackSource(SampleSource, Protocol):
     """What a whole pack is made from.
 
     fingerprint: changes when anything about the source does. has_ids: its samples have ids already,
-    which don't change where one of them turns out bad.
+    which don't change where one of them turns out bad. has_papers: as of `Candidates`. left_out:
+    samples that it left out itself, before any was read for the pack, and that aren't in
+    `quarantined`.
     """
 
     has_ids: bool
+    has_papers: bool
     fingerprint: str
     quarantined: list[QuarantineEntry]
+    left_out: Mapping[str, LeftOut]
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         """Which sample goes into which shard."""
@@ -119,6 +123,7 @@ class CandidateSource:
         self._origin, self.candidates = origin, found
         self.url, self.fingerprint = origin.url, fingerprint
         self.schema, self.sizes, self.quarantined = found.schema, found.sizes, found.quarantined
+        self.has_papers, self.left_out = found.has_papers, found.too_short
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         return plan_candidates(self.candidates, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)

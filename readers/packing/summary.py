@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.readers.origin.quarantine import count_left_out
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from penstock.readers.index.manifest import Manifest
+    from penstock.readers.origin.quarantine import LeftOut
     from penstock.readers.packing.folder import ShardRecord
 
 
@@ -16,7 +19,8 @@ if TYPE_CHECKING:
 class PackSummary:
     """What `pack` did. bytes: of the shard files. complete: the manifest is written; else the
     counts are of this rank's share, and other ranks have theirs to finish. progressive: JPEGs of
-    that kind in the pack, None where nobody counted."""
+    that kind in the pack, None where nobody counted. left_out: samples by the reason why they
+    aren't in the pack, those that its source left out among them."""
 
     samples: int
     shards: int
@@ -25,9 +29,12 @@ class PackSummary:
     seconds: float
     complete: bool
     progressive: int | None
+    left_out: Mapping[str, int]
 
     @classmethod
-    def of_manifest(cls, manifest: Manifest, seconds: float) -> PackSummary:
+    def of_manifest(
+        cls, manifest: Manifest, seconds: float, left_out: Mapping[str, LeftOut]
+    ) -> PackSummary:
         """The summary of a complete pack."""
         return cls(
             samples=manifest.about.samples,
@@ -37,6 +44,7 @@ class PackSummary:
             seconds=seconds,
             complete=True,
             progressive=manifest.about.progressive,
+            left_out={reason: each.samples for reason, each in left_out.items()},
         )
 
     @classmethod
@@ -51,4 +59,10 @@ class PackSummary:
             seconds=seconds,
             complete=False,
             progressive=sum(s.progressive or 0 for f in facts for s in f.fields.values()),
+            left_out={
+                reason: each.samples
+                for reason, each in count_left_out(
+                    (q for record in records for _, q in record.rejected), has_papers=True
+                ).items()
+            },
         )

@@ -108,7 +108,7 @@ class PackTask:
             _log.info("%s already holds this pack, complete: nothing to do", printable(root))
             with locked(folder.own):
                 folder.tidy()
-            return PackSummary.of_manifest(manifest, self._seconds())
+            return PackSummary.of_manifest(manifest, self._seconds(), folder.left_out(manifest))
         plan = source.plan(shuffle=self.shuffle, seed=self.seed, shard_bytes=self.shard_bytes)
         folder.begin()
         mine = b"%06d-of-%06d" % (self.rank, self.size)
@@ -128,7 +128,7 @@ class PackTask:
         manifest = done.finish()
         if manifest is None:
             return PackSummary.of_records(records, self._seconds())
-        return PackSummary.of_manifest(manifest, self._seconds())
+        return PackSummary.of_manifest(manifest, self._seconds(), folder.left_out(manifest))
 
     def _alone(self, source: PackSource, plan: PackPlan, folder: PackFolder) -> list[ShardRecord]:
         """Write this rank's shards on threads."""

@@ -20,7 +20,7 @@ class PenstockPeer:
         from penstock import DataLoader, Dataset, imagenet_train
 
         self.loader = DataLoader(
-            Dataset(url),
+            Dataset(url, allow_left_out=1),
             batch_size=work.batch_size,
             shuffle=True,
             num_workers=work.workers,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.errors import ConfigError, DatasetError
+from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.fields.columns import DenseColumn
 from penstock.readers.fields.field_types import Array, ClassLabel, Image, Text
 from penstock.readers.fields.rows import Table, json_object, object_table
@@ -24,7 +24,7 @@ from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.folder.kinds import ARRAYS, IMAGES, TEXTS, stem
 from penstock.readers.formats.folder.samples import Samples
 from penstock.readers.origin.quarantine import QuarantineEntry
-from penstock.readers.origin.unread import extension, is_other_kind
+from penstock.readers.origin.unread import extension, is_other_kind, is_prose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,8 +44,7 @@ _ROLES = {
     **dict.fromkeys(ARRAYS, _ARRAY),
     "json": _JSON,
 }
-# What people put into any folder; of texts alone it makes no dataset.
-_PROSE = ("readme", "license", "licence", "changelog", "notice", "copying")
+_SHOWN = 5
 _BESIDE = "not in a class folder (a file beside the class folders has no label)"
 _NO_CLASS = "its folder is no class: nothing in it can be a sample"
 
@@ -54,14 +53,25 @@ def beside(
     found: Iterable[Entry],
     read: Callable[[Sequence[Entry]], Sequence[bytes]],
     schema: Mapping[str, FieldType],
+    *,
+    folders: Iterable[bytes] = (),
+    allow_empty: bool = False,
+    url: str = "",
 ) -> Samples:
-    """The samples of a folder. found: all files; read: their bytes; schema: types that were given.
+    """The samples of a folder. found: all files; read: their bytes; schema: types that were given;
+    folders: directly below the root, empty ones too; allow_empty: these are classes all the same.
 
-    Raises DatasetError (class folders that a schema doesn't name, values that fit nothing).
+    Raises DatasetError (class folders that a schema doesn't name, values that fit nothing),
+    DatasetNotFoundError (a class folder without samples).
     """
     main, companions, field, type = _roles(found)
     files = sorted(main, key=_order)
     classes = _classes(files, field)
+    given = schema.get("label")
+    # A list of classes numbers them by itself, whichever folders there are.
+    is_listed = isinstance(given, ClassLabel) and bool(given.names)
+    if classes and not is_listed:
+        classes = _with_empty(classes, folders, allow_empty=allow_empty, url=url)
     stray: list[QuarantineEntry] = []
     if classes:
         known = set(classes)
@@ -74,7 +84,7 @@ def beside(
     types: dict[str, FieldType] = {field: type}
     values: dict[str, Column] = {}
     if classes:
-        types["label"], values["label"] = _labels(files, classes, schema.get("label"))
+        types["label"], values["label"] = _labels(files, classes, given)
     samples = Samples(
         names=[file.name for file in files],
         files=files,
@@ -131,23 +141,20 @@ def _field(files: Sequence[Entry], extensions: Sequence[str]) -> tuple[str, Fiel
     if counts[_ARRAY]:
         return _ARRAY, Array()
     texts = [f.name for f in files if _ROLES.get(extension(f.name)) == _CAPTION]
-    if not all(map(_is_prose, texts)):
+    if not all(map(is_prose, texts)):
         return "text", Text()
     return "image", Image()
 
 
 def _may_be_image(name: bytes) -> bool:
     """Images may have any extension, or none; what has that of another kind is none."""
-    return not is_other_kind(name) and not _is_prose(name)
-
-
-def _is_prose(name: bytes) -> bool:
-    return os.fsdecode(name.rpartition(b"/")[2]).lower().startswith(_PROSE)
+    return not is_other_kind(name) and not is_prose(name)
 
 
 def _classes(files: Sequence[Entry], field: str) -> list[bytes]:
-    """The first-level folders with a file that may be a sample, by its name; if none has one, all,
-    as what is wrong with their files is told then."""
+    """The first-level folders with a file that may be a sample, by its name. If none has one: none
+    where such files lie beside the folders, else all, so that the message says what is wrong with
+    their files."""
     own = {_ARRAY: _ARRAY, "text": _CAPTION}.get(field)
     tops = {top for file in files if (top := _class_of(file.name)) is not None}
     usable = {
@@ -155,7 +162,29 @@ def _classes(files: Sequence[Entry], field: str) -> list[bytes]:
         for file in files
         if (_ROLES.get(extension(file.name)) == own if own else _may_be_image(file.name))
     }
-    return sorted(tops & usable or tops)
+    return sorted(tops & usable or (set() if None in usable else tops))
+
+
+def _with_empty(
+    classes: list[bytes], folders: Iterable[bytes], *, allow_empty: bool, url: str
+) -> list[bytes]:
+    """The classes of all folders. Raises DatasetNotFoundError for folders without a sample, which
+    would shift the numbers of the classes behind them."""
+    empty = sorted({*folders} - {*classes})
+    if not empty:
+        return classes
+    if allow_empty:
+        return sorted({*classes, *empty})
+    some = ", ".join(repr(printable(name)) for name in empty[:_SHOWN])
+    are = "are folders" if len(empty) > 1 else "is a folder"
+    raise DatasetNotFoundError(
+        f"{url}: {some}{', …' if len(empty) > _SHOWN else ''} {are} without a sample beside "
+        f"{len(classes):,} class folders. Classes are numbered by the sorted names of their "
+        "folders, so a class that lacks its files here, and has them elsewhere, would shift the "
+        "labels. Put the files there or remove the folder; pass allow_empty=True (--allow-empty), "
+        'which numbers it too, as in torchvision; or list the classes by schema={"label": '
+        "ClassLabel([…])}."
+    )
 
 
 def _labels(

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import DatasetError, PenstockWarning
-from penstock.readers.files.names import printable
+from penstock.readers.files.names import is_passed_over, printable
 from penstock.readers.formats.arranging import given_types
 from penstock.readers.formats.folder.beside import beside
 from penstock.readers.formats.folder.hints import hints_of_names
@@ -125,14 +125,29 @@ class FolderFiles:
                 return self._listed(metadata(pairs), schema)
         if "label" not in schema:
             check_layout(url, names)
-        samples = beside(files, partial(read_whole, origin), schema)
+        samples = beside(
+            files,
+            partial(read_whole, origin),
+            schema,
+            folders=self._folders(),
+            allow_empty=arrangement.allow_empty,
+            url=url,
+        )
         own = {"array": {"npy"}, "text": {"txt", "caption"}}.get(next(iter(samples.types)), set())
         mine = (*samples.names, *(each.name for each in samples.quarantined))
         others = [name for name in mine if extension(name) not in own]
         passed_over = warn_of_left_out(url, others, labelled="label" in samples.types)
         hints = hints_of_names(url, samples.names, samples.types, asked="label" in schema)
         left_out = [*samples.left_out, *hints]
-        return replace(samples, passed_over=passed_over, left_out=left_out)
+        return replace(samples, passed_over=passed_over, left_out=left_out, has_papers=True)
+
+    def _folders(self) -> list[bytes]:
+        """The folders directly below the root, empty ones too; none where the URL names files."""
+        if self._origin.selection is not None:
+            return []
+        if isinstance(self._origin, LocalFolder):
+            return [name for name in self._listing.directories if name and b"/" not in name]
+        return [name for name in self._origin.names().folders if not is_passed_over(name)]
 
     def _listed(self, told: Listed, schema: Mapping[str, FieldType]) -> Samples:
         by_name = {file.name: file for file in self._listing.files}

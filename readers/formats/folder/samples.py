@@ -49,7 +49,7 @@ class Samples:
     types: of all fields, in order. values, present: of the fields that are known by now. rejected:
     by sample, why it is none. quarantined: other files that can't be one; passed_over: files that
     are no part of a sample, by extension. notes: what was decided, a sentence each; left_out: what
-    isn't read though it seems to be meant, a sentence each.
+    isn't read though it seems to be meant, a sentence each. has_papers: see `Candidates`.
     """
 
     names: Sequence[bytes]
@@ -63,6 +63,7 @@ class Samples:
     passed_over: Mapping[str, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
     left_out: Sequence[str] = ()
+    has_papers: bool = False
 
     def with_table(self, found: Fields) -> Samples:
         """With a table's fields behind the others; a field that is there already stays."""
@@ -138,6 +139,7 @@ def candidates_of(samples: Samples, schema: Mapping[str, FieldType], *, url: str
         quarantined=sorted(samples.quarantined, key=lambda q: q.name),
         passed_over=dict(samples.passed_over),
         present=present,
+        has_papers=samples.has_papers,
     )
 
 

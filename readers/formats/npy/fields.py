@@ -18,6 +18,7 @@ from penstock.readers.formats.arranging import given_types
 from penstock.readers.formats.grid import Windows, windows_of
 from penstock.readers.formats.limits import MAX_SAMPLES
 from penstock.readers.formats.sampling import EVERY, Sampling
+from penstock.readers.origin.quarantine import too_short
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.npy.groups import Group
     from penstock.readers.formats.npy.stored import StoredArray
     from penstock.readers.origin.origin import Origin
+    from penstock.readers.origin.quarantine import LeftOut
 
 _log = logging.getLogger("penstock")
 
@@ -46,11 +48,13 @@ class WindowedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenArrays:
-    """What a dataset of arrays is. is_by_file: a file is a sample."""
+    """What a dataset of arrays is. is_by_file: a file is a sample; too_short: files that don't fill
+    one, see `Candidates`."""
 
     schema: Schema
     groups: Sequence[WindowedGroup]
     is_by_file: bool
+    too_short: Mapping[str, LeftOut]
 
 
 def choose(origin: Origin, groups: Sequence[Group]) -> ChosenArrays:
@@ -101,7 +105,17 @@ def choose(origin: Origin, groups: Sequence[Group]) -> ChosenArrays:
         kind,
         'sample="row" makes steps along the first axis samples' if is_by_file else _BY_FILE,
     )
-    return ChosenArrays(schema=Schema(schema), groups=there, is_by_file=is_by_file)
+    short = {
+        each.group.name: any(array.numbers_bytes for array in each.group.arrays.values())
+        for each in windowed
+        if not each.samples
+    }
+    return ChosenArrays(
+        schema=Schema(schema),
+        groups=there,
+        is_by_file=is_by_file,
+        too_short=too_short("an array too short for one sample", short),
+    )
 
 
 def _unit(url: str, groups: Sequence[Group], sampling: Sampling) -> tuple[Sequence[Group], bool]:

@@ -38,8 +38,12 @@ class NpyListing:
 
         groups = read_groups(self._origin, self._entries, workers=workers)
         chosen = choose(self._origin, groups)
-        left_out = groups[0].left_out
-        return Candidates.of_chunks(chosen.schema, list(cut_shards(chosen)), left_out=left_out)
+        return Candidates.of_chunks(
+            chosen.schema,
+            list(cut_shards(chosen)),
+            left_out=groups[0].left_out,
+            too_short=chosen.too_short,
+        )
 
     def counterparts(
         self, number: int, name: bytes, *, total: int, workers: int

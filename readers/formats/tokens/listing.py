@@ -33,6 +33,7 @@ from penstock.readers.formats.tokens.cutting import (
 from penstock.readers.formats.tokens.files import TokenFile, find_files, look_at
 from penstock.readers.formats.tokens.notes import TokenNotes
 from penstock.readers.formats.tokens.packing import pack
+from penstock.readers.origin.quarantine import too_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.format import Listing
     from penstock.readers.formats.sampling import Documents
     from penstock.readers.origin.origin import Origin
+    from penstock.readers.origin.quarantine import LeftOut
 
 _log = logging.getLogger("penstock")
 
@@ -120,7 +122,17 @@ class TokenListing:
                 len(files),
                 self._cut.length,
             )
-        return Candidates.of_chunks(self._schema, shards)
+        return Candidates.of_chunks(self._schema, shards, too_short=self._too_short(files))
+
+    def _too_short(self, files: Sequence[TokenFile]) -> dict[str, LeftOut]:
+        """The files with tokens of which no sample is made; of documents none is too short."""
+        if self._documents != "across":
+            return {}
+        short = {
+            file.entry.name: int(file.tokens > 0 and not sequences(file.tokens, self._cut))
+            for file in files
+        }
+        return too_short(f"a file of less than one sequence ({self._cut.length:,})", short)
 
     def counterparts(
         self, number: int, name: bytes, *, total: int, workers: int

@@ -68,7 +68,7 @@ class Place:
     def open(self, **arguments: Any) -> Dataset:
         if self.is_remote:
             arguments["cache"] = self.root.with_name("cache")
-        dataset = Dataset(self.url, **arguments)
+        dataset = Dataset(self.url, allow_left_out=1, **arguments)
         dataset.open(verify=images.verify)
         return dataset
 

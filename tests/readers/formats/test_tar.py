@@ -39,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*left out")
 
 def opened(url: object, **options: object) -> Dataset:
     """A dataset whose index is built by Pillow."""
-    dataset = Dataset(url, **options)  # type: ignore[arg-type]
+    dataset = Dataset(url, allow_left_out=1, **options)  # type: ignore[arg-type]
     dataset.open(verify=images.verify, workers=2)
     return dataset
 
@@ -400,7 +400,7 @@ def test_a_set_without_images_needs_no_decoder(
     np.save(data, np.zeros((2, 3), "f4"))
     files += [("torn.feat.npy", data.getvalue()[:-1]), ("torn.json", b'{"y": 9}')]
     (tmp_path / "a.tar").write_bytes(tars.archive(files))
-    dataset = Dataset(tmp_path)
+    dataset = Dataset(tmp_path, allow_left_out=1)
     index = dataset.index
     assert list(index.about.schema.items()) == [
         ("feat", Array("float32", (None, 3))),

@@ -34,7 +34,7 @@ class Place:
             decoded.extend(samples)
             return images.verify(samples)
 
-        with Dataset(self.root, **options) as dataset:
+        with Dataset(self.root, allow_left_out=1, **options) as dataset:
             index = dataset.open(verify=verify, workers=1)
             batch = dataset.read(np.array([(0, 0)], np.int64), fields=("image",))
             assert len(batch.columns["image"].samples[0])

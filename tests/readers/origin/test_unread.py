@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import os
 import warnings
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundErro
 from penstock.pipeline.cli.main import main
 from penstock.readers import Dataset, build_index, open_index, pack
 from penstock.readers.fields.field_types import Array, ClassLabel, Image
+from penstock.readers.index.manifest_file import read_manifest, write_manifest
 from tests import images, tars
 
 if TYPE_CHECKING:
@@ -101,12 +104,61 @@ def test_folders_are_classes_where_the_user_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
-def test_a_folder_without_anything_that_can_be_a_sample_is_no_class(tmp_path: Path) -> None:
-    files = {"a/1.jpg": JPEG, "b/2.jpg": JPEG, "about/x.xml": b"<x/>", "about/y.txt": b"y"}
+@pytest.mark.parametrize("inside", [["x.xml", "y.txt"], []])
+def test_a_folder_without_anything_that_can_be_a_sample_shifts_no_labels(
+    tmp_path: Path, inside: list[str]
+) -> None:
+    root = images.write_folder(tmp_path / "set", {"a/1.jpg": JPEG, "b/2.jpg": JPEG})
+    (root / "about").mkdir()
+    images.write_folder(root / "about", dict.fromkeys(inside, b"x"))
+    with pytest.raises(DatasetNotFoundError, match="'about' is a folder without a sample"):
+        Dataset(root).open(verify=images.verify)
+    for arguments, names in (
+        ({"allow_empty": True}, ("a", "about", "b")),
+        ({"schema": {"label": ClassLabel(("b", "a"))}}, ("b", "a")),
+    ):
+        with Dataset(root, **arguments) as dataset:
+            index = dataset.open(verify=images.verify)
+            assert index.schema["label"] == ClassLabel(names)
+            assert (index.samples, index.quarantined) == (2, len(inside))
+            assert dataset.left_out == {}
+            labels = [names.index(name[0]) for name in dataset.names([0, 1])]
+            assert dataset.column("label").tolist() == labels
+
+
+@pytest.mark.parametrize("other", [".ipynb_checkpoints", "__MACOSX", "a.penstock", "lost+found"])
+def test_folders_that_others_leave_behind_are_no_classes(tmp_path: Path, other: str) -> None:
+    files = {"a/1.jpg": JPEG, "b/2.jpg": JPEG, f"{other}/b/._2.jpg": b"x"}
     root = images.write_folder(tmp_path / "set", files)
     index = Dataset(root).open(verify=images.verify)
-    assert index.schema["label"] == ClassLabel(("a", "b"))
-    assert (index.samples, index.quarantined) == (2, 2)
+    assert (index.classes, index.quarantined) == (("a", "b"), 0)
+
+
+def test_a_class_of_bad_images_keeps_its_number(tmp_path: Path) -> None:
+    files = {"a/1.jpg": JPEG, "b/2.jpg": JPEG[:100], "c/3.jpg": JPEG}
+    with Dataset(images.write_folder(tmp_path / "set", files), allow_left_out=0.5) as dataset:
+        dataset.open(verify=images.verify)
+        assert dataset.classes == ("a", "b", "c")
+        assert dataset.column("label").tolist() == [0, 2]
+
+
+def test_an_index_over_an_empty_class_folder_keeps_its_labels(tmp_path: Path) -> None:
+    root = images.write_folder(tmp_path / "set", {"a/1.jpg": JPEG, "c/3.jpg": JPEG})
+    (root / "b").mkdir()
+    Dataset(root, allow_empty=True).open(verify=images.verify)
+    with pytest.raises(DatasetNotFoundError):
+        Dataset(root).open(verify=images.verify)
+    (root / "b").rmdir()
+    with Dataset(root) as dataset:  # as an earlier version wrote it: the folder has no number
+        place = dataset.open(verify=images.verify).place
+    (root / "b").mkdir()
+    path = os.fsencode(f"{place}/manifest.arrow")
+    manifest = read_manifest(path, remedy="", mapped=False)
+    times = [(name, os.stat(root / name).st_mtime_ns) for name in ("", "a", "b", "c")]
+    about = dataclasses.replace(manifest.about, directories=tuple(times))
+    write_manifest(path, dataclasses.replace(manifest, about=about))
+    with Dataset(root) as dataset, pytest.warns(PenstockWarning, match="'b' held no sample when"):
+        assert dataset.classes == ("a", "c")
 
 
 @pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")

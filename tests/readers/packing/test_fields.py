@@ -109,11 +109,11 @@ def sample(column: Column, row: int) -> Any:
 
 def samples(url: Path | str, **options: Any) -> dict[str, list[Any]]:
     """By name, the fields of each sample, as they are read."""
-    with Dataset(url, **options) as dataset:
+    with Dataset(url, allow_left_out=1, **options) as dataset:
         dataset.open(verify=images.verify)
         fields = tuple(dataset.schema)
         rows = dataset.contents.rows(np.arange(len(dataset)))
-        with Dataset(url, fields=fields, **options) as all_fields:
+        with Dataset(url, fields=fields, allow_left_out=1, **options) as all_fields:
             batch = all_fields.read(rows)
             names = all_fields.names(range(len(dataset)))
     return {

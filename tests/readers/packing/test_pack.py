@@ -61,7 +61,7 @@ def everything(root: Path) -> dict[str, bytes]:
 
 def samples(path: Path) -> list[tuple[bytes, int]]:
     """(bytes, label) of all samples, in index order."""
-    with Dataset(path) as dataset:
+    with Dataset(path, allow_left_out=1) as dataset:
         sizes = dataset.index.sizes
         rows = [(shard, row) for shard, n in enumerate(sizes) for row in range(n)]
         batch = dataset.read(np.array(rows, np.int64))

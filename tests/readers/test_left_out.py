@@ -1,0 +1,197 @@
+"""Samples that are left out are counted by reason, at each opening, however they were lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import warnings
+from typing import TYPE_CHECKING
+
+import fsspec
+import numpy as np
+import pytest
+
+from penstock import ClassLabel, DataLoader, Dataset, Value, concat
+from penstock.cache.errors import ConfigError, DatasetError
+from penstock.readers import build_index, open_index, pack
+from penstock.readers.index.manifest_file import read_manifest, write_manifest
+from tests import images, tars
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TRUNCATED = "truncated JPEG (no end-of-image marker)"
+NO_IMAGE = "not an image (its first bytes are of no known image format)"
+GOOD = {f"{'ab'[i % 2]}/{i:02}.jpg": images.jpeg(i) for i in range(60)}
+BAD = {"a/99.jpg": images.jpeg(1)[:300], "b/98.jpg": b"xx", "b/97": b"xx"}
+PAPERS = {"README.md": b"x", "a/notes.txt": b"x", "list.md5": b"x", "b/LICENSE": b"x"}
+WANTED = {NO_IMAGE: 2, TRUNCATED: 1}
+
+pytestmark = pytest.mark.filterwarnings("default::penstock.cache.errors.PenstockWarning")
+
+
+def folder(root: Path) -> Path:
+    return images.write_folder(root, GOOD | BAD | PAPERS)
+
+
+def archives(root: Path) -> Path:
+    files = {name.replace("/", "-"): data for name, data in (GOOD | BAD).items()}
+    return images.write_folder(
+        root, {"0.tar": tars.archive({k if "." in k else f"{k}.png": v for k, v in files.items()})}
+    )
+
+
+def opened(url: object, **options: object) -> tuple[Dataset, list[str]]:
+    """A dataset, and what opening it warned of."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        dataset = Dataset(url, **options)  # type: ignore[arg-type]
+        dataset.open(verify=images.verify)
+    return dataset, [str(each.message) for each in told if " are left out: " in str(each.message)]
+
+
+def as_before(place: str) -> None:
+    """Make of an index one that an earlier version has written: its manifest has no counts."""
+    path = os.fsencode(os.path.join(place, "manifest.arrow"))
+    manifest = read_manifest(path, remedy="", mapped=False)
+    about = dataclasses.replace(manifest.about, samples_left_out=None)
+    write_manifest(path, dataclasses.replace(manifest, about=about))
+
+
+@pytest.mark.parametrize("write", [folder, archives])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_each_opening_tells(tmp_path: Path, write: Callable[[Path], Path], is_packed: bool) -> None:
+    root = write(tmp_path / "set")
+    if is_packed:
+        summary = pack(root, tmp_path / "pack", verify=images.verify)
+        root = tmp_path / "pack"
+        assert summary.left_out == WANTED
+    dataset, first = opened(root)
+    again, second = opened(root)
+    for one, told in ((dataset, first), (again, second)):
+        with one:
+            assert one.left_out == WANTED
+            assert ", 3 left out)" in repr(one)
+            (message,) = told
+            assert "3 of 63 samples (4.76 %) are left out: 2 x not an image" in message
+            assert "(such as " in message
+    place = str(root / "_penstock") if is_packed else f"{root}.penstock"
+    as_before(place)
+    older, third = opened(root)
+    assert (older.left_out, len(third)) == (WANTED, len(second))
+    os.unlink(os.path.join(place, "quarantine.jsonl"))
+    older, (message,) = opened(root)
+    assert "quarantine.jsonl can't be read" in message
+    assert next(iter(older.left_out)).startswith("not known")
+
+
+def test_parts_and_datasets_end_to_end(tmp_path: Path) -> None:
+    one, _ = opened(folder(tmp_path / "one"))
+    other, _ = opened(archives(tmp_path / "other"), fields=("image",))
+    half = one.select("image").subset(range(20))
+    with other:
+        assert half.left_out == WANTED
+        assert concat([half, half]).left_out == WANTED
+        assert concat([half, other]).left_out == {name: 2 * n for name, n in WANTED.items()}
+        assert "3 left out" in repr(half)
+    with one, DataLoader(one, 8) as loader:
+        told = loader.statistics()
+    assert told.left_out == WANTED
+    assert "3 samples are left out of the dataset" in str(told)
+
+
+def test_a_pack_has_what_its_source_left_out(tmp_path: Path) -> None:
+    root = folder(tmp_path / "set")
+    pack(root, tmp_path / "one", verify=images.verify)
+    summary = pack(tmp_path / "one", tmp_path / "two", verify=images.verify)
+    assert (summary.left_out, summary.quarantined) == (WANTED, 0)
+    with opened(root)[0] as dataset:
+        summary = pack(dataset.subset(range(30)), tmp_path / "three", verify=images.verify)
+    assert summary.left_out == WANTED
+    for name in ("two", "three"):
+        with opened(tmp_path / name)[0] as packed:
+            assert packed.left_out == WANTED
+    again = pack(tmp_path / "one", tmp_path / "two", verify=images.verify)
+    assert again.left_out == WANTED
+
+
+def test_too_many_are_refused_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+    root = images.write_folder(tmp_path / "set", {f"{i}.jpg": images.jpeg(i) for i in range(8)})
+    table = "path,label\n" + "".join(f"{i}.jpg,{('cat', 'dgo')[i % 4 == 0]}\n" for i in range(8))
+    (tmp_path / "list.csv").write_text(table)
+    told = {"manifest": tmp_path / "list.csv", "schema": {"label": ClassLabel(("cat", "dog"))}}
+    for _ in range(2):
+        with pytest.raises(DatasetError) as refused:
+            opened(root, **told)
+        message = str(refused.value)
+        assert "2 of 8 samples (25 %) are left out: 2 x label: 'dgo' is no class" in message
+        assert "such as 0.jpg" in message
+        assert "allow_left_out=0.25" in message
+    for share in (0.25, 1.0, True):
+        with opened(root, allow_left_out=share, **told)[0] as dataset:
+            assert (len(dataset), sum(dataset.left_out.values())) == (6, 2)
+    with pytest.raises(DatasetError, match=r"At most 0 % may be left out"):
+        opened(root, allow_left_out=0, **told)
+    for wrong in (-0.1, 1.5, "all", None, float("nan")):
+        with pytest.raises(ConfigError, match=r"allow_left_out: got .*wanted the largest share"):
+            Dataset(root, allow_left_out=wrong)  # type: ignore[arg-type]
+
+
+def test_below_one_percent_nobody_is_bothered(tmp_path: Path) -> None:
+    files = {f"{i}.jpg": images.jpeg(i % 5) for i in range(150)} | {"bad.jpg": b"x"}
+    dataset, told = opened(images.write_folder(tmp_path / "set", files))
+    assert (told, dataset.left_out) == ([], {NO_IMAGE: 1})
+
+
+def test_a_remote_dataset_and_a_remote_pack(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    pack(folder(tmp_path / "set"), tmp_path / "pack", verify=images.verify)
+    as_before(os.path.join(tmp_path, "pack", "_penstock"))
+    try:
+        for name in ("set", "pack"):
+            memory.put(str(tmp_path / name), f"/left-out-{name}", recursive=True)
+            dataset, told = opened(f"memory://left-out-{name}", cache=tmp_path / "cache")
+            with dataset:
+                assert (dataset.left_out, len(told)) == (WANTED, 1)
+    finally:
+        for name in ("set", "pack"):
+            memory.rm(f"/left-out-{name}", recursive=True)
+
+
+def test_files_too_short_for_a_sample(tmp_path: Path) -> None:
+    for i, length in enumerate((5, 100, 100)):
+        images.write_folder(tmp_path / "t", {f"{i}.bin": np.arange(length, dtype="<u2").tobytes()})
+    with opened(tmp_path / "t", format="tokens", dtype="uint16", sample=(10,))[0] as dataset:
+        assert dataset.left_out == {"a file of less than one sequence (10)": 1}
+    for i, rows in enumerate((2, 50, 50)):
+        (tmp_path / "n").mkdir(exist_ok=True)
+        np.save(tmp_path / "n" / f"{i}.npy", np.zeros((rows, 2)))
+    with opened(tmp_path / "n", sample=(5, None))[0] as dataset:
+        assert dataset.left_out == {"an array too short for one sample": 1}
+
+
+def test_many_reasons_are_few(tmp_path: Path) -> None:
+    files = {f"{i}.jpg": images.jpeg(i % 5) for i in range(400)}
+    root = images.write_folder(tmp_path / "set", files)
+    table = "path,n\n" + "".join(f"{i}.jpg,{'x' * (i % 10 == 0)}{i}\n" for i in range(400))
+    (root / "list.csv").write_text(table)
+    told = {"manifest": "list.csv", "schema": {"n": Value("int64")}, "allow_left_out": 0.2}
+    dataset, (message,) = opened(root, **told)
+    ((reason, count),) = dataset.left_out.items()
+    assert count == 40
+    assert reason.startswith("n: ")
+    assert len(message) < 400
+
+
+def test_a_damaged_quarantine_file_ends_nothing(tmp_path: Path) -> None:
+    root = folder(tmp_path / "set")
+    place = build_index(root, verify=images.verify).place
+    as_before(place)
+    for data in (b"\x00\xff", b"[1]\n", b"{" * 10**5, b'{"name": 3, "reason": 4}\n'):
+        with open(os.path.join(place, "quarantine.jsonl"), "wb") as file:
+            file.write(data)
+        assert next(iter(open_index(root).left_out())).startswith("not known")
+    shutil.rmtree(place)
+    assert build_index(root, verify=images.verify).left_out == WANTED

@@ -6,7 +6,18 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
+
+try:
+    if sys.platform != "linux":
+        raise ImportError
+    import fcntl  # noqa: F401
+except ImportError:
+    raise ImportError(
+        f"Penstock runs on Linux alone, and this Python is for {sys.platform}, or lacks fcntl: run "
+        "it in a Linux container or virtual machine, or on Windows inside of WSL2."
+    ) from None
 
 if TYPE_CHECKING:
     from penstock.augment.geometric_ops import CenterCrop as CenterCrop

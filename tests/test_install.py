@@ -178,3 +178,27 @@ def test_a_checkout_shows_no_floor_by_its_bare_name() -> None:
         f"print(sorted({set(FLOORS)} & set(sys.modules)))"
     )
     assert run(sys.executable, "-c", code, cwd=ROOT) == "[]\n"
+
+
+NO_FCNTL = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name == "fcntl":
+            raise ModuleNotFoundError("No module named 'fcntl'", name="fcntl")
+sys.modules.pop("fcntl", None)
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+@pytest.mark.parametrize("before", ['sys.platform = "win32"', 'sys.platform = "darwin"', NO_FCNTL])
+@pytest.mark.parametrize("module", ["penstock", "penstock.cache.base.locks", "penstock.pipeline"])
+def test_another_platform_is_one_sentence(before: str, module: str) -> None:
+    script = f"import sys\n{before}\nimport {module}\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: Penstock runs on Linux alone, and this ")
+    assert "WSL2" in last

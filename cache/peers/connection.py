@@ -32,6 +32,7 @@ _TLS_STEP = 2**16
 _WAITING_BYTES = 2**15
 """So much of what is encrypted may wait for the socket; asyncio's own limit is 512 KiB."""
 _TLS_SHUTDOWN_S = 1.0
+_HANDSHAKE = b"\x16"
 
 
 class Office:
@@ -261,10 +262,11 @@ class Connection(asyncio.BufferedProtocol):
         at = self._buffer.find(END)
         if self._is_busy or self._transport is None or self._transport.is_closing():
             return
-        if at < 0 and len(self._buffer) <= MOST_HEAD_BYTES:
+        is_tls = self._buffer[:1] == _HANDSHAKE  # who speaks it would wait for its time limit
+        if at < 0 and len(self._buffer) <= MOST_HEAD_BYTES and not is_tls:
             return
         request = read_head(self._buffer[:at]) if at >= 0 else None
-        del self._buffer[: at + len(END)]
+        del self._buffer[: at + len(END) if at >= 0 else len(self._buffer)]
         self._is_busy = True
         self._due_s = math.inf
         self._answer(self._transport, self._office.replies.answer(request))

@@ -18,6 +18,7 @@ from crc32c import crc32c
 
 from penstock.cache.base.store import RequestError
 from penstock.cache.disk.block_crcs import BLOCK_BYTES
+from penstock.cache.peers.faults import Fault, fault_of
 from penstock.cache.peers.peer_connection import PeerConnection
 from penstock.cache.peers.protocol import (
     FAULT_HEADER,
@@ -126,7 +127,7 @@ class PeerClient:
         limits: PeerLimits | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._secret, self._clock = secret, clock
+        self._secret, self._tls, self._clock = secret, tls, clock
         self._limits = limits = limits or PeerLimits()
         self._scheme = "http" if tls is None else "https"
         self._pool = ConnectionPool()
@@ -189,9 +190,6 @@ class PeerClient:
         most = HELD_KEY_BYTES * MOST_HELD_KEYS
         reply = self._ask(peer, _Asked(Question("GET", held_path(group)), most))
         try:
-            if reply.status == 404:
-                reply.error_body()
-                return np.empty(0, np.uint64)
             if reply.status != 200 or reply.length is None:
                 raise WrongAnswerError(f"it answered with status {reply.status}")
             found = held_prefixes(reply.read(most))
@@ -200,6 +198,12 @@ class PeerClient:
         if found is None:
             raise WrongAnswerError("what it says it holds is no list of keys")
         return found
+
+    def fault(self, peer: Peer) -> Fault | None:
+        """Find out why a peer doesn't serve this side; None where it does."""
+        from penstock.cache.peers.probe import Asking, probe  # where something is wrong
+
+        return fault_of(probe(peer.address, Asking(self._secret, self._tls), measures=False))
 
     def abort(self) -> None:
         """End all requests, now and later. Safe to call twice."""

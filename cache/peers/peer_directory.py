@@ -102,6 +102,7 @@ class PeerDirectory:
         self._peers: dict[int, Peer] = {}
         self._health: dict[Peer, PeerHealth] = {}
         self._told: dict[Peer, _Told] = {}
+        self._faults: dict[Peer, str] = {}  # of those that never said what they hold
         self._lacks: dict[tuple[Peer, str], float] = {}
         self._known: dict[str, tuple[Peer, ...]] = {}
         self._holders: dict[str, tuple[Peer, ...]] = {}
@@ -210,6 +211,14 @@ class PeerDirectory:
     def has_heard(self, peer: Peer) -> bool:
         """Whether a peer has said what it holds."""
         return peer in self._told
+
+    def note_fault(self, peer: Peer, text: str) -> None:
+        """Note why a peer doesn't say what it holds, and what to do."""
+        self._faults[peer] = text
+
+    def fault(self, peer: Peer) -> str | None:
+        """What was noted so of a peer."""
+        return self._faults.get(peer)
 
     # -- what became of requests
 

@@ -27,6 +27,10 @@ _SHORT = 100_000  # blobs in all of them
 _MOST = 64
 """Peers that are asked at a time."""
 _SHOWN = 5  # of those that don't answer
+_NO_ANSWER = (
+    f"no answer within {_FIRST_S:.0f} s. Check the address, that the job runs there, and that no "
+    "firewall is in between: `penstock doctor --peer ADDRESS` tries each stage."
+)
 
 
 class PeerLists:
@@ -80,15 +84,16 @@ class PeerLists:
     def _warn_of_silence(self) -> None:
         directory = self._directory
         silent = [peer for peer in directory.peers[:_MOST] if not directory.has_heard(peer)]
-        if silent:
-            shown = ", ".join(f"node {one.node} ({one.address})" for one in silent[:_SHOWN])
-            more = f" and {len(silent) - _SHOWN} more" if len(silent) > _SHOWN else ""
-            are_many = len(silent) > 1
+        reasons: dict[str, list[Peer]] = {}
+        for peer in silent:
+            reasons.setdefault(directory.fault(peer) or _NO_ANSWER, []).append(peer)
+        for reason, peers in reasons.items():
+            shown = ", ".join(f"node {one.node} ({one.address})" for one in peers[:_SHOWN])
+            more = f" and {len(peers) - _SHOWN} more" if len(peers) > _SHOWN else ""
+            held = "they hold" if len(peers) > 1 else "it holds"
             warnings.warn(
-                f"peers: {shown}{more} didn't answer within {_FIRST_S:.0f} s: what "
-                f"{'they hold' if are_many else 'it holds'} comes from the remote as long as that "
-                "is so. Check the address, that the job runs there with the same token, and that "
-                "no firewall is in between.",
+                f"peers: {shown}{more}: {reason} As long as that is so, what {held} comes from the "
+                "remote.",
                 PenstockWarning,
                 stacklevel=2,
             )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from penstock.cache.base.store import Answer, Kept, RequestError
+from penstock.cache.errors import PenstockError
 from penstock.cache.peers.half_ranges import Pieces, gaps_of, worthwhile
 from penstock.cache.peers.peer_client import Lacks, WrongAnswerError
 from penstock.cache.peers.peer_ranges import NOT_THERE, Given
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
     from penstock.cache.peers.protocol import Span
 
 _MOST_GIVERS = 65_536
+_SILENT_S = 1.0
+"""A peer that failed later than this said nothing at all, and more questions would take as long."""
+_SILENT_REMEDY = (
+    "Most often a firewall drops packets: open its TCP port between the nodes. Else the address is "
+    "of another network, or that machine is down, stopped or overloaded."
+)
+_LOG_REMEDY = "Check its address, and look at the log of the job there."
 _LIST = "list"
 
 
@@ -52,6 +61,7 @@ class PeerStore:
         self._clock = clock
         self._lock = threading.Lock()
         self._givers: dict[str, Peer] = {}
+        self._is_closed = False
 
     def read(
         self,
@@ -157,13 +167,31 @@ class PeerStore:
         peer = self._directory.peer(node)
         if peer is None:
             return NOT_THERE
+        began_s = self._clock()
         try:
             marks = self._client.held(peer, self._directory.group)
         except RequestError as error:
             self._failed(peer, error)
+            if not self._is_closed:
+                self._explain(peer, error, waited_s=self._clock() - began_s)
             return NOT_THERE
         self._directory.tell(peer, marks, self._clock())
         return NOT_THERE
+
+    def _explain(self, peer: Peer, error: RequestError, *, waited_s: float) -> None:
+        """Note why a peer that never answered doesn't: by a few questions more, unless it is one
+        that says nothing."""
+        if self._directory.has_heard(peer) or self._directory.fault(peer) is not None:
+            return
+        is_silent, fault = waited_s >= _SILENT_S, None
+        if not is_silent:
+            with contextlib.suppress(OSError, ValueError, PenstockError):
+                fault = self._client.fault(peer)
+        if fault is not None:
+            text = f"{fault.found}. {fault.remedy}"
+        else:
+            text = f"{error}. {_SILENT_REMEDY if is_silent else _LOG_REMEDY}"
+        self._directory.note_fault(peer, text)
 
     def _failed(self, peer: Peer, error: RequestError) -> None:
         self._meter.add(peer_failed=1)
@@ -194,10 +222,12 @@ class PeerStore:
 
     def abort(self) -> None:
         """End what is under way, at once."""
+        self._is_closed = True
         self._client.abort()
 
     def close(self) -> None:
         """Let connections go. Safe to call twice."""
+        self._is_closed = True
         self._client.abort()
 
 

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import socket
 from typing import TYPE_CHECKING
 
 from penstock.cache.base.sizes import format_size
 from penstock.cache.errors import ConfigError
+from penstock.cache.peers.faults import SPEECH, fault_of
 from penstock.pipeline.cli.check import Check
 
 if TYPE_CHECKING:
@@ -27,11 +26,6 @@ LEAST_RATED_BYTES = 2**20  # of less the request's own time is most
 SLOW_REQUEST_S = 0.05
 FAR_CLOCK_S = 60.0
 _SOON_S = 2.0  # what a Date of whole seconds and a request's time leave open
-
-_SPEECH = {"tls": "TLS", "plain": "plain HTTP"}
-_NO_ROUTE = frozenset(
-    {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EACCES}
-)
 
 
 def secret_of(settings: Peers) -> PeerSecret | None:
@@ -80,13 +74,15 @@ def _asking(settings: Peers) -> Asking:
 
 def peer_checks(facts: PeerFacts) -> Iterator[Check]:
     """Judge the way to a server, in the order in which its faults would show."""
-    if facts.failure is not None:
-        yield _unreached(facts, facts.failure)
-        return
-    found = f"{facts.address}: reached in {_time(facts.connect_s)}"
-    yield Check(name="peer", status="ok", found=found)
-    yield _speech(facts)
-    if facts.speech not in _SPEECH or facts.wants_tls != (facts.speech == "tls"):
+    fault = fault_of(facts)
+    if facts.failure is None:
+        found = f"{facts.address}: reached in {_time(facts.connect_s)}"
+        yield Check(name="peer", status="ok", found=found)
+        if fault is None or fault.stage == "secret":
+            found = f"{facts.address}: {facts.tls or SPEECH[facts.speech]}"
+            yield Check(name="speaks", status="ok", found=found)
+    if fault is not None:
+        yield _failed(facts, *fault)
         return
     yield _secret(facts)
     if facts.welcome == "same":
@@ -99,100 +95,15 @@ def _failed(facts: PeerFacts, name: str, found: str, remedy: str) -> Check:
     return Check(name=name, status="fail", found=f"{facts.address}: {found}", remedy=remedy)
 
 
-def _unreached(facts: PeerFacts, error: OSError) -> Check:
-    host, _, port = facts.address.rpartition(":")
-    if isinstance(error, ConnectionRefusedError):
-        return _failed(
-            facts,
-            "peer",
-            "that machine answers, but nothing listens at this port",
-            "A node serves while a job or a warm-up runs there, at the address in Peers(…) or "
-            "--peers; where the port was taken, at another that its log names. To try the way "
-            f"before a job: penstock doctor --serve-peer {facts.address} --peer-token-file FILE on "
-            "that node, then this again. If it serves now, a firewall refuses.",
-        )
-    if isinstance(error, socket.gaierror):
-        return _failed(
-            facts,
-            "peer",
-            f"nobody knows the name {host} ({error.strerror})",
-            "Pass the address in numbers, or put the name into DNS or /etc/hosts of each node.",
-        )
-    if error.errno in _NO_ROUTE:
-        return _failed(
-            facts,
-            "peer",
-            f"there is no way to that machine ({error.strerror})",
-            f"Is it up, and in a network of this one's? Some firewalls answer so, too: open TCP "
-            f"port {port} between the nodes.",
-        )
-    silent = isinstance(error, TimeoutError)
-    return _failed(
-        facts,
-        "peer",
-        "no answer" if silent else f"no connection ({error.strerror or error})",
-        f"Most often a firewall that drops packets: open TCP port {port} between the nodes "
-        "(security group, network policy, nftables). Else the machine is down, or the address is "
-        "of a network that this one doesn't reach: a job's nodes need one in common.",
-    )
-
-
-def _speech(facts: PeerFacts) -> Check:
-    theirs, ours = _SPEECH.get(facts.speech), _SPEECH["tls" if facts.wants_tls else "plain"]
-    if theirs is None:
-        silent = facts.speech == "silence"
-        return _failed(
-            facts,
-            "speaks",
-            "it takes the connection and says nothing" if silent else "nothing that a node says",
-            "Is that machine overloaded, or does something between the nodes take connections for "
-            "it (a load balancer, a proxy)?"
-            if silent
-            else "Another program has that port: give the nodes one that is free on all of them.",
-        )
-    if theirs == ours:
-        return Check(name="speaks", status="ok", found=f"{facts.address}: {facts.tls or theirs}")
-    return _failed(
-        facts,
-        "speaks",
-        f"{theirs}, and this side would speak {ours}",
-        "Say the same on all nodes: tls=False in Peers(…), --no-tls in commands, only where the "
-        "network is private. Addresses of the machine itself (127.0.0.1) are plain unless told.",
-    )
-
-
 def _secret(facts: PeerFacts) -> Check:
     if facts.welcome == "same":
         return Check(name="secret", status="ok", found=f"{facts.address}: the same as here")
-    if facts.welcome == "unchecked":
-        return Check(
-            name="secret",
-            status="warn",
-            found=f"{facts.address}: not compared, as none is known here",
-            remedy="A job without a token file draws its own secret, which no command knows. To "
-            "compare: --peer-token-file FILE or PENSTOCK_PEER_TOKEN, as the nodes have it.",
-        )
-    if facts.welcome == "name":
-        return _failed(
-            facts,
-            "secret",
-            "its certificate is for another address",
-            "Ask it by the address that it has in Peers(…) or --peers, letter by letter.",
-        )
-    if facts.welcome == "clock":
-        return _failed(
-            facts,
-            "secret",
-            "its certificate isn't valid today",
-            "Set the clocks of both machines (NTP); renew certificates of your own.",
-        )
-    return _failed(
-        facts,
-        "secret",
-        "another one than here (or certificates that don't belong together)",
-        "Copy one token file to all nodes. If they have it: another job's server has the port, "
-        "and this job's listens at another, which its log names. Give jobs one token file, or "
-        "each a port of its own.",
+    return Check(
+        name="secret",
+        status="warn",
+        found=f"{facts.address}: not compared, as none is known here",
+        remedy="A job without a token file draws its own secret, which no command knows. To "
+        "compare: --peer-token-file FILE or PENSTOCK_PEER_TOKEN, as the nodes have it.",
     )
 
 

@@ -129,7 +129,7 @@ def test_nodes_that_are_gone_are_one_warning(
     server: Server, data: Path, token: Path, tmp_path: Path
 ) -> None:
     with opened(f"{server.url}/{data.name}", tmp_path / "cache", token, free_address()) as dataset:
-        with pytest.warns(PenstockWarning, match="node 1 .* didn't answer") as told:
+        with pytest.warns(PenstockWarning, match="node 1 .*nothing listens at this port") as told:
             _, statistics = epoch(dataset)
         assert len(told) == 1
         _, statistics = epoch(dataset)

@@ -12,17 +12,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.cache.base.counters import TrafficMeter
 from penstock.cache.base.peer_settings import Peers
 from penstock.cache.peers import probe as probe_module
 from penstock.cache.peers import protocol
 from penstock.cache.peers.certificates import credentials_of
+from penstock.cache.peers.peer_client import PeerClient
+from penstock.cache.peers.peer_directory import Peer, PeerDirectory
+from penstock.cache.peers.peer_store import PeerStore, list_name
 from penstock.cache.peers.probe import RANGE_BYTES, Asking, probe
 from penstock.cache.peers.tokens import PeerSecret, prove
-from tests.cache.peers.serving import Served, put, serving
+from tests.cache.peers.serving import GROUP, Served, put, serving
 from tests.servers.scripted import scripted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.servers.scripted import Asked, Talk
 
@@ -189,3 +194,51 @@ def test_a_server_of_the_job_that_is_slow_with_each_answer_ends_too(
     assert facts.request_s is not None
     assert facts.request_s >= 4
     assert waits[0] < 30
+
+
+OTHER = PeerSecret(b"another secret of another job")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "is_of_job", "said"),
+    [
+        (True, True, True, None),
+        (False, False, True, None),
+        (True, False, True, "TLS, and this side would speak plain HTTP"),
+        (False, True, True, "plain HTTP, and this side would speak TLS"),
+        (True, True, False, "another one than here"),
+        (False, False, False, "another one than here"),
+        (True, False, False, "TLS, and this side would speak plain HTTP"),
+        (False, True, False, "plain HTTP, and this side would speak TLS"),
+    ],
+)
+def test_the_asking_side_learns_at_once_what_is_wrong(
+    tmp_path: Path, theirs: bool, ours: bool, is_of_job: bool, said: str | None
+) -> None:
+    """Within the time that a peer may be silent, and as a sentence of its own."""
+    with serving(tmp_path / "cache", Peers("127.0.0.1:0", tls=theirs)) as served:
+        secret = served.secret if is_of_job else OTHER
+        credentials = credentials_of(Peers("127.0.0.1:0", tls=ours), secret)
+        tls = None if credentials is None else credentials.client_context
+        client, peer = PeerClient(secret, tls=tls), Peer(0, served.server.address)
+        directory = PeerDirectory(group=GROUP)
+        directory.know([peer])
+        store = PeerStore(directory, client, meter=TrafficMeter())
+        store.read(list_name(peer))
+        told = directory.fault(peer)
+        assert directory.has_heard(peer) is (said is None)
+        assert told is None if said is None else told is not None and told.startswith(said)
+        store.close()
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "200 OK", "302 Found", "500 No"])
+def test_another_programs_web_server_is_no_node(status: str) -> None:
+    with saying(f"HTTP/1.1 {status}\r\nContent-Length: 2\r\n\r\nhi".encode()) as address:
+        client, peer = PeerClient(OTHER), Peer(0, address)
+        directory = PeerDirectory(group=GROUP)
+        directory.know([peer])
+        store = PeerStore(directory, client, meter=TrafficMeter())
+        store.read(list_name(peer))
+        assert not directory.has_heard(peer)
+        assert "Another program has that port" in str(directory.fault(peer))
+        store.close()

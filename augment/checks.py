@@ -28,6 +28,24 @@ def one_of(what: str, value: object, allowed: tuple[str, ...]) -> None:
         raise RecipeError(f"{what}: got {value!r}, wanted one of {names}.")
 
 
+def interpolation_name(what: str, value: object, allowed: tuple[str, ...]) -> str:
+    """Return the name of an interpolation; torchvision's InterpolationMode stands for its value."""
+    name = getattr(value, "value", value)
+    one_of(what, name, allowed)
+    return cast("str", name)
+
+
+def unsupported(what: str, value: object, only: object, remedy: str) -> None:
+    """Raise RecipeError for an argument of torchvision's that has a single value here."""
+    if value is not only:
+        raise RecipeError(f"{what}: got {value!r}, and only {only!r} is supported: {remedy}.")
+
+
+def as_tuple(value: object) -> tuple[object, ...]:
+    """Return the items of a sequence; an empty tuple for anything else."""
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+
+
 def flag(what: str, value: object) -> None:
     """Raises RecipeError unless the value is a bool."""
     if not isinstance(value, bool):
@@ -106,6 +124,8 @@ def spread(
 
     What a number spans is cut at `low`; a pair must lie between `low` and `high`.
     """
+    if value is None:  # torchvision's ColorJitter: this one changes nothing
+        return around, around
     if is_number(value):
         reach = float(cast("float", value))
         if reach >= 0 and around + reach <= high:
@@ -121,7 +141,9 @@ def spread(
 
 
 def fill_value(what: str, value: object) -> float:
-    """What is put where an image doesn't reach, in units of 0..255."""
+    """What is put where an image doesn't reach, in units of 0..255. None is torchvision's 0."""
+    if value is None:
+        return 0.0
     if is_number(value) and 0 <= cast("float", value) <= 255:
         return float(cast("float", value))
     raise RecipeError(f"{what}: got {value!r}, wanted one number from 0 to 255, for all channels.")

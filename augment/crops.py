@@ -84,7 +84,7 @@ def _attempt(
 ) -> tuple[Ints, Ints]:
     """Heights and widths of windows that may not fit, from draws in [0, 1)."""
     low, high = math.log(op.ratio[0]), math.log(op.ratio[1])
-    side = np.sqrt((op.area[0] + (op.area[1] - op.area[0]) * area) * (height * width))
+    side = np.sqrt((op.scale[0] + (op.scale[1] - op.scale[0]) * area) * (height * width))
     # sqrt(pixels * ratio) and sqrt(pixels / ratio) with one exp: the root of the ratio.
     root = np.exp(low / 2 + (high - low) / 2 * ratio)
     return np.rint(side / root).astype(np.int64), np.rint(side * root).astype(np.int64)

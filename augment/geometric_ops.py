@@ -11,35 +11,48 @@ from typing import Literal, cast
 
 from penstock.augment.checks import (
     MAX_SIZE_PX,
+    as_tuple,
     field_names,
     fill_value,
     flag,
     height_width,
+    interpolation_name,
     lengths,
+    one_of,
     pixels,
     positive_range,
     probability,
+    unsupported,
     whole,
 )
+from penstock.cache.errors import RecipeError, explain_arguments
 
 Size = int | tuple[int, int]
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class Resize:
     """Bilinear resize, as torchvision's.
 
     size: an int is the short side in pixels, the long side being int(size * long / short); a pair
-    is the exact (height, width). antialias: filter when shrinking, as Pillow and torchvision do;
-    without it shrinking costs less CPU (a fifth of a training sample's) and aliases. With it pixels
-    are Pillow's to 0.16 of 255 on average, 1 at most, but for the outermost pixels of an image or a
-    window: there the edge is repeated, and up to 10 of 255 were seen.
+    is the exact (height, width). interpolation: "bilinear" is the only one. max_size: None is the
+    only value, as a batch has one size. antialias: filter when shrinking, as Pillow and
+    torchvision do; without it shrinking costs less CPU (a fifth of a training sample's) and
+    aliases. With it pixels are Pillow's to 0.16 of 255 on average, 1 at most, but for the outermost
+    pixels of an image or a window: there the edge is repeated, and up to 10 of 255 were seen.
     """
 
     size: Size
+    interpolation: str = "bilinear"
+    max_size: None = None
     antialias: bool = True
 
     def __post_init__(self) -> None:
+        what = "Resize(interpolation=...)"
+        name = interpolation_name(what, self.interpolation, ("bilinear",))
+        object.__setattr__(self, "interpolation", name)
+        unsupported("Resize(max_size=...)", self.max_size, None, "crop or pad to one size instead")
         if isinstance(self.size, Sequence):
             object.__setattr__(self, "size", height_width("Resize(size=...)", self.size))
         else:
@@ -47,6 +60,7 @@ class Resize:
         flag("Resize(antialias=...)", self.antialias)
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class CenterCrop:
     """The middle window. size: an int is a square, a pair is (height, width), in pixels.
@@ -74,15 +88,17 @@ class CenterCrop:
         return cast("tuple[int, int]", self.size)
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class RandomCrop:
     """A window of a fixed size at a random place: torchvision's operation.
 
     size: an int is a square, a pair is (height, width), in pixels. padding: pixels that are put
-    around the image on all four sides first. pad_if_needed: where an image is still smaller than
-    the window, what it lacks is put on both of its sides, so that it may lie anywhere in the
-    window; else such images are an error. fill: what is put there, 0..255, for all channels;
-    mask_fill: likewise in the masks of the image, such as 255 for what no loss counts. fields:
+    around the image on all four sides first; None: none. pad_if_needed: where an image is still
+    smaller than the window, what it lacks is put on both of its sides, so that it may lie anywhere
+    in the window; else such images are an error. fill: what is put there, 0..255, for all channels.
+    padding_mode: "constant" is the only one. mask_fill: likewise in the masks of the image, such
+    as 255 for what no loss counts. fields:
     names of the images that it crops, with what is of them; None: all of its recipe.
 
     Arrays are cropped before they are read, so that of chunked ones only what the part touches is
@@ -93,17 +109,19 @@ class RandomCrop:
     """
 
     size: int | Sequence[int | None]
-    _: KW_ONLY
-    padding: int = 0
+    padding: int | Sequence[int] | None = 0
     pad_if_needed: bool = False
     fill: float = 0.0
+    padding_mode: str = "constant"
+    _: KW_ONLY
     mask_fill: int = 0
     fields: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         name = "RandomCrop"
         object.__setattr__(self, "size", lengths(f"{name}(size=...)", self.size))
-        whole(f"{name}(padding=...)", self.padding, low=0, high=MAX_SIZE_PX)
+        object.__setattr__(self, "padding", _padding(f"{name}(padding=...)", self.padding))
+        one_of(f"{name}(padding_mode=...)", self.padding_mode, ("constant",))
         flag(f"{name}(pad_if_needed=...)", self.pad_if_needed)
         object.__setattr__(self, "fill", fill_value(f"{name}(fill=...)", self.fill))
         whole(f"{name}(mask_fill=...)", self.mask_fill, low=-(2**31), high=2**31 - 1)
@@ -120,29 +138,36 @@ class RandomCrop:
         return cast("tuple[int, int]", self.size)
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop:
     """A random window of random area and aspect ratio, resized: torchvision's operation.
 
-    size: an int is a square, a pair is (height, width), in pixels. area: range of the window's
-    share of the image. ratio: range of width / height, uniform in its logarithm. antialias: filter
-    when shrinking, as in `Resize`; "auto" filters the windows that shrink by more than 2, where
+    size: an int is a square, a pair is (height, width), in pixels. scale: range of the window's
+    share of the image. ratio: range of width / height, uniform in its logarithm. interpolation:
+    "bilinear" is the only one. antialias: filter when shrinking, as in `Resize` (torchvision's
+    default is True); "auto" filters the windows that shrink by more than 2, where
     plain bilinear sampling begins to skip pixels, and saves a fifth of the CPU time of photographs
     of ImageNet's size.
     """
 
     size: Size
-    area: tuple[float, float] = (0.08, 1.0)
+    scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: str = "bilinear"
     antialias: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         name = "RandomResizedCrop"
         object.__setattr__(self, "size", height_width(f"{name}(size=...)", self.size))
-        object.__setattr__(self, "area", positive_range(f"{name}(area=...)", self.area, most=1.0))
+        scale = positive_range(f"{name}(scale=...)", self.scale, most=1.0)
+        object.__setattr__(self, "scale", scale)
         object.__setattr__(
             self, "ratio", positive_range(f"{name}(ratio=...)", self.ratio, most=1e4)
         )
+        what = f"{name}(interpolation=...)"
+        kind = interpolation_name(what, self.interpolation, ("bilinear",))
+        object.__setattr__(self, "interpolation", kind)
         if self.antialias != "auto":
             flag(f"{name}(antialias=...)", self.antialias)
 
@@ -152,6 +177,7 @@ class RandomResizedCrop:
         return cast("tuple[int, int]", self.size)
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class RandomHorizontalFlip:
     """Mirrors left and right with probability p."""
@@ -162,6 +188,7 @@ class RandomHorizontalFlip:
         object.__setattr__(self, "p", probability("RandomHorizontalFlip(p=...)", self.p))
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class RandomVerticalFlip:
     """Turns top and bottom round with probability p: torchvision's operation."""
@@ -174,3 +201,11 @@ class RandomVerticalFlip:
 
 Flipping = RandomHorizontalFlip | RandomVerticalFlip
 Geometric = Resize | CenterCrop | RandomCrop | RandomResizedCrop | Flipping
+
+
+def _padding(what: str, value: object) -> int:
+    """Return the pixels of padding on each side; torchvision's lists are equal on all of them."""
+    sides = {value} if isinstance(value, int) or value is None else set(as_tuple(value))
+    if len(sides) == 1:
+        return whole(what, 0 if value is None else sides.pop(), low=0, high=MAX_SIZE_PX)
+    raise RecipeError(f"{what}: got {value!r}, wanted one number of pixels for all four sides.")

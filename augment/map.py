@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from penstock.augment.checks import flag, whole
-from penstock.cache.errors import RecipeError
+from penstock.cache.errors import RecipeError, explain_arguments
 from penstock.readers.fields.field_types import (
     ID,
     PRESENT,
@@ -29,6 +29,7 @@ MAX_PROCESSES = 1024
 _ENCODED = (Image, Audio, Video)
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class Map:
     """A function of yours on fields of each sample; it stands in front of all other operations.

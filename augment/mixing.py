@@ -161,10 +161,11 @@ def class_count(ops: Sequence[Mixing], known: int | None) -> int:
 
     Raises ConfigError if neither does, or two operations disagree.
     """
-    said = {op.classes for op in ops if op.classes is not None}
+    said = {op.num_classes for op in ops if op.num_classes is not None}
     if len(said) > 1:
         raise ConfigError(
-            f"MixUp and CutMix of one recipe have classes={sorted(said)}: pass the same to both."
+            f"MixUp and CutMix of one recipe have num_classes={sorted(said)}: pass the same to "
+            "both."
         )
     if said:
         return said.pop()
@@ -172,7 +173,7 @@ def class_count(ops: Sequence[Mixing], known: int | None) -> int:
         name = type(ops[0]).__name__
         raise ConfigError(
             f"{name} makes soft targets, and the dataset doesn't know how many classes there are. "
-            f"Pass {name}(classes=...)."
+            f"Pass {name}(num_classes=...)."
         )
     return known
 
@@ -256,7 +257,7 @@ def soft_targets(labels: Ints, mix: Mix, *, classes: int) -> NDArray[np.float32]
         wrong = labels.min() if labels.min() < 0 else labels.max()
         raise ConfigError(
             f"MixUp and CutMix: a sample's label is {wrong}, wanted 0 to {classes - 1}. Pass "
-            "classes=, one more than the largest label."
+            "num_classes=, one more than the largest label."
         )
     targets = np.zeros((len(mix.partner), classes), np.float32)
     row = np.arange(len(mix.partner))

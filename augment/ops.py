@@ -15,11 +15,13 @@ from penstock.augment.checks import (
     fill_value,
     flag,
     height_width,
+    interpolation_name,
     numbers,
     one_of,
     positive_range,
     probability,
     spread,
+    unsupported,
     whole,
 )
 from penstock.augment.geometric_ops import Geometric
@@ -27,7 +29,7 @@ from penstock.augment.map import Map
 from penstock.augment.pad import Pad
 from penstock.augment.sanitize import SanitizeBoxes
 from penstock.augment.unpack import Unpack
-from penstock.cache.errors import RecipeError
+from penstock.cache.errors import RecipeError, explain_arguments
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Mean of ImageNet's training images, R, G, B, in units of 0..1."""
@@ -46,6 +48,7 @@ MAX_DRAWS = 1024
 MAX_CLASSES = 2**24
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class Decode:
     """Encoded bytes to pixels, turned upright by EXIF, alpha dropped, 16 bit scaled to 8.
@@ -80,20 +83,22 @@ class Decode:
         return 3 if self.color == "rgb" else 1
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class ColorJitter:
     """Random brightness, contrast, saturation and hue: torchvision's operation and its formulas.
 
     brightness, contrast, saturation: a number x draws a factor from max(0, 1 - x) to 1 + x, a pair
     draws from low to high; 1 changes nothing. hue: a number x, at most 0.5, draws a shift of the
-    hue's circle from -x to x, a pair from low to high; 0 changes nothing. They are applied in this
-    order; torchvision shuffles it for each image. Grey recipes take brightness and contrast only.
+    hue's circle from -x to x, a pair from low to high; 0 and None change nothing. They are applied
+    in this order; torchvision shuffles it for each image. Grey recipes take brightness and contrast
+    only.
     """
 
-    brightness: float | tuple[float, float] = 0.0
-    contrast: float | tuple[float, float] = 0.0
-    saturation: float | tuple[float, float] = 0.0
-    hue: float | tuple[float, float] = 0.0
+    brightness: float | tuple[float, float] | None = None
+    contrast: float | tuple[float, float] | None = None
+    saturation: float | tuple[float, float] | None = None
+    hue: float | tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         for name in ("brightness", "contrast", "saturation"):
@@ -104,6 +109,7 @@ class ColorJitter:
         object.__setattr__(self, "hue", hue)
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class RandomGrayscale:
     """Takes the colour away with probability p; the image keeps its 3 channels."""
@@ -114,6 +120,7 @@ class RandomGrayscale:
         object.__setattr__(self, "p", probability("RandomGrayscale(p=...)", self.p))
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class GaussianBlur:
     """Blurs with probability p, by a Gaussian of random width: torchvision's operation.
@@ -142,78 +149,101 @@ class GaussianBlur:
         object.__setattr__(self, "p", probability("GaussianBlur(p=...)", self.p))
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class RandomRotation:
-    """Turns the image about its middle, keeping its size: torchvision's, with expand=False.
+    """Turns the image about its middle, keeping its size: torchvision's operation.
 
     degrees: a number x draws an angle from -x to x, a pair from low to high; counter-clockwise.
-    fill: of what the image doesn't reach, 0..255, for all channels. interpolation: as in
-    torchvision "nearest" by default.
+    interpolation: "nearest" or "bilinear". expand, center: False and None are the only values.
+    fill: of what the image doesn't reach, 0..255, for all channels.
     """
 
     degrees: float | tuple[float, float]
-    fill: float = 0.0
-    interpolation: Literal["nearest", "bilinear"] = "nearest"
+    interpolation: str = "nearest"
+    expand: bool = False
+    center: None = None
+    fill: float | None = 0.0
 
     def __post_init__(self) -> None:
+        unsupported("RandomRotation(expand=...)", self.expand, False, "a batch has one size")
+        unsupported("RandomRotation(center=...)", self.center, None, "images turn by their middle")
         what = "RandomRotation(degrees=...)"
         pair = spread(what, self.degrees, around=0.0, low=-36_000.0, high=36_000.0)
         object.__setattr__(self, "degrees", pair)
         object.__setattr__(self, "fill", fill_value("RandomRotation(fill=...)", self.fill))
-        one_of("RandomRotation(interpolation=...)", self.interpolation, ("nearest", "bilinear"))
+        kinds, where = ("nearest", "bilinear"), "RandomRotation(interpolation=...)"
+        name = interpolation_name(where, self.interpolation, kinds)
+        object.__setattr__(self, "interpolation", name)
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class RandAugment:
     """num_ops random operations of one magnitude each: Cubuk et al. 2019, torchvision's table.
 
-    magnitude: from 0 to num_magnitude_bins - 1. fill: as in `RandomRotation`.
+    magnitude: from 0 to num_magnitude_bins - 1. interpolation: "nearest" is the only one. fill: as
+    in `RandomRotation`.
     """
 
     num_ops: int = 2
     magnitude: int = 9
     num_magnitude_bins: int = 31
-    fill: float = 0.0
+    interpolation: str = "nearest"
+    fill: float | None = None
 
     def __post_init__(self) -> None:
         name = "RandAugment"
         whole(f"{name}(num_ops=...)", self.num_ops, low=1, high=16)
         bins = whole(f"{name}(num_magnitude_bins=...)", self.num_magnitude_bins, low=2, high=1000)
         whole(f"{name}(magnitude=...)", self.magnitude, low=0, high=bins - 1)
-        object.__setattr__(self, "fill", fill_value(f"{name}(fill=...)", self.fill))
+        _warps(name, self)
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class TrivialAugmentWide:
     """One random operation of a random magnitude: Müller and Hutter 2021, torchvision's table.
 
-    fill: as in `RandomRotation`.
+    interpolation, fill: as in `RandAugment`.
     """
 
     num_magnitude_bins: int = 31
-    fill: float = 0.0
+    interpolation: str = "nearest"
+    fill: float | None = None
 
     def __post_init__(self) -> None:
         name = "TrivialAugmentWide"
         whole(f"{name}(num_magnitude_bins=...)", self.num_magnitude_bins, low=2, high=1000)
-        object.__setattr__(self, "fill", fill_value(f"{name}(fill=...)", self.fill))
+        _warps(name, self)
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class AutoAugment:
     """A random pair of operations of a learnt policy: Cubuk et al. 2018, torchvision's tables.
 
-    policy: the data set that it was learnt on. fill: as in `RandomRotation`.
+    policy: the data set that it was learnt on. interpolation, fill: as in `RandAugment`.
     """
 
     policy: Policy = "imagenet"
-    fill: float = 0.0
+    interpolation: str = "nearest"
+    fill: float | None = None
 
     def __post_init__(self) -> None:
-        one_of("AutoAugment(policy=...)", self.policy, get_args(Policy))
-        object.__setattr__(self, "fill", fill_value("AutoAugment(fill=...)", self.fill))
+        policy = getattr(self.policy, "value", self.policy)  # of torchvision's AutoAugmentPolicy
+        one_of("AutoAugment(policy=...)", policy, get_args(Policy))
+        object.__setattr__(self, "policy", policy)
+        _warps("AutoAugment", self)
 
 
+def _warps(name: str, op: RandAugment | TrivialAugmentWide | AutoAugment) -> None:
+    kind = interpolation_name(f"{name}(interpolation=...)", op.interpolation, ("nearest",))
+    object.__setattr__(op, "interpolation", kind)
+    object.__setattr__(op, "fill", fill_value(f"{name}(fill=...)", op.fill))
+
+
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class Apply:
     """Your own DALI function: everything that DALI can do stays reachable.
@@ -241,15 +271,18 @@ class Apply:
         whole("Apply(draws=...)", self.draws, low=1, high=MAX_DRAWS)
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class Normalize:
     """(x / 255 - mean) / std per channel, to float32: torchvision's Normalize after its ToTensor.
 
-    mean, std: one number per channel, in units of 0..1. Without arguments: ImageNet's.
+    mean, std: one number per channel, in units of 0..1. Without arguments: ImageNet's. inplace: no
+    difference here; it is there for recipes that pass it to torchvision's.
     """
 
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
+    inplace: bool = False
 
     def __post_init__(self) -> None:
         mean = numbers("Normalize(mean=...)", self.mean)
@@ -266,10 +299,12 @@ class Normalize:
                 f"Normalize: got mean {mean} and std {std}, which look like units of 0..255; "
                 "wanted units of 0..1. Divide them by 255."
             )
+        flag("Normalize(inplace=...)", self.inplace)
         object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "std", std)
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class RandomErasing:
     """Fills a random window with `value`, with probability p: torchvision's operation.
@@ -277,15 +312,18 @@ class RandomErasing:
     It stands after Normalize where there is one, and `value` is in the units of the batch: one
     number, or one per channel. scale: range of the window's share of the image. ratio: range of
     height / width, uniform in its logarithm. torchvision's value="random" doesn't exist here.
+    inplace: as in `Normalize`.
     """
 
     p: float = 0.5
     scale: tuple[float, float] = (0.02, 0.33)
     ratio: tuple[float, float] = (0.3, 3.3)
     value: float | tuple[float, ...] = 0.0
+    inplace: bool = False
 
     def __post_init__(self) -> None:
         name = "RandomErasing"
+        flag(f"{name}(inplace=...)", self.inplace)
         object.__setattr__(self, "p", probability(f"{name}(p=...)", self.p))
         object.__setattr__(self, "scale", positive_range(f"{name}(scale=...)", self.scale, most=1))
         object.__setattr__(
@@ -299,6 +337,7 @@ class RandomErasing:
         object.__setattr__(self, "value", numbers(f"{name}(value=...)", self.value))
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class Cast:
     """The dtype of the batch. It changes the type, never the scale: pixels stay 0..255."""
@@ -309,30 +348,32 @@ class Cast:
         one_of("Cast(dtype=...)", self.dtype, get_args(DType))
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class MixUp:
     """Blends each image and label with a partner's: Zhang et al. 2017. Last in a recipe.
 
-    alpha: of the Beta(alpha, alpha) that the shares come from. classes: how many there are, for
-    labels that are class numbers.
+    alpha: of the Beta(alpha, alpha) that the shares come from. num_classes: how many there are, for
+    labels that are class numbers; None: as many as the dataset names.
     """
 
-    alpha: float = 0.2
-    classes: int | None = None
+    alpha: float = 1.0
+    num_classes: int | None = None
 
     def __post_init__(self) -> None:
         _mixes("MixUp", self)
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class CutMix:
     """Puts a window of a partner into each image, labels by area: Yun et al. 2019.
 
-    Last in a recipe. alpha, classes: as in `MixUp`.
+    Last in a recipe. alpha, num_classes: as in `MixUp`.
     """
 
     alpha: float = 1.0
-    classes: int | None = None
+    num_classes: int | None = None
 
     def __post_init__(self) -> None:
         _mixes("CutMix", self)
@@ -341,8 +382,8 @@ class CutMix:
 def _mixes(name: str, op: MixUp | CutMix) -> None:
     alpha = positive_range(f"{name}(alpha=...)", (op.alpha, op.alpha), most=1e4)[0]
     object.__setattr__(op, "alpha", alpha)
-    if op.classes is not None:
-        whole(f"{name}(classes=...)", op.classes, low=1, high=MAX_CLASSES)
+    if op.num_classes is not None:
+        whole(f"{name}(num_classes=...)", op.num_classes, low=1, high=MAX_CLASSES)
 
 
 # Where to add an operation that changes pixels: its value here and in `Pixel` (and in `__init__`);

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 
 from penstock.augment.checks import is_number
-from penstock.cache.errors import RecipeError
+from penstock.cache.errors import RecipeError, explain_arguments
 
 MAX_LENGTH = 2**31
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class Pad:
     """Fills each sample of a field up at its end, so that a batch of it is one tensor.

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from penstock.augment.checks import field_names, is_number
-from penstock.cache.errors import RecipeError
+from penstock.cache.errors import RecipeError, explain_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,24 +15,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class SanitizeBoxes:
     """Drops boxes of which too little is left, and with them their rows of fields `of` them.
 
     It stands anywhere behind what crops, resizes and flips, and looks at the boxes in the end,
-    clipped to their image. min_area: in pixels of the result; a box of less is dropped. min_size:
-    likewise of its width and height (torchvision's default is 1.0). fields: names of the boxes;
-    None: all that follow an image of the recipe. Without this operation boxes are only clipped, and
-    keep their number.
+    clipped to their image, as torchvision's SanitizeBoundingBoxes does behind ClampBoundingBoxes.
+    min_size: in pixels of the result; a box of less width or height is dropped. min_area: likewise
+    of its area. fields: names of the boxes; None: all that follow an image of the recipe. Without
+    this operation boxes are only clipped, and keep their number.
     """
 
+    min_size: float = 1.0
     min_area: float = 1.0
     _: KW_ONLY
-    min_size: float = 0.0
     fields: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("min_area", "min_size"):
+        for name in ("min_size", "min_area"):
             value = getattr(self, name)
             if not is_number(value) or value < 0:
                 raise RecipeError(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
-from penstock.cache.errors import RecipeError
+from penstock.cache.errors import RecipeError, explain_arguments
 
 
+@explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class Unpack:
     """Cuts the sequences of a batch into their documents, for attention that doesn't cross them.

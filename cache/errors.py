@@ -33,7 +33,17 @@ A message says four things: what, got, wanted, do this.
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, TypeVar
+
 from penstock.cache.secrets import safe_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 
 def _safe(args: tuple[object, ...], *, one_line: bool) -> tuple[object, ...]:
@@ -220,3 +230,52 @@ class PenstockWarning(UserWarning):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*_safe(args, one_line=False))
+
+
+def explain_arguments(error: type[ConfigError]) -> Callable[[type[T]], type[T]]:
+    """Return a class decorator: calls whose arguments don't fit raise `error`, not TypeError.
+
+    The message names the argument, the nearest one that exists, and all that exist.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        init: Any = cls.__init__
+
+        @functools.wraps(init)
+        def checked(self: T, *args: Any, **kwargs: Any) -> None:
+            try:
+                init(self, *args, **kwargs)
+            except TypeError:
+                if words := _wrong_arguments(cls, args, kwargs):
+                    raise error(words) from None
+                raise
+
+        setattr(cls, "__init__", checked)  # noqa: B010  # mypy refuses the plain assignment
+        return cls
+
+    return decorate
+
+
+def _wrong_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Return how a call misses the signature of a class; None where it fits."""
+    parameters = inspect.signature(cls).parameters
+    placed = [name for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY]
+    listed = f"Its arguments are {', '.join(parameters)}." if parameters else "It has none."
+    for name in kwargs:
+        if name not in parameters:
+            near = difflib.get_close_matches(name, parameters, n=1)
+            hint = f", did you mean {near[0]!r}?" if near else "."
+            return f"{cls.__name__} has no argument {name!r}{hint} {listed}"
+        if name in placed[: len(args)]:
+            return f"{cls.__name__}: got {name!r} twice, by its place and by its name. {listed}"
+    if len(args) > len(placed):
+        return (
+            f"{cls.__name__}: got {len(args)} arguments by their place, wanted {len(placed)} at "
+            f"most. {listed}"
+        )
+    missing = [
+        name
+        for name, one in parameters.items()
+        if one.default is one.empty and name not in placed[: len(args)] and name not in kwargs
+    ]
+    return f"{cls.__name__}: {', '.join(missing)} is missing. {listed}" if missing else None

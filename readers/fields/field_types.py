@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from penstock.cache.errors import ConfigError
+from penstock.cache.errors import ConfigError, explain_arguments
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 
@@ -47,6 +47,7 @@ PRESENT = ".present"
 """Behind a field's name: the field of bools that says which samples have it."""
 
 
+@explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Image:
     """An encoded image (JPEG, PNG, …) that is decoded to pixels, turned upright."""
@@ -54,6 +55,7 @@ class Image:
     kind: ClassVar[str] = "image"
 
 
+@explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Audio:
     """An encoded piece of sound."""
@@ -61,6 +63,7 @@ class Audio:
     kind: ClassVar[str] = "audio"
 
 
+@explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Video:
     """An encoded video."""
@@ -68,6 +71,7 @@ class Video:
     kind: ClassVar[str] = "video"
 
 
+@explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Text:
     """UTF-8 text, handed out as str."""
@@ -75,6 +79,7 @@ class Text:
     kind: ClassVar[str] = "text"
 
 
+@explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Bytes:
     """Bytes as they are, handed out as bytes."""
@@ -82,6 +87,7 @@ class Bytes:
     kind: ClassVar[str] = "bytes"
 
 
+@explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Array:
     """Numbers in one or more dimensions.
@@ -116,6 +122,7 @@ class Array:
         return self.dtype != AUTO_DTYPE and self.shape is not None
 
 
+@explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Value:
     """One number a sample. dtype: numpy's name, such as "float32"."""
@@ -130,6 +137,7 @@ class Value:
             raise ConfigError(f"Value: got {self.dtype!r}, wanted a number of 8 bytes at most.")
 
 
+@explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class ClassLabel:
     """A class by its number, int64. names: by number; empty where nobody named them."""
@@ -142,6 +150,7 @@ class ClassLabel:
         object.__setattr__(self, "names", _names("ClassLabel", self.names))
 
 
+@explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class MultiLabel:
     """Any number of classes a sample, handed out as float32 of shape (len(names),), 1 where the
@@ -157,6 +166,7 @@ class MultiLabel:
             raise ConfigError("MultiLabel: got no names, wanted the classes' names.")
 
 
+@explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Mask:
     """A class number for each pixel of an image, in an image file without loss or an .npy file.
@@ -181,6 +191,7 @@ class Mask:
         return self.dtype != AUTO_DTYPE
 
 
+@explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Boxes:
     """Boxes in an image, float32, (boxes, 4) a sample, in pixels of the upright image; handed out
@@ -198,6 +209,7 @@ class Boxes:
             raise ConfigError(f"Boxes: got format={self.format!r}, wanted one of {wanted}.")
 
 
+@explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Keypoints:
     """Points in an image, float32, (points, 2) a sample: x, y in pixels of the upright image. of:
@@ -211,6 +223,7 @@ class Keypoints:
         _of("Keypoints", self.of)
 
 
+@explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """A sequence of integers whose length differs between samples. dtype: numpy's name."""

@@ -101,7 +101,7 @@ def scalar_window(op, height, width, sample, *, seed, epoch, index):
         return float(unit(keyed_hash(seed, epoch, sample, (index << 32) + k)))
 
     for attempt in range(ATTEMPTS):
-        low, high = op.area
+        low, high = op.scale
         area = height * width * (low + (high - low) * number(2 * attempt))
         low, high = math.log(op.ratio[0]), math.log(op.ratio[1])
         ratio = math.exp(low + (high - low) * number(2 * attempt + 1))
@@ -123,7 +123,7 @@ def scalar_window(op, height, width, sample, *, seed, epoch, index):
     "dims", [(400, 500), (500, 333), (90, 700), (1, 1), (1, 30), (30, 1), (3, 4)]
 )
 def test_windows_are_those_of_the_scalar_algorithm(dims, area):
-    op = RandomResizedCrop(224, area=area)
+    op = RandomResizedCrop(224, scale=area)
     ids = np.arange(150)
     inputs = drawn((op,), [dims] * len(ids), ids=ids, seed=11, epoch=2)
     got = np.concatenate([inputs["start"], inputs["shape"]], axis=1)

@@ -154,7 +154,7 @@ def test_followers_of_what_is_not_selected_are_as_they_are() -> None:
     ("augment", "fields", "message"),
     [
         (CROP, ("label",), r"leaves them out. .*add \"image\""),
-        ([MixUp(classes=2)], ("label",), "leaves them out"),
+        ([MixUp(num_classes=2)], ("label",), "leaves them out"),
         ({"image": CROP}, ("label",), "leaves it out"),
         ({"picture": CROP}, ("image",), "no field of this dataset"),
         ({"caption": []}, ("caption",), "does nothing"),
@@ -173,7 +173,7 @@ def test_followers_of_what_is_not_selected_are_as_they_are() -> None:
             'list of "left", and "boxes" is of "image"',
         ),
         ((*CROP, SanitizeBoxes()), ("image", "classes"), 'Select "boxes" too'),
-        ((*CROP, SanitizeBoxes(), SanitizeBoxes(2)), ("image", "boxes"), "Two SanitizeBoxes"),
+        ((*CROP, SanitizeBoxes(), SanitizeBoxes(2.0)), ("image", "boxes"), "Two SanitizeBoxes"),
         ((*CROP, Pad("tokens")), ("image",), "isn't selected"),
         ((*CROP, Pad("vector")), ("image", "vector"), "don't differ in length"),
         ((*CROP, Pad("caption")), ("image", "caption"), "don't differ in length"),
@@ -187,7 +187,7 @@ def test_what_cannot_be_says_so(augment: Any, fields: tuple[str, ...], message: 
         checked(augment, *fields)
 
 
-@pytest.mark.parametrize("mixing", [MixUp(classes=2), CutMix(classes=2)])
+@pytest.mark.parametrize("mixing", [MixUp(num_classes=2), CutMix(num_classes=2)])
 @pytest.mark.parametrize("other", ["left", "mask", "boxes"])
 def test_mixing_knows_one_image(mixing: Any, other: str) -> None:
     recipe = (*CROP, Normalize(), mixing)

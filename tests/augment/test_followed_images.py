@@ -136,13 +136,17 @@ def test_the_same_bits_in_any_batch(name: str) -> None:
 
 
 RESIZING: dict[str, Any] = {
-    "train": (RandomResizedCrop(48, area=(0.3, 1)), *FLIPS),
+    "train": (RandomResizedCrop(48, scale=(0.3, 1)), *FLIPS),
     "short side": (*FLIPS, Resize(50), RandomCrop(48, padding=4), *FLIPS),
     "padded and resized": (RandomCrop(44, padding=9), *FLIPS, Resize((64, 80)), CenterCrop(60)),
-    "padded and cropped": (RandomCrop(44, padding=9), RandomResizedCrop(40, area=(0.4, 1)), *FLIPS),
+    "padded and cropped": (
+        RandomCrop(44, padding=9),
+        RandomResizedCrop(40, scale=(0.4, 1)),
+        *FLIPS,
+    ),
     "chain": (
         Resize(90),
-        RandomResizedCrop(64, area=(0.4, 1)),
+        RandomResizedCrop(64, scale=(0.4, 1)),
         *FLIPS,
         CenterCrop(48),
         Resize((60, 44)),

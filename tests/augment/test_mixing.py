@@ -239,13 +239,13 @@ def test_a_label_outside_the_classes_is_refused(label: int) -> None:
 
 
 def test_classes_are_said_or_known() -> None:
-    assert class_count([MixUp(classes=7)], None) == 7
-    assert class_count([MixUp(), CutMix(classes=7)], 10) == 7
+    assert class_count([MixUp(num_classes=7)], None) == 7
+    assert class_count([MixUp(), CutMix(num_classes=7)], 10) == 7
     assert class_count([MixUp()], 10) == 10
-    with pytest.raises(ConfigError, match=r"Pass CutMix\(classes=\.\.\.\)"):
+    with pytest.raises(ConfigError, match=r"Pass CutMix\(num_classes=\.\.\.\)"):
         class_count([CutMix()], None)
-    with pytest.raises(ConfigError, match=r"classes=\[7, 8\]: pass the same"):
-        class_count([MixUp(classes=7), CutMix(classes=8)], None)
+    with pytest.raises(ConfigError, match=r"num_classes=\[7, 8\]: pass the same"):
+        class_count([MixUp(num_classes=7), CutMix(num_classes=8)], None)
 
 
 def test_as_many_draws_are_asked_for_as_are_declared() -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import math
+import pickle
 import re
 import subprocess
 import sys
+import types
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import penstock
 from penstock import augment
 from penstock.augment import (
     IMAGENET_MEAN,
@@ -28,8 +34,11 @@ from penstock.augment import (
 )
 from penstock.augment.geometry import short_side
 from penstock.augment.recipe import check_recipe
-from penstock.cache.errors import RecipeError
+from penstock.cache.errors import ConfigError, RecipeError
 from penstock.readers.types import ANY_SIZE, ImageRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MIXED = ImageRange(min_height=300, max_height=600, min_width=200, max_width=800)
 SAME = ImageRange(min_height=48, max_height=48, min_width=64, max_width=64)
@@ -71,9 +80,9 @@ def test_operations_are_frozen_hashable_values():
         lambda: Resize(224, antialias=1),
         lambda: CenterCrop(-1),
         lambda: Resize(1_000_000),
-        lambda: RandomResizedCrop(224, area=(0, 1)),
-        lambda: RandomResizedCrop(224, area=(0.5, 1.5)),
-        lambda: RandomResizedCrop(224, area=(0.9, 0.1)),
+        lambda: RandomResizedCrop(224, scale=(0, 1)),
+        lambda: RandomResizedCrop(224, scale=(0.5, 1.5)),
+        lambda: RandomResizedCrop(224, scale=(0.9, 0.1)),
         lambda: RandomResizedCrop(224, ratio=(0.75,)),
         lambda: RandomResizedCrop(224, ratio=(0.75, float("nan"))),
         lambda: RandomHorizontalFlip(1.5),
@@ -170,3 +179,77 @@ def test_resize_of_the_short_side_rounds_as_torchvision(short, height, width):
     long = int(short * max(height, width) / min(height, width))
     wanted = (short, long) if height <= width else (long, short)
     assert short_side(short, height=height, width=width) == wanted
+
+
+# Arguments of torchvision 0.29's operations, in their order, without labels_getter.
+TORCHVISION = {
+    penstock.Resize: "size interpolation max_size antialias",
+    penstock.CenterCrop: "size",
+    penstock.RandomCrop: "size padding pad_if_needed fill padding_mode",
+    penstock.RandomResizedCrop: "size scale ratio interpolation antialias",
+    penstock.RandomHorizontalFlip: "p",
+    penstock.RandomVerticalFlip: "p",
+    penstock.ColorJitter: "brightness contrast saturation hue",
+    penstock.RandomGrayscale: "p",
+    penstock.GaussianBlur: "kernel_size sigma",
+    penstock.RandomRotation: "degrees interpolation expand center fill",
+    penstock.RandAugment: "num_ops magnitude num_magnitude_bins interpolation fill",
+    penstock.TrivialAugmentWide: "num_magnitude_bins interpolation fill",
+    penstock.AutoAugment: "policy interpolation fill",
+    penstock.Normalize: "mean std inplace",
+    penstock.RandomErasing: "p scale ratio value inplace",
+    penstock.MixUp: "alpha num_classes",
+    penstock.CutMix: "alpha num_classes",
+    penstock.SanitizeBoxes: "min_size min_area",
+}
+
+
+@pytest.mark.parametrize("operation", TORCHVISION)
+def test_arguments_are_torchvisions_in_its_order(operation: type) -> None:
+    names = TORCHVISION[operation].split()
+    assert list(inspect.signature(operation).parameters)[: len(names)] == names
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: penstock.RandomResizedCrop(224, area=(0.1, 1)), "has no argument 'area'"),
+        (lambda: penstock.Resize(256, interpolaton="nearest"), "did you mean 'interpolation'?"),
+        (lambda: penstock.Resize(256, None, None, True, 5), "got 5 arguments by their place"),
+        (lambda: penstock.Resize(256, size=256), "got 'size' twice"),
+        (lambda: penstock.GaussianBlur(), "kernel_size is missing"),
+        (lambda: penstock.Map(), "fn is missing"),
+        (lambda: penstock.Pad("boxes", lenght=3), "has no argument 'lenght'"),
+        (lambda: penstock.SanitizeBoxes(min_sise=3), "did you mean 'min_size'?"),
+        (lambda: penstock.Resize("256"), "Resize(size=...): got '256'"),
+        (lambda: penstock.Resize(256, "nearest"), "Resize(interpolation=...): got 'nearest'"),
+        (lambda: penstock.Resize(256, max_size=300), "only None is supported"),
+        (lambda: penstock.RandomCrop(32, (4, 8)), "one number of pixels for all four sides"),
+        (lambda: penstock.RandomCrop(32, padding_mode="reflect"), 'wanted one of "constant"'),
+        (lambda: penstock.RandomCrop(32, padding=-1), "wanted a whole number from 0"),
+        (lambda: penstock.RandomHorizontalFlip(2), "wanted a probability from 0 to 1"),
+        (lambda: penstock.RandomHorizontalFlip(math.nan), "wanted a probability from 0 to 1"),
+        (lambda: penstock.RandomRotation(10, expand=True), "only False is supported"),
+        (lambda: penstock.RandAugment(interpolation="bilinear"), 'wanted one of "nearest"'),
+        (lambda: penstock.Boxes(off="image"), "has no argument 'off', did you mean 'of'?"),
+        (lambda: penstock.ClassLabel(["a"], ["b"]), "got 2 arguments by their place"),
+        (lambda: penstock.Image("rgb"), "got 1 arguments by their place, wanted 0 at most"),
+    ],
+)
+def test_arguments_that_dont_fit_are_named(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        make()
+
+
+def test_torchvisions_ways_to_say_a_thing_are_understood() -> None:
+    bilinear = types.SimpleNamespace(value="bilinear")  # as its InterpolationMode
+    assert penstock.Resize(256, bilinear, None, True) == penstock.Resize(256)
+    assert penstock.RandomCrop(32, 4, True) == penstock.RandomCrop(
+        32, padding=[4, 4], pad_if_needed=True
+    )
+    assert penstock.RandomCrop(32, None) == penstock.RandomCrop(32)
+    assert penstock.RandomResizedCrop(224, (0.2, 1)).scale == (0.2, 1.0)
+    assert penstock.ColorJitter(0.4, None) == penstock.ColorJitter(brightness=0.4)
+    assert penstock.RandAugment(fill=None).fill == 0
+    assert pickle.loads(pickle.dumps(penstock.Resize(256))) == penstock.Resize(256)
+    assert dataclasses.replace(penstock.Resize(256), size=9).size == 9

@@ -69,9 +69,9 @@ ARGUMENTS = [
     (AutoAugment, "policy", {}),
     (AutoAugment, "fill", {}),
     (MixUp, "alpha", {}),
-    (MixUp, "classes", {}),
+    (MixUp, "num_classes", {}),
     (CutMix, "alpha", {}),
-    (CutMix, "classes", {}),
+    (CutMix, "num_classes", {}),
 ]
 
 
@@ -110,7 +110,7 @@ def test_an_argument_is_taken_or_names_itself(kind, name, others, value):
         (lambda: RandAugment(magnitude=31), "magnitude"),
         (lambda: AutoAugment("mnist"), "policy"),
         (lambda: MixUp(0), "alpha"),
-        (lambda: CutMix(classes=0), "classes"),
+        (lambda: CutMix(num_classes=0), "num_classes"),
     ],
 )
 def test_a_bad_argument_names_itself(make, named):

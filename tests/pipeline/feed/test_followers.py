@@ -43,7 +43,7 @@ COUNTS = np.arange(N) % 3
 WINDOWS: list[Any] = [RandomCrop(SIDE, padding=6), RandomHorizontalFlip(), RandomVerticalFlip()]
 EXACT: list[Any] = [*WINDOWS, SanitizeBoxes(min_area=40)]
 BLENDED: list[Any] = [
-    RandomResizedCrop(20, area=(0.3, 1)),
+    RandomResizedCrop(20, scale=(0.3, 1)),
     RandomHorizontalFlip(),
     ColorJitter(0.1),
     RandomVerticalFlip(),

@@ -120,7 +120,7 @@ def test_mixed_batches_are_what_one_mixes_by_hand(
     pack: Path, lanes: int, partner: list[int]
 ) -> None:
     """Targets say how much of each of two plain images a mixed one has."""
-    augment = (*PLAIN, MixUp(alpha=1.0, classes=SAMPLES))
+    augment = (*PLAIN, MixUp(alpha=1.0, num_classes=SAMPLES))
     with make(pack, augment=PLAIN, lanes=lanes) as loader:
         plain, labels, ids = next(iter(loader))
     with make(pack, augment=augment, lanes=lanes) as loader:
@@ -173,7 +173,10 @@ def test_a_bad_sample_is_mixed_as_its_substitute_at_any_world_size(tmp_path: Pat
     [
         ({"drop_last": False, "pad": "mask"}, r'Got MixUp and pad="mask"'),
         ({"fields": ("image", "id")}, r"MixUp mixes labels .* add \"label\""),
-        ({"augment": (*PLAIN, MixUp(classes=3), CutMix(classes=4))}, r"classes=\[3, 4\]"),
+        (
+            {"augment": (*PLAIN, MixUp(num_classes=3), CutMix(num_classes=4))},
+            r"num_classes=\[3, 4\]",
+        ),
     ],
 )
 def test_what_can_not_be_mixed_is_refused_at_once(
@@ -185,7 +188,7 @@ def test_what_can_not_be_mixed_is_refused_at_once(
 
 def test_too_few_classes_are_told_with_the_batch(pack: Path) -> None:
     with (
-        make(pack, augment=(*PLAIN, MixUp(classes=2))) as loader,
+        make(pack, augment=(*PLAIN, MixUp(num_classes=2))) as loader,
         pytest.raises(ConfigError, match="wanted 0 to 1"),
     ):
         next(iter(loader))

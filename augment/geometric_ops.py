@@ -128,6 +128,11 @@ class RandomCrop:
         object.__setattr__(self, "fields", field_names(f"{name}(fields=...)", self.fields))
 
     @property
+    def padding_px(self) -> int:
+        """Pixels of padding on each side."""
+        return cast("int", self.padding)
+
+    @property
     def lengths(self) -> tuple[int | None, ...]:
         """Lengths of the last axes of arrays, None for all of one."""
         return cast("tuple[int | None, ...]", self.size)

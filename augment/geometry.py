@@ -133,7 +133,7 @@ def _cropped(op: CenterCrop | RandomCrop, sizes: ImageRange, *, is_known: bool) 
 def _holds(sizes: ImageRange, op: CenterCrop | RandomCrop) -> bool:
     """Whether the smallest image is as large as a window, its padding counted."""
     height, width = op.height_width
-    padding = 2 * op.padding if isinstance(op, RandomCrop) else 0
+    padding = 2 * op.padding_px if isinstance(op, RandomCrop) else 0
     return height <= sizes.min_height + padding and width <= sizes.min_width + padding
 
 

@@ -44,7 +44,7 @@ def policy_nodes(op: Policy, images: Any, inputs: Mapping[str, Any]) -> Any:
     """
     for number in range(rounds(op)):
         arguments = {name: inputs[f"{name}{number}"] for name in ("kind", "matrix", "value")}
-        images = _one_of({"images": images, **arguments}, 0, len(KINDS), fill=op.fill)
+        images = _one_of({"images": images, **arguments}, 0, len(KINDS), fill=op.fill or 0.0)
     return images
 
 

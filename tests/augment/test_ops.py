@@ -181,6 +181,8 @@ def test_resize_of_the_short_side_rounds_as_torchvision(short, height, width):
     assert short_side(short, height=height, width=width) == wanted
 
 
+ANY: Any = penstock  # what a call says isn't checked before it runs
+
 # Arguments of torchvision 0.29's operations, in their order, without labels_getter.
 TORCHVISION = {
     penstock.Resize: "size interpolation max_size antialias",
@@ -213,27 +215,27 @@ def test_arguments_are_torchvisions_in_its_order(operation: type) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: penstock.RandomResizedCrop(224, area=(0.1, 1)), "has no argument 'area'"),
-        (lambda: penstock.Resize(256, interpolaton="nearest"), "did you mean 'interpolation'?"),
-        (lambda: penstock.Resize(256, None, None, True, 5), "got 5 arguments by their place"),
-        (lambda: penstock.Resize(256, size=256), "got 'size' twice"),
-        (lambda: penstock.GaussianBlur(), "kernel_size is missing"),
-        (lambda: penstock.Map(), "fn is missing"),
-        (lambda: penstock.Pad("boxes", lenght=3), "has no argument 'lenght'"),
-        (lambda: penstock.SanitizeBoxes(min_sise=3), "did you mean 'min_size'?"),
-        (lambda: penstock.Resize("256"), "Resize(size=...): got '256'"),
-        (lambda: penstock.Resize(256, "nearest"), "Resize(interpolation=...): got 'nearest'"),
-        (lambda: penstock.Resize(256, max_size=300), "only None is supported"),
-        (lambda: penstock.RandomCrop(32, (4, 8)), "one number of pixels for all four sides"),
-        (lambda: penstock.RandomCrop(32, padding_mode="reflect"), 'wanted one of "constant"'),
-        (lambda: penstock.RandomCrop(32, padding=-1), "wanted a whole number from 0"),
-        (lambda: penstock.RandomHorizontalFlip(2), "wanted a probability from 0 to 1"),
-        (lambda: penstock.RandomHorizontalFlip(math.nan), "wanted a probability from 0 to 1"),
-        (lambda: penstock.RandomRotation(10, expand=True), "only False is supported"),
-        (lambda: penstock.RandAugment(interpolation="bilinear"), 'wanted one of "nearest"'),
-        (lambda: penstock.Boxes(off="image"), "has no argument 'off', did you mean 'of'?"),
-        (lambda: penstock.ClassLabel(["a"], ["b"]), "got 2 arguments by their place"),
-        (lambda: penstock.Image("rgb"), "got 1 arguments by their place, wanted 0 at most"),
+        (lambda: ANY.RandomResizedCrop(224, area=(0.1, 1)), "has no argument 'area'"),
+        (lambda: ANY.Resize(256, interpolaton="nearest"), "did you mean 'interpolation'?"),
+        (lambda: ANY.Resize(256, None, None, True, 5), "got 5 arguments by their place"),
+        (lambda: ANY.Resize(256, size=256), "got 'size' twice"),
+        (lambda: ANY.GaussianBlur(), "kernel_size is missing"),
+        (lambda: ANY.Map(), "fn is missing"),
+        (lambda: ANY.Pad("boxes", lenght=3), "has no argument 'lenght'"),
+        (lambda: ANY.SanitizeBoxes(min_sise=3), "did you mean 'min_size'?"),
+        (lambda: ANY.Resize("256"), "Resize(size=...): got '256'"),
+        (lambda: ANY.Resize(256, "nearest"), "Resize(interpolation=...): got 'nearest'"),
+        (lambda: ANY.Resize(256, max_size=300), "only None is supported"),
+        (lambda: ANY.RandomCrop(32, (4, 8)), "one number of pixels for all four sides"),
+        (lambda: ANY.RandomCrop(32, padding_mode="reflect"), 'wanted one of "constant"'),
+        (lambda: ANY.RandomCrop(32, padding=-1), "wanted a whole number from 0"),
+        (lambda: ANY.RandomHorizontalFlip(2), "wanted a probability from 0 to 1"),
+        (lambda: ANY.RandomHorizontalFlip(math.nan), "wanted a probability from 0 to 1"),
+        (lambda: ANY.RandomRotation(10, expand=True), "only False is supported"),
+        (lambda: ANY.RandAugment(interpolation="bilinear"), 'wanted one of "nearest"'),
+        (lambda: ANY.Boxes(off="image"), "has no argument 'off', did you mean 'of'?"),
+        (lambda: ANY.ClassLabel(["a"], ["b"]), "got 2 arguments by their place"),
+        (lambda: ANY.Image("rgb"), "got 1 arguments by their place, wanted 0 at most"),
     ],
 )
 def test_arguments_that_dont_fit_are_named(make: Callable[[], Any], words: str) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
-AREA = RandomResizedCrop(1).area
+AREA = RandomResizedCrop(1).scale
 RATIO = RandomResizedCrop(1).ratio
 # Levels of 0..255.
 MEAN = tuple(255 * value for value in IMAGENET_MEAN)

@@ -39,6 +39,7 @@ from penstock.augment.headers import bad_headers
 from penstock.augment.nodes import GraphPlan
 from penstock.augment.region import window_decoding
 from penstock.augment.rescue import Rescue
+from penstock.augment.value_ranges import warn_of_values
 from penstock.cache.errors import ClosedError, ConfigError, DeviceError, PenstockError
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from penstock.augment.draws import Draws
     from penstock.augment.recipe import CheckedRecipe
     from penstock.readers.types import EncodedBatch
+
+_FIRST_LOOKED_AT = 64  # images of the first batch, for the range of their values
 
 
 class Graph:
@@ -113,6 +116,7 @@ class Graph:
         self._last: BatchInFlight | None = None
         self._caution = Caution()
         self._rescue = Rescue(self._plan, self._caution)
+        self._values_seen = self._plan.pixels or constant_decode
 
     @property
     def in_flight(self) -> int:
@@ -137,6 +141,10 @@ class Graph:
         marks = dict(bad or {})
         if self._plan.check_headers:
             marks |= bad_headers(batch)
+        if not self._values_seen:
+            self._values_seen = True
+            good = [each for row, each in enumerate(batch.encoded) if row not in marks]
+            warn_of_values(good[:_FIRST_LOOKED_AT])
         runs = [
             SubBatch(rows, pipe.schedule(*select_rows(batch, draws, rows)))
             for rows in self._caution.cut(batch, marks)

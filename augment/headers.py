@@ -25,12 +25,14 @@ _DECODABLE_DTYPES = ("uint8", "uint16", "float32")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What an encoded image says of itself, before its orientation is applied."""
+    """What an encoded image says of itself, before its orientation is applied. is_wide: its values
+    have more than 8 bits."""
 
     height: int
     width: int
     channels: int
     codec: str
+    is_wide: bool = False
 
     @property
     def pixels(self) -> int:
@@ -47,7 +49,9 @@ def read_header(sample: Encoded) -> Header | Rejection:
     try:
         stream = nvimgcodec.CodeStream(sample)
         dtype = str(stream.dtype)
-        header = Header(stream.height, stream.width, stream.num_channels, stream.codec_name)
+        header = Header(
+            stream.height, stream.width, stream.num_channels, stream.codec_name, dtype != "uint8"
+        )
     except (RuntimeError, ValueError):  # what nvImageCodec raises for bytes that it can't parse
         return Rejection("not an image of a format that DALI decodes")
     except Exception as error:  # and what its binding does for files that it parses half-way

@@ -23,6 +23,7 @@ from penstock.augment.culprits import failing_rows
 from penstock.augment.dali import disown_pipeline, load_dali
 from penstock.augment.headers import MAX_PIXELS, Header, safe_header
 from penstock.augment.second_look import needs_look, refusal
+from penstock.augment.value_ranges import warn_of_values
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ClosedError, ConfigError
 from penstock.cache.forks import watch
@@ -102,6 +103,8 @@ class ImageVerifier:
             group = [row for row in group if row not in verdicts]
             for row, reason in failing_rows(group, decode).items():
                 verdicts[row] = Rejection(f"truncated or damaged: {reason}")
+        passed = [row for row in good if isinstance(verdicts[row], ImageFacts)]
+        warn_of_values([samples[row] for row in passed], rounded=True)
         return [verdicts[row] for row in range(len(samples))]
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
                 }
             ),
         ),
-        (frozenset({"verify", "headers", "dali", "culprits", "second_look"}),),
+        (frozenset({"verify", "headers", "dali", "culprits", "second_look", "value_ranges"}),),
     ),
     "readers": (
         (frozenset({"packing"}),),

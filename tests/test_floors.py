@@ -28,6 +28,7 @@ MAY_IMPORT_DALI = {
     "augment.policy_nodes",
     "augment.region_child",
     "augment.resample_node",
+    "augment.value_ranges",
     "augment.verify",
     "pipeline.bench.peers.dali",
 }

@@ -14,7 +14,6 @@ from typing import Any
 from penstock.augment.checks import flag, whole
 from penstock.cache.errors import RecipeError, explain_arguments
 from penstock.readers.fields.field_types import (
-    ID,
     PRESENT,
     Array,
     Audio,
@@ -22,6 +21,8 @@ from penstock.readers.fields.field_types import (
     Image,
     Value,
     Video,
+    is_number,
+    number_name,
 )
 from penstock.readers.fields.schema import Schema
 
@@ -203,27 +204,27 @@ def check_maps(maps: Sequence[Map], schema: Schema) -> CheckedMaps:
         takes = {name: _type_of(name, op, schema) for name in names}
         returns = takes if op.returns is None else op.returns
         for name, type in returns.items():
-            _check_returned(op, name, type)
+            _check_returned(op, name, type, schema)
         placed.append(PlacedMap(op=op, index=index, takes=takes, returns=returns))
         schema = Schema({**schema, **returns})
     return CheckedMaps(maps=tuple(placed), schema=schema)
 
 
 def _type_of(name: str, op: Map, schema: Schema) -> FieldType:
-    if name == ID:
+    if is_number(name, schema):
         return Value("int64")
     if name.endswith(PRESENT) and name.removesuffix(PRESENT) in schema:
         return Value("bool")
     if name not in schema:
         raise RecipeError(
             f'{op.name} wants the field "{name}", and there is {", ".join(schema) or "none"} (and '
-            f'"{ID}"). Name one of these.'
+            f'"{number_name(schema)}"). Name one of these.'
         )
     return schema[name]
 
 
-def _check_returned(op: Map, name: str, type: FieldType) -> None:
-    if name == ID or name.endswith(PRESENT):
+def _check_returned(op: Map, name: str, type: FieldType, schema: Schema) -> None:
+    if is_number(name, schema) or name.endswith(PRESENT):
         raise RecipeError(
             f'{op.name} would replace "{name}", which Penstock gives. Say what it returns: '
             'returns={"tokens": Tokens("int64")}, for instance.'

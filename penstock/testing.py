@@ -34,7 +34,7 @@ from penstock.pipeline.loader import DataLoader
 from penstock.pipeline.plan.world import World
 from penstock.readers import Dataset, pack
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
-from penstock.readers.fields.field_types import ID, PRESENT, Text
+from penstock.readers.fields.field_types import NUMBER, PRESENT, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -117,7 +117,7 @@ class FormatConformance:
         """A dataset with every field; its index lies in a folder of its own."""
         with Dataset(url, **{**self.options, **options}) as found:
             schema, lacking = found.schema, found.index.lacking
-        fields = [*schema, *(name + PRESENT for name in schema if lacking.get(name)), ID]
+        fields = [*schema, *(name + PRESENT for name in schema if lacking.get(name)), NUMBER]
         return Dataset(url, **{**self.options, **options}).select(*fields)
 
     def everything(self, dataset: Dataset, **options: Any) -> dict[str, dict[str, Any]]:
@@ -246,7 +246,7 @@ class FormatConformance:
         self, root: Path, size: int
     ) -> None:
         def ids(rank: int) -> list[int]:
-            dataset = self.open(root).select(ID)
+            dataset = self.open(root).select(NUMBER)
             options: dict[str, Any] = {"seed": 5, "shuffle": True, "pad": "mask"}
             world = World(rank, size)
             with DataLoader(dataset, global_batch_size=8, world=world, **options) as loader:

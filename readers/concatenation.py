@@ -319,7 +319,7 @@ def _check_same(first: Source, other: Source) -> None:
     belong to."""
     ours, theirs = first.schema, other.schema
     both = f"{first.url} and {other.url}"
-    handed_out = stored_fields((*first.fields, *other.fields))
+    handed_out = stored_fields((*first.fields, *other.fields), {**ours, **theirs})
     owners = [getattr(each.get(name), "of", None) for each in (ours, theirs) for name in handed_out]
     for name in dict.fromkeys([*handed_out, *(owner for owner in owners if owner)]):
         if name not in ours or name not in theirs:

@@ -76,7 +76,8 @@ class Dataset(OpenSource):
 
     url: a local path or any fsspec URL, of a folder or of one file; files by a pattern such as
     train-{000000..000009}.tar or data/**/*.parquet, or as a list of one store. fields: names, in
-    the order in which batches shall have them; "id" is the sample's number, and "caption.present"
+    the order in which batches shall have them; "id" is the sample's number
+    ("sample_id" where the dataset has a field "id"), and "caption.present"
     says which samples have a caption. None: the images and their classes, or without these all that
     can be handed out. A mapping says where each field lies, too: {"image": "images", "mask":
     "masks"}, folders or patterns of a folder, columns of a manifest, members of tar files; None is
@@ -238,7 +239,7 @@ class Dataset(OpenSource):
                 if self._names is None and (told := not_chosen(index.schema, index.lacking)):
                     _log.warning("%s: %s", self.url, told)
                 self._fields = fields
-                stored = stored_fields(fields)
+                stored = stored_fields(fields, index.schema)
                 index = index.keeping(stored if self._kept is None else self._kept)
                 self._chunks = _kept_chunks(
                     index, self._scratch, max_bytes=self._decoded_bytes, url=self.url

@@ -209,7 +209,7 @@ def workload_ceilings(workload: Workload, dataset: Dataset, setup: Setup) -> Cei
             by_field(workload.recipe.operations or None),
             lambda op, of: is_array_crop(op, of, schema, names),
         )
-        crops = check_array_crops(operations, schema, stored_fields(names))
+        crops = check_array_crops(operations, schema, stored_fields(names, schema))
         checked = check_maps(maps, cropped_schema(schema, crops))
         # What a Map makes of a field isn't what the dataset holds: it can't be measured alone.
         made = {name for each in checked.maps for name in each.returns}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fields.field_types import PRESENT, ClassLabel
+from penstock.readers.fields.field_types import PRESENT, ClassLabel, number_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -105,11 +105,14 @@ def _lengths(shapes: Sequence[tuple[int, ...]]) -> list[int | None]:
     ]
 
 
-def value_ranges(batch: Mapping[str, Any], image_fields: Sequence[str]) -> list[ValueRange]:
-    """Ranges of all that are numbers, of images a channel at a time; without ids."""
+def value_ranges(
+    batch: Mapping[str, Any], image_fields: Sequence[str], *, number: str
+) -> list[ValueRange]:
+    """Ranges of all that are numbers, of images a channel at a time; without the samples' own,
+    which the batch has under the name `number`."""
     ranges: list[ValueRange] = []
     for name, column in batch.items():
-        if name == "id" or name.endswith(PRESENT) or isinstance(column, list):
+        if name == number or name.endswith(PRESENT) or isinstance(column, list):
             continue
         values = (column if hasattr(column, "shape") else column.values).cpu().numpy()
         if name in image_fields:
@@ -136,13 +139,14 @@ def batch_samples(
     batch: Mapping[str, Any], names: Sequence[str], schema: Schema, shown: Sequence[str]
 ) -> list[BatchSample]:
     """The samples with what their other fields hold. names: of the samples; shown: the fields."""
+    ids = batch[number_name(schema)].tolist()
     return [
         BatchSample(
             id=int(number),
             name=name,
             values={field: _value(batch, schema, field, row) for field in shown},
         )
-        for row, (number, name) in enumerate(zip(batch["id"].tolist(), names, strict=True))
+        for row, (number, name) in enumerate(zip(ids, names, strict=True))
     ]
 
 

@@ -21,11 +21,11 @@ from penstock.pipeline.cli.batch_report import (
 )
 from penstock.pipeline.cli.contact_sheet import Picture, contact_sheet
 from penstock.readers.fields.field_types import (
-    ID,
     PRESENT,
     Boxes,
     Keypoints,
     Mask,
+    number_name,
 )
 from penstock.readers.fields.selection import fields_handed_out, image_fields
 
@@ -53,7 +53,7 @@ def operations(recipe: Recipe) -> tuple[Operation, ...] | None:
 
 
 def open_with_all_fields(url: str, **options: Any) -> Dataset:
-    """The dataset with every field that it has, what tells which samples lack one, and "id".
+    """The dataset with every field that it has, what tells which samples lack one, and its number.
     options: of `Dataset`."""
     from penstock.readers import Dataset
 
@@ -61,8 +61,8 @@ def open_with_all_fields(url: str, **options: Any) -> Dataset:
     with Dataset(url, **options) as found:
         schema, lacking = found.schema, found.index.lacking
     shown = fields_handed_out(schema)
-    fields = [*shown, *(name + PRESENT for name in shown if lacking.get(name)), ID]
-    return Dataset(url, **options).select(*fields)
+    fields = [*shown, *(name + PRESENT for name in shown if lacking.get(name))]
+    return Dataset(url, **options).select(*fields, number_name(schema))
 
 
 def look(
@@ -70,8 +70,8 @@ def look(
 ) -> tuple[BatchReport, list[Picture]]:
     """The first batch of an epoch, and its images for the eye.
 
-    dataset: with "id" among its fields. Shuffled where the recipe is one for training. Raises what
-    the loader raises, ConfigError for a size out of range.
+    dataset: with the sample's number among its fields. Shuffled where the recipe is one for
+    training. Raises what the loader raises, ConfigError for a size out of range.
     """
     from penstock.augment import Normalize
     from penstock.pipeline.loader import DataLoader
@@ -93,14 +93,15 @@ def look(
     ) as loader:
         loader.set_epoch(epoch)
         batch: dict[str, Any] = next(iter(loader))
-    names = dataset.names(batch[ID].tolist())
-    shown = [n for n in batch if n not in (*images, ID) and not n.endswith(PRESENT)]
+    number = number_name(schema)
+    names = dataset.names(batch[number].tolist())
+    shown = [n for n in batch if n not in (*images, number) and not n.endswith(PRESENT)]
     report = BatchReport(
         seed=seed,
         epoch=epoch,
         augment=words,
         fields=batch_fields(batch, schema),
-        values=value_ranges(batch, images),
+        values=value_ranges(batch, images, number=number),
         samples=batch_samples(batch, names, schema, shown),
     )
     normalize = next((op for op in ops or () if isinstance(op, Normalize)), None)

@@ -211,7 +211,9 @@ def _road(
             transform=mapper,
             crops=_crops(mapped, seed=seed),
             blocks=Blocks(allocate=memory),
-            fields=mapped.reads if mapped.reads != stored_fields(dataset.fields) else None,
+            fields=None
+            if mapped.reads == stored_fields(dataset.fields, dataset.schema)
+            else mapped.reads,
         ),
         draws=BatchDraws(recipes=recipes, seed=seed, mixer=mixed.mixer if mixed else None),
         graphs=graphs,

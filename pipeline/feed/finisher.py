@@ -15,7 +15,7 @@ import torch
 from penstock.augment.mixing import mix_images, soft_targets
 from penstock.pipeline.feed.tensors import on_each, output_of, tensor_of
 from penstock.readers.fields.columns import DenseColumn, RaggedColumn
-from penstock.readers.fields.field_types import ID, PRESENT
+from penstock.readers.fields.field_types import PRESENT, is_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +105,7 @@ class Finisher:
 
 def _value(field: str, batch: Batch, content: SampleBatch) -> Any:
     """What is handed out for one field, other than images, on the CPU."""
-    if field == ID:
+    if is_number(field, content.columns):
         return tensor_of(content.ids)
     if field.endswith(PRESENT):
         present = content.present.get(field.removesuffix(PRESENT))

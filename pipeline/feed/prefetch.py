@@ -45,7 +45,7 @@ def wanted_share(source: Source, remote: RemoteShards, crops: ArrayDraws) -> flo
     """Which share of the shards' bytes an epoch's crops of arrays touch, of some shards."""
     count = len(source.contents.sizes)
     shards = np.unique(np.linspace(0, count - 1, _LOOKED_AT).astype(np.int64)).tolist()
-    fields = stored_fields(source.fields)
+    fields = stored_fields(source.fields, source.schema)
     shares = [
         remote.wanted_share(shard, fields, lambda numbers: crops.before(numbers, 0))
         for shard in shards

@@ -51,7 +51,7 @@ def token_field(source: Source, options: NativeOptions) -> tuple[str, int]:
             raise ConfigError(f'batch_tokens: got the field "{field}", wanted one of {[*schema]}.')
     else:
         assert given is not None
-        tokens, selected = given, stored_fields(source.fields)
+        tokens, selected = given, stored_fields(source.fields, schema)
         found = [name for name in selected if isinstance(schema.get(name), Tokens)]
         found = found or [name for name in selected if _has_lengths(source, name)]
         if len(found) != 1:

@@ -6,7 +6,7 @@ Names follow Hugging Face's `Features` and torchvision's `tv_tensors` where thos
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, get_args
 
@@ -40,8 +40,9 @@ _DTYPES = frozenset(
 _MAX_NAMES, _MAX_NAME_LENGTH, _MAX_DIMENSIONS, _MAX_LENGTH = 2**24, 4096, 32, 2**40
 _NAME = re.compile(r"[^\x00-\x1f\x7f/]{1,128}")
 
-ID = "id"
-"""The field that every sample has: its number in the dataset."""
+ID, SAMPLE_ID, NUMBER = "id", "sample_id", "penstock/id"
+"""The names of a sample's number in the dataset. A field of the dataset's own that has one of the
+first two hides it; none can have the third."""
 
 PRESENT = ".present"
 """Behind a field's name: the field of bools that says which samples have it."""
@@ -306,12 +307,22 @@ def check_field_name(name: object, *, what: str) -> str:
         raise ConfigError(
             f"{what}: got {name!r}, wanted a field's name: 1 to 128 characters without a slash."
         )
-    if name == ID or name.endswith(PRESENT):
+    if name.endswith(PRESENT):
         raise ConfigError(
-            f'{what}: got {name!r}: "{ID}" and names that end in "{PRESENT}" are given by '
-            "Penstock. Choose another name."
+            f'{what}: got {name!r}: names that end in "{PRESENT}" are given by Penstock. Choose '
+            "another name."
         )
     return name
+
+
+def number_name(fields: Container[str]) -> str:
+    """The first name that stands for the sample's number. fields: of the dataset."""
+    return next(name for name in (ID, SAMPLE_ID, NUMBER) if name not in fields)
+
+
+def is_number(name: str, fields: Container[str]) -> bool:
+    """Return True if a name stands for the sample's number. fields: of the dataset."""
+    return name in (ID, SAMPLE_ID, NUMBER) and name not in fields
 
 
 def _dtype(what: str, dtype: object) -> str:

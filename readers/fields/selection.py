@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Container, Iterable, Set
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import ConfigError
-from penstock.readers.fields.field_types import ID, PRESENT, Audio, ClassLabel, Image, Video
+from penstock.readers.fields.field_types import (
+    PRESENT,
+    Audio,
+    ClassLabel,
+    Image,
+    Video,
+    is_number,
+    number_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,9 +33,9 @@ def base_name(field: str) -> str:
     return field.removesuffix(PRESENT)
 
 
-def stored_fields(fields: Iterable[str]) -> tuple[str, ...]:
+def stored_fields(fields: Iterable[str], schema: Container[str]) -> tuple[str, ...]:
     """The fields of a schema that these are made of, each once, in order."""
-    return tuple(dict.fromkeys(base_name(field) for field in fields if field != ID))
+    return tuple(dict.fromkeys(base_name(each) for each in fields if not is_number(each, schema)))
 
 
 def default_fields(schema: Schema, lacking: Mapping[str, int]) -> tuple[str, ...]:
@@ -116,7 +124,7 @@ def check_selection(
     ConfigError for those that the dataset hasn't, that nothing decodes, and that some samples lack
     where nobody asked which; and where there is nothing that can be chosen.
     """
-    there = [*schema, ID]
+    there = [*schema, number_name(schema)]
     if fields is None:
         chosen = default_fields(schema, lacking)
         if not chosen:
@@ -127,14 +135,14 @@ def check_selection(
         return chosen
     for field in fields:
         name = base_name(field)
-        if name not in schema and field != ID:
+        if name not in schema and not is_number(field, schema):
             if why := (left_out or {}).get(name):
                 raise ConfigError(f"fields: {field!r} of {url} can't be a field: {why}.")
             hint = "; labels need one sub-folder a class" if field == LABEL else ""
             if says_why:
                 hint = f', or see why it was left out: fields={{"{field}": "{field}"}}'
             raise ConfigError(f"fields: got {field!r}, and {url} has {there}. Ask for those{hint}.")
-        if field == ID or field.endswith(PRESENT):
+        if name not in schema or field.endswith(PRESENT):
             continue
         if isinstance(schema[name], _UNDECODABLE):
             kind = type(schema[name]).__name__

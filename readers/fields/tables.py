@@ -25,7 +25,6 @@ from penstock.readers.fields.cells import (
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
 from penstock.readers.fields.field_types import (
     AUTO_DTYPE,
-    ID,
     PRESENT,
     Array,
     Boxes,
@@ -88,9 +87,8 @@ def fields_of(
                 f'schema["{name}"]: got {given!r}, and {table.source} holds values, not files, in '
                 f"that column. Wanted one of {', '.join(t.__name__ for t in COLUMN_TYPES)}."
             )
-        if not is_field_name(name) or name == ID or name.endswith(PRESENT):
-            taken = "a sample's number has this name: rename it" if name == ID else ""
-            found.left_out[name] = taken or "no field can have this name"
+        if not is_field_name(name) or name.endswith(PRESENT):
+            found.left_out[name] = "no field can have this name"
             continue
         try:
             type = given or _inferred(table, name, values, found)

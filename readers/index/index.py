@@ -95,7 +95,7 @@ class Index:
 
     @property
     def schema(self) -> Schema:
-        """The fields that a sample has, by name and in order, "id" left out."""
+        """The fields that a sample has, by name and in order, its number left out."""
         return self.about.schema
 
     @property

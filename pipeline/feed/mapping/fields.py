@@ -61,7 +61,7 @@ def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
     else:
         from penstock.augment.array_crop import check_array_crops, cropped_schema, is_array_crop
 
-        fields = stored_fields(dataset.fields)
+        fields = stored_fields(dataset.fields, schema)
         maps, augment = split_maps(recipes, lambda op, of: is_array_crop(op, of, schema, fields))
         crops = check_array_crops(augment, schema, fields, salts)
         schema = cropped_schema(schema, crops)
@@ -80,7 +80,7 @@ def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
     return MappedFields(
         maps=checked,
         fields=(*dataset.fields, *(name for name in made if name not in dataset.fields)),
-        reads=stored_fields(read),
+        reads=stored_fields(read, dataset.schema),
         augment=augment,
         crops=crops,
         salts=salts,

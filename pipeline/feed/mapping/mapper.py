@@ -17,7 +17,7 @@ from penstock.pipeline.feed.mapping.call import Failure, MapCall, MapResult, Map
 from penstock.pipeline.feed.mapping.results import joined, spread
 from penstock.pipeline.report.facts import MapFacts
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, SampleBatch
-from penstock.readers.fields.field_types import ID, PRESENT, Mask
+from penstock.readers.fields.field_types import PRESENT, Mask, is_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -215,7 +215,7 @@ def _station(placed: PlacedMap, *, seed: int, timeout_s: float) -> _Station:
 def _column(batch: SampleBatch, name: str) -> Column:
     if name in batch.columns:
         return batch.columns[name]
-    if name == ID:
+    if is_number(name, batch.columns):
         return DenseColumn(batch.ids)
     field = name.removesuffix(PRESENT)
     there: Any = batch.present.get(field)

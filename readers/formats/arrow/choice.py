@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import ConfigError, DatasetError
-from penstock.readers.fields.field_types import ID, PRESENT, Bytes, is_field_name
+from penstock.readers.fields.field_types import PRESENT, Bytes, is_field_name
 from penstock.readers.formats.arranging import given_types
 from penstock.readers.formats.arrow.types import misfit, settled
 
@@ -53,7 +53,7 @@ def choose(columns: Sequence[ArrowColumn], arrangement: Arrangement, *, file: st
         if column.name in places and column.name not in renamed:
             continue  # another column has this name now
         name = renamed.get(column.name, column.name)
-        if not is_field_name(name) or name == ID or name.endswith(PRESENT):
+        if not is_field_name(name) or name.endswith(PRESENT):
             rename = f'fields={{"…": "{column.name}"}} gives it another'
             left_out[name] = f"no field can have this name; {rename}"
         else:

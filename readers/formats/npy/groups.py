@@ -125,7 +125,7 @@ def _members(stored: StoredFile, places: Mapping[str, str], *, url: str) -> Grou
             chosen[name] = arrays[key]
         return Group(name=stored.entry.name, arrays=chosen)
     for name in list(arrays):
-        if not is_field_name(name) or name == "id":
+        if not is_field_name(name):
             refused[name] = "no field can have its name; say fields={name: member}"
             del arrays[name]
     if not arrays:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from penstock.readers.fields.field_types import (
-    ID,
     PRESENT,
     Array,
     Audio,
@@ -110,7 +109,7 @@ def member_field(extension: str) -> MemberField | None:
     kind, usual = _KINDS[suffix]
     if not stem:
         return MemberField(usual, kind)
-    is_name = is_field_name(stem) and stem != ID and not stem.endswith(PRESENT)
+    is_name = is_field_name(stem) and not stem.endswith(PRESENT)
     return MemberField(stem, kind) if is_name and _is_unicode(stem) else None
 
 

@@ -146,7 +146,7 @@ class _Chooser:
                 self._left[node.name] = array.why
             elif not array.shape:
                 self._left[node.name] = "it is a single number"
-            elif not is_field_name(name) or name in found or name in ("id",):
+            elif not is_field_name(name) or name in found:
                 self._left[node.name] = "no field can have its name; say fields={name: path}"
             else:
                 found[name] = array

@@ -68,7 +68,7 @@ def test_values_are_those_of_numpy() -> None:
     images = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).reshape(2, 3, 4, 5)
     vectors = torch.tensor([[0.5, -2.0], [1.0, 7.0]])
     batch = {"view": images, "id": torch.tensor([1, 2]), "speed": vectors, "text": ["a", "b"]}
-    (red, _, blue, speed) = value_ranges(batch, ["view"])
+    (red, _, blue, speed) = value_ranges(batch, ["view"], number="id")
     assert (red.name, red.min, blue.max) == ("view 0", 0, 119)
     assert red.mean == images[:, 0].double().mean()
     assert blue.std == pytest.approx(images[:, 2].numpy().std())

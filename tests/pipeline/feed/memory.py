@@ -98,12 +98,16 @@ class Memory(Source):
         for row, sample_id in enumerate(ids.tolist()):
             if sample_id in self.bad and bad is not None:
                 bad[row] = self.bad[sample_id]
+        stored = stored_fields(self._fields, self.schema)
         present = {
             name: np.array([self._columns[name][i] is not None for i in ids], np.bool_)
-            for name in stored_fields(self._fields)
+            for name in stored
             if name in self._lacking
         }
-        columns = {name: self._column(name, ids, bad or {}) for name in stored_fields(self._fields)}
+        columns = {
+            name: self._column(name, ids, bad or {})
+            for name in stored_fields(self._fields, self.schema)
+        }
         columns |= {name: cropped(columns[name], crop) for name, crop in (crops or {}).items()}
         return SampleBatch(ids=ids, columns=columns, present=present)
 

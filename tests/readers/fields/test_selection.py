@@ -77,7 +77,8 @@ def test_the_order_is_the_users(names: list[str], count: int) -> None:
 
 def test_what_has_to_be_read_for_them() -> None:
     fields = ("caption.present", "id", "left", "caption", "boxes.present")
-    assert stored_fields(fields) == ("caption", "left", "boxes")
+    assert stored_fields(fields, ()) == ("caption", "left", "boxes")
+    assert stored_fields(fields, ("id",)) == ("caption", "id", "left", "boxes")
 
 
 def test_a_name_alone_will_do() -> None:

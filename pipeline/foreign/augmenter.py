@@ -66,15 +66,29 @@ class Augmenter:
         """Leave the graph to the parent, in a forked child; the next batch gets a new one."""
         self._graph = None
 
-    def feed(self, split: SplitBatch, *, ids: NDArray[np.int64], epoch: int) -> None:
-        """Start decoding a batch. ids: int64, shape (n,)."""
+    def feed(
+        self,
+        split: SplitBatch,
+        *,
+        ids: NDArray[np.int64],
+        epoch: int,
+        occurrences: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Start decoding a batch. ids: int64, shape (n,). occurrences: as in `draw_base`."""
         pixels = bool(split.arrays) and split.arrays[0].ndim == 3
         if self._graph is None or pixels != self._pixels:
             self.close()
             options: dict[str, Any] = dict(self._options)
             self._graph = Graph(self.recipe, pixels=pixels, check_headers=not pixels, **options)
             self._pixels = pixels
-        draws = draw(self.recipe, ids=ids, dims=split.dims, seed=self.seed, epoch=epoch)
+        draws = draw(
+            self.recipe,
+            ids=ids,
+            dims=split.dims,
+            seed=self.seed,
+            epoch=epoch,
+            occurrences=occurrences,
+        )
         batch = EncodedBatch(ids=ids, encoded=split.arrays, dims=split.dims)
         self._graph.feed(batch, draws)
 

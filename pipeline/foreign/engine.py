@@ -278,7 +278,8 @@ def _order_of(dataset: Any, options: ForeignOptions) -> IndexOrder | None:
         return None
     if options.seed is not None:
         return planned_order(dataset, options.torch_options, options.own, world=options.world)
-    return TorchOrder(options.indices, options.torch_options.generator)
+    generator = options.torch_options.generator
+    return TorchOrder(options.indices, generator, is_numbered=options.own.augment is not None)
 
 
 def _augmenter_of(options: ForeignOptions) -> Augmenter | None:

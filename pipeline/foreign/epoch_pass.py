@@ -199,7 +199,12 @@ class Pass:
                 self._failure = error
                 break
             ids = np.asarray(message.ids, np.int64)
-            setup.augmenter.feed(message.batch, ids=ids, epoch=self._mark.epoch)
+            occurrences = message.occurrences
+            if setup.order is None and setup.world.rank:  # each rank numbers its own stream
+                occurrences = np.full(len(ids), setup.world.rank)
+            setup.augmenter.feed(
+                message.batch, ids=ids, epoch=self._mark.epoch, occurrences=occurrences
+            )
             self._in_dali.append((self._news, message))
             self._news = []
         if not self._in_dali:

@@ -84,6 +84,7 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
             batch=batch,
             samples=len(read.ids),
             ids=read.ids,
+            occurrences=request.occurrences,
             worker=worker,
             state=state,
             bad=read.bad,

@@ -12,11 +12,12 @@ import torch.utils.data
 
 from penstock.pipeline.foreign.dataset_state import copy_of, has_state, state_of
 from penstock.pipeline.foreign.generators import NAMES
+from penstock.pipeline.foreign.occurrences import Occurrences
 from penstock.pipeline.foreign.watched_draws import WatchedDraws
 from penstock.pipeline.foreign.worker import Request, fresh_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
@@ -31,10 +32,12 @@ class TorchOrder:
     """torch's order: the user's or torch's own sampler, as torch would iterate it.
 
     indices: the batch sampler, or the sampler where nothing is batched. generator: the loader's.
+    is_numbered: whether requests say which samples are repeats of others of the epoch.
     """
 
     indices: Any
     generator: torch.Generator | None
+    is_numbered: bool = False
 
     @property
     def name(self) -> str:
@@ -53,6 +56,16 @@ class TorchOrder:
         """Whether it is torch's RandomSampler that takes a seed from the default generator."""
         sampler = self.sampler
         return type(sampler) is torch.utils.data.RandomSampler and sampler.generator is None
+
+    @property
+    def keeps_its_place(self) -> bool:
+        """Whether it has a state of its own, which says where it is once it has begun."""
+        return has_state(self.indices) or has_state(self.sampler)
+
+    @property
+    def batch_size(self) -> int:
+        """Indices of a whole batch of torch's; 1 where nothing is batched."""
+        return self.indices.batch_size if self.sampler is not self.indices else 1
 
     def own_generator(self) -> torch.Generator | None:
         """The generator that the order is drawn from, if it isn't torch's default one."""
@@ -98,6 +111,7 @@ class _TorchRequests:
         self.mark = mark
         self._states: deque[Any] = deque()
         self.drawn: dict[str, Any] = {}  # what the order was drawn from, once that is known
+        self._occurrences: Occurrences | None = None
 
     def __iter__(self) -> Iterator[Request]:
         mark = self.mark
@@ -108,16 +122,30 @@ class _TorchRequests:
             stateful.load_state_dict(copy_of(mark.sampler))
         skip = 0 if mark.sampler is not None else mark.batches
         for number, index in enumerate(self._indices()):
+            repeats = None if self._occurrences is None else self._occurrences.of(index)
             if number < skip:
                 continue
             self._states.append(None if stateful is None else state_of(stateful))
-            yield Request(index=index, epoch=mark.epoch)
+            yield Request(index=index, epoch=mark.epoch, occurrences=repeats)
+
+    def _number(self, beside: Callable[[Any], Any]) -> None:
+        """Begin to number repeats, from what the sampler is about to draw from."""
+        order, mark = self._order, self.mark
+        if order.is_numbered:
+            self._occurrences = Occurrences(
+                order.sampler,
+                stateful=order.keeps_its_place,
+                first=mark.batches * order.batch_size if mark.sampler is not None else 0,
+                beside=beside,
+            )
 
     def _indices(self) -> Iterator[Any]:
         """Indices in torch's order; what they are drawn from is noted, or taken from the mark."""
         order, mark = self._order, self.mark
         if mark.sampler_epoch is not None and hasattr(order.sampler, "set_epoch"):
             order.sampler.set_epoch(mark.sampler_epoch)
+        if order.draws_a_seed or not order.is_watched:
+            self._number(lambda draw: draw())
         if order.draws_a_seed:
             seed = mark.sampler_seed if mark.sampler_seed is not None else fresh_seed()
             self.drawn["sampler_seed"] = seed
@@ -131,12 +159,11 @@ class _TorchRequests:
             return
         frozen = {name: getattr(mark, name) for name in NAMES}
         draws = WatchedDraws(seed=mark.sampler_seed, frozen=frozen)
+        self._number(draws.beside)
         iterator = draws(lambda: iter(order.indices))
-        # One with a state of its own says itself where it is, once it has begun.
-        keeps_its_place = has_state(order.indices) or has_state(order.sampler)
         is_first = True
         while True:
-            if is_first or not keeps_its_place:
+            if is_first or not order.keeps_its_place:
                 item = draws(lambda: next(iterator, _DONE))
                 self.drawn.update(draws.noted, mixed=draws.mixed)
             else:

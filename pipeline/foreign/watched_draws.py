@@ -63,6 +63,18 @@ class WatchedDraws:
                 elif after != before[name]:
                     self._drew(name, before[name], after)
 
+    def beside(self, draw: Callable[[], T]) -> T:
+        """What draw() gives from the states that the next draw begins with; nothing is noted, and
+        all states stay as they are."""
+        before = generator_states()
+        for name, state in self._own.items():
+            KINDS[name].put(state)
+        try:
+            return draw()
+        finally:
+            for name, state in before.items():
+                KINDS[name].put(state)
+
     def _drew(self, name: str, before: Any, after: Any) -> None:
         if name not in self.noted:
             self.noted[name] = KINDS[name].freeze(before)

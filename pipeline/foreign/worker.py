@@ -22,6 +22,8 @@ from penstock.pipeline.torch_private import numpy_seed, pinned, tell_worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from numpy.typing import NDArray
+
     from penstock.pipeline.foreign.faults import BadRow
 
 # A dataset's state may be costly (seconds, for some): it is taken as often as that takes this share
@@ -37,13 +39,15 @@ Ending = Literal["ended", "left"]
 class Request:
     """What a worker is asked to fetch.
 
-    index: indices of a batch's samples, or one where nothing is batched. restore: a dataset state
+    index: indices of a batch's samples, or one where nothing is batched. occurrences: of each
+    (`Occurrences`); None stands for zeros. restore: a dataset state
     that the worker takes over first. void: asks for nothing; it only makes the next request go to
     the next worker.
     """
 
     index: Any = None
     epoch: int = 0
+    occurrences: NDArray[np.int64] | None = None
     restore: dict[str, Any] | None = None
     void: bool = False
 
@@ -53,15 +57,16 @@ class WorkerMessage:
     """What a worker sends: a batch with what is needed to go on behind it, or news between two.
 
     state: of the dataset; None if it wasn't taken this time. ids: of its samples: their indices; in
-    a stream their places among all workers' streams. void: no batch, only news. over: its stream is
-    at its end. past: the state is of the pass before, and how that ended. rng: what the stream drew
-    from (`WorkerPosition`). bad: rows whose own samples are bad; ids are then of those that stand
-    in. error: what there is to raise in place of a batch.
+    a stream their places among all workers' streams. occurrences: of the request. void: no batch,
+    only news. over: its stream is at its end. past: the state is of the pass before, and how that
+    ended. rng: what the stream drew from (`WorkerPosition`). bad: rows whose own samples are bad;
+    ids are then of those that stand in. error: what there is to raise in place of a batch.
     """
 
     batch: Any = None
     samples: int = 0
     ids: Any = ()
+    occurrences: NDArray[np.int64] | None = None
     worker: int = 0
     state: dict[str, Any] | None = None
     void: bool = False

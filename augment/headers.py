@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.augment.second_look import is_jpeg2000, jpeg2000_refusal
+from penstock.cache.base.machine import machine_remedy
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ def read_header(sample: Encoded) -> Header | Rejection:
     except (RuntimeError, ValueError):  # what nvImageCodec raises for bytes that it can't parse
         return Rejection("not an image of a format that DALI decodes")
     except Exception as error:  # and what its binding does for files that it parses half-way
+        if machine_remedy(error) is not None:
+            raise
         return Rejection(
             f"its header can't be understood ({type(error).__name__}: {error}): convert it to "
             "JPEG, PNG or WebP"

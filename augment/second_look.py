@@ -15,6 +15,7 @@ import io
 import re
 from typing import TYPE_CHECKING, Any
 
+from penstock.cache.base.machine import machine_remedy
 from penstock.cache.errors import MissingDependencyError
 from penstock.readers.fields.sniff import HEAD_BYTES, sniff
 from penstock.readers.fields.strictly import strictly
@@ -62,9 +63,9 @@ def jpeg2000_refusal(sample: Encoded, *, max_pixels: int) -> Rejection | None:
                 )
             with strictly():
                 image.load()
-    except MemoryError:
-        raise
     except Exception as error:  # each layer of Pillow raises its own kinds
+        if machine_remedy(error) is not None:
+            raise
         reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
         return Rejection(
             f"truncated or damaged: a JPEG 2000 file that Pillow can't decode "
@@ -95,9 +96,9 @@ def refusal(sample: Encoded) -> Rejection | None:
                     "convert it to PNG, or drop its alpha channel"
                 )
             image.load()
-    except MemoryError:
-        raise
     except Exception as error:  # each layer of Pillow raises its own kinds
+        if machine_remedy(error) is not None:
+            raise
         reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
         if isinstance(error, OSError) and _DAMAGE.search(reason):
             return Rejection(

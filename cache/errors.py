@@ -16,6 +16,7 @@
     ├── FetchError (OSError)             a remote object was not fetched; carries .uri, .missing
     │   └── ObjectChangedError           it isn't the version that was indexed any more
     ├── DestinationError (FileExistsError)   a destination holds other data
+    ├── ReadError (OSError)              a local file can't be read: the machine's fault, no data's
     ├── WriteError (OSError)             a file of ours could not be written (disk full, read-only)
     ├── ResumeError (ValueError)         a state that can't be honoured
     ├── MissingDependencyError (ImportError)   an optional package; names the extra
@@ -166,6 +167,18 @@ class DestinationError(PenstockError, FileExistsError):
     """A destination holds other data already; nothing was touched."""
 
     __str__ = Exception.__str__
+
+
+class ReadError(PenstockError, OSError):
+    """A local file that is there can't be read or examined: too many open files, no memory, a disk
+    or mount that fails, missing rights. No data is to blame. errno: the system's number, or None.
+    """
+
+    __str__ = Exception.__str__
+
+    def __init__(self, message: str, *, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
 
 
 class WriteError(PenstockError, OSError):

@@ -19,6 +19,7 @@ AUGMENT_MAY_IMPORT = (
     "cache.base.hashing",
     "cache.base.limits",
     "cache.threads",
+    "cache.base.machine",
 )
 MAY_IMPORT_DALI = {
     "augment.dali",

@@ -13,6 +13,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from penstock.cache.base.machine import is_shortage, machine_remedy
 from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.disk.lookup import Lookup
 from penstock.cache.disk.shelf import Shelf
@@ -131,10 +132,13 @@ class FolderAccess:
         reason = getattr(error, "strerror", None) or str(error)
         if isinstance(error, StrangeFileError) and error.filename != self._path:
             reason = f"{error.filename}: {reason}"
+        remedy = machine_remedy(error) if is_shortage(error) else None
+        remedy = remedy or (
+            f"Check the disk's space, inodes and rights (`penstock doctor {self._path}`)."
+        )
         self._warn(
             f"{self._path}: the cache can't be used ({reason}): what isn't in it comes from the "
-            "remote each time. Check the disk's space, inodes and rights (`penstock doctor "
-            f"{self._path}`); it is tried again every {_RETRY_DISK_S:.0f} s."
+            f"remote each time. {remedy} It is tried again every {_RETRY_DISK_S:.0f} s."
         )
 
     def _warn_of_damage(self, shelf: Shelf) -> None:

@@ -8,6 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from penstock.cache.base.machine import refuse_shortage
 from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.disk.block_crcs import crcs_of_file
 from penstock.cache.disk.fill_marks import part_name
@@ -195,7 +196,8 @@ def _is_right(shelf: Shelf, row: BlobRow) -> bool | None:
         try:
             right = os.fstat(fd).st_size == row.size_bytes
             return right and (row.crcs is None or crcs_of_file(fd) == row.crcs)
-        except OSError:
+        except OSError as error:
+            refuse_shortage(error, f"{folder.path}/{row.key}")
             return False
         finally:
             os.close(fd)

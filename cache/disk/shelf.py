@@ -175,7 +175,7 @@ class Shelf:
         if not damage:
             return None
         return (
-            f"{self.layout.root}: the cache's own files were damaged and are repaired: {damage}. "
+            f"{self.layout.root}: the cache's own files were damaged ({damage}), and are repaired. "
             "Whole blobs stay. If that happens again, check the disk."
         )
 

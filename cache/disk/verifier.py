@@ -6,6 +6,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from penstock.cache.base.machine import refuse_shortage
 from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.disk.block_crcs import crcs_of_file
 from penstock.cache.disk.layout import boot_id
@@ -72,20 +73,18 @@ class Verifier:
                 fd = old.open(key)
             except FileNotFoundError:
                 return self._layout.blobs.has(key)
+            why = "its checksums are wrong since the last reboot"
             try:
                 is_right = self._is_right(key, fd)
-            except OSError:
-                is_right = False
+            except OSError as error:
+                refuse_shortage(error, f"{old.path}/{key}")
+                is_right, why = False, f"it can't be read since the last reboot ({error.strerror})"
             finally:
                 os.close(fd)
             if is_right:
                 old.rename(key, self._layout.blobs, key)
             else:
-                _log.warning(
-                    "%s/%s: its checksums are wrong since the last reboot, so it is fetched again",
-                    old.path,
-                    key,
-                )
+                _log.warning("%s/%s: %s, so it is fetched again", old.path, key, why)
                 with self._catalogue.writing():
                     old.remove(key)
                     self._catalogue.blobs.remove(key)

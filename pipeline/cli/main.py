@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from penstock import __version__
+from penstock.cache.base.machine import machine_remedy
 from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning
 from penstock.pipeline.cli.bench import bench
 from penstock.pipeline.cli.cache import app as cache_app
@@ -107,6 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
                 )
             return code
         except (PenstockError, OSError) as error:
-            _tell("[bold red]error:[/] ", str(error))
+            remedy = None if isinstance(error, PenstockError) else machine_remedy(error)
+            _tell("[bold red]error:[/] ", f"{error}. {remedy}" if remedy else str(error))
             return 2 if isinstance(error, ConfigError) else 1
     return 0

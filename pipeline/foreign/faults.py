@@ -6,13 +6,13 @@ whatever it raises, but for what no sample's bytes can be the reason of.
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from penstock.cache.base.machine import machine_remedy
 from penstock.cache.errors import BadSampleError, CorruptShardError, PenstockError
 from penstock.pipeline.plan.substitutes import ATTEMPTS, substitute
 
@@ -26,28 +26,12 @@ _OTHERS_FAULT: tuple[type[BaseException], ...] = (
     ImportError,
     SyntaxError,
     NotImplementedError,
-    MemoryError,
     torch.OutOfMemoryError,
     RecursionError,
     ConnectionError,
     TimeoutError,
     PermissionError,
     StopIteration,
-)
-_MACHINES = frozenset(
-    (
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.ESTALE,
-        errno.ENOTCONN,
-        errno.ENETDOWN,
-        errno.ENETUNREACH,
-        errno.EHOSTUNREACH,
-        errno.EROFS,
-    )
 )
 
 
@@ -57,7 +41,7 @@ def is_sample_fault(error: Exception) -> bool:
         return True
     if isinstance(error, (PenstockError, *_OTHERS_FAULT)):
         return False
-    return not (isinstance(error, OSError) and error.errno in _MACHINES)
+    return machine_remedy(error) is None
 
 
 def reason_of(error: Exception) -> str:

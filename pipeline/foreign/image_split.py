@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from penstock.cache.base.machine import machine_remedy
 from penstock.cache.errors import ConfigError, DatasetError
 
 if TYPE_CHECKING:
@@ -149,6 +150,8 @@ def _encoded_dims(data: NDArray[np.uint8]) -> tuple[int, int]:
             width, height = image.size
             turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
     except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+        if machine_remedy(error) is not None:
+            raise
         raise DatasetError(
             f"augment=: a sample's {len(data)} bytes are not an image ({error}). Take it out of "
             "the dataset."

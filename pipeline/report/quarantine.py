@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cache.base.folders import Folder
 from penstock.cache.base.home import user_cache
+from penstock.cache.base.machine import is_shortage, machine_remedy
 from penstock.cache.errors import PenstockWarning
 
 if TYPE_CHECKING:
@@ -43,18 +44,19 @@ class QuarantineFile:
         if self._given_up or not lines:
             return
         data = b"".join(json.dumps(line).encode("ascii") + b"\n" for line in lines)
-        problem = ""
+        problem, remedy = "", None
         for place in self._places():
             try:
                 self.path = place(data)
             except OSError as error:
                 problem = f"{error.filename or self._name}: {error.strerror or error}"
+                remedy = machine_remedy(error) if is_shortage(error) else None
             else:
                 return
         self._given_up = True
         warnings.warn(
             f"The list of bad samples can't be written ({problem}); training goes on without it. "
-            "Give the dataset a cache= folder on a disk with room.",
+            + (remedy or "Give the dataset a cache= folder on a disk with room."),
             PenstockWarning,
             stacklevel=2,
         )

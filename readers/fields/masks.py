@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.cache.base.machine import machine_remedy
 from penstock.readers.fields.npy import MAGIC
 from penstock.readers.types import Rejection
 
@@ -75,9 +76,9 @@ def read_mask(data: Encoded, codec: str) -> NDArray[Any] | Rejection:
                     f"its header says {width} x {height} pixels; wanted 1 to {MAX_PIXELS:,} in all"
                 )
             return _classes(image, data, codec)
-    except MemoryError:
-        raise
     except Exception as error:  # each layer of Pillow raises its own kinds
+        if machine_remedy(error) is not None:
+            raise
         reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
         return Rejection(
             f"truncated or damaged: a mask that doesn't decode ({type(error).__name__}: {reason})"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.cache.base.machine import machine_remedy
 from penstock.readers.fields import sniff
 from penstock.readers.types import Rejection
 
@@ -126,5 +127,7 @@ def _by_pillow(sample: Encoded) -> Sides:
         with Image.open(io.BytesIO(sample.data)) as image:
             turn = image.getexif().get(_ORIENTATION, 1)
             return _checked(image.height, image.width, is_turned=turn in _TURNED)
-    except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError):
+    except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
+        if machine_remedy(error) is not None:
+            raise
         return NOT_KNOWN

@@ -9,6 +9,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from penstock.cache.base.machine import is_shortage, machine_remedy
 from penstock.cache.errors import DestinationError, WriteError
 from penstock.readers.files.names import printable
 
@@ -80,7 +81,8 @@ def write_error(path: bytes, error: OSError) -> WriteError:
         "The disk is full: free some space, then run the same command again; what is finished "
         "stays."
         if full
-        else "Check that the folder exists and may be written, then run the same command again."
+        else (machine_remedy(error) if is_shortage(error) else None)
+        or "Check that the folder exists and may be written, then run the same command again."
     )
     reason = error.strerror or str(error)
     return WriteError(f"{printable(path)}: could not be written ({reason}). {remedy}")
@@ -109,7 +111,10 @@ def locked(folder: bytes, *, busy: str | None = None) -> Iterator[None]:
     once. Where a file system has no locks (some NFS) nothing is held: all writes are whole-file
     renames of equal content, so the cost is double work.
     """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise write_error(folder, error) from error
     _held.add(fd)
     try:
         try:

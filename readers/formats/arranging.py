@@ -16,6 +16,7 @@ from penstock.readers.fields.field_types import (
     to_json,
 )
 from penstock.readers.formats.sampling import AS_THEY_COME, Sampling
+from penstock.readers.origin.absent import status_of
 from penstock.readers.origin.arrangement import NO_TABLE, Arrangement
 from penstock.readers.origin.urls import local_path, show
 
@@ -133,7 +134,7 @@ def _manifest(url: Url, manifest: ManifestFile | None, *, is_path: bool) -> str 
         is_here = not isinstance(manifest, str) or named.startswith(("./", "../"))
         return os.path.abspath(named) if is_here else os.path.normpath(named)
     inside, here = os.path.join(os.fsdecode(root_path), named), os.path.abspath(named)
-    there = [each for each in (inside, here) if os.path.exists(each)]
+    there = [each for each in (inside, here) if status_of(each) is not None]
     if len(there) == 2 and not os.path.samefile(*there):
         raise ConfigError(
             f"manifest: got {named!r}, and both {inside} and {here} are there. Give an absolute "

@@ -11,7 +11,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import DatasetError
 from penstock.readers.fields.heads import HEAD_BYTES, has_head, refusal_by_head
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.data_file import LocalFile, open_data_file
@@ -122,11 +121,6 @@ def _read_remote(
 
 
 def _read_local(origin: LocalFolder, file: Entry, type: FieldType) -> Encoded | Rejection:
-    try:
-        with LocalFile(origin, file) as opened:
-            (sample,) = opened.read([0], [file.size_bytes], [type])
-            return sample
-    except DatasetError as error:
-        if isinstance(error.__cause__, PermissionError):
-            return Rejection(f"can't be read ({error.__cause__.strerror})")
-        raise
+    with LocalFile(origin, file) as opened:
+        (sample,) = opened.read([0], [file.size_bytes], [type])
+        return sample

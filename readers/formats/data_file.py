@@ -128,7 +128,11 @@ class LocalFile:
         return data
 
     def _check(self) -> None:
-        found, wanted = os.fstat(self._fd), self._entry
+        wanted = self._entry
+        try:
+            found = os.fstat(self._fd)
+        except OSError as error:
+            raise unreadable(wanted.name, error) from error
         if found.st_size != wanted.size_bytes:
             raise changed(wanted.name, f"it had {wanted.size_bytes} bytes, now {found.st_size}")
         if wanted.mtime_ns and found.st_mtime_ns != wanted.mtime_ns:

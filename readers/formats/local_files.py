@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.errors import DatasetError, IndexChangedError
+from penstock.cache.base.machine import machine_remedy, read_error
+from penstock.cache.errors import DatasetError, IndexChangedError, ReadError
 from penstock.readers.files.names import printable
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ REINDEX = "Run `penstock index` on the dataset again."
 
 def open_file(path: bytes, name: bytes) -> int:
     """Open a file for reading; returns its descriptor. name: for the message. Raises
-    IndexChangedError (gone), DatasetError (can't be read)."""
+    IndexChangedError (gone), ReadError."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -50,7 +51,7 @@ def read_file_into(
     """Read a file from a byte on. is_rest: to its end, which is one byte before the slot's: so the
     same call sees a file that grew; else as much as the slot takes.
 
-    Raises IndexChangedError (gone, another size), DatasetError (can't be read).
+    Raises IndexChangedError (gone, another size), ReadError.
     """
     fd = open_file(path, name)
     try:
@@ -73,9 +74,11 @@ def changed(name: bytes, what: str) -> IndexChangedError:
     )
 
 
-def unreadable(name: bytes, error: OSError) -> DatasetError:
-    """The error for a file that is there and can't be read."""
+def unreadable(name: bytes, error: OSError) -> ReadError | DatasetError:
+    """The error for what is there and can't be read: the machine's fault, or no file."""
+    if machine_remedy(error) is not None:
+        return read_error(printable(name), error)
     return DatasetError(
-        f"{printable(name)}: can't be read ({error.strerror or error}). Give this user the right "
-        "to read it, or check the disk for errors."
+        f"{printable(name)}: can't be read as a file ({error.strerror or error}). Put the file "
+        "back, or take it out of the dataset."
     )

@@ -258,14 +258,17 @@ def _renumbered(
     return found[order].tolist(), local
 
 
-def read_sidecar(path: bytes, *, etag: str, layout: Layout, is_file_per_sample: bool) -> Sidecar:
-    """Read a sidecar that was written. etag: what the manifest promises. Raises IndexChangedError
-    (it is gone), CorruptShardError (torn, changed, or it says what can't be)."""
-    batch = sidecar_batch(path, columns_of(layout), etag=etag)
+def read_sidecar(
+    path: bytes, *, etag: str, layout: Layout, is_file_per_sample: bool, url: str | None = None
+) -> Sidecar:
+    """Read a sidecar that was written. etag: what the manifest promises; url: the object that this
+    file is a copy of, if it is one. Raises IndexChangedError (it is gone), CorruptShardError (torn,
+    changed, or it says what can't be), ReadError."""
+    batch = sidecar_batch(path, columns_of(layout), etag=etag, url=url)
     try:
         return _content(Lists(batch), layout, is_file_per_sample=is_file_per_sample)
     except BROKEN as error:
-        raise torn(path, error) from error
+        raise torn(path, error, url) from error
 
 
 def _content(lists: Lists, layout: Layout, *, is_file_per_sample: bool) -> Sidecar:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
-from penstock.cache.errors import CorruptShardError, IndexChangedError
+from penstock.cache.base.machine import machine_remedy, read_error
+from penstock.cache.errors import CorruptShardError, IndexChangedError, ReadError
 from penstock.readers.files.ipc import Columns, only_batch
 from penstock.readers.files.names import are_unsafe, printable
 from penstock.readers.files.pages import BROKEN, map_buffer, read_buffer
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 
 
 def sidecar_etag(path: bytes) -> str:
-    """The checksum of a sidecar's file, as a manifest notes it."""
-    return _etag(map_buffer(path))
+    """The checksum of a sidecar's file, as a manifest notes it. Raises ReadError."""
+    try:
+        return _etag(map_buffer(path))
+    except OSError as error:
+        raise read_error(printable(path), error) from error
 
 
 def _etag(buffer: Any) -> str:
@@ -33,7 +37,7 @@ def is_sidecar(path: bytes, etag: str) -> bool:
         return False
 
 
-def sidecar_batch(path: bytes, columns: Columns, *, etag: str) -> Any:
+def sidecar_batch(path: bytes, columns: Columns, *, etag: str, url: str | None = None) -> Any:
     """Read a sidecar's columns; raises as `read_sidecar` does."""
     try:
         buffer = read_buffer(path)  # not mapped: what is checked here is what is used
@@ -42,17 +46,19 @@ def sidecar_batch(path: bytes, columns: Columns, *, etag: str) -> Any:
         return only_batch(buffer, columns)
     except FileNotFoundError:
         raise IndexChangedError(
-            f"{printable(path)}: part of the index is gone; it was rebuilt while this dataset was "
-            f"open, or deleted. Open the dataset again. If that doesn't help: {REINDEX}"
+            f"{url or printable(path)}: part of the index is gone; it was rebuilt while this "
+            f"dataset was open, or deleted. Open the dataset again. If that doesn't help: {REINDEX}"
         ) from None
     except BROKEN as error:
-        raise torn(path, error) from error
+        raise torn(path, error, url) from error
 
 
-def torn(path: bytes, error: Exception) -> CorruptShardError:
+def torn(path: bytes, error: Exception, url: str | None = None) -> CorruptShardError | ReadError:
     """The error for a sidecar that can't be read."""
+    if machine_remedy(error) is not None:
+        return read_error(printable(path), error)
     return CorruptShardError(
-        f"{printable(path)}: this part of the index is torn ({error}). {REINDEX}"
+        f"{url or printable(path)}: this part of the index is torn ({error}). {REINDEX}"
     )
 
 

@@ -7,6 +7,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING
 
+from penstock.cache.base.machine import refuse_shortage
 from penstock.cache.errors import (
     ConfigError,
     CorruptShardError,
@@ -93,7 +94,8 @@ def _is_whole(manifest: Manifest, place: bytes) -> bool:
         if sum(os.stat(path).st_size for path in paths) > _MOST_CHECKED_BYTES:
             return True
         return all(map(is_sidecar, paths, manifest.etags))
-    except OSError:
+    except OSError as error:
+        refuse_shortage(error, printable(place))
         return False
 
 

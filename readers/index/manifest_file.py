@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from penstock.cache.errors import CorruptShardError, OtherVersionError
+from penstock.cache.base.machine import machine_remedy, read_error
+from penstock.cache.errors import CorruptShardError, OtherVersionError, ReadError
 from penstock.readers.files.atomic import write_whole
 from penstock.readers.files.ipc import LazyColumn, metadata, only_batch, write_batch
 from penstock.readers.files.names import printable
@@ -76,8 +77,11 @@ def write_manifest(path: bytes, manifest: Manifest) -> None:
     write_whole(path, lambda temp: write_batch(temp, batch.replace_schema_metadata(metadata)))
 
 
-def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
-    """Read a manifest that is mapped. remedy: what to do where it can't be read, for the message.
+def read_manifest(
+    path: bytes, *, remedy: str, mapped: bool = True, url: str | None = None
+) -> Manifest:
+    """Read a manifest that is mapped. remedy: what to do where it can't be read, for the message;
+    url: the object that this file is a copy of, if it is one.
     mapped: False reads it into memory: pyarrow ends the process over offsets that change under it,
     and a bit that turns in a cache's file must not do that.
 
@@ -97,9 +101,9 @@ def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
     except FileNotFoundError:
         raise
     except BROKEN as error:
-        raise _damaged(path, error, remedy) from error
+        raise _damaged(path, url, error, remedy) from error
     if form != VERSION and not _was_ours(buffer, text, noted.get(_SUM)):
-        raise _other_version(path, form, by, _remake(values) or remedy)
+        raise _other_version(url or printable(path), form, by, _remake(values) or remedy)
     try:
         if form != VERSION:
             raise ValueError("its version was changed")
@@ -125,7 +129,7 @@ def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
         check_manifest(manifest)
         return manifest
     except BROKEN as error:
-        raise _damaged(path, error, remedy) from error
+        raise _damaged(path, url, error, remedy) from error
 
 
 def _remake(values: Mapping[str, Any]) -> str | None:
@@ -139,14 +143,14 @@ def _remake(values: Mapping[str, Any]) -> str | None:
     return f"Make a new one of what it was made from: penstock pack {shown} DST"
 
 
-def _other_version(path: bytes, form: int, by: str, remedy: str) -> OtherVersionError:
+def _other_version(shown: str, form: int, by: str, remedy: str) -> OtherVersionError:
     if form > VERSION:
         return OtherVersionError(
-            f"{printable(path)}: written by Penstock {by!r}, in a format newer than this one reads "
+            f"{shown}: written by Penstock {by!r}, in a format newer than this one reads "
             f"(wanted {VERSION}). Upgrade penstock, or: {remedy}"
         )
     return OtherVersionError(
-        f"{printable(path)}: written by an earlier Penstock ({by!r}, format {form}), and this one "
+        f"{shown}: written by an earlier Penstock ({by!r}, format {form}), and this one "
         f"reads format {VERSION} only. {remedy}"
     )
 
@@ -176,9 +180,14 @@ def _read(path: bytes) -> Any:
         return pa.py_buffer(file.read())
 
 
-def _damaged(path: bytes, error: Exception, remedy: str) -> CorruptShardError:
+def _damaged(
+    path: bytes, url: str | None, error: Exception, remedy: str
+) -> CorruptShardError | ReadError:
+    if machine_remedy(error) is not None:
+        return read_error(printable(path), error)
     return CorruptShardError(
-        f"{printable(path)}: not a whole manifest ({error}). It is torn or was changed. {remedy}"
+        f"{url or printable(path)}: not a whole manifest ({error}). It is torn or was changed. "
+        f"{remedy}"
     )
 
 

@@ -20,7 +20,7 @@ from penstock.cache.errors import (
     OtherVersionError,
     PenstockWarning,
 )
-from penstock.readers.files.names import OWN_FOLDER
+from penstock.readers.files.names import OWN_FOLDER, printable
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.registry import self_indexed
 from penstock.readers.index.index_folder import read_index
@@ -134,11 +134,12 @@ class ManifestLookup:
 
 def _read(origin: Origin, name: bytes, size_bytes: int, version: str, *, remedy: str) -> Manifest:
     """A damaged copy in the cache is fetched once more."""
+    url = None if origin.is_local else f"{origin.url.rstrip('/')}/{printable(name)}"
     path = origin.file(name, size_bytes=size_bytes, version=version)
     try:
-        return read_manifest(path, remedy=remedy, mapped=origin.is_local)
+        return read_manifest(path, remedy=remedy, mapped=origin.is_local, url=url)
     except (CorruptShardError, FileNotFoundError):  # gone since it was fetched
         if not origin.drop(name, size_bytes=size_bytes, version=version):
             raise
     path = origin.file(name, size_bytes=size_bytes, version=version)
-    return read_manifest(path, remedy=remedy, mapped=origin.is_local)
+    return read_manifest(path, remedy=remedy, mapped=origin.is_local, url=url)

@@ -21,6 +21,7 @@ from penstock.readers.files.names import printable
 from penstock.readers.formats.candidates import MISSING, Candidates, Spans
 from penstock.readers.formats.grouping import Grouping
 from penstock.readers.index.manifest_file import MANIFEST
+from penstock.readers.origin.absent import status_of
 from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
@@ -87,7 +88,7 @@ class Reach:
 
 def check_seen(origin: Origin) -> None:
     """Raise DatasetNotFoundError for a local dataset whose folder this machine hasn't."""
-    if isinstance(origin, LocalFolder) and not os.path.isdir(origin.root):
+    if isinstance(origin, LocalFolder) and status_of(origin.root) is None:
         raise DatasetNotFoundError(
             f"{origin.url} isn't there on this machine, though the process that hands out the "
             "work sees it. Mount it under the same path on every machine that runs workers, or "
@@ -99,7 +100,7 @@ def check_indexes(url: str, indexes: Iterable[bytes]) -> None:
     """Raise ConfigError for a folder of an index that this machine hasn't: it would build its own,
     in each process."""
     for index in indexes:
-        if not os.path.exists(os.path.join(index, MANIFEST)):
+        if status_of(os.path.join(index, MANIFEST)) is None:
             raise ConfigError(
                 f"{url}: its index lies in {printable(index)}, which isn't there on this machine. "
                 "Put it where all machines see it: `penstock index` with --out FOLDER, and that "

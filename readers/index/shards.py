@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from penstock.cache.base.machine import refuse_shortage
 from penstock.cache.errors import CorruptShardError, PenstockError
 from penstock.readers.formats.blob_shard import BlobShard
 from penstock.readers.index.blob_names import BlobNames
@@ -97,6 +98,7 @@ class Shards:
             raise
         except OSError as error:
             url = self._origin.url
+            refuse_shortage(error, url)
             _log.warning("%s: can't be read (%s); it is fetched again", url, error)
         self.drop(shard)
         return self._open_remote(shard, remote)

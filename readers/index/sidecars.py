@@ -66,17 +66,18 @@ class Sidecars:
             return here() if self._mender is None else self._mender.read(shard, here)
         # The fingerprint is part of the version: an index built anew has other sidecars.
         version = self._manifest.about.fingerprint
+        url = f"{place.url.rstrip('/')}/{printable(name)}"
         for _ in range(_FETCHES - 1):
             try:
                 path = place.file(name, size_bytes=None, version=version)
-                return self._parse(path, etag)
+                return self._parse(path, etag, url)
             except (CorruptShardError, IndexChangedError) as error:  # the copy is damaged, or gone
                 self._warn(place, error)
                 place.drop(name, size_bytes=None, version=version)
         path = place.file(name, size_bytes=None, version=version)
-        return self._parse(path, etag)
+        return self._parse(path, etag, url)
 
-    def _parse(self, path: bytes, etag: str) -> Sidecar:
+    def _parse(self, path: bytes, etag: str, url: str | None = None) -> Sidecar:
         from penstock.readers.formats.sidecar import read_sidecar  # a pack needs none
 
         manifest = self._manifest
@@ -85,6 +86,7 @@ class Sidecars:
             etag=etag,
             layout=self._layout,
             is_file_per_sample=manifest.format.is_file_per_sample,
+            url=url,
         )
 
     def _warn(self, place: RemoteFolder, error: Exception) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
-from penstock.cache.errors import DatasetError
+from penstock.cache.base.machine import machine_remedy
+from penstock.cache.errors import ReadError
 from penstock.readers.files.names import printable
 from penstock.readers.origin.unread import remedy_for
 
@@ -14,11 +15,26 @@ NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOL
 known: taken for nothing, it would change the dataset, or its index."""
 
 
-def not_seen(path: bytes, error: OSError) -> DatasetError:
-    """The error for a path of which the file system doesn't say whether it is there."""
-    return DatasetError(
-        f"{printable(path)}: can't be examined ({error.strerror or error}). Check that the mount "
-        "works, and that this user may read the file and the folders above it."
+def status_of(path: bytes | str) -> os.stat_result | None:
+    """The status of a path, None where nothing is there. Raises ReadError where that can't be
+    known, which os.path.isfile and its like take for nothing."""
+    try:
+        return os.stat(path)
+    except OSError as error:
+        if error.errno in NOT_THERE:
+            return None
+        raise not_seen(os.fsencode(path), error) from error
+
+
+def not_seen(path: bytes, error: OSError, *, is_folder: bool = False) -> ReadError:
+    """The error for a path of which the file system doesn't say whether it is there, or for a
+    folder that can't be listed."""
+    what = "the folder can't be listed" if is_folder else "can't be examined"
+    remedy = machine_remedy(error) or (
+        "Check that the mount works, and that this user may read the file and the folders above it."
+    )
+    return ReadError(
+        f"{printable(path)}: {what} ({error.strerror or error}). {remedy}", errno=error.errno
     )
 
 

@@ -7,9 +7,8 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import DatasetError
 from penstock.readers.files.names import INDEX_SUFFIX, is_passed_over
-from penstock.readers.origin.absent import NOT_THERE, not_seen
+from penstock.readers.origin.absent import not_seen, status_of
 from penstock.readers.origin.arrangement import AS_IT_LIES
 from penstock.readers.origin.origin import Entry, RootNames, TopLevel
 
@@ -64,13 +63,10 @@ class LocalFolder:
         return False
 
     def find(self, name: bytes) -> tuple[int, str] | None:
-        try:
-            found = os.stat(os.path.join(self.root, name))
-        except OSError as error:
-            if error.errno in NOT_THERE:
-                return None
-            raise not_seen(os.path.join(self.root, name), error) from error
-        return (found.st_size, str(found.st_mtime_ns)) if stat.S_ISREG(found.st_mode) else None
+        found = status_of(os.path.join(self.root, name))
+        if found is None or not stat.S_ISREG(found.st_mode):
+            return None
+        return found.st_size, str(found.st_mtime_ns)
 
     def names(self) -> RootNames:
         if self._names is None:
@@ -139,19 +135,11 @@ class LocalFolder:
         except OSError as error:
             if error.errno == errno.ELOOP:
                 return []
-            raise DatasetError(
-                f"{self.url}: the folder can't be listed ({error.strerror}). Give this user the "
-                "right to read it."
-            ) from error
+            raise not_seen(os.path.join(self.root, folder), error, is_folder=True) from error
 
     def entry(self, name: bytes) -> Entry | None:
-        try:
-            found = os.stat(os.path.join(self.root, name))
-        except OSError as error:
-            if error.errno in NOT_THERE:
-                return None
-            raise not_seen(os.path.join(self.root, name), error) from error
-        if not stat.S_ISREG(found.st_mode):
+        found = status_of(os.path.join(self.root, name))
+        if found is None or not stat.S_ISREG(found.st_mode):
             return None
         return Entry(name=name, size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, version="")
 

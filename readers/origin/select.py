@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from penstock.cache.errors import ConfigError
 from penstock.cache.secrets import redact
+from penstock.readers.origin.absent import status_of
 from penstock.readers.origin.url_patterns import (
     Selection,
     by_pattern,
@@ -103,10 +105,12 @@ def _local(path: bytes, url: OneUrl) -> Place:
     if not path or b"\0" in path:
         raise ConfigError(f"url: got {url!r}, wanted a folder or a URL such as s3://bucket/set.")
     text = os.fsdecode(path)
-    if os.path.isdir(path):
+    found = status_of(path)
+    if found is not None and stat.S_ISDIR(found.st_mode):
         return Place(root=path)
     name = os.path.basename(text)
-    if name and (os.path.isfile(path) or (is_tar_name(name) and not is_pattern(text))):
+    is_file = found is not None and stat.S_ISREG(found.st_mode)
+    if name and (is_file or (is_tar_name(name) and not is_pattern(text))):
         return Place(root=os.path.dirname(path) or b".", selection=one_file(name))
     if not is_pattern(text):
         return Place(root=path)

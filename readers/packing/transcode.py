@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
+from penstock.cache.base.machine import machine_remedy
 from penstock.cache.errors import ConfigError, MissingDependencyError
 from penstock.readers.fields.facts import Facts
 from penstock.readers.fields.selection import image_fields
@@ -157,8 +158,10 @@ def _decoded(sample: Encoded) -> Picture | None:
     try:
         with pillow.open(io.BytesIO(sample.data)) as image:
             return ImageOps.exif_transpose(image)
-    except Exception:  # each of Pillow's decoders raises its own kinds: the sample stays as it is
-        return None
+    except Exception as error:  # each of Pillow's decoders raises its own kinds
+        if machine_remedy(error) is not None:
+            raise
+        return None  # the sample stays as it is
 
 
 def _shrunk(image: Picture, short_side: int) -> Picture:
@@ -196,7 +199,9 @@ def baseline_twin(sample: Encoded) -> Encoded | None:
             image = jpeglib.read_dct(source)
             image.progressive_mode = False
             image.write_dct(target)
-        except (OSError, RuntimeError, ValueError):  # what jpeglib raises for what it can't rewrite
+        except (OSError, RuntimeError, ValueError) as error:  # jpeglib's, for what it can't rewrite
+            if machine_remedy(error) is not None:
+                raise
             return None
         data = np.fromfile(target, np.uint8)
     data.flags.writeable = False

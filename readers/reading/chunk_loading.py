@@ -6,6 +6,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
+from penstock.cache.base.machine import refuse_shortage
 from penstock.cache.errors import CorruptShardError, PenstockError
 from penstock.readers.formats.chunk_data import BlobChunkData
 from penstock.readers.formats.chunked import ChunkBlob, ChunkShard, PartsReader
@@ -42,6 +43,7 @@ def for_batch(
     except (OSError, EOFError) as error:
         if isinstance(error, PenstockError):  # the network's
             raise
+        refuse_shortage(error, remote.label)
         _log.warning("%s: the cache can't be read (%s)", remote.label, error)
         return ready
 

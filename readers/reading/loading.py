@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.base.blob import BlobSpans
+from penstock.cache.base.machine import refuse_shortage
 from penstock.cache.errors import DatasetError, PenstockError
 from penstock.readers.formats.blob_shard import BlobShard
 
@@ -106,6 +107,7 @@ def load_blobs(
     except (OSError, EOFError) as error:
         if isinstance(error, PenstockError):  # the network's
             raise
+        refuse_shortage(error, remote.label)
         _log.warning("%s: the cache can't be read (%s)", remote.label, error)
     # One of the shards can't be read (a failing disk, a truncated file): find out which.
     encoded: list[Encoded] = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from penstock.cache.base.machine import refuse_shortage
 from penstock.cache.errors import CorruptShardError, PenstockError
 from penstock.readers.fields.columns import (
     DenseColumn,
@@ -168,6 +169,8 @@ def _read_well(
             if remote is None or attempt:
                 raise
         except (OSError, EOFError) as error:
+            if remote is not None:
+                refuse_shortage(error, remote.label)
             is_disks = remote is not None and remote.cache is not None
             if isinstance(error, PenstockError) or not is_disks or attempt == 2:
                 raise

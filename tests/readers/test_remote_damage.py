@@ -15,13 +15,15 @@ import pytest
 
 from penstock.cache.errors import (
     CorruptSampleError,
+    CorruptShardError,
     FetchError,
     PenstockWarning,
 )
 from penstock.cache.threads import ordered
-from penstock.readers import Dataset
+from penstock.readers import Dataset, build_index
 from penstock.readers.index.shards import Shards
 from penstock.readers.reading.open_shards import OpenShards
+from tests import images
 from tests.readers.remote_sets import (
     KINDS,
     QUICK,
@@ -247,3 +249,30 @@ def test_damaged_manifests_and_sidecars_in_the_cache_are_fetched_again(
                 assert dataset.traffic().refetched >= 1
         # A pack has no sidecars; its manifest comes again without a word.
         assert [each.category for each in warned] == [PenstockWarning] * (kind != "pack")
+
+
+@pytest.mark.parametrize("kind", ["set", "pack"])
+def test_a_bad_manifest_or_part_of_an_index_is_named_by_its_url(
+    built: Path, tmp_path: Path, kind: str
+) -> None:
+    root = tmp_path / "remote"
+    shutil.copytree(built / kind, root / kind)
+    if kind == "set":
+        build_index(root / kind, out=root / "index", verify=images.verify)
+    place = root / ("index" if kind == "set" else "pack")
+    names = ["manifest.arrow"] if kind == "pack" else ["manifest.arrow", "sidecars"]
+    for name in names:
+        damaged = next(path for path in sorted(place.rglob("*")) if name in str(path)
+                       and path.is_file())  # fmt: skip
+        whole = damaged.read_bytes()
+        damaged.write_bytes(whole[: len(whole) // 2])
+        with serving(root) as wrong, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            index = None if kind == "pack" else f"{wrong.url}/index"
+            url, cache = f"{wrong.url}/{kind}", tmp_path / f"cache-{name}"
+            dataset = Dataset(url, cache=cache, index=index)
+            with dataset, pytest.raises(CorruptShardError) as raised:
+                everything(dataset)
+            assert f"{wrong.url}/{damaged.relative_to(root)}" in str(raised.value)
+            assert str(tmp_path) not in str(raised.value)
+        damaged.write_bytes(whole)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.cache.base.machine import machine_remedy
 from penstock.readers.formats.arrow.messages import CODECS
 
 if TYPE_CHECKING:
@@ -182,4 +183,6 @@ def plain_buffer(data: Encoded, start: int, size: int, codec: int) -> Any:
     try:
         return pa.Codec(CODECS[codec]).decompress(pa.py_buffer(part[8:]), told)
     except (pa.ArrowException, OSError) as error:
+        if machine_remedy(error) is not None:
+            raise
         raise ValueError(f"its bytes are damaged ({error})") from error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock.cache.base.machine import machine_remedy
 from penstock.readers.formats.arrow.arrays import (
     Cursor,
     Parts,
@@ -145,6 +146,8 @@ def _array(data: Encoded, chunk: ColumnChunk, arrow: Any) -> Any:
         array = make_array(arrow, iter(chunk.nodes), buffers, iter(chunk.views))
         array.validate(full=True)
     except (pa.ArrowException, OSError, StopIteration, TypeError) as error:
+        if machine_remedy(error) is not None:
+            raise
         raise ValueError(f"its bytes are damaged ({str(error)[:200]})") from error
     return array
 

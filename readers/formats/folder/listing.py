@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
+from penstock.cache.errors import ConfigError, DatasetNotFoundError
 from penstock.readers.files.names import is_passed_over, printable, unsafe_reason
 from penstock.readers.origin.absent import not_a_folder, not_seen, nothing_there
 from penstock.readers.origin.local import LocalFolder, leads_to_folder
@@ -27,7 +27,7 @@ class FolderListing:
     """All files of a folder.
 
     files: sorted by name, as bytes. directories: modification time in ns of each local folder that
-    was listed, by name. quarantined: what can't be looked at.
+    was listed, by name. quarantined: what is no file of a sample.
     """
 
     files: list[Entry]
@@ -75,7 +75,7 @@ def _walk_local(
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise DatasetNotFoundError(nothing_there(printable(origin.root))) from None
-        raise _not_listed(origin.root, error) from error
+        raise not_seen(origin.root, error, is_folder=True) from error
     if not stat.S_ISDIR(root.st_mode):
         raise ConfigError(not_a_folder(printable(origin.root)))
     # Each folder comes with the identities of those above it: a link back to one of them is a loop.
@@ -95,7 +95,7 @@ def _walk_local(
             with os.scandir(path) as entries:
                 inside = [entry for entry in entries if not is_passed_over(entry.name)]
         except OSError as error:
-            raise _not_listed(path, error) from error
+            raise not_seen(path, error, is_folder=True) from error
         for entry in inside:
             name = os.path.join(folder, entry.name) if folder else entry.name
             if leads_to_folder(entry):
@@ -114,20 +114,13 @@ def _local_file(name: bytes, entry: os.DirEntry[bytes]) -> Entry | str:
     except OSError as error:
         if error.errno == errno.ELOOP:
             return "a symbolic link that leads back to itself"
-        # A file that is denied is told and left out; a mount that fails is no file's fault.
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):
+        # A mount that fails and a right that lacks are no file's fault.
+        if error.errno != errno.ENAMETOOLONG:
             raise not_seen(entry.path, error) from error
-        return f"can't be looked at ({error.strerror})"
+        return f"can't be examined ({error.strerror})"
     if not stat.S_ISREG(found.st_mode):
         return "not a regular file"
     return Entry(name=name, size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, version="")
-
-
-def _not_listed(path: bytes, error: OSError) -> DatasetError:
-    return DatasetError(
-        f"{printable(path)}: the folder can't be listed ({error.strerror}). Give this user the "
-        "right to read it, or take it out of the dataset."
-    )
 
 
 def _walk_remote(origin: RemoteFolder, quarantined: list[QuarantineEntry]) -> Iterator[Entry]:

@@ -9,6 +9,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.base.blob import BlobSpans
+from penstock.cache.base.machine import machine_remedy, read_error
 from penstock.cache.errors import CorruptShardError
 from penstock.readers.files.ipc import batch_head_end, footer_start
 from penstock.readers.files.names import printable
@@ -191,6 +192,8 @@ def _parsing(blob: Blob) -> Iterator[None]:
     try:
         yield
     except BROKEN as error:
+        if machine_remedy(error) is not None:
+            raise read_error(blob.source.uri, error) from error
         raise CorruptShardError(
             f"{blob.source.uri}: not a shard that Penstock wrote, or changed since ({error}). "
             "Upload the pack again."

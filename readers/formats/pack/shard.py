@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.errors import CorruptShardError, IndexChangedError
+from penstock.cache.base.machine import machine_remedy, read_error
+from penstock.cache.errors import CorruptShardError, IndexChangedError, ReadError
 from penstock.readers.files.names import printable
 from penstock.readers.files.pages import BROKEN, advise_willneed, map_buffer, only_the_tail
 from penstock.readers.formats.local_files import read_up_to
@@ -34,7 +35,8 @@ class PackShard(DenseFields):
     is_file_per_sample = False
 
     def __init__(self, path: bytes, entry: ShardEntry) -> None:
-        """entry: what the manifest promises. Raises CorruptShardError, IndexChangedError."""
+        """entry: what the manifest promises. Raises CorruptShardError, IndexChangedError,
+        ReadError."""
         self.path, self.shown = path, printable(entry.name)
         _check_size(path, entry.size_bytes)
         try:
@@ -69,6 +71,8 @@ class PackShard(DenseFields):
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise _missing(self.path) from None
+        except OSError as error:
+            raise read_error(printable(self.path), error) from error
         try:
             for start, slot in zip(starts, slots, strict=True):
                 wanted = slot[:-1]
@@ -77,6 +81,8 @@ class PackShard(DenseFields):
                         f"{printable(self.path)}: torn: it ends before byte "
                         f"{start + len(wanted)}. {_REMEDY}"
                     )
+        except OSError as error:
+            raise read_error(printable(self.path), error) from error
         finally:
             os.close(fd)
 
@@ -98,7 +104,9 @@ def rewrite_source(path: bytes, schema: Schema, source: NDArray[np.int64]) -> No
         os.fsync(file.fileno())
 
 
-def _no_shard(path: bytes, error: Exception) -> CorruptShardError:
+def _no_shard(path: bytes, error: Exception) -> CorruptShardError | ReadError:
+    if machine_remedy(error) is not None:
+        return read_error(printable(path), error)
     return CorruptShardError(
         f"{printable(path)}: not a shard that Penstock wrote, or changed since ({error}). {_REMEDY}"
     )
@@ -109,6 +117,8 @@ def _check_size(path: bytes, size_bytes: int) -> None:
         got = os.stat(path).st_size
     except FileNotFoundError:
         raise _missing(path) from None
+    except OSError as error:
+        raise read_error(printable(path), error) from error
     if got < size_bytes:
         raise CorruptShardError(
             f"{printable(path)}: torn: got {got} bytes, the manifest promises {size_bytes}. "

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.cache.base.machine import machine_remedy
 from penstock.readers.formats.arrow.values import values_table
 from penstock.readers.formats.parquet.footer import as_file, column_footer
 from penstock.readers.formats.parquet.pages import pages_of, survey
@@ -101,6 +102,8 @@ def decode_chunk(
         column = file.read_row_group(0, use_threads=False).column(0)
         return values_table(type, column, form.path[1 : form.parts], form.tensor)
     except (pa.ArrowException, OSError, MemoryError) as error:
+        if machine_remedy(error) is not None:
+            raise
         raise ValueError(f"its bytes are damaged ({_first_line(error)})") from error
 
 

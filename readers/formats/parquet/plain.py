@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.cache.base.machine import machine_remedy
 from penstock.readers.formats.parquet.pages import (
     DATA_V1,
     DATA_V2,
@@ -170,6 +171,8 @@ def _body(data: Encoded, page: Page, codec: int, *, has_levels: bool) -> tuple[E
         try:
             part = np.frombuffer(pa.Codec(name).decompress(pa.py_buffer(part), wanted), np.uint8)
         except (pa.ArrowException, OSError) as error:
+            if machine_remedy(error) is not None:
+                raise
             raise ValueError(f"its bytes are damaged ({str(error)[:200]})") from error
     if not has_levels:
         return part, 0

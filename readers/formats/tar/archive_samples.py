@@ -186,8 +186,9 @@ def _read_value(member: Member, field: MemberField, opened: DataFile, asked: Ask
         return _label(text, field, asked)
     if size_bytes > _JSON_BYTES:
         return Rejection(f"its json has {size_bytes:,} bytes, and {_JSON_BYTES:,} are read at most")
+    text = opened.read_at(member.start, size_bytes)
     try:
-        found = json_value(opened.read_at(member.start, size_bytes), what="its json")
+        found = json_value(text, what="its json")
     except DatasetError as error:
         return Rejection(str(error))
     if not isinstance(found, dict):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from penstock.cache.base.machine import machine_remedy
 from penstock.cache.errors import MissingDependencyError
 
 if TYPE_CHECKING:
@@ -141,6 +142,8 @@ def _zstd_stream(data: Encoded, size: Size, out: Encoded | None) -> Encoded:
                 filled += count
             is_more = bool(stream.read(1))
     except (OSError, ValueError) as error:
+        if machine_remedy(error) is not None:
+            raise
         raise ValueError(f"zstd: {error}") from None
     size.check(filled + is_more)
     return room[:filled]
@@ -219,6 +222,8 @@ class Stream:
                 # One more than wanted, so that what holds more is seen.
                 part = decompressor.decompress(rest, size.bytes - filled + 1)
             except (zlib.error, lzma.LZMAError, OSError, EOFError, MemoryError) as error:
+                if machine_remedy(error) is not None and self.name != "lzma":
+                    raise  # lzma asks for what a damaged header says
                 raise ValueError(f"{self.name}: {error}") from None
             parts.append(part)
             filled += len(part)

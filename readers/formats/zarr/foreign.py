@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.cache.base.machine import machine_remedy
 from penstock.cache.errors import MissingDependencyError
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class ForeignDecoder:
         try:
             found = np.asarray(self._own.array[...])
         except Exception as error:  # any codec's, of anybody's
+            if machine_remedy(error) is not None:
+                raise
             raise ValueError(f"{type(error).__name__}: {error}") from error
         finally:
             del self._own.files[self._key]
@@ -79,6 +82,8 @@ class ForeignDecoder:
                 warnings.simplefilter("ignore")  # that a codec isn't in the specification
                 array = zarr.open_array(MemoryStore(files), mode="r")
         except Exception as error:
+            if machine_remedy(error) is not None:
+                raise
             raise MissingDependencyError(
                 f"{self._name or 'The array'}: its chunks are encoded by {self._codecs}, and zarr "
                 f"can't open that ({type(error).__name__}: {str(error)[:200]}). Install "

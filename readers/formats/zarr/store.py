@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from penstock.cache.errors import DatasetError
-from penstock.readers.files.names import below, is_passed_over, printable, unsafe_reason
+from penstock.readers.files.names import below, is_passed_over, unsafe_reason
 from penstock.readers.formats.local_files import read_file_into
 from penstock.readers.origin.absent import NOT_THERE, not_seen
 from penstock.readers.origin.local import LocalFolder, leads_to_folder
@@ -97,10 +96,7 @@ class LocalStore:
         except OSError as error:
             if error.errno in NOT_THERE:
                 return []
-            raise DatasetError(
-                f"{printable(path)}: the folder can't be listed ({error.strerror}). Give this user "
-                "the right to read it."
-            ) from error
+            raise not_seen(path, error, is_folder=True) from error
 
 
 def _file(name: bytes, found: os.DirEntry[bytes]) -> Entry | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.cache.base.store import RequestError
-from penstock.cache.errors import DatasetError
+from penstock.cache.errors import ReadError
 from penstock.cache.stores.opening import open_store
 from penstock.readers.origin.local import LocalFolder
 
@@ -85,5 +85,5 @@ def test_a_file_that_cant_be_looked_at_is_not_missing(
 
     monkeypatch.setattr("os.stat", stat)
     for ask in (origin.find, origin.entry):
-        with pytest.raises(DatasetError, match=r"x\.tar: can't be examined"):
+        with pytest.raises(ReadError, match=r"x\.tar: can't be examined"):
             ask(b"x.tar")

@@ -27,6 +27,7 @@ from penstock.cache.errors import (
     IndexChangedError,
     MissingDependencyError,
     OtherVersionError,
+    ReadError,
 )
 from penstock.readers import build_index, open_index, pack
 from penstock.readers.fields.field_types import ClassLabel
@@ -125,7 +126,7 @@ def test_dims_are_after_the_exif_orientation(tmp_path: Path) -> None:
     assert open_index(root, verify=images.verify).images["image"].fixed == (32, 24)
 
 
-def test_a_file_that_may_not_be_read_is_quarantined(
+def test_a_file_that_may_not_be_read_is_no_bad_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.open
@@ -136,8 +137,8 @@ def test_a_file_that_may_not_be_read_is_quarantined(
         return real(path, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr("os.open", refuse)
-    assert open_index(folder, verify=images.verify).samples == 11
-    assert "Permission denied" in quarantine(beside(folder))["class-0/0003.jpg"]
+    with pytest.raises(ReadError, match=r"class-0/0003\.jpg.*Permission denied.*the right to read"):
+        open_index(folder, verify=images.verify)
 
 
 def test_nothing_that_decodes_is_an_error_that_names_reasons(tmp_path: Path) -> None:

@@ -1,0 +1,201 @@
+"""Faults of the machine (open files, memory, disks, rights): no data is blamed for them."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import errno
+import io
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from penstock.augment import Resize
+from penstock.cache.base import mapping
+from penstock.cache.base.machine import is_shortage, machine_remedy
+from penstock.cache.errors import ReadError, WriteError
+from penstock.pipeline import DataLoader
+from penstock.pipeline.foreign.faults import is_sample_fault
+from penstock.readers import Dataset
+from penstock.readers.packing.packing import pack
+from tests import chunk_sets, images, tars
+from tests.watchdog import PATIENCE_S, on_the_watchdogs_thread
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CODES = [errno.EMFILE, errno.EIO, errno.ENOMEM, errno.EACCES, errno.ESTALE]
+CALLS = ("open", "pread", "preadv", "stat", "scandir", "fstat")
+
+
+class Faults:
+    """Calls that touch files below a folder, of which the at-th fails with an errno; 0: none."""
+
+    def __init__(self, folder: Path, patched: pytest.MonkeyPatch) -> None:
+        self._folder = os.fsencode(folder)
+        self.seen = self.at = self.code = 0
+        for module, name in (*((os, name) for name in CALLS), (builtins, "open"), (io, "open")):
+            patched.setattr(module, name, self._watched(getattr(module, name)))
+        plain = mapping._mmap
+
+        def mmap(*args: Any) -> Any:
+            if self._hits(args[4]):
+                ctypes.set_errno(self.code)
+                return mapping._FAILED
+            return plain(*args)
+
+        patched.setattr(mapping, "_mmap", mmap)
+
+    def _watched(self, plain: Any) -> Any:
+        def call(path: Any = ".", *args: Any, **named: Any) -> Any:
+            if self._hits(path):
+                raise OSError(self.code, os.strerror(self.code))
+            return plain(path, *args, **named)
+
+        return call
+
+    def _hits(self, path: Any) -> bool:
+        if not self.at or on_the_watchdogs_thread():
+            return False
+        with contextlib.suppress(OSError, TypeError):
+            where = os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else path
+            self.seen += os.fsencode(where).startswith(self._folder)
+            return self.seen == self.at and os.fsencode(where).startswith(self._folder)
+        return False
+
+
+def write(kind: str, root: Path) -> tuple[Path, dict[str, Any]]:
+    """A dataset, and the options of its opening."""
+    if kind == "folder":
+        return images.class_folder(root, samples=12), {"verify": images.verify}
+    if kind == "tar":
+        return tars.tar_folder(root, samples=12), {"verify": images.verify}
+    if kind == "pack":
+        pack(images.class_folder(root.with_name("source"), samples=12), root, verify=images.verify)
+        return root, {}
+    root.mkdir()
+    return root / chunk_sets.SETS[kind].write(root), {}
+
+
+def read(url: Path, options: dict[str, Any], index: Path | None) -> tuple[int, int]:
+    """Open a dataset with a new index, and read all: samples, bytes."""
+    with Dataset(url, index=index) as dataset:
+        dataset.open(**options)
+        sizes = enumerate(dataset.index.sizes.tolist())
+        rows = np.array([(shard, row) for shard, count in sizes for row in range(count)])
+        found = dataset.read(rows)
+        (column, *_) = found.columns.values()
+        samples = getattr(column, "samples", None)
+        return len(rows), sum(map(len, samples)) if samples is not None else 0
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "pack", "parquet", "arrow", "zarr 3", "npy"])
+def test_every_fault_of_the_machine_names_it_and_blames_no_data(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, options = write(kind, tmp_path / "set")
+    index = None if kind == "pack" else tmp_path / "index"
+    with monkeypatch.context() as patched:
+        faults = Faults(tmp_path / "set", patched)
+        faults.at = -1
+        wanted = read(url, options, index)
+        total = faults.seen
+        assert total > 2
+        told = 0
+        for number, at in enumerate(range(1, total + 1, max(1, total // 12))):
+            shutil.rmtree(tmp_path / "index", ignore_errors=True)
+            faults.code = CODES[number % len(CODES)]
+            faults.seen, faults.at = 0, at
+            raised: list[ReadError | WriteError] = []
+            try:
+                assert read(url, options, index) == wanted
+            except (ReadError, WriteError) as error:
+                raised.append(error)
+            for each in raised:
+                text = str(each).replace(str(tmp_path), "")
+                assert os.strerror(faults.code) in text
+                assert "ulimit -n" in text or faults.code != errno.EMFILE
+                assert "pack" not in text.replace("pack.json", "")
+                assert each.errno == faults.code or isinstance(each, WriteError)
+            told += len(raised)
+        assert told
+
+
+def test_too_many_open_files_ends_training_and_makes_no_bad_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images.class_folder(tmp_path / "set", samples=24)
+    with (
+        Dataset(tmp_path / "set") as dataset,
+        DataLoader(dataset, 4, seed=1, max_bad=1.0, augment=[Resize((16, 16))]) as loader,
+        monkeypatch.context() as patched,
+    ):
+        assert sum(len(batch[0]) for batch in loader) == 24
+        faults = Faults(tmp_path / "set", patched)
+        faults.at, faults.code = 9, errno.EMFILE
+        with pytest.raises(ReadError, match=r"\(Too many open files\).*ulimit -n"):
+            list(loader)
+        assert not loader.statistics().bad
+
+
+LIMITED = """
+import os, resource, sys
+from penstock.pipeline.cli import main
+main(["inspect", sys.argv[1]])
+free = os.open("/dev/null", os.O_RDONLY)
+os.close(free)
+resource.setrlimit(resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("command", ["inspect", "pack"])
+def test_a_process_without_descriptors_left_hears_of_its_limit(
+    tmp_path: Path, command: str
+) -> None:
+    write("pack", tmp_path / "set")
+    more = [str(tmp_path / "again")] if command == "pack" else []
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            LIMITED,
+            str(tmp_path / "set"),
+            command,
+            str(tmp_path / "set"),
+            *more,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    told = " ".join(run.stderr.split())
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "Too many open files" in told
+    assert "ulimit -n" in told
+    assert "Traceback" not in told
+    assert "again into an empty" not in told
+
+
+def test_what_the_machine_is_to_blame_for() -> None:
+    import pyarrow as pa
+
+    for code in (*CODES, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN, errno.EPERM):
+        error = OSError(code, os.strerror(code))
+        assert machine_remedy(error) is not None
+        assert not is_sample_fault(error)
+    assert is_shortage(MemoryError())
+    assert is_shortage(pa.ArrowMemoryError("malloc of size 4096 failed"))
+    innocent: tuple[Exception, ...] = (
+        OSError("Invalid IPC stream: negative continuation token"),
+        pa.ArrowMemoryError(f"malloc of size {2**62} failed"),  # what only damaged bytes ask for
+        FileNotFoundError(errno.ENOENT, "gone"),
+        ValueError("damaged"),
+    )
+    assert [machine_remedy(each) for each in innocent] == [None] * len(innocent)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from penstock.augment.draws import draw
 from penstock.augment.graph import Graph
 from penstock.augment.recipe import check_recipe
@@ -16,7 +18,6 @@ from penstock.readers.types import ANY_SIZE, EncodedBatch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     import torch
     from numpy.typing import NDArray
 
@@ -59,7 +60,7 @@ class Augmenter:
             "deterministic": deterministic,
         }
         self._graph: Graph | None = None
-        self._pixels = False
+        self._fits: tuple[bool, int] | None = None  # what the graph was made for
         watch(self)
 
     def disown(self) -> None:
@@ -76,11 +77,15 @@ class Augmenter:
     ) -> None:
         """Start decoding a batch. ids: int64, shape (n,). occurrences: as in `draw_base`."""
         pixels = bool(split.arrays) and split.arrays[0].ndim == 3
-        if self._graph is None or pixels != self._pixels:
+        if self._graph is None or self._fits != (pixels, split.images):
             self.close()
             options: dict[str, Any] = dict(self._options)
+            options["batch_size"] *= split.images
             self._graph = Graph(self.recipe, pixels=pixels, check_headers=not pixels, **options)
-            self._pixels = pixels
+            self._fits = pixels, split.images
+        if split.images > 1:  # all images of a sample share its draws
+            ids = np.tile(ids, split.images)
+            occurrences = None if occurrences is None else np.tile(occurrences, split.images)
         draws = draw(
             self.recipe,
             ids=ids,
@@ -117,14 +122,14 @@ def make_augmenter(options: ForeignOptions) -> Augmenter:
     operations = options.own.augment
     assert options.draw_seed is not None
     assert not isinstance(operations, Mapping)
-    if options.batch_size is None:
+    if options.is_batched and options.batch_size is None:
         raise ConfigError(
-            "augment= needs batches of one size: pass batch_size= (not a batch_sampler, nor "
-            "batch_size=None)."
+            "augment= needs batches of one size: pass batch_size=, and sampler= in place of a "
+            "batch_sampler."
         )
     return Augmenter(
         operations or (),
-        batch_size=options.batch_size,
+        batch_size=options.batch_size or 1,
         threads=options.world.threads(usable_cores()),
         device=options.device,
         deterministic=options.own.deterministic,

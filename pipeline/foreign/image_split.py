@@ -1,7 +1,7 @@
 """The images of a torch dataset's samples, apart from what the user's collate function sees.
 
-In the worker, each sample's image is taken out before the rest is collated; in the loader, what
-DALI made of the images goes where they were.
+In the worker, each sample's images are taken out before the rest is collated; in the loader, what
+DALI made of them goes where they were.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _ORIENTATION = 0x0112  # the EXIF tag; 5 to 8 swap the sides
 IMAGE_KEYS = ("image", "img", "jpg", "jpeg", "png", "pixel_values")
+_MASK_NAMES = ("mask", "seg", "label", "target", "annotation")
+_COLOURED = ("RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
 _WANTED = (
     "wanted encoded bytes (bytes, or uint8 of shape (n,)), a PIL image, uint8 of shape (height, "
@@ -35,54 +37,73 @@ _WANTED = (
 class SplitBatch:
     """The images of one batch, and the rest of it apart.
 
-    arrays: encoded, uint8 (bytes,), or decoded, uint8 (h, w, 3). dims: upright heights and widths,
-    int32, shape (n, 2). remainder: the batch without them; key: where in it they belong: a place in
-    a tuple or list, a key of a mapping, or None if they were all.
+    arrays: encoded, uint8 (bytes,), or decoded, uint8 (h, w, 3): all of the first key, then all of
+    the next. dims: upright heights and widths, int32, (n, 2). remainder: the batch without them;
+    keys: where in it they belong: places in a tuple or list, keys of a mapping; none if they were
+    all. batched: False for a single sample.
     """
 
     arrays: list[NDArray[np.uint8]]
     dims: NDArray[np.int32]
     remainder: Any
-    key: Any
+    keys: tuple[Any, ...]
+    batched: bool
+
+    @property
+    def images(self) -> int:
+        """Images of each sample."""
+        return max(1, len(self.keys))
 
     def joined(self, images: torch.Tensor) -> Any:
-        """The batch with images of shape (n, c, h, w) in their place."""
-        if self.key is None:
-            return images
+        """The batch with images of shape (n, c, h, w) in their places."""
+        parts = images.unbind()
+        if self.batched:
+            parts = images.reshape(self.images, -1, *images.shape[1:]).unbind()
+        if not self.keys:
+            return parts[0]
         if isinstance(self.remainder, Mapping):
-            return {**self.remainder, self.key: images}
+            return {**self.remainder, **dict(zip(self.keys, parts, strict=True))}
         values = list(self.remainder)
-        values.insert(self.key, images)
+        for place, part in zip(self.keys, parts, strict=True):
+            values.insert(place, part)
         return values
 
 
 @dataclass(frozen=True, slots=True)
 class SplitCollate:
     """A collate function for everything but the images. collate: the user's, or torch's default.
+    batched: it gets a list of samples, else one alone.
 
     A batch of tuples comes out as a list, as torch's default has it; mappings as dicts.
     """
 
     collate: Callable[[Any], Any]
+    batched: bool = True
 
-    def __call__(self, samples: Sequence[Any]) -> SplitBatch:
-        key = image_key(samples[0])
-        images = [as_array(sample if key is None else sample[key]) for sample in samples]
+    def __call__(self, samples: Any) -> SplitBatch:
+        samples = samples if self.batched else [samples]
+        keys = image_keys(samples[0])
+        found = [sample[key] for key in keys for sample in samples] if keys else samples
+        images = [as_array(image) for image in found]
         if len({image.ndim for image, _ in images}) > 1:
-            raise DatasetError("augment=: some samples are encoded and some decoded; wanted one.")
+            raise DatasetError("augment=: some images are encoded and some decoded; wanted one.")
         remainder: Any = None
         if isinstance(samples[0], Mapping):
-            others = [{k: v for k, v in sample.items() if k != key} for sample in samples]
-            remainder = self.collate(others) if others[0] else {}
-        elif key is not None:
-            others_ = [tuple(v for i, v in enumerate(sample) if i != key) for sample in samples]
-            remainder = self.collate(others_) if others_[0] else []
+            others = [{k: v for k, v in sample.items() if k not in keys} for sample in samples]
+            remainder = self._collated(others) if others[0] else {}
+        elif keys:
+            others_ = [tuple(v for i, v in enumerate(each) if i not in keys) for each in samples]
+            remainder = self._collated(others_) if others_[0] else []
         return SplitBatch(
             arrays=[image for image, _ in images],
             dims=np.array([dims for _, dims in images], np.int32),
             remainder=remainder,
-            key=key,
+            keys=keys,
+            batched=self.batched,
         )
+
+    def _collated(self, others: Sequence[Any]) -> Any:
+        return self.collate(others if self.batched else others[0])
 
 
 def needs_our_loader(samples: Any) -> Any:
@@ -93,24 +114,72 @@ def needs_our_loader(samples: Any) -> Any:
     )
 
 
-def image_key(sample: Any) -> Any:
-    """Where the image is in a sample; None: the sample is one. Raises ConfigError."""
+def image_keys(sample: Any) -> tuple[Any, ...]:
+    """Where the images are in a sample; none: the sample is one. Raises ConfigError.
+
+    Beside the first image, what is certainly one too: a PIL image, encoded bytes that have an
+    image's header, pixels of three channels; not what is called a mask.
+    """
     if _is_image(sample):
-        return None
-    found: list[Any]
+        return ()
+    found: list[Any] = []
     if isinstance(sample, Mapping):
         named = [key for key in IMAGE_KEYS if key in sample and _is_image(sample[key])]
-        found = named or [key for key, value in sample.items() if _is_image(value)]
+        every = [key for key, value in sample.items() if _is_image(value)]
+        found = [*named, *(key for key in every if key not in named)]
     elif isinstance(sample, list | tuple):
         found = [place for place, value in enumerate(sample) if _is_image(value)]
-    else:
-        found = []
     if not found:
         raise ConfigError(
             f"augment=: no image in a sample of type {type(sample).__name__}; {_WANTED}. Make the "
             "dataset return the image as it was read, without a transform."
         )
-    return found[0]
+    first, *others = found
+    is_coloured = _mode(sample[first]) in _COLOURED
+    more = [key for key in others if _is_another(key, sample[key], is_coloured=is_coloured)]
+    return (first, *more)
+
+
+def _is_another(key: Any, value: Any, *, is_coloured: bool) -> bool:
+    """Whether a value beside an image is one too. is_coloured: that image is. Raises ConfigError
+    for what may be a mask, which mustn't get an image's colours."""
+    if isinstance(key, str) and any(name in key.lower() for name in _MASK_NAMES):
+        return False
+    mode = _mode(value)
+    if mode is None:
+        channels = value.shape[0 if isinstance(value, torch.Tensor) else -1] if _ndim(value) else 0
+        return _ndim(value) == 3 and channels == 3 and type(value).__name__ != "Mask"
+    if is_coloured and mode not in _COLOURED:
+        raise ConfigError(
+            f"augment=: {key!r} is an image of mode {mode} beside one in colours: a mask, or a "
+            "gray picture? Recipes treat it as colours, and on a torch dataset no mask follows its "
+            'image. Make the dataset return a picture in colours, as by convert("RGB"); a mask as '
+            "an array of (height, width), which is left as it is, or use penstock.Dataset, whose "
+            "masks follow."
+        )
+    return True
+
+
+def _ndim(value: Any) -> int:
+    return getattr(value, "ndim", 0)
+
+
+def _mode(value: Any) -> str | None:
+    """PIL's mode of a PIL image or of encoded bytes; None for pixels, and bytes of something else.
+    A JPEG is a picture whatever its mode."""
+    if hasattr(value, "convert"):
+        return str(value.mode)
+    if isinstance(value, np.ndarray | torch.Tensor):
+        if value.ndim != 1:
+            return None
+        value = np.asarray(value).tobytes()
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(value)) as image:
+            return "RGB" if image.format == "JPEG" else image.mode
+    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError):
+        return None
 
 
 def _is_image(value: Any) -> bool:

@@ -41,6 +41,12 @@ class IndexOrder(Protocol):
     def steps(self) -> int | None:
         """Batches of a whole epoch on this rank, None if nobody knows."""
 
+    def is_over(self, mark: Mark) -> bool:
+        """Whether nothing is left of a mark's epoch, as far as anybody knows."""
+
+    def last_samples(self) -> int | None:
+        """Samples of an epoch's last batch that isn't whole; None if nobody knows."""
+
 
 class PassRequests(Protocol):
     """The requests of one pass, and how a mark moves with each batch that was handed out."""

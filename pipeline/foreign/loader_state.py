@@ -25,6 +25,7 @@ def to_state(setup: PassSetup, mark: Mark) -> dict[str, Any]:
         "version": STATE_VERSION,
         "kind": "torch",
         **_identity(setup),
+        "drop_last": setup.options.torch_options.drop_last,
         "streams": setup.streams,
         "draw_seed": None if setup.augmenter is None else setup.augmenter.seed,
         "mark": _shared(setup, mark).to_dict(),
@@ -60,7 +61,32 @@ def from_state(setup: PassSetup, state: Any) -> Mark:
             f"num_workers={setup.num_workers}: each worker goes through a part of the "
             f"dataset of its own, and the parts would shift. Pass the saved num_workers."
         )
-    return mark
+    saved = state.get("drop_last")
+    return _with_ends_of(setup, mark, saved=saved) if isinstance(saved, bool) else mark
+
+
+def _with_ends_of(setup: PassSetup, mark: Mark, *, saved: bool) -> Mark:
+    """The mark in a loader whose epochs may end otherwise than those of the saved job: it warns, as
+    for native datasets, and the next epoch begins where this one has nothing left.
+
+    saved: that job's drop_last.
+    """
+    here = bool(setup.options.torch_options.drop_last)
+    rest = setup.last_samples()
+    if saved == here or rest == 0:
+        return mark
+    these = "last samples, fewer than a batch," if rest is None else f"last {rest} samples,"
+    change = f"leaves out its {these} which the saved job handed out"
+    if saved:
+        change = f"ends with its {these} which the saved job left out"
+    warnings.warn(
+        f"State was saved with drop_last={saved}, this loader has drop_last={here}: the batches "
+        f"before an epoch's end stay the same, but each epoch now {change}. For the same epochs "
+        f"pass drop_last={saved}.",
+        PenstockWarning,
+        stacklevel=5,
+    )
+    return setup.after(mark) if setup.order is not None and setup.order.is_over(mark) else mark
 
 
 def _identity(setup: PassSetup) -> dict[str, Any]:
@@ -73,7 +99,6 @@ def _identity(setup: PassSetup) -> dict[str, Any]:
         "seed": options.seed,
         "samples": length_of(setup.dataset),
         "batch_size": options.batch_size if is_torchs else None,
-        "drop_last": options.torch_options.drop_last,
         "drawn_by": None if order is None else order.name,
     }
 

@@ -77,6 +77,12 @@ class PlannedOrder:
     def steps(self) -> int | None:
         return len(self.walk)
 
+    def is_over(self, mark: Mark) -> bool:
+        return not self.walk.step_size(Cursor(mark.epoch, mark.position))
+
+    def last_samples(self) -> int:
+        return self.walk.samples % self.walk.schedule.size if self.batched else 0
+
     def substitutes(self, max_bad: float | None) -> Substitutes | None:
         if max_bad is None or not self.walk.samples:
             return None

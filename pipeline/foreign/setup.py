@@ -81,6 +81,13 @@ class PassSetup:
         whole, rest = divmod(length, self.options.batch_size)
         return whole + (rest > 0 and not self.options.torch_options.drop_last)
 
+    def last_samples(self) -> int | None:
+        """Samples of an epoch's last batch that isn't whole; None if nobody knows."""
+        if self.order is not None:
+            return self.order.last_samples()
+        length, size = length_of(self.dataset), self.options.batch_size
+        return None if length is None or size is None else length % size
+
     def is_counted_out(self, mark: Mark) -> bool:
         """Whether a stream gave what its length promises: there may be more, but who never asks
         past the length means the next epoch by the next iter()."""

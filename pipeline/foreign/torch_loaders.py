@@ -106,7 +106,7 @@ def _make_source(setup: PassSetup, mark: Mark, *, previous: Any) -> Any:
     options = setup.options
     collate: Any = options.torch_options.collate_fn
     if setup.augmenter is not None:
-        collate = SplitCollate(collate)
+        collate = SplitCollate(collate, batched=options.is_batched)
     if setup.order is not None:
         return MapSource(
             setup.dataset,

@@ -95,6 +95,18 @@ class TorchOrder:
         except (TypeError, NotImplementedError):
             return None
 
+    def is_over(self, mark: Mark) -> bool:
+        steps = self.steps()
+        return steps is not None and 0 < steps <= mark.batches
+
+    def last_samples(self) -> int | None:
+        if self.sampler is self.indices:  # single samples, or the user's own batches
+            return 0
+        try:
+            return len(self.sampler) % self.batch_size
+        except (TypeError, NotImplementedError):
+            return None
+
     def substitutes(self, max_bad: float | None) -> None:
         """Nothing stands in for bad samples in torch's order."""
 

@@ -151,9 +151,9 @@ def test_what_is_no_image_is_named(folder: Path) -> None:
     assert caught.value.sample_id == 0
 
 
-def test_it_needs_batches(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="batch_size"):
-        DataLoader(Photos(folder, "bytes"), batch_size=None, augment=imagenet_train(32))
+def test_a_batch_sampler_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="sampler= in place of a batch_sampler"):
+        DataLoader(Photos(folder, "bytes"), batch_sampler=[[0], [1]], augment=imagenet_train(32))
 
 
 def test_a_framework_that_rebuilds_the_loader_is_told(folder: Path) -> None:
@@ -163,3 +163,92 @@ def test_a_framework_that_rebuilds_the_loader_is_told(folder: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"docs/trainers\.md"):
         next(iter(rebuilt))
+
+
+PAIR_FORMS = ("bytes", "pil", "array")
+
+
+class Pairs(torch.utils.data.Dataset[Any]):
+    """Two images a sample, of different sizes."""
+
+    def __init__(self, root: Path, form: str, *, in_tuple: bool = False) -> None:
+        self.paths = sorted(root.glob("[01]/*.jpg"))
+        self.form, self.in_tuple = form, in_tuple
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        left, right = (self._image(place) for place in (index, -1 - index))
+        if self.in_tuple:
+            return left, index, right
+        mask = np.zeros((8, 8), np.uint8)
+        return {"left": left, "id": index, "right": right, "mask": mask, "note": b"no image"}
+
+    def _image(self, place: int) -> Any:
+        data = self.paths[place].read_bytes()
+        if self.form == "bytes":
+            return data
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+        return image if self.form == "pil" else np.asarray(image)
+
+
+@pytest.mark.parametrize("form", PAIR_FORMS)
+@pytest.mark.parametrize("in_tuple", [False, True])
+def test_all_images_of_a_sample_are_decoded(folder: Path, form: str, in_tuple: bool) -> None:
+    options: dict[str, Any] = {"batch_size": 5, "augment": [Resize((16, 24))], "seed": 1}
+    with DataLoader(Pairs(folder, form, in_tuple=in_tuple), **options) as loader:
+        batches = list(loader)
+    left, ids, right = [0, 1, 2] if in_tuple else ["left", "id", "right"]  # type: ignore[misc]
+    for batch in batches:
+        assert batch[left].shape == batch[right].shape == (len(batch[ids]), 3, 16, 24)
+        if not in_tuple:
+            assert batch["mask"].shape == (len(batch[ids]), 8, 8)
+            assert set(batch["note"]) == {b"no image"}
+    lefts, rights = (torch.cat([batch[key] for batch in batches]) for key in (left, right))
+    order = torch.cat([batch[ids] for batch in batches])
+    back = torch.empty_like(order)
+    back[order] = torch.arange(SAMPLES)
+    # What is left of one sample is right of another.
+    assert torch.equal(lefts[back], rights[back.flip(0)])
+
+
+def test_images_of_a_sample_share_its_draws(folder: Path) -> None:
+    class Twice(Photos):
+        def __getitem__(self, index: int) -> Any:
+            data = self.paths[index].read_bytes()
+            return {"image": data, "other": data}
+
+    for batch in DataLoader(Twice(folder, ""), 4, augment=imagenet_train(32), seed=2):
+        assert torch.equal(batch["image"], batch["other"])
+
+
+def test_what_may_be_a_mask_is_no_second_image(folder: Path) -> None:
+    class Masked(Photos):
+        def __getitem__(self, index: int) -> Any:
+            return Image.new("RGB", (30, 20)), Image.new("P", (30, 20))
+
+    with pytest.raises(ConfigError, match="a mask, or a gray picture"):
+        next(iter(DataLoader(Masked(folder, ""), 4, augment=[Resize((8, 8))])))
+
+
+@pytest.mark.parametrize("form", ["bytes", "array of bytes", "alone"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("seed", [None, 3])
+def test_single_samples(folder: Path, form: str, workers: int, seed: int | None) -> None:
+    def batches(batch_size: int | None) -> list[Any]:
+        torch.manual_seed(3)
+        with DataLoader(
+            Photos(folder, form), batch_size, augment=imagenet_train(32), num_workers=workers,
+            seed=seed,
+        ) as loader:  # fmt: skip
+            return list(loader)
+
+    alone, batched = batches(None), batches(1)
+    assert len(alone) == SAMPLES
+    for one, many in zip(alone, batched, strict=True):
+        image = images_of(one, form)
+        assert image.shape == (3, 32, 32)
+        assert torch.equal(image, images_of(many, form)[0])
+        if form == "bytes":  # what torch's default_convert leaves of it
+            assert type(one[1]) is int

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from typing import Any
 
 import pytest
 import torch
 import torch.utils.data
 
-from penstock.cache.errors import ClosedError, ConfigError, PlanError, ResumeError
+from penstock.cache.errors import (
+    ClosedError,
+    ConfigError,
+    PenstockWarning,
+    PlanError,
+    ResumeError,
+)
 from penstock.pipeline import DataLoader, World
 from tests.torch_datasets import (
     CountingSampler,
@@ -474,3 +481,42 @@ def test_statistics_count_samples() -> None:
     assert loader.statistics().batches == 3
     assert loader.statistics().limit in ("dataset", "model")
     assert "num_workers" in loader.statistics().verdict or loader.statistics().limit == "model"
+
+
+# -- another drop_last
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("batches", [1, 3])
+def test_a_state_with_another_drop_last(seed: int | None, saved: bool, batches: int) -> None:
+    """As with native datasets: the batches before an epoch's end stay, and a warning says what the
+    end is."""
+
+    def make(*, drop_last: bool, samples: int = 14) -> DataLoader[Any]:
+        return DataLoader(
+            Squares(samples, "int"), 4, shuffle=seed is not None, seed=seed, drop_last=drop_last
+        )
+
+    first = make(drop_last=saved)
+    whole = [batch.tolist() for batch in make(drop_last=False)]
+    handed_out = iter(first)
+    for _ in range(batches):
+        next(handed_out)
+    state = first.state_dict()
+    second = make(drop_last=not saved)
+    change = "ends with its last 2" if saved else "leaves out its last 2"
+    with pytest.warns(PenstockWarning, match=change):
+        second.load_state_dict(state)
+    moved_on = batches == 3  # and nothing of the epoch was left in one of the two
+    assert second.epoch == (1 if moved_on else 0)
+    rest = [batch.tolist() for batch in second]
+    if not moved_on:
+        assert rest == (whole if saved else whole[:3])[1:]
+    else:
+        assert len(rest) == (4 if saved else 3)
+    with warnings.catch_warnings():  # every batch is whole: nothing changes
+        warnings.simplefilter("error")
+        even = make(drop_last=saved, samples=12)
+        next(iter(even))
+        make(drop_last=not saved, samples=12).load_state_dict(even.state_dict())

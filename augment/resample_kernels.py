@@ -7,8 +7,10 @@ and kept by numba beside this file, or in the user's cache folder where that can
 
 A resize blends the source pixels around the output pixel's centre c = low + (i + 0.5) * scale - 0.5
 with a triangle's weights max(0, 1 - |j - c| / radius), radius = max(1, scale) with antialiasing
-and 1 without, divided by their sum; beyond the edge the edge pixel repeats. So do DALI's
-`fn.resize(interp_type=INTERP_LINEAR)` and Pillow's BILINEAR. Sums are float32, the tables float64.
+and 1 without. Pixels beyond the edge have no weight, and the weights of the others are divided by
+their sum: so do torchvision, torch's `interpolate` and Pillow's BILINEAR. DALI's
+`fn.resize(interp_type=INTERP_LINEAR)` repeats the edge pixel instead, which gives the outermost
+pixels of an image or a window other values. Sums are float32, the tables float64.
 
 The functions that DALI's threads call get what its NumbaFunction hands to compiled code: addresses
 of arrays of addresses. Inputs, by place: image (uint8, HWC); low and high, the region of the image
@@ -77,15 +79,14 @@ def _taps(low: Any, high: Any, size: Any, resized: Any, filtered: Any) -> Any:
     for i in range(resized):
         center = low + (i + 0.5) * scale - 0.5
         start = int(np.floor(center - radius)) + 1
+        begin, end = max(start, 0), min(start + count, size)
         total = 0.0
-        for k in range(count):
-            total += max(0.0, 1.0 - abs(start + k - center) / radius)
-        first[i] = min(max(start, 0), max(size - count, 0))
-        for k in range(count):
-            weight = max(0.0, 1.0 - abs(start + k - center) / radius) / total
-            if weight > 0.0:
-                place = min(max(start + k, 0), size - 1) - first[i]
-                weights[place, i] += np.float32(weight)
+        for place in range(begin, end):
+            total += max(0.0, 1.0 - abs(place - center) / radius)
+        first[i] = min(begin, max(size - count, 0))
+        for place in range(begin, end):
+            weight = max(0.0, 1.0 - abs(place - center) / radius) / total
+            weights[place - first[i], i] = np.float32(weight)
     return first, weights
 
 

@@ -102,4 +102,12 @@ def draw_seed(own: PenstockOptions, seed: LoaderSeed, world: World) -> int | Non
 
     Raises ConfigError where several ranks would each draw their own.
     """
-    return None if own.augment is None else seed.in_world(world, draws=True)
+    if own.augment is None:
+        return None
+    if seed.given is None and world.size > 1:
+        raise ConfigError(
+            f"augment= on {world.size} ranks needs seed=, the same on every rank: without it each "
+            "would draw its own crops. With seed= Penstock orders the samples and shares them out, "
+            "so leave sampler= out."
+        )
+    return seed.in_world(world, draws=True)

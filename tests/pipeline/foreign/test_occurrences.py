@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, DistributedSampler, Sampler, WeightedRando
 
 from penstock.augment import RandomCrop
 from penstock.cache.errors import ConfigError
-from penstock.pipeline import DataLoader
+from penstock.pipeline import DataLoader, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -257,3 +257,19 @@ def test_the_order_and_all_generators_stay_what_torch_leaves(make: Any) -> None:
         states.append((random.getstate(), np.random.bytes(8), torch.rand(3).tolist()))
     assert orders[0] == orders[1]
     assert states[0] == states[1]
+
+
+def test_ranks_of_a_stream_draw_apart() -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return (Grids()[place] for place in range(8))
+
+    def found(rank: int, size: int) -> list[Any]:
+        with DataLoader(
+            Stream(), batch_size=4, augment=CROP, seed=3, world=World(rank, size)
+        ) as loader:
+            return corners(loader)
+
+    first, second = found(0, 2), found(1, 2)
+    assert found(0, 1) == first
+    assert sum(a == b for a, b in zip(first, second, strict=True)) <= 1

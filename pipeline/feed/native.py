@@ -66,8 +66,8 @@ class NativeEngine:
         """The batch size of the largest rank where a pass would begin now; a state may have brought
         it."""
         order = self._setup.order
-        if order.settings.buckets is not None:
-            return self.world.share(order.settings.buckets.batch)
+        if (told := order.settings.buckets) is not None:
+            return self.world.share(told.batch, told.bins)
         return self.options.sizes.share(order.walk.full_size(self._position.start))
 
     @property

@@ -13,6 +13,7 @@ from penstock.pipeline.feed.membership import join_again
 from penstock.pipeline.plan.lane_order import LaneOrder
 from penstock.pipeline.plan.settings import order_fingerprint
 from penstock.pipeline.plan.state import LoaderState, check_resumable, other_order
+from penstock.pipeline.plan.world import first_slot
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,13 +99,13 @@ class NativeSetup:
         begin = order.walk.cursor_of(step)
         size = order.walk.step_size(begin)
         low, high = 0, size
-        if rank is not None:
-            if not 0 <= rank < world.size:
-                raise PlanError(f"rank: got {rank}, wanted one within [0, {world.size}).")
-            low, high = rank * size // world.size, (rank + 1) * size // world.size
+        if rank is not None and not 0 <= rank < world.size:
+            raise PlanError(f"rank: got {rank}, wanted one within [0, {world.size}).")
         if self._looked_up is None or self._looked_up[0] is not order:
             self._looked_up = order, order.plan()  # one of its own: a plan remembers one place
         plan = self._looked_up[1]
+        if rank is not None:
+            low, high = (first_slot(size, r, world.size, plan.bins) for r in (rank, rank + 1))
         rows = plan.places(begin.epoch, begin.position, size, low=low, high=high).rows
         return self._dataset.ids(rows)
 

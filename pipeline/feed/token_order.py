@@ -116,8 +116,9 @@ def check_tokens(source: Source, settings: BucketSettings, *, ranks: int) -> Non
 def check_resumed(
     source: Source, settings: BucketSettings | None, options: NativeOptions, *, ranks: int
 ) -> None:
-    """Whether a state's way to cut batches is this loader's: its tokens stay, over all ranks, with
-    a warning where a rank's share changes. Raises ResumeError, PlanError."""
+    """Compare a state's way to cut batches with this loader's: the tokens of a global batch stay,
+    with a warning where a rank may get more than its own or another share. Raises ResumeError,
+    PlanError."""
     given = options.batch_tokens
     if (settings is None) != (given is None):
         saved = "without batch_tokens=" if settings is None else "with batch_tokens="
@@ -135,11 +136,14 @@ def check_resumed(
             "the same recipe and batch_tokens=."
         )
     check_tokens(source, settings, ranks=ranks)
-    if tokens * ranks != settings.tokens:
+    most = settings.most(ranks)
+    if tokens * ranks != settings.tokens or most > tokens:
         warnings.warn(
             f"The state's global batches of {settings.tokens:,} tokens stay, so that no sample is "
             f"lost: {settings.tokens // ranks:,} a rank on {ranks}, where batch_tokens={tokens:,} "
-            "was passed.",
+            f"was passed. A rank's batch may hold up to {most:,}: each global batch was cut into "
+            f"{settings.bins} part{'s'[: settings.bins > 1]}, and {ranks} "
+            f"rank{'s'[: ranks > 1]} read{'s'[: ranks == 1]} it.",
             PenstockWarning,
             stacklevel=5,
         )

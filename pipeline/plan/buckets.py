@@ -5,8 +5,13 @@
 A pool is some dozens of global batches of the stream in a row. Its samples are sorted by length and
 cut so that no batch holds more tokens than it may; then its batches change places. So a pool is the
 same set of samples as without it, any pool can be computed alone, and positions count samples as
-ever: a resume costs one pool, at any world size. Ranks take slices of a batch by number of samples,
-which are of about one length.
+ever: a resume costs one pool, at any world size.
+
+A global batch consists of bins: equal numbers of its samples, in the order of the stream, so that
+a bin keeps to few lanes. There are as many as the job's first world has ranks, and no bin holds
+more than its share of the tokens: a batch takes fewer samples until that is so. Ranks take whole
+bins. (Bins filled by first fit or dealt by length hold 1 to 3 % more, but then every rank reads
+every lane.)
 
 What a batch takes is the sum of its lengths, or where short samples are filled up its longest one
 times its samples. (Bucketing by length within pools: Vaswani et al., "Attention Is All You Need",
@@ -19,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from dataclasses import dataclass
+from dataclasses import field as attribute
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +33,7 @@ from penstock.cache.base.hashing import keyed_hash
 from penstock.cache.errors import PlanError
 from penstock.pipeline.plan.job_plan import Places
 from penstock.pipeline.plan.steps import Cursor
+from penstock.pipeline.plan.world import first_slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +73,8 @@ class BucketSettings:
 
     field: whose lengths count. tokens: of a global batch at most. is_padded: samples are filled up
     to the longest of their batch. pool: samples of a pool. ranks: samples that each batch has at
-    least, but for an epoch of fewer. batch: samples of a usual global batch.
+    least, but for an epoch of fewer. batch: samples of a usual global batch. bins: equal parts of
+    each global batch that hold at most tokens // bins; 1 in states that were written before bins.
     """
 
     field: str
@@ -75,6 +83,15 @@ class BucketSettings:
     pool: int
     ranks: int
     batch: int
+    bins: int = attribute(default=1, repr=False)
+
+    def __str__(self) -> str:
+        """What the order depends on; with one bin, as before there were bins."""
+        return repr(self) if self.bins == 1 else f"{self!r} in {self.bins} bins"
+
+    def most(self, world: int) -> int:
+        """Tokens of a rank's batch at most, in a world of so many ranks."""
+        return self.tokens // self.bins * -(-self.bins // world)
 
 
 def bucket_settings(
@@ -92,6 +109,7 @@ def bucket_settings(
         ranks=ranks,
         # A power of two, so that lanes find divisors.
         batch=max(ranks, 2 ** int(np.log2(usual))),
+        bins=ranks,
     )
 
 
@@ -101,46 +119,72 @@ def least_tokens(longest: int, *, ranks: int) -> int:
     return longest * ranks * (2 if ranks > 1 else 1)
 
 
-def cut_by_tokens(lengths: Ints, *, tokens: int, is_padded: bool, ranks: int) -> tuple[Ints, Ints]:
+def cut_by_tokens(
+    lengths: Ints, *, tokens: int, is_padded: bool, ranks: int, bins: int = 1
+) -> tuple[Ints, Ints]:
     """Cut samples into batches of at most so many tokens, each of about one length.
 
     Returns the samples batch by batch, int64, shape (n,), and where each batch ends, int64, shape
-    (batches,). Longest samples first; the rest is shared out with the batch before it, so that it
-    has as many samples as there are ranks. Raises PlanError for a sample that takes more than a
-    batch.
+    (batches,). Longest samples first, and those of a batch as they were; the rest is shared out
+    with the batch before it, so that it has as many samples as there are ranks. Each of the bins of
+    a batch, [b·n // bins, (b + 1)·n // bins) of its n samples, holds tokens // bins at most. Raises
+    PlanError for a sample that takes more than a bin.
     """
-    order = np.argsort(-lengths, kind="stable").astype(np.int64)
+    order, each = np.argsort(-lengths, kind="stable").astype(np.int64), tokens // bins
     sizes = np.maximum(lengths[order], 1)
-    if len(sizes) and sizes[0] > tokens:
+    if len(sizes) and sizes[0] > each:
+        whose = "a global batch" if bins == 1 else f"a rank's part of a global batch ({bins} parts)"
         raise PlanError(
-            f"batch_tokens: a sample of {int(sizes[0]):,} tokens is longer than the {tokens:,} of "
-            "a global batch. Pass more tokens, or shorter samples."
+            f"batch_tokens: a sample of {int(sizes[0]):,} tokens is longer than the {each:,} of "
+            f"{whose}. Pass more tokens, or shorter samples."
         )
     sums, ends = np.cumsum(sizes), list[int]()
     at = 0
     while at < len(sizes):
+        safe = bins * (each // int(sizes[at]))  # as many samples fit, whatever their order
         if is_padded:
-            at += tokens // int(sizes[at])
+            count = safe
         else:
             before = int(sums[at - 1]) if at else 0
-            at = int(np.searchsorted(sums, before + tokens, side="right"))
-        ends.append(min(at, len(sizes)))
-    if len(ends) > 1 and ends[-1] - ends[-2] < ranks:
+            count = int(np.searchsorted(sums, before + tokens, side="right")) - at
+        count = min(count, len(sizes) - at)
+        if bins > 1:
+            count = _fitting(lengths, order[at:], count=count, safe=safe, each=each, bins=bins)
+        at += count
+        ends.append(at)
+    if bins == 1 and len(ends) > 1 and ends[-1] - ends[-2] < ranks:
         begin = ends[-3] if len(ends) > 2 else 0
         ends[-2] = (begin + ends[-1]) // 2
     return order, np.array(ends, np.int64)
 
 
+def _fitting(lengths: Ints, order: Ints, *, count: int, safe: int, each: int, bins: int) -> int:
+    """How many of the samples in `order` make the next batch: `count` or fewer, so that each of its
+    bins holds at most `each` tokens and what is left, if anything, makes a batch too."""
+    while True:
+        if 0 < len(order) - count < bins <= len(order) // 2:
+            count = len(order) // 2
+        if count <= safe:  # also all batches with fewer samples than bins
+            return count
+        sums = np.cumsum(np.concatenate([[0], np.maximum(lengths[np.sort(order[:count])], 1)]))
+        most = int(np.diff(sums[np.arange(bins + 1) * count // bins]).max())
+        if most <= each:
+            return count
+        count = max(safe, min(count - 1, count * each // most))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Pool:
     """start: position of its first sample; rows: batch by batch; ends: of batches, from start.
-    turns: what sorts the rows of a batch by the place of their lane; None: they stand so."""
+    turns: what sorts the rows of a batch by the place of their lane; None: they stand so. bins: of
+    a batch, which change places as a whole."""
 
     epoch: int
     start: int
     rows: Ints
     ends: Ints
     turns: Ints | None
+    bins: int
 
     @property
     def end(self) -> int:
@@ -152,7 +196,16 @@ class _Pool:
         place of the lane and the offset. None where they stand so."""
         if self.turns is None:
             return None
-        return np.argsort(self.turns[begin - self.start : end - self.start])
+        turns, bins = self.turns[begin - self.start : end - self.start], self.bins
+        if bins == 1:
+            return np.argsort(turns)
+        cuts = np.arange(bins + 1) * len(turns) // bins
+        sizes, places = np.diff(cuts), np.arange(bins)
+        means = np.diff(np.concatenate([[0], np.cumsum(turns)])[cuts]) / np.maximum(1, sizes)
+        for size in np.unique(sizes):  # a bin takes the place of one with as many samples
+            alike = np.flatnonzero(sizes == size)
+            places[alike] = alike[np.argsort(means[alike], kind="stable")]
+        return np.concatenate([np.arange(cuts[b], cuts[b + 1]) for b in places.tolist()])
 
 
 class Buckets:
@@ -260,6 +313,7 @@ class Buckets:
             tokens=settings.tokens,
             is_padded=settings.is_padded,
             ranks=settings.ranks,
+            bins=settings.bins,
         )
         sizes = np.diff(ends, prepend=0)
         # Inside a batch samples stand as the stream has them, lane by lane: ranks keep to theirs.
@@ -275,7 +329,9 @@ class Buckets:
             ends = np.cumsum(sizes[swapped])
         if turns is not None:
             turns = turns[order]
-        return _Pool(epoch=epoch, start=start, rows=rows[order], ends=ends, turns=turns)
+        return _Pool(
+            epoch=epoch, start=start, rows=rows[order], ends=ends, turns=turns, bins=settings.bins
+        )
 
 
 class BucketPlan:
@@ -285,6 +341,7 @@ class BucketPlan:
         self._buckets, self._plan = buckets, buckets.plan
         self.samples, self.sizes = self._plan.samples, self._plan.sizes
         self.lanes, self.window = self._plan.lanes, self._plan.window
+        self.bins = buckets.settings.bins
 
     @property
     def open_shards(self) -> float:
@@ -335,7 +392,7 @@ class BucketPlan:
     def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
         """(shard, row) of one rank's slots of a global batch, as `JobPlan.batch`."""
         count = max(0, min(size, self.samples - position))
-        low, high = rank * count // world, (rank + 1) * count // world
+        low, high = (first_slot(count, r, world, self.bins) for r in (rank, rank + 1))
         return self.places(epoch, position, size, low=low, high=high).rows
 
     def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.pipeline.plan.partners import PARTNERS_ELSEWHERE, most_elsewhere
 from penstock.pipeline.plan.settings import make_plan, order_fingerprint
 from penstock.pipeline.plan.steps import Cursor
+from penstock.pipeline.plan.world import first_slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +65,9 @@ class JobOrder:
         if self.lane_order is None:
             return PARTNERS_ELSEWHERE
         sizes, lanes = self.walk.schedule.sizes, self.settings.lanes
-        return max(most_elsewhere(size, lanes=lanes, ranks=world.size) for size in sizes)
+        most = max(most_elsewhere(size, lanes=lanes, ranks=world.size) for size in sizes)
+        told = self.settings.buckets  # each bin of a rank may have neighbours of its own
+        return most if told is None else max(most, PARTNERS_ELSEWHERE * -(-told.bins // world.size))
 
     def fingerprint(self) -> str:
         """What a resumed job must share, of dataset and order, as hex."""
@@ -75,14 +78,15 @@ class JobOrder:
         plan = self.plan()
         for step in self.walk.steps(Cursor(epoch, 0), endless=False):
             at, size = step.start, step.size
-            low, high = world.rank * size // world.size, (world.rank + 1) * size // world.size
+            rank, bins = world.rank, plan.bins
+            low, high = (first_slot(size, r, world.size, bins) for r in (rank, rank + 1))
             rows = plan.places(at.epoch, at.position, size, low=low, high=high).rows
             yield self.source.ids(rows).tolist()
 
     def samples(self, epoch: int, world: World) -> int:
         """Samples in all `batches` of an epoch."""
         walk = self.walk
-        if self.settings.buckets is not None:
+        if (told := self.settings.buckets) is not None:
             steps = walk.steps(Cursor(epoch, 0), endless=False)
-            return sum(world.share(step.size) for step in steps)
+            return sum(world.share(step.size, told.bins) for step in steps)
         return sum(run.count * world.share(run.size) for run in walk.runs(Cursor(epoch, 0)))

@@ -36,6 +36,7 @@ class JobPlan(Protocol):
 
     samples: positions of an epoch of the stream. sizes: samples of each shard, int64, shape
     (shards,). lanes, window: for people. open_shards: mean shards that are mixed at a time.
+    bins: parts of a global batch that ranks take whole (`world.first_slot`); 1: none.
     fingerprint: of all that the order depends on, as hex; batch and world are not among that.
     """
 
@@ -43,6 +44,7 @@ class JobPlan(Protocol):
     sizes: Ints
     lanes: int
     window: int
+    bins: int
 
     @property
     def open_shards(self) -> float: ...
@@ -55,8 +57,8 @@ class JobPlan(Protocol):
         the end of the epoch. Raises PlanError for what lies outside."""
 
     def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
-        """(shard, row) of one rank's slots of a global batch: of n slots [r·n // world,
-        (r + 1)·n // world) for rank r. int64, shape (slots, 2)."""
+        """(shard, row) of one rank's slots of a global batch, those from `world.first_slot` of the
+        rank to that of the next. int64, shape (slots, 2)."""
 
     def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
         """The number that each slot of a global batch has in the plan's own order, whatever order

@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.cache.base.sizes import format_size
 from penstock.cache.errors import ConfigError
+from penstock.pipeline.plan.world import first_slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -141,11 +142,7 @@ class Needs:
 
     def __init__(self, plan: JobPlan, walk: Walk, *, first: int, end: int, world: int) -> None:
         self._plan, self._walk = plan, walk
-        count = end - first
-        # Ranks in a row that make whole slices are one rank of a smaller world.
-        whole = world % count == 0 and first % count == 0
-        self._ranks = [first // count] if whole else list(range(first, end))
-        self._world = world // count if whole else world
+        self._ranks, self._world = (first, end), world
 
     @property
     def shard_count(self) -> int:
@@ -156,18 +153,10 @@ class Needs:
         """For each step its cursor, and shards in which it has samples (ascending; many come again
         in later steps)."""
         for step in self._walk.steps(start, endless=endless):
-            at, size, world = step.start, step.size, self._world
-            touched = [
-                self._plan.places(
-                    at.epoch,
-                    at.position,
-                    size,
-                    low=rank * size // world,
-                    high=(rank + 1) * size // world,
-                ).rows[:, 0]
-                for rank in self._ranks
-            ]
-            yield at, np.unique(np.concatenate(touched))
+            at, size, bins = step.start, step.size, self._plan.bins
+            low, high = (first_slot(size, rank, self._world, bins) for rank in self._ranks)
+            rows = self._plan.places(at.epoch, at.position, size, low=low, high=high).rows
+            yield at, np.unique(rows[:, 0])
 
 
 @dataclass(slots=True)

@@ -109,6 +109,7 @@ class Plan:
         ordered = seed is None
         self.sizes = _checked_sizes(sizes)
         self.samples = int(self.sizes.sum())
+        self.bins = 1
         self.seed = None if seed is None else _whole("seed", seed)
         self.lanes = 1 if ordered else lanes
         self.window = 1 if ordered else window

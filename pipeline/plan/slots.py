@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.pipeline.plan.partners import with_partners
+from penstock.pipeline.plan.world import first_slot
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,7 +50,7 @@ class RankOrder:
         """What this rank reads for a step."""
         epoch, position = step.start.epoch, step.start.position
         rank, size = self.world.rank, self.world.size
-        low, high = rank * step.size // size, (rank + 1) * step.size // size
+        low, high = (first_slot(step.size, r, size, self.plan.bins) for r in (rank, rank + 1))
         rows = self.plan.places(epoch, position, step.size, low=low, high=high).rows
         real = len(rows)
         if self.mixes:
@@ -69,7 +70,7 @@ class RankOrder:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """This rank's rows and those of partners on other ranks; the partner of each of its own."""
         size, world = step.size, self.world
-        low = world.rank * size // world.size  # as the plan cuts a batch
+        low = first_slot(size, world.rank, world.size, self.plan.bins)
         position, lanes = step.start.position, self.plan.lanes
         own_slots = self.plan.own_slots(step.start.epoch, position, size)
         slots, partner = with_partners(

@@ -70,7 +70,9 @@ class LoaderState:
     def to_dict(self) -> dict[str, Any]:
         """The state as plain JSON types."""
         told = asdict(self)
-        schedule = told.pop("schedule")
+        schedule, buckets = told.pop("schedule"), told["plan"]["buckets"]
+        if buckets and buckets["bins"] == 1:
+            del buckets["bins"]  # as states had it that knew none
         batches = [[first, size] for first, size in schedule["entries"]]
         return {
             "version": STATE_VERSION,
@@ -106,7 +108,10 @@ class LoaderState:
                 raise ResumeError(f"State is damaged: buckets are {told!r}. {_REMEDY}")
             from penstock.pipeline.plan.buckets import BucketSettings  # other jobs need none of it
 
+            told = {"bins": 1, **told}
             parts = {name: _take(told, name, kind) for name, kind in _BUCKET_FIELDS.items()}
+            if not 0 < parts["bins"] <= max(1, parts["tokens"]):
+                raise ResumeError(f"State is damaged: {parts['bins']} bins. {_REMEDY}")
             settings["buckets"] = BucketSettings(**parts)
         bad = state.get("bad")
         self = cls(
@@ -178,6 +183,7 @@ _BUCKET_FIELDS: dict[str, tuple[type, ...]] = {
     "pool": (int,),
     "ranks": (int,),
     "batch": (int,),
+    "bins": (int,),
 }
 
 

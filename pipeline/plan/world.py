@@ -192,14 +192,34 @@ class World:
                 return world
         return _with_place(environ, *group)
 
-    def share(self, count: int) -> int:
-        """How many of `count` slots fall to this rank; the ranks' shares differ by at most one."""
-        return (self.rank + 1) * count // self.size - self.rank * count // self.size
+    def share(self, count: int, bins: int = 1) -> int:
+        """How many of `count` slots fall to this rank. The ranks' shares differ by at most one, but
+        where a batch has `bins` that the ranks don't divide."""
+        begin, end = (
+            first_slot(count, rank, self.size, bins) for rank in (self.rank, self.rank + 1)
+        )
+        return end - begin
 
     def threads(self, cores: int) -> int:
         """This rank's share of its node's cores, at least 1."""
         end, begin = (self.local_rank + 1) * cores, self.local_rank * cores
         return max(1, end // self.local_size - begin // self.local_size)
+
+
+def first_slot(count: int, rank: int, world: int, bins: int = 1) -> int:
+    """The slot of a global batch of `count` with which a rank begins; for rank `world`: `count`.
+
+    bins: equal parts by number of samples that the batch was cut into. Fewer ranks take whole bins
+    each; where there are more ranks than bins, some ranks share one bin.
+    """
+    if world % bins == 0 or bins % world == 0:
+        return rank * count // world
+    bin = rank * bins // world
+    begin = bin * count // bins
+    if world < bins:
+        return begin
+    first, end = -(-bin * world // bins), -(-(bin + 1) * world // bins)
+    return begin + ((bin + 1) * count // bins - begin) * (rank - first) // (end - first)
 
 
 def _check_pair(what: str, pair: object, *, wanted: str) -> None:

@@ -70,28 +70,48 @@ def test_padded_batches_count_what_is_filled_up(dataset: Dataset) -> None:
             assert tokens.shape[0] == len(ids)
 
 
-def test_ranks_share_each_batch_and_another_world_goes_on(dataset: Dataset) -> None:
-    with loader(dataset, 48) as alone:
-        wanted = handed_out(alone)
-    ranks = [loader(dataset, 24, World(rank, 2)) for rank in range(2)]
-    halves = [handed_out(each) for each in ranks]
-    assert [a + b for a, b in zip(*halves, strict=True)] == wanted
-    assert all(len(a) and len(b) for a, b in zip(*halves, strict=True))
-    for stop in range(len(wanted)):
-        with loader(dataset, 48) as first:
+def resumed(dataset: Dataset, state: Any, tokens: int, size: int, *, bound: int | None) -> Any:
+    """Global batches that a world goes on with from a state. bound: that its warning names."""
+    rest, state = [], json.loads(json.dumps(state))
+    for rank in range(size):
+        with loader(dataset, tokens, World(rank, size)) as again:
+            if bound is None:
+                again.load_state_dict(state)
+            else:
+                with pytest.warns(PenstockWarning, match=f"may hold up to {bound}:"):
+                    again.load_state_dict(state)
+            rest.append(handed_out(again))
+    for batch in chain.from_iterable(rest):
+        assert sum(max(1, sample % 6) for sample in batch) <= (bound or tokens)
+    return [flat(each) for each in zip(*rest, strict=True)]
+
+
+def test_ranks_take_whole_bins_and_another_world_goes_on(dataset: Dataset) -> None:
+    def begun(stop: int) -> Any:
+        with loader(dataset, 12, World(0, 4)) as first:
             batches = iter(first)
             for _ in range(stop):
                 next(batches)
-            state = json.loads(json.dumps(first.state_dict()))
-        for size in (1, 3):
-            rest = []
-            for rank in range(size):
-                with loader(dataset, 48 // size, World(rank, size)) as again:
-                    again.load_state_dict(state)
-                    rest.append(handed_out(again))
-            assert [flat(each) for each in zip(*rest, strict=True)] == wanted[stop:]
-    for each in ranks:
-        each.close()
+            return first.state_dict()
+
+    wanted = resumed(dataset, begun(0), 12, 4, bound=None)
+    assert sorted(flat(wanted)) == list(range(COUNT))
+    for stop in range(len(wanted)):
+        state = begun(stop)
+        assert state["plan"]["buckets"]["bins"] == 4
+        for tokens, size, bound in ((48, 1, None), (24, 2, None), (16, 3, 24), (12, 4, None)):
+            assert resumed(dataset, state, tokens, size, bound=bound) == wanted[stop:]
+
+
+def test_a_state_without_bins_goes_on_in_slices(dataset: Dataset) -> None:
+    with loader(dataset, 48) as first:
+        state, wanted = first.state_dict(), handed_out(first)
+    assert "bins" not in state["plan"]["buckets"]
+    for tokens, size, bound in ((48, 1, None), (24, 2, 48), (16, 3, 48)):
+        assert resumed(dataset, state, tokens, size, bound=bound) == wanted
+    state["plan"]["buckets"]["bins"] = 0
+    with loader(dataset, 48) as again, pytest.raises(ResumeError, match="damaged: 0 bins"):
+        again.load_state_dict(state)
 
 
 def test_a_state_keeps_its_tokens(dataset: Dataset) -> None:
@@ -183,7 +203,8 @@ def test_steps_by_number_and_skipping(dataset: Dataset) -> None:
         assert handed_out(ours) == steps[-2:]
         state = json.loads(json.dumps(ours.state_dict()))
     with loader(dataset, tokens=12, world=World(1, 2)) as ours:
-        ours.load_state_dict(state)
+        with pytest.warns(PenstockWarning, match="24 tokens stay.* may hold up to 24:"):
+            ours.load_state_dict(state)
         assert ours.step == len(steps)
         assert ours.samples_of(4).tolist() == steps[4]
         half = ours.samples_of(4, rank=1).tolist()

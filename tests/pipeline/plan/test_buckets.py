@@ -22,6 +22,7 @@ from penstock.pipeline.plan.buckets import (
 from penstock.pipeline.plan.lane_order import LaneOrder
 from penstock.pipeline.plan.order import Plan
 from penstock.pipeline.plan.steps import Cursor
+from penstock.pipeline.plan.world import first_slot
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=120)
 
@@ -31,24 +32,54 @@ def cost(lengths: list[int], *, is_padded: bool) -> int:
     return max(counted) * len(counted) if is_padded else sum(counted)
 
 
-@given(lengths=LENGTHS, more=st.integers(0, 200), is_padded=st.booleans(), ranks=st.integers(1, 4))
+@given(
+    lengths=LENGTHS,
+    more=st.integers(0, 200),
+    is_padded=st.booleans(),
+    ranks=st.integers(1, 4),
+    has_bins=st.booleans(),
+)
 def test_no_batch_holds_more_than_its_tokens_nor_fewer_samples_than_ranks(
-    lengths: list[int], more: int, is_padded: bool, ranks: int
+    lengths: list[int], more: int, is_padded: bool, ranks: int, has_bins: bool
 ) -> None:
-    tokens = least_tokens(max(*lengths, 1), ranks=ranks) + more
+    tokens, bins = least_tokens(max(*lengths, 1), ranks=ranks) + more, ranks if has_bins else 1
     order, ends = cut_by_tokens(
-        np.array(lengths, np.int64), tokens=tokens, is_padded=is_padded, ranks=ranks
+        np.array(lengths, np.int64), tokens=tokens, is_padded=is_padded, ranks=ranks, bins=bins
     )
     assert sorted(order.tolist()) == list(range(len(lengths)))
     batches = np.split(order, ends[:-1])
     for batch in batches:
         assert cost([lengths[i] for i in batch.tolist()], is_padded=is_padded) <= tokens
         assert len(batch) >= min(ranks, len(lengths))
+        batch.sort()  # as a batch has its samples: in the order of the stream
+        for bin in range(bins):
+            mine = [lengths[i] for i in batch[bin * len(batch) // bins :][: len(batch)].tolist()]
+            mine = mine[: (bin + 1) * len(batch) // bins - bin * len(batch) // bins]
+            assert not mine or cost(mine, is_padded=is_padded) <= tokens // bins
 
 
 def test_a_sample_longer_than_a_batch_is_refused() -> None:
     with pytest.raises(PlanError, match="a sample of 9 tokens is longer than the 8"):
         cut_by_tokens(np.array([3, 9]), tokens=8, is_padded=False, ranks=1)
+    with pytest.raises(PlanError, match=r"9 tokens is longer than the 8 of a rank's part"):
+        cut_by_tokens(np.array([3, 9]), tokens=16, is_padded=False, ranks=2, bins=2)
+
+
+@given(count=st.integers(0, 200), bins=st.integers(1, 12), world=st.integers(1, 12))
+def test_ranks_take_whole_bins_or_share_one(count: int, bins: int, world: int) -> None:
+    cuts = [first_slot(count, rank, world, bins) for rank in range(world + 1)]
+    assert cuts == sorted(cuts)
+    assert (cuts[0], cuts[-1]) == (0, count)
+    ends = {bin * count // bins for bin in range(bins + 1)}
+    if world <= bins:
+        assert ends.issuperset(cuts)
+        assert max(np.diff([rank * bins // world for rank in range(world + 1)])) <= -(
+            -bins // world
+        )
+    else:
+        assert ends.issubset(cuts)
+    if bins in (1, world):
+        assert cuts == [rank * count // world for rank in range(world + 1)]
 
 
 def made(
@@ -117,6 +148,9 @@ def test_each_sample_once_an_epoch_whatever_the_worlds_and_restarts(
         np.testing.assert_array_equal(np.concatenate(slices), whole)
         mine = [lengths[shard][row] for shard, row in whole.tolist()]
         assert cost(mine, is_padded=is_padded) <= tokens
+        for rows in slices:
+            if mine := [lengths[shard][row] for shard, row in rows.tolist()]:
+                assert cost(mine, is_padded=is_padded) <= tokens // ranks * -(-ranks // world)
         seen += [tuple(row) for row in whole.tolist()]
         batches.append(whole.tolist())
         assert walk.left(at) == len(steps) - number
@@ -214,6 +248,22 @@ def test_an_order_of_lanes_sorts_each_batch_and_changes_none(
     other, other_walk = made(lengths, **told, lane_order=places)
     steps = list(walk.steps(Cursor(epoch, 0), endless=False))
     assert steps == list(other_walk.steps(Cursor(epoch, 0), endless=False))
+    if world > 1:  # bins change places as a whole
+        for step in steps:
+            at, size = step.start, step.size
+            shares = [
+                sorted(
+                    sorted(each.batch(epoch, at.position, size, rank=r, world=world).tolist())
+                    for r in range(world)
+                )
+                for each in (plan, other)
+            ]
+            assert shares[0] == shares[1]
+            own_slots = other.own_slots(epoch, at.position, size)
+            assert own_slots is not None
+            before, after = (each.batch(epoch, at.position, size) for each in (plan, other))
+            assert before[own_slots].tolist() == after.tolist()
+        return
     own = Plan(plan.sizes, seed=3, lanes=lanes, window=2)
     stream = own.batch(epoch, 0, own.samples).tolist()
     lane_of = [x for x in range(lanes) for _ in range(x, own.samples, lanes)]

@@ -31,6 +31,7 @@ class TwoParts:
         self.sizes = np.concatenate([part.sizes for part in parts])
         self.first_shard = (0, len(parts[0].sizes))
         self.lanes, self.window = parts[0].lanes, parts[0].window
+        self.bins = 1
 
     @property
     def open_shards(self) -> float:

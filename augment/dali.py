@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from penstock.augment.quiet import load_quietly
 from penstock.cache.errors import MissingDependencyError
 from penstock.cache.forks import keep_for_ever
 
@@ -25,7 +26,21 @@ def load_dali() -> Any:
         raise MissingDependencyError(
             f"Decoding images takes NVIDIA DALI, which can't be imported ({error}). {remedy}"
         ) from error
+    load_quietly(_load_decoders)
     return nvidia.dali
+
+
+def _load_decoders() -> None:
+    """Build a pipeline, which is when DALI loads the libraries that decode."""
+    from nvidia import nvimgcodec
+    from nvidia.dali import Pipeline, fn, types
+
+    del nvimgcodec
+    pipe = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_dynamic=True)
+    with pipe:
+        encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
+        pipe.set_outputs(fn.decoders.image(encoded))
+    pipe.build()
 
 
 def disown_pipeline(pipeline: Any) -> None:

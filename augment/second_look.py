@@ -88,8 +88,9 @@ def refusal(sample: Encoded) -> Rejection | None:
     if found is None:
         return None
     codec, plugin = found
+    said: list[str] = []
     try:
-        with strictly(), plugin(io.BytesIO(sample.data)) as image:
+        with strictly() as said, plugin(io.BytesIO(sample.data)) as image:
             if codec == "TIFF" and _has_alpha_plane(image.tag_v2):
                 return Rejection(
                     "a TIFF of separate planes with an alpha channel, which DALI blends in: "
@@ -99,7 +100,7 @@ def refusal(sample: Encoded) -> Rejection | None:
     except Exception as error:  # each layer of Pillow raises its own kinds
         if machine_remedy(error) is not None:
             raise
-        reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
+        reason = " ".join("; ".join([str(error), *said]).split())[:_REASON_CHARACTERS]
         if isinstance(error, OSError) and _DAMAGE.search(reason):
             return Rejection(
                 f"truncated or damaged: a {codec} file that Pillow can't decode ({reason})"

@@ -8,8 +8,8 @@ in pixels; a group that fails is halved until each culprit stands alone, so good
 lost with bad ones. Formats that DALI decodes by other code where a recipe asks for a window are
 decoded by halves too.
 
-What no decode can find: damage inside a JPEG's scan that keeps its structure decodes to wrong
-pixels. libjpeg and nvImageCodec write what they dislike straight to the process's stderr.
+What no decode can find: damage inside a compressed stream that keeps its structure decodes to wrong
+pixels.
 """
 
 from __future__ import annotations

@@ -80,7 +80,11 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
                 }
             ),
         ),
-        (frozenset({"verify", "headers", "dali", "culprits", "second_look", "value_ranges"}),),
+        (
+            frozenset(
+                {"verify", "headers", "dali", "quiet", "culprits", "second_look", "value_ranges"}
+            ),
+        ),
     ),
     "readers": (
         (frozenset({"packing"}),),

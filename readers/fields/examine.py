@@ -283,8 +283,10 @@ def _mask(data: Encoded, type: Mask) -> Facts | Rejection:
             return refusal
         classes = narrow(_values(data, header))
     else:
-        with strictly():
+        with strictly() as said:
             classes = read_mask(data, codec)
+        if said and isinstance(classes, Rejection):
+            return Rejection("; ".join((classes.reason, *said)))
     if isinstance(classes, Rejection):
         return classes
     codec = mask_codec(codec, classes)

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from penstock.readers.fields.arrays import array_form, number_dtype
 from penstock.readers.fields.field_types import ClassLabel
+from penstock.readers.fields.fit import unfit_numbers, unlike
 from penstock.readers.formats.arrow.types import is_text, stored
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     Bools = NDArray[np.bool_]
 
 VALUES, SHAPES, WRONG = "values", "shapes", "wrong"
-_NAMES_SHOWN = 5
 
 
 def values_table(
@@ -101,19 +101,8 @@ def _numbers(type: FieldType, array: Any, dtype: np.dtype[Any]) -> Any:
         raw = raw_numbers(numbers)
         unfit = ((raw < 0) | (raw >= limit)) & _present(numbers)
     for row in np.flatnonzero(unfit).tolist():
-        wrong[row] = f"{numbers[row].as_py()!r:.80} {_unlike(type)}"
+        wrong[row] = f"{numbers[row].as_py()!r:.80} {unlike(type)}"
     return _table(found, wrong)
-
-
-def _unlike(type: FieldType) -> str:
-    """That a value isn't one of a type, for people."""
-    if not isinstance(type, ClassLabel):
-        return f"doesn't fit {type!r}"
-    if not type.names:
-        return "is no class: classes are numbered from 0"
-    shown = ", ".join(map(repr, type.names[:_NAMES_SHOWN]))
-    more = ", …" if len(type.names) > _NAMES_SHOWN else ""
-    return f"is none of the {len(type.names):,} classes ({shown}{more}), numbered from 0"
 
 
 def _class_numbers(array: Any, names: Sequence[str]) -> tuple[Any, dict[int, str]]:
@@ -121,7 +110,7 @@ def _class_numbers(array: Any, names: Sequence[str]) -> tuple[Any, dict[int, str
     numbers = {name: number for number, name in enumerate(names)}
     texts = array.to_pylist()
     wrong = {
-        row: f"{text!r:.80} {_unlike(ClassLabel(tuple(names)))}"
+        row: f"{text!r:.80} {unlike(ClassLabel(tuple(names)))}"
         for row, text in enumerate(texts)
         if text is not None and text not in numbers
     }
@@ -159,15 +148,9 @@ def _cast(array: Any, dtype: np.dtype[Any]) -> tuple[Any, Bools]:
     if dtype.kind == "b" or not is_number:
         raise ValueError(f"it holds {array.type}, and {dtype} was indexed")
     found, present = raw_numbers(array), _present(array)
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        unfit = (found < int(limits.min)) | (found > int(limits.max))
-        found = np.where(unfit | ~present, 0, found).astype(dtype)
-    else:
-        with np.errstate(all="ignore"):
-            made = found.astype(dtype)
-        unfit = np.isinf(made) & np.isfinite(found)
-        found = np.where(unfit | ~present, dtype.type(0), made)
+    unfit = unfit_numbers(dtype, found)
+    with np.errstate(all="ignore"):
+        found = np.where(unfit | ~present, found.dtype.type(0), found).astype(dtype)
     return pa.array(found, mask=None if present.all() else ~present), unfit & present
 
 
@@ -221,7 +204,7 @@ def _arrays(type: FieldType, array: Any, form: ArrayForm, tensor: Tensor | None)
     for row in np.flatnonzero(lists.rows_with(unfit) & present).tolist():
         start = int(lists.starts[row])
         value = plain[start + int(np.argmax(unfit[start : lists.ends[row]]))].as_py()
-        wrong.setdefault(row, f"{value!r} {_unlike(type)}")
+        wrong.setdefault(row, f"{value!r} {unlike(type)}")
     good = present.copy()
     good[list(wrong)] = False
     starts, ends = lists.starts, lists.ends

@@ -11,6 +11,7 @@ import numpy as np
 from penstock.cache.errors import CorruptShardError, PenstockError
 from penstock.readers.fields.arrays import array_form, number_dtype
 from penstock.readers.fields.columns import DenseColumn, RaggedColumn
+from penstock.readers.fields.fit import may_not_fit, put_fitting
 from penstock.readers.formats.grid_copy import PartCopier, StepCopier, numbers
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.npy.notes import read_notes
@@ -46,6 +47,12 @@ class NpyReader:
             shard.notes, fields=len(self._fields), samples=shard.samples
         )
         self._types = shard.schema
+        stored = {
+            name: np.result_type(*{each.slabs[number].codec.dtype for each in self._pieces})
+            for number, name in enumerate(self._fields)
+        }
+        # Fields whose numbers may not fit their type: these are looked at when they are cast.
+        self._cast = {n: d for n, d in stored.items() if may_not_fit(self._types[n], d)}
         self._bounds = np.cumsum([0, *(piece.samples for piece in self._pieces)])
         self._are_mapped = len(np.unique(shard.extents.files)) <= _MOST_MAPS
         sizes = [_stored_bytes(slab) for piece in self._pieces for slab in piece.slabs]
@@ -101,6 +108,7 @@ class NpyReader:
             len(self._pieces) > 1
             or slab.packed is not None
             or slab.codec.is_fortran
+            or field in self._cast
             or windows.repeat > 1
             or windows.window[1:] != windows.shape[1:]
             or (view := data.view(number, size_bytes=0)) is None
@@ -127,6 +135,26 @@ class NpyReader:
     ) -> None:
         """Read samples, or parts of them, into their slots."""
         number = self._fields.index(field)
+        stored = self._cast.get(field)
+        if stored is not None:
+            raw = np.empty((len(rows), *out.shape[1:]), stored)
+            self._gather_all(number, rows, raw, slice(0, len(rows)), data, wrong, corners)
+            for row, reason in put_fitting(field, self._types[field], raw, out, places).items():
+                wrong.setdefault(row, reason)
+            return
+        self._gather_all(number, rows, out, places, data, wrong, corners)
+
+    def _gather_all(
+        self,
+        number: int,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        data: ShardData,
+        wrong: dict[int, str],
+        corners: Ints | None,
+    ) -> None:
+        """Read samples of any piece as they are stored, cast to the dtype of out."""
         if len(self._pieces) == 1:
             self._gather(0, number, rows, out, places, None, data, wrong, corners)
             return
@@ -314,6 +342,14 @@ class NpyReader:
         found = data.read([self._extent(piece, field) for piece in unread]) if unread else []
         for piece, encoded in zip(unread, found, strict=True):
             arrays[piece] = _as_array(self._pieces[piece].slabs[field], encoded)
+        type = self._types[name]
+        for piece, array in arrays.items():
+            if name in self._cast:
+                room = np.zeros((1, *array.shape), nothing.dtype)
+                unfit = put_fitting(name, type, array[None], room, slice(0, 1))
+                arrays[piece] = nothing if unfit else room[0]
+                for row in [row for row, where in enumerate(pieces) if unfit and where == piece]:
+                    wrong.setdefault(row, unfit[0])
         return [arrays[piece].astype(nothing.dtype, copy=False) for piece in pieces]
 
     def _reason(self, field: int, error: ValueError) -> str:

@@ -129,6 +129,11 @@ class _Chooser:
             raise array.error()
         if not array.shape:
             raise DatasetError(f"{self._url}: {path!r} is a single number, wanted an array.")
+        if 0 in array.shape[1:]:
+            raise DatasetError(
+                f"{self._url}: the samples of {path!r} are empty: its shape is {array.shape}. Name "
+                "other arrays: fields=."
+            )
         return array
 
     def all(self, hierarchy: Hierarchy) -> dict[str, ArrayMetadata]:
@@ -146,6 +151,8 @@ class _Chooser:
                 self._left[node.name] = array.why
             elif not array.shape:
                 self._left[node.name] = "it is a single number"
+            elif 0 in array.shape[1:]:
+                self._left[node.name] = f"its samples are empty: its shape is {array.shape}"
             elif not is_field_name(name) or name in found:
                 self._left[node.name] = "no field can have its name; say fields={name: path}"
             else:
@@ -270,7 +277,7 @@ class _Chooser:
             told = "; ".join(f"{name or ROOT_FIELD}: {why}" for name, why in self._left.items())
             return DatasetError(
                 f"{self._url}: none of its arrays can be a field ({told[:500]}). Write numbers "
-                "with at least one axis."
+                "with at least one axis, of which none but the first is of length 0."
             )
         return DatasetNotFoundError(
             f"{self._url}: there are no arrays, only groups: {_some(hierarchy.groups)}."

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.cache.errors import CorruptShardError, PenstockError
 from penstock.readers.fields.columns import DenseColumn
+from penstock.readers.fields.fit import may_not_fit, put_fitting
 from penstock.readers.formats.grid_copy import PartCopier, StepCopier, numbers
 from penstock.readers.formats.zarr.codecs import Chain, decoder_of
 from penstock.readers.formats.zarr.notes import read_notes
@@ -66,6 +67,12 @@ class ZarrReader:
                 "What the index notes of a shard doesn't fit its chunks. Run `penstock index` "
                 "again."
             )
+        # Fields whose numbers may not fit their type: these are looked at when they are cast.
+        self._cast = {
+            name: type
+            for name, type in shard.schema.items()
+            if may_not_fit(type, self._fields[name].field.array.dtype)
+        }
 
     def needs(self, rows: Ints, fields: Sequence[str], crops: Mapping[str, Crop]) -> list[int]:
         """The extents that samples, or parts of them, need."""
@@ -94,8 +101,16 @@ class ZarrReader:
         corners: Ints | None = None,
     ) -> None:
         """Read windows, or parts of them, into their slots."""
+        reader = self._fields[field]
+        if (type := self._cast.get(field)) is not None:
+            raw = np.empty((len(rows), *out.shape[1:]), reader.field.array.dtype)
+            here = np.arange(len(rows))
+            reader.gather(rows + self._first, raw, here, data, wrong, corners)
+            for row, reason in put_fitting(field, type, raw, out, places).items():
+                wrong.setdefault(row, reason)
+            return
         where = numbers(places, len(rows))
-        self._fields[field].gather(rows + self._first, out, where, data, wrong, corners)
+        reader.gather(rows + self._first, out, where, data, wrong, corners)
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]

@@ -8,7 +8,7 @@ import os
 from penstock.cache.base.machine import machine_remedy
 from penstock.cache.errors import ReadError
 from penstock.readers.files.names import printable
-from penstock.readers.origin.unread import remedy_for
+from penstock.readers.origin.unread import remedy_for, store_of
 
 NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 """What says that a name leads to nothing. All else (EIO, ESTALE, EACCES …) says that it can't be
@@ -49,6 +49,8 @@ def nothing_there(url: str) -> str:
 
 def not_a_folder(url: str) -> str:
     """The message for a file where a folder should be."""
+    if store_of([os.fsencode(url.partition("?")[0])]) is not None:
+        return f"{url}:{_remedy(url)}"
     return (
         f"{url}: this is a file whose name tells no format that is read alone (.npy, .parquet, "
         ".tar, …). Give the folder that holds the dataset, or say what it is: format=."

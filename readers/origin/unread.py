@@ -7,6 +7,7 @@ masks, splits) is refused; what is merely left out is a warning.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -72,6 +73,78 @@ _ANYWAY = ' If they are classes all the same, say so: schema={"label": ClassLabe
 _NAMED = 5
 
 
+_AS_FILES = "Give the Parquet files of its current version as a list: Dataset({})."
+_UNPACK = "Unpack it, and give the folder."
+_NEVER = f"It could hold any code, and is never opened. {REMEDY}"
+# Stores of other formats by a path in them: what it is, and what to do where REMEDY isn't it.
+_STORES: Sequence[tuple[re.Pattern[bytes], str, str]] = [
+    (re.compile(pattern, re.IGNORECASE), kind, advice or REMEDY)
+    for pattern, kind, advice in (
+        (rb"(^|/)__(schema|fragments|meta)/|\.tdb$", "a TileDB array", ""),
+        (rb"(^|/)_versions/[^/]*\.manifest$|\.lance$", "a Lance dataset", ""),
+        (rb"(^|/)_delta_log/", "a Delta table", _AS_FILES.format("DeltaTable(path).file_uris()")),
+        (
+            rb"(^|/)metadata/[^/]*\.metadata\.json$",
+            "an Iceberg table",
+            _AS_FILES.format("[each.file.file_path for each in table.scan().plan_files()]"),
+        ),
+        (rb"\.mds(\.\w+)?$", "MDS shards of MosaicML Streaming", ""),
+        (rb"(^|/)chunk-\d+-\d+[^/]*\.bin$", "chunks of litData", ""),
+        (rb"\.tf(rec|records?)([-._][^/]*)?$", "TFRecords", ""),
+        (rb"\.rec$", "RecordIO", ""),
+        (rb"\.(array_?record|riegeli|bagz)([-._][^/]*)?$", "ArrayRecord", ""),
+        (rb"\.beton$", "an FFCV file", ""),
+        (rb"\.(h5|hdf5|he5)$", "HDF5", ""),
+        (rb"\.nc4?$", "NetCDF", ""),
+        (rb"\.l?mdb$", "LMDB", ""),
+        (rb"\.(sqlite3?|db)$", "a database", ""),
+        (rb"\.orc$", "ORC", "Write it as Parquet, which is read."),
+        (rb"\.avro$", "Avro", "Write it as Parquet, which is read."),
+        (rb"\.vortex$", "Vortex", "Write it as Parquet, which is read."),
+        (rb"\.xlsx?$", "a spreadsheet", "Write it as CSV or Parquet, which are read."),
+        (rb"\.safetensors$", "SafeTensors", "Write its arrays by np.savez or as Zarr."),
+        (rb"\.(pt|pth|pkl|pickle)$", "pickled tensors", _NEVER),
+        (rb"\.mat$", "MATLAB's arrays", ""),
+        (rb"\.nii(\.gz)?$", "NIfTI", ""),
+        (rb"\.dcm$", "DICOM", ""),
+        (rb"\.fits(\.gz)?$", "FITS", ""),
+        (rb"-idx\d-ubyte(\.gz)?$", "MNIST's own files", ""),
+        (rb"\.zarr\.zip$", "a Zarr store in one zip file", _UNPACK),
+        (rb"\.(zip|7z|rar)$", "an archive", _UNPACK),
+    )
+]
+_MEDIA = frozenset(name for name, kind in _DATA.items() if kind in ("audio", "video", "text"))
+
+
+def store_of(names: Sequence[bytes]) -> tuple[str, bytes, str] | None:
+    """The other format that some files are of: its name, a file that shows it, and what to do.
+    None where there are samples that can be read, or nothing shows it."""
+    kinds = {extension(name) for name in names if not is_prose(name)}
+    if kinds & (_IMAGES | _UNDECODED | _MEDIA | {"npy", "npz"}):
+        return None
+    bases = [name.rpartition(b"/")[2] for name in names]
+    if b"attributes.json" in bases and all(
+        base == b"attributes.json" or base.isdigit() or is_prose(base) for base in bases
+    ):
+        copy = (
+            "Write it as Zarr, which is read: N5Store of zarr 2 opens it, and zarr.copy copies it."
+        )
+        return "an N5 store", names[bases.index(b"attributes.json")], copy
+    for pattern, kind, advice in _STORES:
+        if (shown := next(filter(pattern.search, names), None)) is not None:
+            return kind, shown, advice
+    return None
+
+
+def check_store(url: str, names: Sequence[bytes]) -> None:
+    """Refuse a store of another format, which is no folder of samples. Raises DatasetError."""
+    if (found := store_of(names)) is not None:
+        kind, shown, advice = found
+        raise DatasetError(
+            f"{url}: it holds {kind} ({printable(shown)}), which isn't read. {advice}"
+        )
+
+
 def extension(name: bytes) -> str:
     """The extension of a file, in lower case without its dot; "" without one."""
     base = name.rpartition(b"/")[2]
@@ -102,6 +175,8 @@ def remedy_for(name: bytes) -> str:
     """What to do about a file or folder of a kind that isn't read; "" for any other."""
     found = extension(name.rstrip(b"/"))
     kind = _DATA.get(found)
+    if (store := store_of([name])) is not None:
+        return f"It holds {store[0]}, which isn't read. {store[2]}"
     if found in _LISTS:
         return "A table of files is given as manifest=, and the folder of its files as the URL."
     if found in _OWN:

@@ -26,7 +26,13 @@ from penstock.readers.formats.folder.samples import candidates_of
 from penstock.readers.formats.format import Snapshot
 from penstock.readers.origin.arrangement import NO_TABLE
 from penstock.readers.origin.local import LocalFolder
-from penstock.readers.origin.unread import check_layout, check_splits, extension, warn_of_left_out
+from penstock.readers.origin.unread import (
+    check_layout,
+    check_splits,
+    check_store,
+    extension,
+    warn_of_left_out,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -114,6 +120,7 @@ class FolderFiles:
         if arrangement.places:
             return paired(url, files, arrangement.places, schema)
         names = [file.name for file in files]
+        check_store(url, names)
         if arrangement.manifest != NO_TABLE:
             found = self._metadata()
             self._refuse_parquet(names)

@@ -193,7 +193,7 @@ def test_what_is_left_out_is_named_once(tmp_path: Path, files: dict[str, bytes])
         open_index(root, verify=images.verify)
 
 
-@pytest.mark.parametrize("name", ["x.tfrecord", "x.wav", "x.mp4", "x.mds"])
+@pytest.mark.parametrize("name", ["x.wav", "x.mp4"])
 def test_a_folder_of_another_kind_names_the_way(tmp_path: Path, name: str) -> None:
     root = images.write_folder(tmp_path / "set", {name: b"data of another kind"})
     with (
@@ -296,3 +296,52 @@ def test_a_clone_of_the_hub_and_saved_splits_are_told_which_folder(
     images.write_folder(tmp_path / "set", files)
     with pytest.raises(DatasetError, match=words):
         open_index(tmp_path / "set", verify=images.verify)
+
+
+N5 = b'{"n5": "2.5.0", "dimensions": [4], "blockSize": [2], "dataType": "uint8"}'
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"attributes.json": N5, "x/attributes.json": N5, "x/0/0": b"x"}, "N5 store.*as Zarr"),
+        ({"raw/attributes.json": N5, "raw/0": b"x", "README.md": b"x"}, "N5 store.*as Zarr"),
+        ({"__schema/a": b"x", "__fragments/a/b.tdb": b"x"}, "TileDB.*torch dataset"),
+        ({"_versions/1.manifest": b"x", "data/a.lance": b"x"}, "Lance.*torch dataset"),
+        ({"_delta_log/0.json": b"{}", "part-0.parquet": b"x"}, r"Delta.*file_uris\(\)"),
+        ({"_delta_log/0.json": b"{}", "d=1/a.parquet": b"x", "d=2/a.parquet": b"x"}, "Delta"),
+        ({"metadata/v1.metadata.json": b"{}", "data/a.parquet": b"x"}, "Iceberg.*plan_files"),
+        ({".hoodie/hoodie.properties": b"x", "a.parquet": b"x"}, "Hudi"),
+        ({"index.json": b"{}", "shard.00000.mds.zstd": b"x"}, "MDS shards.*torch dataset"),
+        ({"index.json": b"{}", "chunk-0-0.bin": b"x"}, "litData.*torch dataset"),
+        ({"train.tfrecord-00000-of-00002": b"x"}, "TFRecords.*torch dataset"),
+        ({"train.rec": b"x", "train.idx": b"x", "train.lst": b"x"}, "RecordIO.*torch dataset"),
+        ({"a.h5": b"x"}, "HDF5.*torch dataset"),
+        ({"train.beton": b"x"}, "FFCV.*torch dataset"),
+        ({"data.mdb": b"x", "lock.mdb": b"x"}, "LMDB.*torch dataset"),
+        ({"a.safetensors": b"x"}, "SafeTensors.*savez"),
+        ({"a.orc": b"x"}, "ORC.*as Parquet"),
+        ({"a.avro": b"x"}, "Avro.*as Parquet"),
+        ({"a.zarr.zip": b"x"}, "Zarr store in one zip file.*Unpack it"),
+        ({"a.pt": b"x"}, "never opened"),
+    ],
+)
+def test_stores_of_other_formats_are_named(
+    tmp_path: Path, files: dict[str, bytes], words: str
+) -> None:
+    root = images.write_folder(tmp_path / "set", files)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DatasetError, match=words):
+            Dataset(root).open(verify=images.verify)
+        (first, *others) = files
+        if not others:
+            with pytest.raises(ConfigError, match=words):
+                Dataset(root / first).open(verify=images.verify)
+
+
+def test_a_table_of_attributes_beside_images_is_no_store(tmp_path: Path) -> None:
+    files = {"attributes.json": b"{}", "1.jpg": JPEG, "2.jpg": JPEG}
+    root = images.write_folder(tmp_path / "set", files)
+    with pytest.warns(PenstockWarning, match=r"attributes\.json"), Dataset(root) as dataset:
+        assert len(dataset) == 2

@@ -153,7 +153,10 @@ def test_nested_groups_and_names_by_path(
 
 def test_types_that_users_give(tmp_path: Path) -> None:
     root = group(tmp_path / "set.zarr")
-    schema = {"y": ClassLabel(tuple(f"class {n}" for n in range(1000))), "x": Array("float32", (3, 8, 8))}
+    schema = {
+        "y": ClassLabel(tuple(f"class {n}" for n in range(1000))),
+        "x": Array("float32", (3, 8, 8)),
+    }
     with Dataset(root, schema=schema) as dataset:
         found = read_all(dataset)
         assert found["x"].dtype == np.float32

@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import DatasetError, PenstockWarning
+from penstock.cache.errors import DatasetError, DatasetNotFoundError, PenstockWarning
 from penstock.readers.files.names import printable
 from penstock.readers.origin.folder_names import field_of, is_part, role_of
 
@@ -137,7 +137,8 @@ def store_of(names: Sequence[bytes]) -> tuple[str, bytes, str] | None:
 
 
 def check_store(url: str, names: Sequence[bytes]) -> None:
-    """Refuse a store of another format, which is no folder of samples. Raises DatasetError."""
+    """Refuse a store of another format, which is no folder of samples. Raises
+    DatasetNotFoundError."""
     if (found := store_of(names)) is not None:
         kind, shown, advice = found
         raise DatasetError(

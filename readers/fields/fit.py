@@ -31,8 +31,9 @@ def may_not_fit(type: FieldType, stored: np.dtype[Any]) -> bool:
         return True
     form = array_form(type)
     dtype = number_dtype(type) if form is None else form.dtype
-    is_alike = dtype is not None and dtype.kind in "iuf" and stored.kind in "iuf"
-    return is_alike and stored != dtype and not np.can_cast(stored, dtype)
+    if dtype is None or dtype.kind not in "iuf" or stored.kind not in "iuf":
+        return False
+    return not np.can_cast(stored, dtype)
 
 
 def unfit_numbers(dtype: np.dtype[Any], found: NDArray[Any]) -> NDArray[np.bool_]:

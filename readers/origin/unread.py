@@ -141,7 +141,7 @@ def check_store(url: str, names: Sequence[bytes]) -> None:
     DatasetNotFoundError."""
     if (found := store_of(names)) is not None:
         kind, shown, advice = found
-        raise DatasetError(
+        raise DatasetNotFoundError(
             f"{url}: it holds {kind} ({printable(shown)}), which isn't read. {advice}"
         )
 

@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 
 from penstock.augment.second_look import is_jpeg2000, jpeg2000_refusal
 from penstock.cache.base.machine import machine_remedy
-from penstock.readers.types import Rejection
+from penstock.readers.types import MAX_PIXELS, Rejection, pixel_refusal
 
 if TYPE_CHECKING:
     from penstock.readers.types import Encoded, EncodedBatch
-
-MAX_PIXELS = 2**27
-"""Pixels of the largest image that is decoded: 134 million, 400 MB of RGB."""
 
 _SMALLEST_FILE_BYTES = 16  # below that no image format has a header
 # Sample types that DALI 2.4 was seen to decode; int32 (TIFF) ends a run half-way.
@@ -79,12 +76,23 @@ def safe_header(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Header | Re
     return read_header(sample) if refusal is None else refusal
 
 
-def bad_headers(batch: EncodedBatch) -> dict[int, str]:
+def capped_header(sample: Encoded, *, max_pixels: int) -> Header | Rejection:
+    """As `safe_header`, of images of at most max_pixels."""
+    header = safe_header(sample, max_pixels=max_pixels)
+    if isinstance(header, Rejection):
+        return header
+    return pixel_refusal(header.width, header.height, max_pixels=max_pixels) or header
+
+
+def bad_headers(batch: EncodedBatch, *, max_pixels: int | None = None) -> dict[int, str]:
     """Rows that would crash DALI, and why: no header, one of another size than was stored, or a
-    JPEG 2000 file that Pillow can't decode."""
+    JPEG 2000 file that Pillow can't decode. max_pixels: more are bad too; None: the images
+    were verified when they were indexed or packed."""
     bad: dict[int, str] = {}
     for row, (sample, dims) in enumerate(zip(batch.encoded, batch.dims.tolist(), strict=True)):
-        header = safe_header(sample)
+        # Of what was verified the stored size was within the limit then.
+        most = max_pixels or max(MAX_PIXELS, dims[0] * dims[1])
+        header = capped_header(sample, max_pixels=most)
         if isinstance(header, Rejection):
             bad[row] = header.reason
         # Stored dims are upright, these may not be.

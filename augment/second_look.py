@@ -19,7 +19,7 @@ from penstock.cache.base.machine import machine_remedy
 from penstock.cache.errors import MissingDependencyError
 from penstock.readers.fields.sniff import HEAD_BYTES, sniff
 from penstock.readers.fields.strictly import strictly
-from penstock.readers.types import Rejection
+from penstock.readers.types import Rejection, pixel_refusal
 
 if TYPE_CHECKING:
     from penstock.readers.types import Encoded
@@ -57,10 +57,9 @@ def jpeg2000_refusal(sample: Encoded, *, max_pixels: int) -> Rejection | None:
         # The plugin itself: Image.open would let other formats try, and warn of large images.
         with Jpeg2KImagePlugin.Jpeg2KImageFile(io.BytesIO(sample.data)) as image:
             width, height = image.size
-            if not 1 <= width * height <= max_pixels:
-                return Rejection(
-                    f"its header says {width} x {height} pixels; wanted 1 to {max_pixels:,} in all"
-                )
+            too_large = pixel_refusal(width, height, max_pixels=max_pixels)
+            if too_large is not None:
+                return too_large
             with strictly():
                 image.load()
     except Exception as error:  # each layer of Pillow raises its own kinds

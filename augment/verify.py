@@ -21,14 +21,14 @@ import numpy as np
 
 from penstock.augment.culprits import failing_rows
 from penstock.augment.dali import disown_pipeline, load_dali
-from penstock.augment.headers import MAX_PIXELS, Header, safe_header
+from penstock.augment.headers import Header, capped_header
 from penstock.augment.second_look import needs_look, refusal
 from penstock.augment.value_ranges import warn_of_values
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ClosedError, ConfigError
 from penstock.cache.forks import watch
 from penstock.cache.threads import ordered
-from penstock.readers.types import ImageFacts, Rejection
+from penstock.readers.types import MAX_PIXELS, ImageFacts, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,7 +81,7 @@ class ImageVerifier:
         verdicts: dict[int, ImageFacts | Rejection] = {}
         good: dict[int, Header] = {}
         for row, sample in enumerate(samples):
-            header = _capped_header(sample, self._max_pixels)
+            header = capped_header(sample, max_pixels=self._max_pixels)
             if isinstance(header, Header):
                 good[row] = header
             else:
@@ -208,16 +208,6 @@ def _decoder(dali: Any, threads: int, *, windows: bool = False) -> Any:
         pipe.set_outputs(images.shape())
     pipe.build()
     return pipe
-
-
-def _capped_header(sample: Encoded, max_pixels: int) -> Header | Rejection:
-    header = safe_header(sample, max_pixels=max_pixels)
-    if isinstance(header, Header) and not 1 <= header.pixels <= max_pixels:
-        return Rejection(
-            f"its header says {header.width} x {header.height} pixels; wanted 1 to {max_pixels:,} "
-            "in all"
-        )
-    return header
 
 
 def _facts(shape: tuple[int, int], header: Header) -> ImageFacts:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.readers.types import MAX_PIXELS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -32,7 +34,8 @@ class Contents:
     the samples lie in; is_file_per_sample: in one each. units: rows of each decode unit, by shard;
     None where a sample can be had alone. unit_bytes: of all fields of one, decoded, on average and
     as far as metadata tell. longest: largest first length of fields whose samples differ in it, as
-    far as known. is_encoded: numbers are decoded when they are read.
+    far as known. is_encoded: numbers are decoded when they are read. max_pixels: of an
+    image or a mask that is decoded.
     """
 
     schema: Schema
@@ -49,6 +52,7 @@ class Contents:
     unit_bytes: float = 0.0
     longest: Mapping[str, int] = field(default_factory=dict)
     is_encoded: bool = False
+    max_pixels: int = MAX_PIXELS
 
     @cached_property
     def samples(self) -> int:

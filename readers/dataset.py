@@ -7,6 +7,7 @@ import math
 import threading
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -280,6 +281,8 @@ class Dataset(OpenSource):
         index = self.index
         if self._contents is None:
             self._contents = contents_of(index)
+            if self._max_pixels is not None:
+                self._contents = replace(self._contents, max_pixels=self._max_pixels)
         return self._contents
 
     @property
@@ -488,4 +491,5 @@ def contents_of(index: Index) -> Contents:
         unit_bytes=_unit_bytes(index),
         longest=index.longest,
         is_encoded=getattr(index.format, "is_encoded", False),
+        max_pixels=index.max_pixels,
     )

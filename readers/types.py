@@ -54,6 +54,21 @@ class Rejection:
     reason: str
 
 
+MAX_PIXELS = 2**27
+"""Pixels of the largest image or mask that is decoded unless its user says otherwise: 134 million,
+400 MB of RGB."""
+
+
+def pixel_refusal(width: int, height: int, *, max_pixels: int) -> Rejection | None:
+    """Why an image has no pixels or too many of them, or None."""
+    if 1 <= width * height <= max_pixels:
+        return None
+    return Rejection(
+        f"its header says {width} x {height} pixels; wanted 1 to {max_pixels:,} in all (for larger "
+        "ones pass max_pixels=)"
+    )
+
+
 Progress = Callable[[int, int, int], None]
 """Called as progress(done samples, total samples, done bytes) while something long runs."""
 

@@ -203,7 +203,10 @@ def _road(
         reader=BatchReader(
             dataset=dataset,
             recipes=images,
-            payloads=Payloads({name: schema[name] for name in mapped.reads}),
+            payloads=Payloads(
+                {name: schema[name] for name in mapped.reads},
+                max_pixels=dataset.contents.max_pixels,
+            ),
             mode=options.read,
             bad_samples=bad_samples,
             probe=meter.probe,

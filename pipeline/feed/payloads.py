@@ -16,6 +16,7 @@ from penstock.readers.fields.field_types import (
     Text,
     Value,
 )
+from penstock.readers.types import MAX_PIXELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,9 +36,9 @@ class Payloads:
     are_slow: they take a thread longer than to read and to check them; are_none: there are none.
     """
 
-    def __init__(self, types: Mapping[str, FieldType]) -> None:
-        """types: of the fields that are read."""
-        decoders = {name: _decoder(type) for name, type in types.items()}
+    def __init__(self, types: Mapping[str, FieldType], *, max_pixels: int = MAX_PIXELS) -> None:
+        """types: of the fields that are read. max_pixels: of a mask."""
+        decoders = {name: _decoder(type, max_pixels) for name, type in types.items()}
         self._decoders = {name: each for name, each in decoders.items() if each is not None}
         self.are_none = not self._decoders
         self.are_slow = any(isinstance(type, Mask) for type in types.values())
@@ -71,7 +72,7 @@ class Payloads:
         return content.with_columns(columns)
 
 
-def _decoder(type: FieldType) -> tuple[Decode, Any] | None:
+def _decoder(type: FieldType, max_pixels: int) -> tuple[Decode, Any] | None:
     """How a payload is decoded, and what stands for one that isn't there; None: elsewhere."""
     if isinstance(type, Text):
         from penstock.readers.fields.decode import decode_text  # images need none of it
@@ -82,7 +83,7 @@ def _decoder(type: FieldType) -> tuple[Decode, Any] | None:
     if isinstance(type, Mask):
         from penstock.readers.fields.decode import decode_mask
 
-        return partial(decode_mask, dtype=type.dtype), _NO_MASK
+        return partial(decode_mask, dtype=type.dtype, max_pixels=max_pixels), _NO_MASK
     return None
 
 

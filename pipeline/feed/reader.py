@@ -78,6 +78,12 @@ class BatchReader:
     crops: ArrayDraws | None = None
     blocks: Blocks = field(default_factory=Blocks)
 
+    @property
+    def _max_pixels(self) -> int | None:
+        """The limit of images that nobody has verified: in chunks; None for all others."""
+        contents = self.dataset.contents
+        return None if contents.units is None else contents.max_pixels
+
     def read(self, step: Step, slots: Slots) -> Batch:
         """The batch of a step with its bytes. Raises what reading raises, and
         TooManyBadSamplesError."""
@@ -263,7 +269,7 @@ class BatchReader:
                 encoded=[images.encoded[row] for row in those],
                 dims=images.dims[those],
             )
-            for place, why in bad_headers(some).items():
+            for place, why in bad_headers(some, max_pixels=self._max_pixels).items():
                 bad[those[place]] = self.payloads.reason(image, why)
         ledger.mark_seen(places[[row for row in new if row not in bad]])
         return content

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.readers.fields.facts import array_codec
 from penstock.readers.fields.masks import narrow, npy_mask, read_mask, sniff_mask
 from penstock.readers.fields.npy import read_npy_header
-from penstock.readers.types import Rejection
+from penstock.readers.types import MAX_PIXELS, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,11 +53,15 @@ def decode_array(payload: Encoded, codec: str, shape: Sequence[int]) -> NDArray[
     return np.ascontiguousarray(values.reshape(shape[::-1]).T)
 
 
-def decode_mask(payload: Encoded, dtype: str = "auto") -> NDArray[Any]:
+def decode_mask(
+    payload: Encoded, dtype: str = "auto", *, max_pixels: int = MAX_PIXELS
+) -> NDArray[Any]:
     """The class numbers of a mask, an image file or an .npy file: uint8 or int32, shape (height,
     width). dtype: of the settled `Mask`. Raises ValueError."""
     codec = sniff_mask(payload)
-    classes = codec if isinstance(codec, Rejection) else _classes(payload, codec)
+    classes = (
+        codec if isinstance(codec, Rejection) else _classes(payload, codec, max_pixels=max_pixels)
+    )
     if isinstance(classes, Rejection):
         raise ValueError(classes.reason)
     if dtype == "uint8" and classes.dtype != np.uint8:
@@ -65,13 +69,13 @@ def decode_mask(payload: Encoded, dtype: str = "auto") -> NDArray[Any]:
     return classes.astype(_INT32) if dtype == "int32" and classes.dtype != _INT32 else classes
 
 
-def _classes(payload: Encoded, codec: str) -> NDArray[Any] | Rejection:
+def _classes(payload: Encoded, codec: str, *, max_pixels: int) -> NDArray[Any] | Rejection:
     if codec != "npy":
-        return read_mask(payload, codec)
+        return read_mask(payload, codec, max_pixels=max_pixels)
     header = read_npy_header(payload)
     if isinstance(header, Rejection):
         return header
-    refusal = npy_mask(header)
+    refusal = npy_mask(header, max_pixels=max_pixels)
     return (
         refusal
         if refusal is not None

@@ -40,7 +40,7 @@ from penstock.readers.fields.media import HEAD_BYTES, sniff_audio, sniff_video
 from penstock.readers.fields.npy import read_npy_header
 from penstock.readers.fields.strictly import strictly
 from penstock.readers.fields.verify import find_verify, image_verdicts
-from penstock.readers.types import ImageFacts, Rejection
+from penstock.readers.types import MAX_PIXELS, ImageFacts, Rejection, pixel_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,21 +60,26 @@ _BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
 
-def verify_for(schema: Schema, verify: Verify | None, *, workers: int) -> Verify | None:
+def verify_for(
+    schema: Schema, verify: Verify | None, *, workers: int, max_pixels: int | None = None
+) -> Verify | None:
     """What decodes a dataset's images: `verify`, else the installed decoder; None where there are
-    no images, so that nobody needs one. Raises MissingDependencyError."""
+    no images, so that nobody needs one. max_pixels: of an image; None is the default. Raises
+    MissingDependencyError."""
     if not schema.of_type(Image):
         return None
-    return verify or find_verify(workers=workers)
+    return verify or find_verify(workers=workers, max_pixels=max_pixels)
 
 
-def check_masks(samples: Spans, schema: Schema) -> Checked:
+def check_masks(samples: Spans, schema: Schema, *, max_pixels: int = MAX_PIXELS) -> Checked:
     """Decode masks, without their images: the slow part of `examine` that isn't the decoder's, for
     threads that have nothing else to do. Facts of each, or why it is none; None where one lacks
     it."""
     return {
         name: [
-            each if each is None or isinstance(each, Rejection) else _mask(each, type)
+            each
+            if each is None or isinstance(each, Rejection)
+            else _mask(each, type, max_pixels=max_pixels)
             for each in samples[name]
         ]
         for name, type in schema.of_type(Mask).items()
@@ -89,17 +94,19 @@ def examine(
     *,
     noted: Noted | None = None,
     masks: Checked | None = None,
+    max_pixels: int = MAX_PIXELS,
 ) -> list[Mapping[str, Facts] | Rejection]:
     """Check each sample, all fields of it: the facts of those that it has, or why it is bad.
 
     samples: by field, bytes of every field that lies in files, or why they couldn't be read; None
     where the sample lacks the field. noted: what a table says of boxes, keypoints and the arrays
     that belong to boxes, as stored; None where it says nothing. verify: decodes images; None where
-    the schema has none. masks: as `check_masks` tells, where that was done. Raises ConfigError for
-    fields that can't lie in files.
+    the schema has none. masks: as `check_masks` tells, where that was done. max_pixels: of an image
+    or a mask. Raises ConfigError for fields that can't lie in files.
     """
-    images = _images(samples, schema, verify)
-    masks = check_masks(samples, schema) if masks is None else masks
+    images = _images(samples, schema, verify, max_pixels=max_pixels)
+    if masks is None:
+        masks = check_masks(samples, schema, max_pixels=max_pixels)
     columns = _Columns(samples, schema, images, masks, noted or {})
     return [columns.check(row) for row in range(max(map(len, samples.values()), default=0))]
 
@@ -181,7 +188,7 @@ def check_noted(
 
 
 def _images(
-    samples: Spans, schema: Schema, verify: Verify | None
+    samples: Spans, schema: Schema, verify: Verify | None, *, max_pixels: int
 ) -> dict[str, list[Facts | Rejection | None]]:
     """Facts of all image fields, decoded together."""
     names = [name for name in schema.of_type(Image) if name in samples]
@@ -202,7 +209,9 @@ def _images(
     for (name, row, sample), verdict in zip(places, verdicts, strict=True):
         if isinstance(verdict, ImageFacts) and not isinstance(sample, Rejection):
             shape = (verdict.height, verdict.width, verdict.channels)
-            found[name][row] = _payload(sample, 0, shape, verdict.codec)
+            found[name][row] = pixel_refusal(
+                verdict.width, verdict.height, max_pixels=max_pixels
+            ) or _payload(sample, 0, shape, verdict.codec)
         else:
             assert isinstance(verdict, Rejection)
             found[name][row] = verdict
@@ -271,7 +280,7 @@ def _array(name: str, data: Encoded, type: Array) -> Facts | Rejection:
     return _payload(data, header.start, header.shape, str(header.codec))
 
 
-def _mask(data: Encoded, type: Mask) -> Facts | Rejection:
+def _mask(data: Encoded, type: Mask, *, max_pixels: int) -> Facts | Rejection:
     codec = sniff_mask(data)
     if isinstance(codec, Rejection):
         return codec
@@ -279,12 +288,12 @@ def _mask(data: Encoded, type: Mask) -> Facts | Rejection:
         header = read_npy_header(data)
         if isinstance(header, Rejection):
             return header
-        if (refusal := npy_mask(header)) is not None:
+        if (refusal := npy_mask(header, max_pixels=max_pixels)) is not None:
             return refusal
         classes = narrow(_values(data, header))
     else:
         with strictly() as said:
-            classes = read_mask(data, codec)
+            classes = read_mask(data, codec, max_pixels=max_pixels)
         if said and isinstance(classes, Rejection):
             return Rejection("; ".join((classes.reason, *said)))
     if isinstance(classes, Rejection):

@@ -15,16 +15,13 @@ import numpy as np
 
 from penstock.cache.base.machine import machine_remedy
 from penstock.readers.fields.npy import MAGIC
-from penstock.readers.types import Rejection
+from penstock.readers.types import MAX_PIXELS, Rejection, pixel_refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fields.npy import NpyHeader
     from penstock.readers.types import Encoded
-
-MAX_PIXELS = 2**27
-"""Pixels of the largest mask that is decoded, as of images."""
 
 _REASON_CHARACTERS = 200
 _TO_PNG = "write class numbers as a grey or palette PNG, or as integers in an .npy file"
@@ -65,16 +62,17 @@ def sniff_mask(data: Encoded) -> str | Rejection:
     return Rejection(f"not a mask (its first bytes are of no format for one): {_TO_PNG}")
 
 
-def read_mask(data: Encoded, codec: str) -> NDArray[Any] | Rejection:
+def read_mask(
+    data: Encoded, codec: str, *, max_pixels: int = MAX_PIXELS
+) -> NDArray[Any] | Rejection:
     """Decode a mask from an image file, upright: uint8 where 8 bits do, else int32, shape (height,
     width); or why it is none. codec: as `sniff_mask` told, or as facts have it."""
     try:
         with _open(io.BytesIO(data.data), codec := codec.removesuffix(_WIDE)) as image:
             width, height = image.size
-            if not 1 <= width * height <= MAX_PIXELS:
-                return Rejection(
-                    f"its header says {width} x {height} pixels; wanted 1 to {MAX_PIXELS:,} in all"
-                )
+            too_large = pixel_refusal(width, height, max_pixels=max_pixels)
+            if too_large is not None:
+                return too_large
             return _classes(image, data, codec)
     except Exception as error:  # each layer of Pillow raises its own kinds
         if machine_remedy(error) is not None:
@@ -96,16 +94,17 @@ def mask_dtype(codec: str) -> str:
     return "int32" if codec.endswith(_WIDE) else "uint8"
 
 
-def npy_mask(header: NpyHeader) -> Rejection | None:
+def npy_mask(header: NpyHeader, *, max_pixels: int = MAX_PIXELS) -> Rejection | None:
     """Why an array is no mask, or None."""
     if header.codec.dtype.kind not in "biu":
         return Rejection(f"a mask of {header.codec.name}: class numbers are integers")
-    if len(header.shape) != 2 or not 1 <= header.shape[0] * header.shape[1] <= MAX_PIXELS:
+    if len(header.shape) != 2:
         return Rejection(
             f"a mask of shape {header.shape}: wanted (height, width) of the image"
             + (", one class a pixel" if len(header.shape) == 3 else "")
         )
-    return None
+    height, width = header.shape
+    return pixel_refusal(width, height, max_pixels=max_pixels)
 
 
 def narrow(classes: NDArray[Any]) -> NDArray[Any] | Rejection:

@@ -53,8 +53,11 @@ def named_verify(name: str, *, workers: int | None = None) -> Verify:
     return found
 
 
-def find_verify(*, workers: int | None = None, name: str = "image") -> Verify:
-    """Find the installed decoder, to run on `workers` threads. Raises MissingDependencyError."""
+def find_verify(
+    *, workers: int | None = None, name: str = "image", max_pixels: int | None = None
+) -> Verify:
+    """Find the installed decoder, to run on `workers` threads. max_pixels: of an image; None is the
+    default. Raises MissingDependencyError."""
     remedy = (
         "Checking images decodes each once, with DALI: pip install 'penstock[dali]' (CUDA 13 or no "
         "GPU) or 'penstock[cuda12]'; or pass verify=."
@@ -70,7 +73,8 @@ def find_verify(*, workers: int | None = None, name: str = "image") -> Verify:
         raise MissingDependencyError(
             f"The image verifier can't be loaded ({error}). {remedy}"
         ) from error
-    return functools.partial(verify, threads=workers or usable_cores())
+    more = {} if max_pixels is None else {"max_pixels": max_pixels}
+    return functools.partial(verify, threads=workers or usable_cores(), **more)
 
 
 def image_verdicts(

@@ -13,6 +13,7 @@ from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColu
 from penstock.readers.fields.field_types import is_encoded
 from penstock.readers.formats.grouping import Grouping
 from penstock.readers.formats.layout import Layout
+from penstock.readers.types import MAX_PIXELS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,7 +60,7 @@ class Candidates:
     which metadata tell: there are no candidates then, as no sample is looked at. left_out: what
     is there and no field, by the name that it would have, and why. has_papers: files that were
     never meant to be samples may be among the candidates and the quarantined. too_short: files or
-    documents that don't fill one sample, by reason.
+    documents that don't fill one sample, by reason. max_pixels: of an image or a mask.
     """
 
     schema: Schema
@@ -76,6 +77,7 @@ class Candidates:
     left_out: Mapping[str, str] = field(default_factory=dict)
     has_papers: bool = False
     too_short: Mapping[str, LeftOut] = field(default_factory=dict)
+    max_pixels: int = MAX_PIXELS
 
     @classmethod
     def of_chunks(

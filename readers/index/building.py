@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -197,6 +197,7 @@ class IndexBuilder:
         snapshot: what the candidates were listed from; prior: what an earlier index says of them.
         Raises DatasetNotFoundError if nothing decodes, WriteError, and what reading raises.
         """
+        candidates = self._limited(candidates)
         make_folder(os.path.join(folder, SIDECARS))
         reporter = Reporter(
             f"Indexing {self.origin.url}",
@@ -249,6 +250,10 @@ class IndexBuilder:
         _tell(manifest, self.origin.url, bad=bad, seconds=reporter.seconds)
         return manifest
 
+    def _limited(self, candidates: Candidates) -> Candidates:
+        most = self.origin.arrangement.max_pixels
+        return candidates if most is None else replace(candidates, max_pixels=most)
+
     def _sidecar(
         self, shard: _ShardResults, candidates: Candidates, layout: Layout
     ) -> Sidecar | None:
@@ -264,6 +269,7 @@ class IndexBuilder:
             told = candidates.chunked[number]
             told_sidecar = make_chunked_sidecar(told, layout=layout or candidates.layout)
             return told_sidecar, told.summary(candidates.schema)
+        candidates = self._limited(candidates)
         positions = candidates.shards.positions(number)
         results: list[Mapping[str, Facts] | Rejection] = []
         shards = iter([(number, positions)])

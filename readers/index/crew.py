@@ -118,7 +118,12 @@ def check_task(task: CheckTask) -> ShardFacts:
     builder = IndexBuilder(
         origin=origin,
         format=format_named(job.format),
-        verify=verify_for(job.schema, _verify(job), workers=job.workers),
+        verify=verify_for(
+            job.schema,
+            _verify(job),
+            workers=job.workers,
+            max_pixels=task.candidates.max_pixels,
+        ),
         workers=job.workers,
     )
     reporter = Reporter("", total=count, progress=lambda *_: None, remedy="")

@@ -17,7 +17,7 @@ from penstock.readers.files.names import OWN_FOLDER, printable
 from penstock.readers.index.shards import Shards
 from penstock.readers.index.sidecars import Sidecars
 from penstock.readers.origin.quarantine import QUARANTINE, noted_left_out
-from penstock.readers.types import ANY_SIZE
+from penstock.readers.types import ANY_SIZE, MAX_PIXELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from penstock.readers.origin.remote import RemoteFolder
     from penstock.readers.origin.scratch import Scratch
     from penstock.readers.types import ImageRange
+
+_MOST_PIXELS = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -166,6 +168,12 @@ class Index:
     @property
     def seed(self) -> int | None:
         return self.about.seed
+
+    @property
+    def max_pixels(self) -> int:
+        """Pixels of the largest image or mask, as a pack says; a manifest may come from anybody."""
+        told = self.about.settings.get("max_pixels")
+        return min(told, _MOST_PIXELS) if type(told) is int and told > 0 else MAX_PIXELS
 
     @property
     def quarantined(self) -> int:

@@ -64,7 +64,14 @@ class Chunk:
         found: list[Mapping[str, Facts] | Rejection] = [{}] * len(here)
         if samples:
             masks = {name: [each[row] for row in here] for name, each in self.masks.items()}
-            found = examine(samples, candidates.schema, verify, noted=noted, masks=masks)
+            found = examine(
+                samples,
+                candidates.schema,
+                verify,
+                noted=noted,
+                masks=masks,
+                max_pixels=candidates.max_pixels,
+            )
         for name, codec in bare.items():
             values = [self.contents[name][row] for row in here]
             form = array_form(candidates.schema[name])
@@ -151,7 +158,7 @@ def read_chunks(
     def read(piece: tuple[int, NDArray[np.int64]]) -> Chunk:
         shard, positions = piece
         contents = read_candidates(origin, candidates, positions)
-        masks = check_masks(contents, candidates.schema)
+        masks = check_masks(contents, candidates.schema, max_pixels=candidates.max_pixels)
         return Chunk(shard=shard, positions=positions, contents=contents, masks=masks)
 
     yield from ordered(read, pieces(), workers=workers, ahead=_AHEAD + workers, name="intake")

@@ -119,7 +119,12 @@ class Mender:
         builder = IndexBuilder(
             origin=self._origin,
             format=format,
-            verify=verify_for(manifest.about.schema, self._verify, workers=self._workers),
+            verify=verify_for(
+                manifest.about.schema,
+                self._verify,
+                workers=self._workers,
+                max_pixels=self._origin.arrangement.max_pixels,
+            ),
             workers=self._workers,
         )
         counterparts = self._listing.counterparts(

@@ -283,7 +283,12 @@ class Upkeep:
             # Of chunks no sample is looked at; workers have a decoder of their own.
             verify=None
             if candidates.chunked or self._checker is not None
-            else verify_for(candidates.schema, self._verify, workers=self._workers),
+            else verify_for(
+                candidates.schema,
+                self._verify,
+                workers=self._workers,
+                max_pixels=self._origin.arrangement.max_pixels,
+            ),
             workers=self._workers,
             progress=self._progress,
             checker=self._checker,

@@ -51,7 +51,7 @@ class PackedSource:
         self.url, self.fingerprint = index.url, index.fingerprint
         self.schema = index.schema if fields is None else chosen_schema(index.schema, fields)
         self.quarantined: list[QuarantineEntry] = []
-        self.left_out = index.left_out()
+        self.left_out, self.max_pixels = index.left_out(), index.max_pixels
         if sizes_known:
             self.sizes = np.zeros(index.samples, np.int64)
             return

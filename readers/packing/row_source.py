@@ -62,7 +62,7 @@ class RowSource:
         schema = contents.schema
         self.schema = schema if fields is None else chosen_schema(schema, fields)
         self.quarantined: list[QuarantineEntry] = []
-        self.left_out = source.samples_left_out
+        self.left_out, self.max_pixels = source.samples_left_out, contents.max_pixels
         # As large as those of its shard are on average: nobody knows before it is read.
         means = np.maximum(1, self._shard_bytes() // contents.sizes)
         self.sizes = np.repeat(means, contents.sizes)
@@ -86,7 +86,7 @@ class RowSource:
         verify: Verify | None,
         workers: int,
     ) -> Iterator[SampleGroup]:
-        decoder = verify_for(self.schema, verify, workers=workers)
+        decoder = verify_for(self.schema, verify, workers=workers, max_pixels=self.max_pixels)
         pieces = (positions[part] for _, positions in shards for part in cut(self.sizes[positions]))
         for positions, batch, bad in ordered(
             self._read, pieces, workers=workers, ahead=workers + 2, name="intake"
@@ -140,7 +140,7 @@ class RowSource:
         }
         results: Sequence[Mapping[str, Facts] | Rejection] = [{}] * len(batch)
         if encoded:
-            results = examine(encoded, self.schema, decoder)
+            results = examine(encoded, self.schema, decoder, max_pixels=self.max_pixels)
         for row, facts in enumerate(results):
             if row in bad:
                 yield Rejection(bad[row])

@@ -76,13 +76,15 @@ class PackSource(SampleSource, Protocol):
     """What a whole pack is made from.
 
     fingerprint: changes when anything about the source does. has_ids: its samples have ids already,
-    which don't change where one of them turns out bad. has_papers: as of `Candidates`. left_out:
+    which don't change where one of them turns out bad. has_papers, max_pixels: as of
+    `Candidates`. left_out:
     samples that it left out itself, before any was read for the pack, and that aren't in
     `quarantined`.
     """
 
     has_ids: bool
     has_papers: bool
+    max_pixels: int
     fingerprint: str
     quarantined: list[QuarantineEntry]
     left_out: Mapping[str, LeftOut]
@@ -108,6 +110,8 @@ class CandidateSource:
     ) -> None:
         listing = indexing.list(origin)
         found = listing.candidates(workers=workers)
+        if origin.arrangement.max_pixels is not None:
+            found = replace(found, max_pixels=origin.arrangement.max_pixels)
         found = _settled(origin, chosen(found, fields), workers=workers)
         told = f"{listing.snapshot().fingerprint}{origin.variant}"
         self._take(origin, found, hashlib.sha256(told.encode()).hexdigest())
@@ -124,6 +128,7 @@ class CandidateSource:
         self.url, self.fingerprint = origin.url, fingerprint
         self.schema, self.sizes, self.quarantined = found.schema, found.sizes, found.quarantined
         self.has_papers, self.left_out = found.has_papers, found.too_short
+        self.max_pixels = found.max_pixels
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         return plan_candidates(self.candidates, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
@@ -136,7 +141,7 @@ class CandidateSource:
         workers: int,
     ) -> Iterator[SampleGroup]:
         found = self.candidates
-        decoder = verify_for(self.schema, verify, workers=workers)
+        decoder = verify_for(self.schema, verify, workers=workers, max_pixels=found.max_pixels)
         for chunk in read_chunks(self._origin, found, shards, workers=workers):
             yield SampleGroup(
                 positions=chunk.positions,

@@ -19,6 +19,7 @@ from penstock.readers.packing.completion import PackCompletion
 from penstock.readers.packing.folder import PackFolder
 from penstock.readers.packing.summary import PackSummary
 from penstock.readers.packing.writer import ShardWriter
+from penstock.readers.types import MAX_PIXELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +77,7 @@ class PackTask:
             "seed": self.seed if self.shuffle else None,
             "shard_bytes": self.shard_bytes,
             "fields": list(source.schema),
+            **({"max_pixels": source.max_pixels} if source.max_pixels != MAX_PIXELS else {}),
             **self.transcode.settings(),
         }
 

@@ -86,9 +86,9 @@ def test_arrays_that_differ_between_shards_name_both(tmp_path: Path, second: Any
         {f"{N + i}.npy": npy(second) for i in range(N)},
     )
     with pytest.raises(DatasetError, match=r"0\.tar/0\.npy.*1\.tar/6\.npy.*schema=") as told:
-        Dataset(place).open()
+        Dataset(place, allow_left_out=1).open()
     assert "float32 of shape (3,)" in str(told.value)
-    kept = Dataset(place, schema={"array": Array("float32", (3,))})
+    kept = Dataset(place, allow_left_out=1, schema={"array": Array("float32", (3,))})
     assert [len(batch["array"]) for batch in batches(kept)] == [3, 3]
 
 
@@ -98,7 +98,7 @@ def test_keys_that_differ_between_shards_are_left_out_and_named_once(tmp_path: P
         {f"{i}.json": json.dumps({"a": i, "b": i}).encode() for i in range(N)},
         {f"{N + i}.json": json.dumps({"a": "x", "b": i}).encode() for i in range(N)},
     )
-    dataset = Dataset(place)
+    dataset = Dataset(place, allow_left_out=1)
     with pytest.warns(match='keys of json are left out: "a"') as told:
         assert list(dataset.schema) == ["b"]
     (words,) = {str(each.message) for each in told}
@@ -114,10 +114,10 @@ def test_fields_that_one_shard_lacks_are_chosen_by_nobody(tmp_path: Path) -> Non
         {f"{N + i}.txt": b"text" for i in range(N)},
     )
     with pytest.raises(ConfigError, match="no field that all samples have"):
-        batches(Dataset(place))
+        batches(Dataset(place, allow_left_out=1))
     with pytest.raises(ConfigError, match=r'6 samples of .* have no \'array\'.*"array\.present"'):
-        batches(Dataset(place, fields=("array",)))
-    found = batches(Dataset(place, fields=("array", "array.present", "id")))
+        batches(Dataset(place, allow_left_out=1, fields=("array",)))
+    found = batches(Dataset(place, allow_left_out=1, fields=("array", "array.present", "id")))
     assert [batch["array.present"].tolist() for batch in found] == [[True] * 3] * 2 + [
         [False] * 3
     ] * 2
@@ -148,18 +148,23 @@ def test_a_row_that_does_not_fit_is_left_out_by_name(
 ) -> None:
     values = [RIGHT[field] if i != 2 else wrong for i in range(N)]
     place = pictures(tmp_path / "set", rows=rows(field, values))
-    with Dataset(place, schema={field: kind}) as dataset:
+    with Dataset(place, allow_left_out=1, schema={field: kind}) as dataset:
         assert len(dataset) == N - 1
         (reason,) = quarantined(dataset).values()
         assert list(quarantined(dataset)) == ["2.png"]
         assert reason.startswith(f"{field}: ")
         assert re.search(told, reason), reason
-    assert sum(len(b["image"]) for b in batches(Dataset(place, schema={field: kind}))) == N - 1
+    assert (
+        sum(
+            len(b["image"]) for b in batches(Dataset(place, allow_left_out=1, schema={field: kind}))
+        )
+        == N - 1
+    )
 
 
 def test_a_row_whose_file_is_missing_is_counted(tmp_path: Path) -> None:
     table = "file_name,y\n" + "".join(f"{i}.png,{i}\n" for i in range(N + 1))
-    dataset = Dataset(pictures(tmp_path / "set", table=table))
+    dataset = Dataset(pictures(tmp_path / "set", table=table), allow_left_out=1)
     with pytest.warns(match=r"1 of 7 rows of metadata\.csv are left out.*line 8"):
         assert len(dataset) == N
     assert list(quarantined(dataset)) == ["6.png"]
@@ -175,14 +180,14 @@ def test_a_mask_of_another_size_and_a_caption_that_is_no_text_are_counted(tmp_pa
         (tmp_path / "set/masks" / f"{i}.png").write_bytes(png(i, height, mode="L"))
         (tmp_path / "set/captions" / f"{i}.txt").write_bytes(b"caf\xe9" if i == 4 else b"a cafe")
     places = {"image": "images", "mask": "masks", "caption": "captions"}
-    with Dataset(tmp_path / "set", fields=places) as dataset:
+    with Dataset(tmp_path / "set", fields=places, allow_left_out=1) as dataset:
         reasons = quarantined(dataset)
     assert [name.rpartition("/")[2] for name in reasons] == ["1.png", "4.png"]
     mask, caption = reasons.values()
     assert mask.startswith("mask: ")
     assert "23" in mask
     assert caption == "caption: not UTF-8 text (0xE9 at byte 3): convert it"
-    found = batches(Dataset(tmp_path / "set", fields=places))
+    found = batches(Dataset(tmp_path / "set", fields=places, allow_left_out=1))
     assert [batch["caption"] for batch in found] == [["a cafe"] * 3, ["a cafe"]]
 
 
@@ -193,9 +198,9 @@ def test_a_key_twice_in_an_archive_is_no_sample(tmp_path: Path) -> None:
         member = tarfile.TarInfo("1.npy")
         member.size = len(data)
         archive.addfile(member, io.BytesIO(data))
-    with Dataset(place) as dataset:
+    with Dataset(place, allow_left_out=1) as dataset:
         assert list(quarantined(dataset).values()) == ["two members of one key and extension (npy)"]
-    assert batches(Dataset(place))[0]["array"][:, 0].tolist() == [0, 2]
+    assert batches(Dataset(place, allow_left_out=1))[0]["array"][:, 0].tolist() == [0, 2]
 
 
 # --- what users ask for -------------------------------------------------------------------------

@@ -39,8 +39,8 @@ class Resize:
     is the exact (height, width). interpolation: "bilinear" is the only one. max_size: None is the
     only value, as a batch has one size. antialias: filter when shrinking, as Pillow and
     torchvision do; without it shrinking costs less CPU (a fifth of a training sample's) and
-    aliases. On the CPU pixels are torchvision's to 1 of 255. DALI's own operators (on a GPU, without
-    numba, or where images leave in sizes of their own) repeat the edge, so that the outermost
+    aliases. On the CPU pixels are torchvision's to 1 of 255. DALI's own operators (on a GPU, or
+    without numba, or where images leave in sizes of their own) repeat the edge: the outermost
     pixels of an image or a window may differ by 20 of 255.
     """
 

@@ -78,7 +78,8 @@ class Follower:
 
     type: of the field. of: its image. moves: whether it follows; else the image isn't selected, and
     the field is handed out as it is. sanitize: what drops boxes, of Boxes and of arrays `of` them.
-    boxes: the boxes that an Array has a row for each of. shape: (height, width) of a mask.
+    boxes: the boxes that an Array has a row for each of. shape: (height, width) of a mask,
+    or of the image that isn't selected, which normalised boxes are shares of.
     """
 
     type: Mask | Boxes | Keypoints | Array
@@ -346,6 +347,14 @@ def _follower(
             )
         else:
             shape = sizes.fixed
+    elif isinstance(type, Boxes) and type.is_normalised and not moves:
+        sizes = ranges.get(type.of)
+        shape = None if sizes is None else sizes.fixed
+        if shape is None:
+            raise RecipeError(
+                f'"{name}" is {type.format}, shares of "{type.of}", which isn\'t selected and may '
+                f'have different sizes, so its pixels aren\'t known: select "{type.of}" too.'
+            )
     return Follower(type=type, of=type.of, moves=moves, shape=shape)
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from penstock.augment.field_recipes import FieldRecipes, Follower
     from penstock.augment.moves import Moves
     from penstock.readers.fields.columns import Column
-    from penstock.readers.fields.field_types import BoxFormat
 
     Ints = NDArray[np.int64]
     Samples = Column | Sequence[NDArray[Any]]
@@ -52,7 +51,7 @@ def follow(
             dtype = (dtypes or {}).get(name)
             found[name] = DenseColumn(_masks(_samples(column), follower, moved, dtype))
         elif isinstance(follower.type, Boxes):
-            found[name], kept[name] = _boxes(column, follower, follower.type.format, moved)
+            found[name], kept[name] = _boxes(column, follower, follower.type, moved)
         elif isinstance(follower.type, Keypoints):
             found[name] = _points(column, moved)
     for name, follower in recipes.followers.items():
@@ -104,10 +103,17 @@ def _samples(column: Samples) -> Sequence[NDArray[Any]]:
 
 
 def _boxes(
-    column: Samples, follower: Follower, format: BoxFormat, moves: Moves | None
+    column: Samples, follower: Follower, type: Boxes, moves: Moves | None
 ) -> tuple[RaggedColumn, _Kept]:
     stored, counts = _rows(column, 4)
-    boxes = to_xyxy(stored, format)
+    boxes = to_xyxy(stored, type.format)
+    if type.is_normalised:
+        if moves is None:
+            assert follower.shape is not None  # `check_recipes` refuses an unknown one
+            boxes *= np.array([*follower.shape[::-1]] * 2, np.float32)
+        else:
+            sides = np.stack([moves.size[1], moves.size[0]] * 2, axis=1)
+            boxes = (boxes * sides[_owners(counts)]).astype(np.float32)
     if moves is not None:
         boxes = move_boxes(moves, boxes, _owners(counts))
     if follower.sanitize is None:

@@ -33,6 +33,7 @@ from penstock.pipeline.report.facts import ShardFacts
 from penstock.pipeline.report.meter import Meter
 from penstock.pipeline.report.quarantine import QuarantineFile
 from penstock.readers.blocks import Blocks
+from penstock.readers.fields.boxes import BoxUnits
 from penstock.readers.fields.selection import stored_fields
 
 if TYPE_CHECKING:
@@ -218,7 +219,12 @@ def _road(
             if mapped.reads == stored_fields(dataset.fields, dataset.schema)
             else mapped.reads,
         ),
-        draws=BatchDraws(recipes=recipes, seed=seed, mixer=mixed.mixer if mixed else None),
+        draws=BatchDraws(
+            recipes=recipes,
+            seed=seed,
+            mixer=mixed.mixer if mixed else None,
+            units=BoxUnits(enough=min(8, int(dataset.contents.sizes.sum()))),
+        ),
         graphs=graphs,
         finisher=Finisher(
             recipes.fields,

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.augment.draws import Draws, draw, draw_with_moves
 from penstock.readers.fields.columns import ListColumn
-from penstock.readers.fields.field_types import Mask
+from penstock.readers.fields.field_types import Boxes, Mask
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.augment.mixing import Mix, Mixer
     from penstock.augment.moves import Moves
     from penstock.pipeline.feed.batch import Batch
+    from penstock.readers.fields.boxes import BoxUnits
     from penstock.readers.fields.columns import SampleBatch
 
 
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
 class BatchDraws:
     """Draws random numbers for recipes: pure functions of (seed, epoch, sample id), on any thread.
 
-    mixer: of MixUp and CutMix; None without them.
+    mixer: of MixUp and CutMix; None without them. units: compares the boxes with their formats.
     """
 
     recipes: FieldRecipes
     seed: int
     mixer: Mixer | None
+    units: BoxUnits
 
     def draw(self, content: SampleBatch, epoch: int) -> tuple[dict[str, Draws], SampleBatch]:
         """The numbers of each sample of a batch, by image field; a substitute has those of its own
@@ -58,6 +60,8 @@ class BatchDraws:
             column = columns[name]
             if isinstance(column, ListColumn):
                 columns[name] = column.samples
+            if isinstance(follower.type, Boxes):
+                self.units.see(name, follower.type, column.values)
             if isinstance(follower.type, Mask) and follower.type.is_settled:
                 dtypes[name] = follower.type.dtype
         return found, content.with_columns(follow(recipes, moves, columns, dtypes=dtypes))

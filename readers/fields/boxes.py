@@ -9,20 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.cache.errors import DatasetError
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.field_types import BoxFormat
+    from penstock.readers.fields.field_types import Boxes, BoxFormat
+
+# Normalised numbers may leave 0..1 by this much, as annotations are rounded.
+_TOLERANCE = 0.01
 
 
 def to_xyxy(boxes: NDArray[Any], format: BoxFormat) -> NDArray[np.float32]:
-    """Boxes as x1, y1, x2, y2: float32, shape (k, 4), a copy. boxes: shape (k, 4)."""
+    """Boxes as x1, y1, x2, y2: float32, shape (k, 4), a copy, in the unit of the format. boxes:
+    shape (k, 4)."""
     found = np.array(boxes, np.float32).reshape(-1, 4)
-    if format == "xywh":
+    form = format.removesuffix("_norm")
+    if form == "xywh":
         found[:, 2:] += found[:, :2]
-    elif format == "cxcywh":
+    elif form == "cxcywh":
         half = found[:, 2:] / 2
         found[:, 2:] = found[:, :2] + half
         found[:, :2] -= half
@@ -33,8 +39,8 @@ def check_boxes(
     boxes: NDArray[Any], format: BoxFormat, *, size: tuple[int, int] | None = None
 ) -> Rejection | None:
     """Why a sample's boxes can't be, or None: an odd shape, not finite, inverted, or, where the
-    image's height and width are known, wholly outside. One that lies partly outside is normal.
-    boxes: as stored."""
+    image's height and width are known, wholly outside. One that lies partly outside is normal;
+    a normalised number outside of 0..1 isn't. boxes: as stored."""
     if (refusal := _check_rows(boxes, 4, f"{format} boxes")) is not None:
         return refusal
     with np.errstate(over="ignore", invalid="ignore"):  # what that gives isn't finite
@@ -43,21 +49,84 @@ def check_boxes(
         return Rejection(f"box {bad[0]} isn't finite: {_numbers(boxes, bad[0])}")
     # By what is stored: x + w may round to x.
     stored = np.asarray(boxes).reshape(-1, 4)
-    sides = corners[:, 2:] - corners[:, :2] if format == "xyxy" else stored[:, 2:]
+    is_xyxy, is_normalised = format.startswith("xyxy"), format.endswith("_norm")
+    beyond = (stored < -_TOLERANCE) | (stored > 1 + _TOLERANCE)
+    if is_normalised and len(bad := np.flatnonzero(beyond.any(axis=1))):
+        return Rejection(
+            f"box {bad[0]} isn't normalised: {_numbers(boxes, bad[0])}; {format} wants shares of "
+            f'the image, 0 to 1. Boxes in pixels are format="{format.removesuffix("_norm")}"'
+        )
+    sides = corners[:, 2:] - corners[:, :2] if is_xyxy else stored[:, 2:]
     if len(bad := np.flatnonzero((sides < 0).any(axis=1))):
-        wanted = "x1 <= x2 and y1 <= y2" if format == "xyxy" else "a width and height of 0 or more"
+        wanted = "x1 <= x2 and y1 <= y2" if is_xyxy else "a width and height of 0 or more"
+        if format == "xyxy" and ((stored[bad] >= 0) & (stored[bad] <= 1)).all():
+            wanted += '. Numbers within 0 to 1 may be format="cxcywh_norm" or "xywh_norm"'
         return Rejection(
             f"box {bad[0]} is inverted: {_numbers(boxes, bad[0])}; {format} wants {wanted}"
         )
     if size is not None:
-        height, width = size
+        height, width = (1, 1) if is_normalised else size
         far = (corners[:, 2:] < 0) | (corners[:, :2] > (width, height))
         if len(bad := np.flatnonzero(far.any(axis=1))):
             return Rejection(
                 f"box {bad[0]} lies outside of its image: {_numbers(boxes, bad[0])} ({format}), "
-                f"and the image is {width} wide and {height} high"
+                f"and the image is {size[1]} wide and {size[0]} high"
             )
     return None
+
+
+class BoxUnits:
+    """Compare the unit that a field's boxes have in the schema with the boxes that are read.
+
+    Pixel boxes that all lie within the first pixel, with fractions, are normalised ones, and
+    normalised boxes that all leave 0..1 are pixel boxes. One box of the other kind settles that the
+    format is right; empty boxes and whole numbers from 0 to 1 say nothing. enough: so many boxes of
+    the other unit, and none of the right one, are an error.
+    """
+
+    def __init__(self, *, enough: int = 8) -> None:
+        self._enough = enough
+        self._wrong: dict[str, int] = {}
+        self._settled: set[str] = set()
+
+    def see(self, name: str, type: Boxes, boxes: NDArray[Any]) -> None:
+        """Raise DatasetError once so many boxes were seen and all have the wrong unit.
+
+        boxes: as stored, of any shape that holds four numbers each.
+        """
+        if name in self._settled or not len(boxes):
+            return
+        stored = np.asarray(boxes).reshape(-1, 4)
+        corners = to_xyxy(stored, type.format)
+        corners = corners[((corners[:, 2:] > corners[:, :2]).all(axis=1))]
+        within = ((corners >= -_TOLERANCE) & (corners <= 1 + _TOLERANCE)).all(axis=1)
+        if type.is_normalised:
+            wrong = (np.abs(stored) > 1 + _TOLERANCE).any(axis=1)
+            right = ~wrong & (stored > 0).any(axis=1)
+        else:
+            wrong = within & (corners != np.rint(corners)).any(axis=1)
+            right = ~within
+        if right.any():
+            self._settled.add(name)
+            return
+        seen = self._wrong[name] = self._wrong.get(name, 0) + int(wrong.sum())
+        if not seen or seen < self._enough:
+            return
+        shown = _numbers(stored if type.is_normalised else corners, int(np.flatnonzero(wrong)[0]))
+        if type.is_normalised:
+            raise DatasetError(
+                f'"{name}": none of the first {seen} boxes lies within 0 to 1, such as {shown}, so '
+                f"they seem to be pixels, and format={type.format!r} wants shares of the image. "
+                f'Give schema={{"{name}": Boxes(of="{type.of}", '
+                f'format="{type.format.removesuffix("_norm")}")}}.'
+            )
+        raise DatasetError(
+            f'"{name}": all of the first {seen} boxes lie within 1 x 1 pixel, such as {shown} '
+            f"(x1, y1, x2, y2), so they seem to be shares of the image, and format={type.format!r} "
+            f'wants pixels. Give schema={{"{name}": Boxes(of="{type.of}", '
+            f'format="{type.format}_norm")}}, or another form: "xyxy_norm", "xywh_norm", '
+            '"cxcywh_norm".'
+        )
 
 
 def check_keypoints(points: NDArray[Any]) -> Rejection | None:

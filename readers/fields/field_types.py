@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.cache.errors import ConfigError, explain_arguments
 
-BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
+BoxFormat = Literal["xyxy", "xywh", "cxcywh", "xyxy_norm", "xywh_norm", "cxcywh_norm"]
 
 AUTO_DTYPE = "auto"
 """Stands for the dtype that the data have, until an index has seen them all."""
@@ -195,8 +195,11 @@ class Mask:
 @explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """Boxes in an image, float32, (boxes, 4) a sample, in pixels of the upright image; handed out
-    as x1, y1, x2, y2. of: the image's field. format: in storage."""
+    """Boxes in an image, float32, (boxes, 4) a sample, delivered as x1, y1, x2, y2 in pixels.
+
+    of: the image's field. format: in storage, in pixels of the upright image, or, where it ends in
+    "_norm", in shares of its width and height.
+    """
 
     of: str
     format: BoxFormat = "xyxy"
@@ -208,6 +211,11 @@ class Boxes:
         if self.format not in get_args(BoxFormat):
             wanted = ", ".join(get_args(BoxFormat))
             raise ConfigError(f"Boxes: got format={self.format!r}, wanted one of {wanted}.")
+
+    @property
+    def is_normalised(self) -> bool:
+        """Return True if the stored numbers are shares of the image's width and height."""
+        return self.format.endswith("_norm")
 
 
 @explain_arguments(ConfigError)

@@ -13,7 +13,9 @@ from crc32c import crc32c
 
 from penstock.cache.errors import DatasetError, DatasetNotFoundError
 from penstock.cache.threads import ordered
+from penstock.readers.fields.boxes import BoxUnits
 from penstock.readers.fields.examine import check_noted
+from penstock.readers.fields.field_types import Boxes
 from penstock.readers.fields.selection import image_fields
 from penstock.readers.fields.settle import Settling
 from penstock.readers.fields.sniff import is_progressive
@@ -206,6 +208,12 @@ class IndexBuilder:
             remedy="This is done once; `penstock index` does it before the job.",
         )
         quarantined = list(candidates.quarantined)
+        for name, type in candidates.schema.of_type(Boxes).items():
+            if name in candidates.values:  # those of files are compared when they are read
+                every = range(len(candidates))
+                given = [each for each in noted_of(candidates, every)[name] if each is not None]
+                if given:
+                    BoxUnits(enough=1).see(name, type, np.concatenate(given))
         settling, draft = Settling(candidates.schema), _Draft(folder, snapshot.fingerprint)
         for shard in self._results(candidates, prior, reporter, folder, snapshot.fingerprint):
             quarantined += shard.rejected(candidates)

@@ -39,7 +39,7 @@ def follow(
     for name in followers(schema, image):
         if name in payloads:
             payloads[name], facts[name] = resized_mask(payloads[name], after)
-        elif name in arrays:
+        elif name in arrays and not getattr(schema[name], "is_normalised", False):
             arrays[name] = scaled(arrays[name], before, after)
     return replace(sample, payloads=payloads, facts=facts, arrays=arrays)
 
@@ -78,7 +78,7 @@ def nearest(before: int, after: int) -> NDArray[np.int64]:
 
 
 def scaled(rows: NDArray[Any], before: Size, after: Size) -> NDArray[np.float32]:
-    """Boxes (in any of their forms) or points in an image of another size. A point at (-1, -1),
+    """Boxes (in any form in pixels) or points in an image of another size. A point at (-1, -1),
     which is how one that can't be seen is written, stays there."""
     by = np.array([after[1] / before[1], after[0] / before[0]])
     found = rows.astype(np.float64) * np.tile(by, rows.shape[1] // 2)

@@ -130,7 +130,9 @@ def _alone(
             stepped=stepped,
             floor_au=floor,
             ceilings=ceilings,
-            diagnosis=diagnose(replace((stepped or raw).facts, ceilings=ceilings)),
+            diagnosis=diagnose(
+                replace((stepped or raw).facts, ceilings=ceilings, trains=stepped is not None)
+            ),
             search=found,
             date=datetime.datetime.now(datetime.UTC).replace(microsecond=0),
         )

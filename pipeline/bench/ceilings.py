@@ -37,6 +37,8 @@ from penstock.pipeline.bench.recipe_timer import (
 from penstock.pipeline.feed.read_scale import MAPPED_READ_THREADS, READ_THREADS
 from penstock.pipeline.plan.settings import make_plan, shuffled_settings
 from penstock.pipeline.report.ceilings import Ceilings, Rate
+from penstock.pipeline.report.meter import BLOCK_BYTES
+from penstock.pipeline.report.read_changes import COLD_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,9 +51,6 @@ if TYPE_CHECKING:
     from penstock.readers.types import EncodedBatch
 
 _SHRINK = 16  # a 224 crop becomes 14 x 14: a two-hundredth of the pixels to resize
-# Of the bytes, from a disk: less than that may be others' reads.
-_COLD_SHARE = 0.2
-_BLOCK_BYTES = 512  # of getrusage(2)
 _LOOKED_AT = 4096  # shards, whether they are in the cache
 _FEW = 8  # samples a thread, where they must be fetched
 
@@ -227,7 +226,7 @@ def _read(dataset: Source, rows: Iterator[NDArray[np.int64]], seconds: float) ->
         stream.close()
         pool.close()
     read_bytes = sum(mark[3] for mark in clock.marks)
-    is_cold = (_blocks() - blocks) * _BLOCK_BYTES > _COLD_SHARE * read_bytes
+    is_cold = (_blocks() - blocks) * BLOCK_BYTES > COLD_SHARE * read_bytes
     return rate, is_cold
 
 

@@ -88,7 +88,7 @@ def as_json(result: BenchResult) -> dict[str, Any]:
         "seconds": workload.seconds,
         "samples": raw.samples,
         "dataset": asdict(result.dataset),
-        "python": workload.line(setup),
+        "python": None if workload.recipe.reads_only else workload.line(setup),
         "tried": None
         if result.search is None
         else [_runs_values(runs) for runs in result.search.setups],
@@ -133,7 +133,8 @@ def show(result: BenchResult, console: Console) -> None:
         console.print(text, soft_wrap=True)
     for hint in _hints(result):
         console.print(Text(hint), soft_wrap=True)
-    console.print(_title("The same in Python"), Text(_python(result)), sep="\n", soft_wrap=True)
+    if not result.workload.recipe.reads_only:  # which no loader of a user's does
+        console.print(_title("The same in Python"), Text(_python(result)), sep="\n", soft_wrap=True)
 
 
 def _title(text: str) -> Text:
@@ -198,11 +199,13 @@ def _megabytes(figures: RunFigures) -> str:
 
 def _tiers(figures: RunFigures) -> tuple[str, str]:
     """What was read in all, and where from."""
-    tiers = {tier: size for tier, size in figures.bytes_by_tier.items() if size}
+    found = figures.bytes_by_tier.items()
+    # The page cache may have had them.
+    tiers = {"local files" if tier == "disk" else tier: size for tier, size in found if size}
     if not tiers:
-        return "-", "not counted of tables"
-    parts = [f"{format_size(size)} from {tier}" for tier, size in tiers.items()]
-    where = ", ".join(parts) if len(parts) > 1 else "".join(f"from {tier}" for tier in tiers)
+        return "-", "not counted here"
+    parts = [f"{format_size(size)} from {name}" for name, size in tiers.items()]
+    where = ", ".join(parts) if len(parts) > 1 else "".join(f"from {name}" for name in tiers)
     return format_size(sum(tiers.values())), where
 
 
@@ -224,10 +227,14 @@ def _stages(result: BenchResult, stages: Mapping[Any, Rate]) -> Table:
             f"{rate.samples_per_s:,.0f}",
             f"{rate.bytes_per_s / 1e6:,.1f}" if rate.bytes_per_s else "-",
             f"{rate.cpu_s_per_1000:.2f}",
-            f"the limit: reached {share:.0%}" if is_limit else "",
+            _reached(share) if is_limit and share is not None else "",
             style="bold" if is_limit else "",
         )
     return table
+
+
+def _reached(share: float) -> str:
+    return f"the limit: reached {share:.0%}" if share <= 1 else "the limit"
 
 
 def _show_peers(peers: PeerComparison, console: Console) -> None:
@@ -247,6 +254,10 @@ def _show_peers(peers: PeerComparison, console: Console) -> None:
     for name, how in peers.skipped.items():
         line = f"{name} was left out: it isn't installed. {how}"
         console.print(Text(line), style="yellow", soft_wrap=True)
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _search_table(result: BenchResult) -> Table:
@@ -290,7 +301,7 @@ def _hints(result: BenchResult) -> Iterator[str]:
     if result.stepped is None:
         yield (
             f"That keeps an accelerator fed whose step over {result.setup.batch_size} samples "
-            f"takes {fed_step_ms(result):,.0f} ms or more; --step-ms or --accelerator measures "
+            f"takes {_ms(fed_step_ms(result))} ms or more; --step-ms or --accelerator measures "
             "its utilisation."
         )
     if result.search is None:

@@ -120,17 +120,12 @@ class Workload:
     @property
     def imports(self) -> str:
         """What `line` needs, as a user would write it."""
-        names = {"DataLoader", *self.recipe.names}
-        lines = [*self.recipe.imports]
-        if self.recipe.reads_only:
-            lines.append("from penstock.pipeline.bench.whole_samples import WholeSamples")
-        else:
-            names.add("Dataset")
-        return "\n".join([f"from penstock import {', '.join(sorted(names))}", *lines])
+        names = {"DataLoader", "Dataset", *self.recipe.names}
+        return "\n".join([f"from penstock import {', '.join(sorted(names))}", *self.recipe.imports])
 
     def line(self, setup: Setup) -> str:
         """The Python that builds the loader of this setup; what is a default of the loader's is
-        left out."""
+        left out. None says what a recipe does that only reads."""
         options = [f"batch_size={setup.batch_size}"]
         if self.recipe.shuffled:
             options += ["shuffle=True", "drop_last=True"]
@@ -158,8 +153,7 @@ class Workload:
             parts.append(f"cache={str(self.cache)!r}")
         if self.storage_options:  # they may hold a secret
             parts.append("storage_options=storage_options")
-        kind = "WholeSamples" if self.recipe.reads_only else "Dataset"
-        return f"DataLoader({kind}({', '.join(parts)}), {', '.join(options)})"
+        return f"DataLoader(Dataset({', '.join(parts)}), {', '.join(options)})"
 
 
 def step_of(

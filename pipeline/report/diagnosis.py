@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from penstock.pipeline.report.advice import changes_for
 from penstock.pipeline.report.limit import ceiling_of, find_limit
 from penstock.pipeline.report.prediction import STAGE_WORDS, predict
-from penstock.pipeline.report.read_changes import reads_compute
+from penstock.pipeline.report.read_changes import waits_for_disk
 
 if TYPE_CHECKING:
     from penstock.pipeline.report.causes import Cause, Limit
@@ -87,6 +87,8 @@ def diagnose(facts: LoaderFacts) -> Diagnosis:
     change = max(changes, key=lambda one: (one.is_anomaly, one.factor or 0.0))
     prediction = predict(change, limit, facts)
     found = f"{_wait_words(limit, facts)}{_ceiling_words(limit, facts)}"
+    has_model = facts.trains or limit != "model"
+    what = _WHAT[limit] if has_model else "The loop that takes the batches is"
     return Diagnosis(
         limit=limit,
         cause=change.cause,
@@ -98,7 +100,7 @@ def diagnose(facts: LoaderFacts) -> Diagnosis:
         verdict=" ".join(
             part
             for part in (
-                f"{_WHAT[limit]} the limit: {found}.",
+                f"{what} the limit: {found}.",
                 change.why,
                 change.advice,
                 _prediction_words(prediction, limit, facts),
@@ -117,11 +119,12 @@ def _of_ceiling(limit: Limit, facts: LoaderFacts) -> float | None:
 
 def _wait_words(limit: Limit, facts: LoaderFacts) -> str:
     """How much of the time the training step waited, at which rate, and with what."""
-    waited = f"the training step waits {facts.wait_share:.1%} of the time"
+    who = "the training step" if facts.trains else "a loop that only takes batches"
+    waited = f"{who} waits {facts.wait_share:.1%} of the time"
     at = f"{waited} at {facts.samples_per_s:,.0f} samples/s"
     if limit in ("model", "python"):
         return waited
-    if limit == "disk" and reads_compute(facts):
+    if limit == "disk" and not waits_for_disk(facts):
         return f"{at}, most of that for samples to be read"
     if limit in _FROM:
         return f"{at}, most of that for bytes from {_FROM[limit]}"
@@ -143,6 +146,8 @@ def _ceiling_words(limit: Limit, facts: LoaderFacts) -> str:
         return ""
     stage, rate = found
     share = facts.samples_per_s / rate.samples_per_s
+    if share > 1:  # as where the machine was busier meanwhile
+        return f" ({STAGE_WORDS[stage]} alone gave no more than {rate.samples_per_s:,.0f}/s)"
     return f" ({share:.0%} of the {rate.samples_per_s:,.0f}/s that {STAGE_WORDS[stage]} alone gave)"
 
 

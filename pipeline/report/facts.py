@@ -149,8 +149,10 @@ class LoaderFacts:
     the mean time of those. decode_threads, usable_cores: of this rank. device: "cpu", "cuda:0".
     workers: torch's, of a torch dataset; None for a native one. url: the dataset's, for people.
     map: what the recipe's Maps take; None without any. chunks: what decoding chunks takes; None
-    where samples can be had alone. bytes_read: of the samples, from wherever
-    they came. decodes: whether there are images, which DALI decodes.
+    where samples can be had alone. bytes_read: of the samples, from wherever they came, as far as
+    that is counted (not of tables). disk_bytes: that this process had to read from disks, as the
+    system counts them; None: unknown. trains: False where a loop only takes batches. decodes:
+    whether there are images, which DALI decodes.
     """
 
     samples: int
@@ -167,6 +169,8 @@ class LoaderFacts:
     device: str
     url: str = ""
     bytes_read: int = 0
+    disk_bytes: int | None = None
+    trains: bool = True
     decodes: bool = True
     fill_s: float = 0.0
     gil_late: float = 0.0
@@ -202,6 +206,8 @@ class LoaderFacts:
         chunks = self.chunks
         if chunks is not None and earlier.chunks is not None:
             chunks = replace(chunks, counts=chunks.counts.since(earlier.chunks.counts))
+        if self.disk_bytes is not None and earlier.disk_bytes is not None:
+            less["disk_bytes"] = self.disk_bytes - earlier.disk_bytes
         return replace(self, remote=remote, map=map, chunks=chunks, **less)
 
 

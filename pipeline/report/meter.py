@@ -6,6 +6,7 @@ What the tiers did is the cache's own count (`cache.base.counters`).
 
 from __future__ import annotations
 
+import resource
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -51,8 +52,15 @@ _COUNTED = (
     "remote_wait_s",
 )
 """Of the traffic, as it is told."""
+BLOCK_BYTES = 512
+"""Of ru_inblock, by getrusage(2)."""
 # Looking at the cores takes 0.2 s, and what else runs on them seldom changes.
 _CORES_EVERY_S = 300.0
+
+
+def _disk_bytes() -> int:
+    """Bytes that this process has had to read from disks."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock * BLOCK_BYTES
 
 
 @dataclass(slots=True)
@@ -83,6 +91,7 @@ class Meter:
     load_s: float = 0.0
     bytes_disk: int = 0
     counted_bytes: int = 0
+    disk_mark: int = 0
     remote: Callable[[], TierFacts] | None = None  # of a remote dataset
     resident: Callable[[], ResidentFacts] | None = None  # where images stay in memory
     map: Callable[[], MapFacts] | None = None  # where the recipe has Maps
@@ -104,7 +113,7 @@ class Meter:
         self.samples += samples
         self.batches += 1
         if self.batches == 1:
-            self.first_batch_s = wait_s
+            self.first_batch_s, self.disk_mark = wait_s, _disk_bytes()
             return
         self.counted_samples += samples
         self.counted_bytes += size_bytes
@@ -194,6 +203,7 @@ class Meter:
             device=self.device,
             url=self.url,
             bytes_read=self.counted_bytes,
+            disk_bytes=_disk_bytes() - self.disk_mark,
             decodes=self.decodes,
             gil_late=late,
             gil_late_s=late_s,

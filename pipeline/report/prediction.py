@@ -85,7 +85,7 @@ def _bounds(limit: Limit, facts: LoaderFacts) -> list[tuple[float, str]]:
         if bounding and rate is not None:
             bounds.append((rate.samples_per_s, STAGE_WORDS[stage]))
     # A loop that only takes batches has no step to speak of.
-    has_step = facts.step_s > _LEAST_STEP_SHARE * (facts.step_s + facts.wait_s)
+    has_step = facts.trains and facts.step_s > _LEAST_STEP_SHARE * (facts.step_s + facts.wait_s)
     if limit not in ("model", "python") and has_step:
         bounds.append((facts.samples / facts.step_s, _THE_STEP))
     return bounds

@@ -23,6 +23,13 @@ _FEW_SHARDS = 64
 _COMPUTING_SHARE = 0.5
 # Chunks decoded more often than this are worth a sentence.
 _DECODED_AGAIN = 1.2
+# Of the bytes, from a disk: less than that may be others' reads. And a second of waiting, where
+# bytes aren't counted: no disk is slower.
+COLD_SHARE = 0.2
+_LEAST_DISK_BYTES_PER_S = 1 << 18
+# Sleeping for more than this for each sample's bytes is waiting, whatever the system counts (file
+# systems over a network aren't all counted); threads that share cores sleep less.
+_LONG_SLEEP_S = 0.5e-3
 _OTHERS = "what the other stages gave alone"
 _NOTHING_FETCHED = "nothing has to be fetched any more"
 
@@ -34,22 +41,42 @@ def reads_compute(facts: LoaderFacts) -> bool:
     return is_behind or facts.read_s > _COMPUTING_SHARE * facts.load_s
 
 
+def waits_for_disk(facts: LoaderFacts) -> bool:
+    """Whether the reading threads were seen to wait for a disk: it was read from, or they slept for
+    long over files. What is in the page cache, or decoded, is waited for otherwise."""
+    if reads_compute(facts):
+        return False
+    least = max(COLD_SHARE * facts.bytes_read, _LEAST_DISK_BYTES_PER_S * facts.wait_s)
+    if facts.disk_bytes is None or facts.disk_bytes > least:
+        return True
+    slept_s = (facts.load_s - facts.read_s) / max(1, facts.samples)
+    return facts.bytes_read > 0 and not _decoded(facts) and slept_s > _LONG_SLEEP_S
+
+
+def _decoded(facts: LoaderFacts) -> int:
+    """Bytes of chunks that were decoded."""
+    return 0 if facts.chunks is None else facts.chunks.counts.decoded_bytes
+
+
 def disk_changes(facts: LoaderFacts) -> Iterator[Change]:
     """What could be changed where batches wait for local samples."""
-    yield from () if facts.shards is None or facts.shards.are_files else _tiny_shards(facts)
+    waits = waits_for_disk(facts)
+    if waits and facts.shards is not None and not facts.shards.are_files:
+        yield from _tiny_shards(facts)
     yield from _decoded_again(facts)
     # What is cached of a remote folder lies in blobs of many samples.
     are_files = facts.shards is not None and facts.shards.are_files and facts.remote is None
-    if reads_compute(facts) and not are_files:
-        each_us = 1e6 * facts.read_s / max(facts.samples, 1)
-        yield Change(
-            cause="slow-read",
-            why=f"It isn't the disk: reading and checking takes {each_us:.2g} us of a core for "
-            "each sample.",
-            advice="Larger batches, or fewer fields (`fields=`), take less for a sample.",
-        )
+    are_files &= facts.bytes_read > 0 or facts.disk_bytes is None  # the index has the labels
+    pack = f"A pack (`penstock pack {facts.url or 'SRC'} DST`)"
+    if not waits:
+        advice = "Larger batches, or fewer fields (`fields=`), take less for a sample."
+        if are_files:
+            advice = f"{pack} has no files to open for each sample."
+        elif _decoded(facts):
+            advice = "Data whose chunks are smaller or quicker to decode would move it."
+        yield Change(cause="slow-read", why=_no_disk_words(facts), advice=advice)
         return
-    pack = f"A pack (`penstock pack {facts.url or 'SRC'} DST`) on a local NVMe would move it."
+    pack = f"{pack} on a local NVMe would move it."
     yield Change(
         cause="slow-disk",
         why="The samples are single files." if are_files else "",
@@ -61,6 +88,19 @@ def disk_changes(facts: LoaderFacts) -> Iterator[Change]:
         basis=_OTHERS,
         assumes="reading takes no time then",
     )
+
+
+def _no_disk_words(facts: LoaderFacts) -> str:
+    """What reading takes that waits for no disk."""
+    each_us = 1e6 * facts.read_s / max(facts.samples, 1)
+    words = f"It isn't the disk: reading and checking takes {each_us:.2g} us of a core for each"
+    words += " sample"
+    if decoded := _decoded(facts):
+        rate = decoded / max(facts.step_s + facts.wait_s, 1e-9) / 1e6
+        words += f", and {format_size(decoded)} of chunks were decoded, {rate:,.2g} MB/s"
+    if facts.disk_bytes is not None and not reads_compute(facts):
+        words += f"; the system counted {format_size(facts.disk_bytes)} read from disks meanwhile"
+    return f"{words}."
 
 
 def _decoded_again(facts: LoaderFacts) -> Iterator[Change]:

@@ -217,7 +217,7 @@ def test_a_small_set_gives_the_batch_that_it_has(pack: Path) -> None:
             a_workload(pack, batch_size=SAMPLES + 1).setup(dataset)
 
 
-@pytest.mark.parametrize("recipe", ["imagenet", "imagenet-eval", "none"])
+@pytest.mark.parametrize("recipe", ["imagenet", "imagenet-eval"])
 @pytest.mark.parametrize("changes", [{}, {"num_workers": 3, "prefetch_factor": 4, "read": "pread"}])
 def test_the_line_of_python_builds_the_same_loader(
     pack: Path, recipe: str, changes: dict[str, Any]

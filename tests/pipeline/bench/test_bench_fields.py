@@ -42,9 +42,7 @@ def bench(url: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> dic
 def run_as_printed(found: dict[str, Any]) -> tuple[Any, Any]:
     """The loader of the line that is told, and its first batch."""
     names: dict[str, Any] = {}
-    imports = "from penstock import DataLoader, Dataset, imagenet_train\n"
-    imports += "from penstock.pipeline.bench.whole_samples import WholeSamples"
-    exec(imports, names)
+    exec("from penstock import DataLoader, Dataset, imagenet_train", names)
     with eval(found["python"], names) as loader:
         batch = next(iter(loader))
         loader.dataset.close()
@@ -91,12 +89,10 @@ def test_fields_may_be_named(sets: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_fields_may_be_folders(sets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     places = ("--fields", "image=images,mask=masks")
     found = bench(sets / "folder", *places, "--augment", "none", capsys=capsys)
-    loader, (ids,) = run_as_printed(found)
-    assert sorted(ids.tolist()) == list(range(SAMPLES))
-    assert loader.statistics().bytes_disk == sum(
-        len(field_sets.street(number).image + field_sets.street(number).mask_png)
-        for number in range(SAMPLES)
-    )
+    assert found["python"] is None  # no loader reads samples and drops them
+    each = [field_sets.street(number) for number in range(SAMPLES)]
+    size = sum(len(one.image + one.mask_png) for one in each) / SAMPLES
+    assert found["bytes_per_s"] / found["samples_per_s"] == pytest.approx(size, rel=0.01)
 
 
 def test_peers_need_images_and_that_is_said_before_anything_is_measured(

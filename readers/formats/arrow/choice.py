@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
+import re
+import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from penstock.cache.errors import ConfigError, DatasetError
-from penstock.readers.fields.field_types import PRESENT, Bytes, is_field_name
+import numpy as np
+
+from penstock.cache.errors import ConfigError, DatasetError, PenstockWarning
+from penstock.readers.fields.field_types import PRESENT, Bytes, Text, is_encoded, is_field_name
 from penstock.readers.formats.arranging import given_types
-from penstock.readers.formats.arrow.types import misfit, settled
+from penstock.readers.formats.arrow.rows import reasons
+from penstock.readers.formats.arrow.types import FILES_BY_PATHS, is_text, misfit, settled
+from penstock.readers.formats.arrow.values import NULL_INSIDE, RAGGED_INSIDE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +26,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock")
 _SHOWN, _TOLD = 20, 5
+_NAMES_OF_PATHS = re.compile(
+    "image|img|photo|picture|frame|mask|file|path|audio|sound|wav|video|clip|ur[il]", re.IGNORECASE
+)
+_FILE = re.compile(
+    rb"\.(jpe?g|png|webp|bmp|tiff?|jp2|ppm|pgm|gif|avif|npy|wav|flac|mp3|ogg|opus|m4a|mp4|mkv|avi"
+    rb"|mov|webm)$",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +49,15 @@ class FieldChoice:
     left_out: Mapping[str, str]
 
 
-def choose(columns: Sequence[ArrowColumn], arrangement: Arrangement, *, file: str) -> FieldChoice:
-    """The fields of a file's columns. file: its name, for people.
+def choose(
+    columns: Sequence[ArrowColumn],
+    arrangement: Arrangement,
+    *,
+    file: str,
+    refused: Mapping[str, str] | None = None,
+) -> FieldChoice:
+    """The fields of a file's columns. file: its name, for people; refused: why columns, by name,
+    are none, whatever their type, as their values say.
 
     Raises ConfigError for what was asked for and isn't there or doesn't fit, DatasetError for what
     can't be a field.
@@ -66,12 +87,16 @@ def choose(columns: Sequence[ArrowColumn], arrangement: Arrangement, *, file: st
     types: dict[str, FieldType | None] = {}
     for name, column in list(found.items()):
         type = given.get(name)
-        why = column.refusal if type is None else misfit(type, column.arrow)
+        if (why := (refused or {}).get(column.name)) is not None and type is not None:
+            raise ConfigError(f'schema["{name}"]: the column "{column.name}": {why}.')
+        why = why or (column.refusal if type is None else misfit(type, column.arrow))
         if why is None:
             types[name] = column.type if type is None else settled(type, column.arrow)
             continue
         if type is not None:
-            raise ConfigError(f'schema["{name}"]: got {why} ({file}).')
+            paths = is_encoded(type) and not isinstance(type, Text) and is_text(column.arrow)
+            files = f". If these are paths of files: {FILES_BY_PATHS}" if paths else ""
+            raise ConfigError(f'schema["{name}"]: got {why} ({file}){files}.')
         if column.name in renamed:
             raise DatasetError(f'fields["{name}"]: {file}: the column "{column.name}": {why}.')
         left_out[name] = why
@@ -91,6 +116,35 @@ def tell_left_out(url: str, choice: FieldChoice) -> None:
         told = [f'"{name}" ({why})' for name, why in choice.left_out.items()]
         more = f" and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
         _log.warning("%s: columns that are no fields: %s%s.", url, "; ".join(told[:_TOLD]), more)
+
+
+def refusal_of(table: Any, *, file: str, first: int) -> str | None:
+    """Why a column is refused, by the values of some rows (`values.values_table`): lists that are
+    no arrays. None where they are, or a value alone doesn't fit. first: the row where they begin in
+    the file, whose name is for people."""
+    for row, reason in reasons(table, np.arange(len(table))):
+        if reason in (NULL_INSIDE, RAGGED_INSIDE):
+            advice = "fill it in" if reason == NULL_INSIDE else "pad them, or flatten them"
+            return f"{reason} ({file}, row {first + row}): {advice} when the file is written"
+    return None
+
+
+def may_be_paths(name: str, type: FieldType) -> bool:
+    """Return True for a field of texts whose name is one that paths of files have."""
+    return isinstance(type, Text) and bool(_NAMES_OF_PATHS.search(name))
+
+
+def tell_paths(url: str, column: str, values: Sequence[bytes]) -> None:
+    """Warn of a column of texts that are paths of pictures, sound or video. values: some."""
+    some = [value for value in values if value]
+    if some and all(map(_FILE.search, some)):
+        shown = some[0].decode(errors="replace")
+        warnings.warn(
+            f'{url}: the column "{column}" holds paths of files ({shown!r:.200}), and they '
+            f"are read as text. To read the files, {FILES_BY_PATHS}.",
+            PenstockWarning,
+            stacklevel=9,
+        )
 
 
 def no_field(url: str, choice: FieldChoice) -> DatasetError:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
+from penstock.cache.errors import DatasetError
 from penstock.readers.fields.arrays import array_form
 from penstock.readers.files.names import printable
 from penstock.readers.formats.arrow.arrays import storage
@@ -52,7 +53,11 @@ class FileColumns:
             if batch.dictionary is not None:
                 known = self._dictionaries.setdefault(batch.dictionary, [])
                 if known and not batch.is_delta:
-                    raise refused(entry, "it has two dictionaries for one column")
+                    raise DatasetError(
+                        f"{printable(entry.name)}: a dictionary of it is replaced behind some "
+                        "batches, which isn't read. Write it with one dictionary "
+                        "(table.unify_dictionaries()) or with deltas (emit_dictionary_deltas=True)."
+                    )
                 known.append(batch)
         self.rows = np.array([batch.rows for batch in self.batches], np.int64)
         self.sizes = np.array([int(b.buffers[:, 1].sum()) for b in self.batches], np.int64)

@@ -37,6 +37,15 @@ TOKEN_NAMES = frozenset(("input_ids", "token_ids", "tokens"))
 _MAX_DEPTH = 8
 _MEDIA_PARTS = frozenset(("bytes", "path"))
 
+FILES_BY_PATHS = (
+    "list them in a CSV or JSONL table and give the folder that the paths are relative to: "
+    'Dataset(folder, manifest="list.csv") (docs/datasets.md)'
+)
+PATHS_ALONE = (
+    f"it holds paths of files without their bytes: write the bytes into it, or {FILES_BY_PATHS}"
+)
+"""Why a struct of bytes and path is refused where no row has bytes."""
+
 Tensor = tuple[tuple[int, ...], tuple[int, ...]]
 """The shape in which a column of fixed-shape tensors stores each of them in one flat list, and the
 axes of that shape in the order in which a sample has them."""
@@ -57,6 +66,11 @@ class ArrowColumn:
     type: FieldType | None = None
     refusal: str | None = None
     tensor: Tensor | None = None
+
+    @property
+    def is_media(self) -> bool:
+        """Whether its values are the bytes of structs of bytes and path."""
+        return len(self.path) > 1 and self.path[-1] == "bytes" and not self.name.endswith("bytes")
 
 
 def arrow_columns(schema: Any, features: Mapping[str, Feature]) -> Iterator[ArrowColumn]:
@@ -102,8 +116,7 @@ def _parts(
         if is_binary(parts.get("bytes")):
             yield ArrowColumn(name=name, path=(*path, "bytes"), arrow=parts["bytes"], type=told)
         else:
-            why = "it holds paths without bytes: write the files' bytes into it"
-            yield ArrowColumn(name=name, path=path, arrow=arrow, refusal=why)
+            yield ArrowColumn(name=name, path=path, arrow=arrow, refusal=PATHS_ALONE)
     elif depth >= _MAX_DEPTH or len(parts) < arrow.num_fields or not parts:
         why = "it holds structs that nest too deep, or whose parts have no names of their own"
         yield ArrowColumn(name=name, path=path, arrow=arrow, refusal=why)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     Bools = NDArray[np.bool_]
 
 VALUES, SHAPES, WRONG = "values", "shapes", "wrong"
+NULL_INSIDE = "it has a null inside"
+RAGGED_INSIDE = "its lists differ in length, so it is no array"
 
 
 def values_table(
@@ -339,9 +341,9 @@ def _misfits(lists: _Lists, form: ArrayForm, present: Bools) -> dict[int, str]:
     wrong: dict[int, str] = {}
     for row in np.flatnonzero((differ | lists.odd | lists.nulls) & present).tolist():
         if lists.nulls[row]:
-            wrong[row] = "it has a null inside"
+            wrong[row] = NULL_INSIDE
         elif lists.odd[row]:
-            wrong[row] = "its lists differ in length, so it is no array"
+            wrong[row] = RAGGED_INSIDE
         else:
             wrong[row] = f"its shape is {tuple(lists.shapes[row].tolist())}, not {form.shape}"
     return wrong

@@ -45,10 +45,12 @@ class FileFields:
         self._drift.add(columns, entry)
         self._known[key] = columns
 
-    def settle(self, entry: Entry) -> FieldChoice:
-        """The fields, once all files were seen. Raises ConfigError, DatasetError."""
-        columns = list(self._drift.columns.values())
-        self._choice = choose(columns, self._arrangement, file=printable(entry.name))
+    def settle(self, entry: Entry, refused: Mapping[str, str] | None = None) -> FieldChoice:
+        """The fields, once all files were seen. refused: as `choose` has it. Raises ConfigError,
+        DatasetError."""
+        columns, file = list(self._drift.columns.values()), printable(entry.name)
+        self._choice = choose(columns, self._arrangement, file=file, refused=refused)
+        self._leaves.clear()
         return self._choice
 
     def leaves(self, footer: Footer, entry: Entry) -> list[int]:

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING
 from penstock.cache.errors import DatasetError, DatasetNotFoundError
 from penstock.readers.fields.schema import Schema
 from penstock.readers.files.names import printable
-from penstock.readers.formats.arrow.choice import kind_of, no_field, tell_left_out
+from penstock.readers.formats.arrow.choice import (
+    kind_of,
+    may_be_paths,
+    no_field,
+    tell_left_out,
+    tell_paths,
+)
 from penstock.readers.formats.candidates import Candidates
 from penstock.readers.formats.parquet.fields import FileFields
-from penstock.readers.formats.parquet.first_values import first_values
+from penstock.readers.formats.parquet.first_values import first_values, refused_by_values
 from penstock.readers.formats.parquet.footers import read_footers, refused
 from penstock.readers.formats.parquet.shards import Shards
 from penstock.readers.formats.table_listing import TableListing
@@ -47,6 +53,24 @@ class ParquetListing(TableListing):
             footers.append(footer)
         choice = fields.settle(self._files[0])
         schema = self._schema(choice, footers, fields)
+        no_fields: dict[str, str] = {}
+        for number, (name, column) in enumerate(choice.columns.items()):
+            places = [
+                (entry, footer, fields.leaves(footer, entry)[number])
+                for entry, footer in zip(self._files, footers, strict=True)
+            ]
+            files = [place for place in places if place[2] >= 0]
+            why = refused_by_values(self._origin, column, schema[name], files, workers=workers)
+            if why is not None:
+                no_fields[column.name] = why
+        if no_fields:
+            choice = fields.settle(self._files[0], no_fields)
+            schema = self._schema(choice, footers, fields)
+        if warns:
+            for number, (name, column) in enumerate(choice.columns.items()):
+                if may_be_paths(name, schema[name]):
+                    some = self._first_values(number, footers, fields)
+                    tell_paths(self._origin.url, column.name, some)
         shards = Shards(self._files, footers, fields, choice, schema)
         if warns:
             tell_left_out(self._origin.url, choice)

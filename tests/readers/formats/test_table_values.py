@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError, CorruptSampleError, DatasetError
+from penstock.cache.errors import ConfigError, CorruptSampleError, DatasetError, PenstockWarning
 from penstock.readers import Dataset
-from penstock.readers.fields.field_types import Array, ClassLabel, Value
+from penstock.readers.fields.field_types import Array, ClassLabel, Image, Value
 from tests.readers.formats.tables import plain
 
 EPOCH = datetime.datetime(1970, 1, 1)
@@ -371,3 +371,104 @@ def test_dictionaries_inside_of_lists_are_refused_not_read_as_places(tmp_path: P
     with opened(tmp_path / "parquet", "parquet", {"x": column}) as dataset:
         batch = dataset.read(dataset.rows(np.arange(2)), fields=("x",))
         assert plain(batch.columns["x"]) == [[10, 20], [10]]
+
+
+def written(root: Path, kind: str, columns: dict[str, Any], **options: Any) -> Path:
+    """A file of units of two rows. options: of pyarrow's writer of Parquet."""
+    root.mkdir()
+    table = pa.table(columns)
+    if kind == "parquet":
+        pq.write_table(table, root / "a.parquet", row_group_size=2, **options)
+    else:
+        with pa.ipc.new_file(str(root / "a.arrow"), table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    return root
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, None, 3, 4, None]),
+        pa.array(["a", None, "b", "c", None]),
+        pa.array([b"a" * 2000, None, b"b", b"c", None]),
+        pa.array([{"p": 1}, None, {"p": 2}, {"p": 3}, {"p": None}]),
+        pa.array([[1, 2], None, [3, 4], [5, 6], None], pa.list_(pa.int8(), 2)),
+    ],
+)
+def test_nulls_are_known_with_and_without_statistics(
+    tmp_path: Path, column: Any, statistics: bool
+) -> None:
+    columns = {"x": column, "k": range(5), "full": ["a"] * 5}
+    root = written(tmp_path / "set", "parquet", columns, write_statistics=statistics)
+    name = "x.p" if pa.types.is_struct(column.type) else "x"
+    with Dataset(root, fields=(name, f"{name}.present", "full")) as dataset:
+        batch = dataset.read(dataset.rows(np.arange(5)))
+        assert batch.has(name).tolist() == [True, False, True, True, False]
+        assert dataset.index.lacking == {name: 2}
+    with Dataset(root) as dataset:
+        assert dataset.fields == ("k", "full")
+
+
+LISTS_THAT_ARENT_ARRAYS = {
+    "a null inside": [[1], [2], [], [3, None], None],
+    "differ in length": [[[1]], [[2], [3, 4]], [], [[3]], None],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("why", LISTS_THAT_ARENT_ARRAYS)
+def test_lists_that_are_no_arrays_are_refused_at_open(tmp_path: Path, kind: str, why: str) -> None:
+    column = LISTS_THAT_ARENT_ARRAYS[why]
+    root = written(tmp_path / "both", kind, {"x": column, "k": range(5)})
+    with Dataset(root) as dataset:
+        assert dataset.fields == ("k",)
+    for options in ({"fields": ("x",)}, {"fields": {"y": "x"}}):
+        with pytest.raises((ConfigError, DatasetError), match=rf"{why}.*\(a\..*, row"):
+            Dataset(root, **options).open()  # type: ignore[arg-type]
+    depth = 1 if why == "a null inside" else 2
+    given = {"x": Array("float32", (None,) * depth)}
+    with pytest.raises(ConfigError, match=why):
+        Dataset(root, schema=given).open()
+    alone = written(tmp_path / "alone", kind, {"x": column})
+    with pytest.raises(DatasetError, match=why):
+        Dataset(alone).open()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lists_in_lists_of_one_length_each_are_read(tmp_path: Path, kind: str) -> None:
+    column = [[[1]], [[2], [3]], [], [[3, 4]], None]
+    root = written(tmp_path / "set", kind, {"x": column})
+    with Dataset(root) as dataset:
+        batch = dataset.read(dataset.rows(np.arange(5)))
+    assert plain(batch.columns["x"])[:4] == [[[1]], [[2], [3]], [], [[3, 4]]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("statistics", [False, True])
+def test_paths_in_place_of_bytes_are_named(tmp_path: Path, kind: str, statistics: bool) -> None:
+    options = {"write_statistics": statistics} if kind == "parquet" else {}
+    both = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    structs = pa.array([{"bytes": None, "path": f"{n}.jpg"} for n in range(5)], both)
+    root = written(tmp_path / "structs", kind, {"image": structs}, **options)
+    with pytest.raises(DatasetError, match=r"paths of files without their bytes.*manifest="):
+        Dataset(root).open()
+    texts = [f"images/{n}.jpg" for n in range(5)]
+    root = written(tmp_path / "texts", kind, {"image": texts, "caption": texts}, **options)
+    with pytest.warns(PenstockWarning, match=r'"image" holds paths.*manifest=') as told:
+        Dataset(root).open()
+    assert len(told) == 1
+    with pytest.raises(ConfigError, match=r"holds string.*paths of files.*manifest="):
+        Dataset(root, schema={"image": Image()}).open()
+
+
+def test_a_dictionary_that_is_replaced_is_refused_in_words(tmp_path: Path) -> None:
+    batches = [
+        pa.record_batch({"x": pa.array(values).dictionary_encode()})
+        for values in (["a", "b"], ["c", "d"])
+    ]
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    with pytest.raises(DatasetError, match=r"is replaced.*unify_dictionaries"):
+        Dataset(tmp_path).open()

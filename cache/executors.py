@@ -264,8 +264,8 @@ def _reason(error: BaseException) -> str:
 def _died(error: BaseException, tally: _Tally) -> WorkerError:
     return WorkerError(
         f"A worker died, or the executor dropped its tasks ({_reason(error)}). {tally}: the same "
-        "call with a new executor goes on from there. Look at the worker's log: a process that was "
-        "killed has often run out of memory."
+        "call with a new executor goes on from there. The worker's own output is where the "
+        "executor keeps it; a process that was killed has often run out of memory."
     )
 
 

@@ -36,7 +36,7 @@ LEAVE_S = 1.0
 
 _PROTOCOL = 5
 _START_REMEDY = (
-    "Its own message stands above. Functions for worker processes must be importable there: define "
+    "Functions for worker processes must be importable there: define "
     'them in a module, and start the program\'s work under `if __name__ == "__main__":`.'
 )
 
@@ -253,7 +253,10 @@ class Crew:
         how = "ended" if code is None else exit_words(code)
         about = f"A worker process of {self._name} (pid {worker.process.pid}) {how}"
         if not worker.is_ready and (code is None or code >= 0):
-            return WorkerError(f"{about} before its first answer. {_START_REMEDY}")
+            return WorkerError(
+                f"{about} before its first answer. It wrote to this program's stderr "
+                f"what ended it, if anything. {_START_REMEDY}"
+            )
         return WorkerError(
             f"{about} while it was at {worker.task}. Often the machine is short of memory (see "
             "`dmesg`): use fewer processes= or smaller batches; else try that sample with "

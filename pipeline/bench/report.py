@@ -289,8 +289,9 @@ def _hints(result: BenchResult) -> Iterator[str]:
     decodes = facts.wait_decode_s > 0.9 * (facts.wait_s + facts.step_s)
     if decodes and result.workload.device == "cpu" and used < _FREE_CORES * threads:
         yield (
-            f"Something else used the cores too: threads that could have used {threads} all the "
-            f"time got {used:.1f}. Measure again when it doesn't."
+            f"Threads that could have used {threads} core{'s' * (threads != 1)} all the time got "
+            f"{used:.1f}: something else used the cores too, or a limit held the process. Measure "
+            "again when neither does."
         )
     if result.search is not None:
         noise = f"Runs of one setting differed by {result.search.noise:.1%}"

@@ -130,7 +130,7 @@ def _requests(facts: PeerFacts) -> Check:
             facts,
             "requests",
             "it ended the connection in mid-sentence",
-            "Try again; if it stays so, look at the log of the job there.",
+            "Try again; if it stays so, look at what the job there writes to stderr.",
         )
     found = f"{facts.address}: {_time(facts.request_s)} a request"
     if facts.request_s <= SLOW_REQUEST_S:
@@ -150,7 +150,7 @@ def _rate(facts: PeerFacts) -> Check:
             facts,
             "rate",
             "a range of a blob didn't come, or came wrong",
-            "Look at the log of the job there, and at its disk: penstock doctor DIR.",
+            "Look at what the job there writes to stderr, and at its disk: penstock doctor DIR.",
         )
     if not facts.size_bytes:
         found = f"{facts.address}: not measured, as its cache holds nothing yet"

@@ -55,8 +55,8 @@ def _python(facts: LoaderFacts) -> Iterator[Change]:
 def _dataset(_: LoaderFacts) -> Iterator[Change]:
     yield Change(
         cause="dataset-code",
-        advice="More num_workers=, or a native dataset (`penstock pack`) that DALI decodes, would "
-        "move it.",
+        advice="More num_workers=, or a native dataset (`penstock pack`), whose images "
+        "DALI decodes, would move it.",
     )
 
 

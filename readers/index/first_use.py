@@ -187,8 +187,9 @@ class FirstUse:
                 self._give_up()
                 raise StalledError(
                     f"{self.url}: {builder} was building the index for all processes of the job, "
-                    f"and hasn't been heard from for {now - heard:.0f} s. Look at its log; with "
-                    "`penstock index` before the job nobody has to wait. Another try builds anew."
+                    f"and hasn't been heard from for {now - heard:.0f} s. The output of "
+                    "that process says more. With `penstock index` before the job no process has "
+                    "to wait. Another try builds anew."
                 )
             if now - logged > 2 * BEAT_S:
                 logged = now

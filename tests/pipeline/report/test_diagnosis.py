@@ -420,3 +420,20 @@ def test_any_run_has_a_verdict_that_gains(
         assert found.basis
     if ceilings is None and found.limit not in ("model", "python"):
         assert found.of_ceiling is None
+
+
+def test_without_a_training_step_none_is_named() -> None:
+    loop = facts(**READING, step_s=3.0, disk_bytes=2**30, trains=False, ceilings=Ceilings())
+    found = diagnose(loop)
+    assert "training step" not in found.verdict
+    assert found.predicted_samples_per_s is None
+    assert "a loop that only takes batches waits" in found.verdict
+    assert diagnose(replace(loop, trains=True)).predicted_samples_per_s is not None
+    free = diagnose(facts(step_s=10.0, wait_s=0.1, trains=False))
+    assert free.verdict.startswith("The loop that takes the batches is the limit")
+
+
+def test_no_share_above_a_ceiling_is_shown() -> None:
+    slower = replace(ALONE, read=rate(50.0))
+    found = diagnose(facts(**READING, ceilings=slower))
+    assert "(reading alone gave no more than 50/s)" in found.verdict

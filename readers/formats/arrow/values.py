@@ -102,7 +102,7 @@ def _numbers(type: FieldType, array: Any, dtype: np.dtype[Any]) -> Any:
         limit = len(type.names) or 2**63
         raw = raw_numbers(numbers)
         unfit = ((raw < 0) | (raw >= limit)) & _present(numbers)
-    for row in np.flatnonzero(unfit).tolist():
+    for row in [] if unfit is None else np.flatnonzero(unfit).tolist():
         wrong[row] = f"{numbers[row].as_py()!r:.80} {unlike(type)}"
     return _table(found, wrong)
 
@@ -141,11 +141,11 @@ def _decoded(array: Any) -> Any:
     return array.dictionary.take(_in_dictionary(array))
 
 
-def _cast(array: Any, dtype: np.dtype[Any]) -> tuple[Any, Bools]:
-    """Numbers as a dtype, 0 where they don't fit it, and where that is."""
+def _cast(array: Any, dtype: np.dtype[Any]) -> tuple[Any, Bools | None]:
+    """Numbers as a dtype, 0 where they don't fit it, and where that is; None where all do."""
     wanted = pa.uint8() if dtype.kind == "b" else pa.from_numpy_dtype(dtype)
     if array.type == wanted:
-        return array, np.zeros(len(array), np.bool_)
+        return array, None
     is_number = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
     if dtype.kind == "b" or not is_number:
         raise ValueError(f"it holds {array.type}, and {dtype} was indexed")
@@ -200,10 +200,13 @@ def _arrays(type: FieldType, array: Any, form: ArrayForm, tensor: Tensor | None)
         lists.shape_tensors(tensor, present)
     plain = _plain(lists.values)
     flat, unfit = _cast(plain, form.dtype)
-    lists.nulls |= lists.rows_with(~_present(flat))
+    if flat.null_count:
+        lists.nulls |= lists.rows_with(~_present(flat))
     numbers = _view(flat.fill_null(0) if flat.null_count else flat)
     wrong = _misfits(lists, form, present)
-    for row in np.flatnonzero(lists.rows_with(unfit) & present).tolist():
+    unfit_rows = present & False if unfit is None else lists.rows_with(unfit) & present
+    for row in np.flatnonzero(unfit_rows).tolist():
+        assert unfit is not None
         start = int(lists.starts[row])
         value = plain[start + int(np.argmax(unfit[start : lists.ends[row]]))].as_py()
         wrong.setdefault(row, f"{value!r} {unlike(type)}")
@@ -242,7 +245,7 @@ class _Lists:
         self.starts = np.arange(count, dtype=np.int64)
         self.ends = self.starts + 1
         for axis in range(depth):
-            if axis:
+            if axis and array.null_count:
                 self.nulls |= self.rows_with(~_present(array))
             starts, ends, array = _opened(array)
             lengths = ends - starts

@@ -92,6 +92,9 @@ class Concatenation(Source):
             self._contents = _joined([part.contents for part in self.parts])
         return self._contents
 
+    def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
+        return concat([part._renamed(names, made) for part in self.parts])
+
     def _wholes(self) -> tuple[Source, ...]:
         return tuple(whole for part in self.parts for whole in part._wholes())
 

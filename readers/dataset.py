@@ -18,6 +18,7 @@ from penstock.cache.base.sizes import parse_size
 from penstock.cache.errors import ClosedError, ConfigError, DatasetError, PenstockWarning
 from penstock.readers.contents import Contents
 from penstock.readers.fields.arrays import array_form
+from penstock.readers.fields.naming import PLAIN, Naming, renamed_field
 from penstock.readers.fields.selection import (
     check_names,
     check_selection,
@@ -28,9 +29,8 @@ from penstock.readers.formats.arranging import arrangement_of
 from penstock.readers.formats.format import chosen_by
 from penstock.readers.formats.registry import AUTO, check_format
 from penstock.readers.formats.sampling import AS_THEY_COME, check_sampling
-from penstock.readers.index.opening import Opener
+from penstock.readers.index.opening import Opener, locate_fields
 from penstock.readers.open_source import OpenSource
-from penstock.readers.origin.locate import locate
 from penstock.readers.origin.quarantine import (
     ALLOWED_LEFT_OUT,
     NOT_KNOWN,
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from penstock.readers.origin.quarantine import LeftOut
     from penstock.readers.origin.urls import Url
     from penstock.readers.remote_shards import RemoteShards
+    from penstock.readers.source import Source
     from penstock.readers.types import Verify
 
 _log = logging.getLogger("penstock")
@@ -141,6 +142,8 @@ class Dataset(OpenSource):
         arrangement_of(  # raises for what can't be
             url, fields=fields, schema=schema, allow_empty=allow_empty, max_pixels=max_pixels
         )
+        self._renames: tuple[Mapping[str, str], ...] = ()
+        self._naming = PLAIN
         self._fields: tuple[str, ...] | None = None
         self._kept: tuple[str, ...] | None = None  # of chunks, whose bytes are; None: the fields'
         self._scratch = Scratch(cache)
@@ -175,7 +178,7 @@ class Dataset(OpenSource):
             "allow_empty": self._allow_empty,
             "max_pixels": self._max_pixels,
         }
-        return _made, (self._source, arguments, self._names)
+        return _made, (self._source, arguments, self._names, self._renames)
 
     def select(self, *fields: str) -> Dataset:
         """The same data with other fields, as a dataset of its own that opens and closes by itself.
@@ -183,8 +186,17 @@ class Dataset(OpenSource):
         fields: names in the order in which batches shall have them, as for `Dataset(fields=)`;
         raises what that raises.
         """
-        _, (url, arguments, _) = self.__reduce__()
-        return _made(url, arguments, check_names(fields))
+        _, (url, arguments, _, renames) = self.__reduce__()
+        return _made(url, arguments, check_names(fields), renames)
+
+    def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
+        if id(self) not in made:
+            _, (url, arguments, chosen, renames) = self.__reduce__()
+            if chosen is not None:
+                chosen = tuple(renamed_field(name, names) for name in chosen)
+                check_names(chosen)
+            made[id(self)] = _made(url, arguments, chosen, (*renames, dict(names)))
+        return made[id(self)]
 
     def open(self, *, verify: Verify | None = None, workers: int | None = None) -> Index:
         """Open the index, or build it; again, it costs nothing. verify, workers, and what is
@@ -198,7 +210,7 @@ class Dataset(OpenSource):
             if self._closed:
                 raise ClosedError(f"{self!r} is closed; make a new one.")
             if self._reader is None:
-                origin = locate(
+                origin, names_of = locate_fields(
                     self._source,
                     storage_options=self._storage_options,
                     scratch=self._scratch,
@@ -213,6 +225,8 @@ class Dataset(OpenSource):
                         allow_empty=self._allow_empty,
                         max_pixels=self._max_pixels,
                     ),
+                    index=self._index_folder,
+                    format=self._format,
                 )
                 opener = Opener(
                     origin=origin,
@@ -225,22 +239,28 @@ class Dataset(OpenSource):
                     index = opener.open(self._format)
                     self._sampling.check_used(index.format.name, url=self.url)
                     _check_left_out(index, self._allowed)
+                    self._naming = Naming.of(index.schema, names_of, self._renames, url=self.url)
                     names = self._names or chosen_by(index.format, index.schema)
+                    is_named = self._names is not None
                     fields = check_selection(
                         names,
-                        index.schema,
-                        index.lacking,
+                        self._naming.schema if is_named else index.schema,
+                        self._naming.new(index.lacking) if is_named else index.lacking,
                         url=self.url,
                         says_why=index.format.name in ("parquet", "arrow", "zarr", "npy"),
                         left_out=index.about.left_out,
                     )
+                    if is_named:
+                        stored = stored_fields(map(self._naming.stored_name, fields), index.schema)
+                    else:
+                        stored = stored_fields(fields, index.schema)
+                        fields = tuple(map(self._naming.new_name, fields))
                 except BaseException:
                     origin.close()
                     raise
                 if self._names is None and (told := not_chosen(index.schema, index.lacking)):
                     _log.warning("%s: %s", self.url, told)
                 self._fields = fields
-                stored = stored_fields(fields, index.schema)
                 index = index.keeping(stored if self._kept is None else self._kept)
                 self._chunks = _kept_chunks(
                     index, self._scratch, max_bytes=self._decoded_bytes, url=self.url
@@ -262,12 +282,29 @@ class Dataset(OpenSource):
         assert self._fields is not None
         return self._fields
 
+    def stored_fields(self, fields: Sequence[str]) -> tuple[str, ...]:
+        """The names that fields have in the index, where they were renamed."""
+        self._open()
+        return tuple(map(self._naming.stored_name, fields))
+
+    @property
+    def is_renamed(self) -> bool:
+        """Whether fields have other names than in the index."""
+        self._open()
+        return not self._naming.is_plain
+
     @property
     def is_plain(self) -> bool:
         """Whether its URL alone tells which samples and fields it has."""
         told = (self._places, self._names, self._manifest, self._types)
-        is_as_it_lies = all(each is None for each in told) and self._sampling == AS_THEY_COME
+        is_as_it_lies = all(each is None for each in (*told, self._max_pixels))
+        is_as_it_lies = is_as_it_lies and not (self._renames or self._allow_empty)
+        is_as_it_lies = is_as_it_lies and self._sampling == AS_THEY_COME
         return is_as_it_lies and not isinstance(self._source, tuple) and self._format == AUTO
+
+    def _largest(self, name: str) -> int:
+        bounds = self.index.summary(self._naming.stored_name(name)).bounds
+        return super()._largest(name) if bounds is None else int(bounds[1])
 
     def _own_left_out(self) -> Mapping[str, LeftOut]:
         if self._left_out is None:
@@ -283,6 +320,14 @@ class Dataset(OpenSource):
             self._contents = contents_of(index)
             if self._max_pixels is not None:
                 self._contents = replace(self._contents, max_pixels=self._max_pixels)
+            if not self._naming.is_plain:
+                contents, naming = self._contents, self._naming
+                self._contents = replace(
+                    contents,
+                    schema=naming.schema,
+                    images=naming.new(contents.images),
+                    longest=naming.new(contents.longest),
+                )
         return self._contents
 
     @property
@@ -340,9 +385,18 @@ class Dataset(OpenSource):
         Raises CorruptSampleError (carries sample_id), CorruptShardError, IndexChangedError (files
         aren't what was indexed), FetchError, ClosedError, ConfigError (rows that don't exist).
         """
-        return self._open().read(
-            rows, mode=mode, bad=bad, fields=fields, crops=crops, blocks=blocks
+        reader, naming = self._open(), self._naming
+        if naming.is_plain:
+            return reader.read(rows, mode=mode, bad=bad, fields=fields, crops=crops, blocks=blocks)
+        batch = reader.read(
+            rows,
+            mode=mode,
+            bad=bad,
+            fields=naming.stored(fields),
+            crops=crops and {naming.stored_name(name): crop for name, crop in crops.items()},
+            blocks=blocks,
         )
+        return naming.batch(batch)
 
     def read_parts(
         self,
@@ -355,8 +409,10 @@ class Dataset(OpenSource):
         blocks: Blocks | None = None,
     ) -> list[SampleBatch]:
         """Several small batches by one read; see `Source.read_parts`."""
-        reader = self._open()
-        return reader.read_parts(rows, bounds, mode=mode, bad=bad, fields=fields, blocks=blocks)
+        reader, naming = self._open(), self._naming
+        stored = fields if naming.is_plain else naming.stored(fields)
+        parts = reader.read_parts(rows, bounds, mode=mode, bad=bad, fields=stored, blocks=blocks)
+        return parts if naming.is_plain else [naming.batch(part) for part in parts]
 
     def rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """(shard, row) of sample ids, int64, shape (n, 2). Raises ConfigError for ids that don't
@@ -371,11 +427,11 @@ class Dataset(OpenSource):
 
     def lengths(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The first length of each sample of a field, int64, shape (n,)."""
-        return self._open().lengths(name, rows)
+        return self._open().lengths(self._naming.stored_name(name), rows)
 
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
         """Oriented height and width of an image field in a shard, int32, shape (samples, 2)."""
-        place = self.index.layout.table.spans[name]
+        place = self.index.layout.table.spans[self._naming.stored_name(name)]
         assert place.height is not None, name
         table = self.index.shards.open(shard).table
         return table[:, place.height : place.height + 2].astype(np.int32)
@@ -406,10 +462,16 @@ class Dataset(OpenSource):
             self._scratch.close()
 
 
-def _made(url: Url, arguments: dict[str, Any], names: tuple[str, ...] | None) -> Dataset:
-    """A dataset by its arguments; names: the fields of a batch, whatever lies where."""
+def _made(
+    url: Url,
+    arguments: dict[str, Any],
+    names: tuple[str, ...] | None,
+    renames: tuple[Mapping[str, str], ...],
+) -> Dataset:
+    """A dataset by its arguments; names: the fields of a batch, whatever lies where; renames: as
+    `rename` got them, one after the other."""
     dataset = Dataset(url, **arguments)
-    dataset._names = names
+    dataset._names, dataset._renames = names, renames
     return dataset
 
 
@@ -470,7 +532,7 @@ def copy_keeping(dataset: Dataset, fields: tuple[str, ...]) -> Dataset:
     """The same dataset, opened anew, that keeps the bytes of these fields of chunks, whatever its
     batches have; it is the caller's to close."""
     copy = _made(*dataset.__reduce__()[1])
-    copy._kept = fields
+    copy._kept = dataset.stored_fields(fields)
     return copy
 
 

@@ -45,7 +45,7 @@ class Luggage:
 def _carried(dataset: Dataset, indexes: list[bytes]) -> tuple[Any, ...]:
     """A dataset as it is pickled for another machine: absolute, without secrets, and with the index
     that it has here. indexes: its folder is added."""
-    make, (url, arguments, names) = dataset.__reduce__()
+    make, (url, arguments, *names) = dataset.__reduce__()
     reach = Reach.of(
         url,
         storage_options=arguments["storage_options"],
@@ -56,4 +56,4 @@ def _carried(dataset: Dataset, indexes: list[bytes]) -> tuple[Any, ...]:
     if not dataset.index.is_self_contained and os.path.isdir(dataset.index.place):
         index = os.path.abspath(dataset.index.place)
         indexes.append(os.fsencode(index))
-    return make, (reach.url, {**arguments, "index": index, "cache": reach.cache}, names)
+    return make, (reach.url, {**arguments, "index": index, "cache": reach.cache}, *names)

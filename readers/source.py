@@ -17,6 +17,8 @@ from penstock.cache.base.blob import READ_MODE
 from penstock.cache.errors import ConfigError, IndexChangedError
 from penstock.readers.contents import selected
 from penstock.readers.fields.field_types import ClassLabel, Text, Value
+from penstock.readers.fields.naming import check_renames
+from penstock.readers.fields.selection import LABELS, class_field
 from penstock.readers.origin.quarantine import joined_left_out
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.readers.contents import Contents
     from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.fields.crops import Crop
+    from penstock.readers.fields.field_types import FieldType
     from penstock.readers.fields.schema import Schema
     from penstock.readers.formats.decoded_chunks import DecodedChunks
     from penstock.readers.origin.quarantine import LeftOut
@@ -74,6 +77,28 @@ class Source(ABC):
     def classes(self) -> tuple[str, ...]:
         """Class names by label; empty without labels."""
         return self.schema.class_names()
+
+    @property
+    def num_classes(self) -> int | None:
+        """How many classes there are: as many as names, else one more than the largest label (the
+        selected field of classes, or whole numbers called "label" or "labels"), as the index knows
+        it, or where it doesn't, as the whole column says, which is read then. A part has its
+        dataset's. None without labels."""
+        if self.classes:
+            return len(self.classes)
+        schema = self.schema
+        field = class_field(schema, (*self.fields, *schema))
+        field = field or next((name for name in LABELS if _is_whole(schema.get(name))), None)
+        if field is None:
+            return None
+        type = schema[field]
+        if isinstance(type, ClassLabel) and type.names:  # of several fields of classes
+            return len(type.names)
+        return 1 + max(each._largest(field) for each in self._wholes())
+
+    def _largest(self, name: str) -> int:
+        """The largest of a field of whole numbers."""
+        return int(np.max(self.column(name)))
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -183,6 +208,21 @@ class Source(ABC):
         return whole_column(self, name)
 
     # -- parts
+
+    def rename(self, names: Mapping[str, str]) -> Source:
+        """The same samples with other names of fields: rename({"image": "pixel_values"}).
+
+        names: new names by those of now, also of fields that aren't selected; masks and boxes
+        refer to their image by its new name. Sample ids, order and draws stay. It is a dataset that
+        opens and closes by itself; a part reads the renamed one, and so do datasets end to end.
+        Raises ConfigError for names that can't be; for fields that aren't there, and two of one
+        name, when it is opened.
+        """
+        return self._renamed(check_renames(names), {})
+
+    def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
+        """made: the datasets that were renamed already, by identity."""
+        raise NotImplementedError(f"{type(self).__name__} can't be renamed")
 
     def subset(self, which: Iterable[int] | Iterable[bool] | NDArray[Any]) -> Selection:
         """Some of the samples, as a dataset of its own that reads this one.
@@ -326,6 +366,11 @@ class Selection(Source):
     def _wholes(self) -> tuple[Source, ...]:
         return self._base._wholes()
 
+    def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
+        return Selection(
+            self._base._renamed(names, made), self._places, fingerprint=self._fingerprint
+        )
+
     @cached_property
     def _shards(self) -> Ints:
         """Of each shard its number in the base, int64, ascending."""
@@ -425,6 +470,10 @@ class Selection(Source):
         """Close nothing: what it was taken from is its user's to close."""
 
 
+def _is_whole(type: FieldType | None) -> bool:
+    return isinstance(type, Value) and np.dtype(type.dtype).kind in "biu"
+
+
 def _keys(
     source: Source, by: str | Callable[[str], object] | Sequence[object] | NDArray[Any], ids: Ints
 ) -> object:
@@ -436,9 +485,7 @@ def _keys(
     if not isinstance(by, str):
         return by
     type = source.schema.get(by)
-    if not isinstance(type, Text) and not (
-        isinstance(type, Value) and np.dtype(type.dtype).kind in "biu"
-    ):
+    if not isinstance(type, Text) and not _is_whole(type):
         said = f"a field of {type!r}" if type is not None else "no field"
         raise ConfigError(
             f'split: by="{by}" is {said} of {source.url}, wanted a field of classes (each part '

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 LABEL = "label"
 """The classes that are handed out beside images where nobody chooses."""
 
+LABELS = (LABEL, "labels")
+"""Whole numbers of these names are taken for classes, where nothing says more of them."""
+
 _SHOWN = 4
 _UNDECODABLE = (Audio, Video)  # by anything that is built yet
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cache.errors import ConfigError
@@ -23,6 +24,7 @@ from penstock.readers.origin.urls import local_path, show
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.urls import Url
 
 ManifestFile = str | os.PathLike[str] | Literal[False]
@@ -65,6 +67,36 @@ def given_types(arrangement: Arrangement) -> dict[str, FieldType]:
     return {
         each["name"]: from_json({k: v for k, v in each.items() if k != "name"}) for each in told
     }
+
+
+def are_names(format: str, origin: Origin) -> bool:
+    """Whether the places of fields are names that the fields have without a word, as nothing lies
+    at any of them. format: of the data; tables, arrays and stores have columns and paths there."""
+    places = [place for _, place in origin.arrangement.places]
+    if format == "tokens":
+        return True
+    if format == "tar":
+        return all(place in MEMBER_NAMES for place in places)
+    if format != "folder" or origin.arrangement.manifest or origin.selection is not None:
+        return False
+    folders = {os.fsdecode(name) for name in origin.names().folders}
+    tops = [place.removeprefix("./").partition("/")[0] for place in places]
+    return not any("*" in place for place in places) and folders.isdisjoint(tops)
+
+
+MEMBER_NAMES = frozenset(("image", "audio", "video", "caption", "array", "label"))
+"""What the members of a tar file are called as fields, where they have no name of their own."""
+
+
+def renamed_arrangement(arrangement: Arrangement, names: Mapping[str, str]) -> Arrangement:
+    """What a user says of data whose fields get other names, as of the data as they lie. names: of
+    fields, each with that which the data have."""
+    types = json.loads(arrangement.schema) if arrangement.schema else []
+    for each in types:
+        each["name"] = names.get(each["name"], each["name"])
+        if each.get("of") is not None:
+            each["of"] = names.get(each["of"], each["of"])
+    return replace(arrangement, places=(), schema=json.dumps(types) if types else "")
 
 
 def _schema(schema: Mapping[str, Any] | None) -> str:

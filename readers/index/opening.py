@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ConfigError, PenstockWarning
 from penstock.readers.fields.verify import named_verify
-from penstock.readers.formats.arranging import arrangement_of
+from penstock.readers.formats.arranging import (
+    are_names,
+    arrangement_of,
+    renamed_arrangement,
+)
 from penstock.readers.formats.registry import AUTO, check_format, format_named, indexing_of
 from penstock.readers.formats.sampling import AS_THEY_COME, Sampling
 from penstock.readers.index.index import index_of
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from penstock.readers.index.index import Index
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.upkeep import Upkeep
+    from penstock.readers.origin.arrangement import Arrangement
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.remote import RemoteFolder
     from penstock.readers.origin.urls import Url
@@ -98,23 +103,26 @@ def open_index(
     """
     checker = _checker(executor, url, storage_options, filesystem, cache, verify=verify)
     scratch = Scratch(cache)
-    opener = Opener(
-        origin=locate(
+    origin, _ = locate_fields(
+        url,
+        storage_options=storage_options,
+        scratch=scratch,
+        filesystem=filesystem,
+        arrangement=arrangement_of(
             url,
-            storage_options=storage_options,
-            scratch=scratch,
+            manifest=manifest,
+            fields=fields,
+            schema=schema,
             filesystem=filesystem,
-            arrangement=arrangement_of(
-                url,
-                manifest=manifest,
-                fields=fields,
-                schema=schema,
-                filesystem=filesystem,
-                sampling=sampling,
-                allow_empty=allow_empty,
-                max_pixels=max_pixels,
-            ),
+            sampling=sampling,
+            allow_empty=allow_empty,
+            max_pixels=max_pixels,
         ),
+        index=index,
+        format=format,
+    )
+    opener = Opener(
+        origin=origin,
         scratch=scratch,
         index=index,
         verify=named_verify(verify) if isinstance(verify, str) else verify,
@@ -172,7 +180,7 @@ def build_index(
     """
     checker = _checker(executor, url, storage_options, filesystem, cache, verify=verify)
     began, scratch = time.monotonic(), Scratch(cache)
-    origin = locate(
+    origin, _ = locate_fields(
         url,
         storage_options=storage_options,
         scratch=scratch,
@@ -187,6 +195,8 @@ def build_index(
             allow_empty=allow_empty,
             max_pixels=max_pixels,
         ),
+        index=out,
+        format=format,
     )
     opener = Opener(
         origin=origin,
@@ -211,6 +221,49 @@ def build_index(
     finally:
         origin.close()
         scratch.close()
+
+
+def locate_fields(
+    url: Url,
+    *,
+    storage_options: Mapping[str, Any] | None,
+    scratch: Scratch,
+    filesystem: Any | None,
+    arrangement: Arrangement,
+    index: Folder | None,
+    format: str,
+) -> tuple[Origin, dict[str, str]]:
+    """The origin behind a URL, and new names of fields, each with that which its index has.
+
+    A place in `fields=` is where a field lies; where nothing lies there it is the name of a field
+    that the data have without a word: these fields get other names, and the index is that of the
+    data as they lie. Raises as `locate` and `open_index` do.
+    """
+    check_format(format)
+
+    def located(arrangement: Arrangement) -> Origin:
+        return locate(
+            url,
+            storage_options=storage_options,
+            scratch=scratch,
+            filesystem=filesystem,
+            arrangement=arrangement,
+        )
+
+    origin = located(arrangement)
+    if not arrangement.places:
+        return origin, {}
+    try:
+        recognition = Recognition(origin, Places(origin=origin, scratch=scratch, index=index))
+        is_pack = recognition.own_index(format) is not None
+        names = dict(arrangement.places)
+        if not is_pack and not are_names(recognition.indexed(format).name, origin):
+            return origin, {}
+    except BaseException:
+        origin.close()
+        raise
+    origin.close()
+    return located(renamed_arrangement(arrangement, names)), names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,10 +310,11 @@ class Opener:
 
     def _own(self, recognition: Recognition, format: str) -> Manifest | None:
         own = recognition.own_index(format)
-        if own is not None and self.origin.arrangement != AS_IT_LIES:
+        said = replace(self.origin.arrangement, max_pixels=None)
+        if own is not None and said != AS_IT_LIES:
             raise ConfigError(
-                f"{self.origin.url} is a pack, which carries its schema: fields= with places, "
-                "manifest= and schema= say how other data lie. Pack those with them."
+                f"{self.origin.url} is a pack, which carries its schema: manifest=, schema= and "
+                "allow_empty= say how other data lie. Pack those with them."
             )
         return own
 

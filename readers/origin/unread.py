@@ -50,9 +50,17 @@ _UNDECODED = frozenset(("gif", "avif", "heic", "heif", "pbm", "pnm", "jxl", "jfi
 # What people put into any folder; of texts alone it makes no dataset.
 _PROSE = ("readme", "license", "licence", "changelog", "notice", "copying")
 # Reasons that papers have, as well as samples: of images, of arrays and texts in folders of these.
-_OF_SAMPLES = ("empty file", "not an .npy file", "not UTF-8 text")
+_OF_SAMPLES = (
+    "empty file",
+    "not an .npy file",
+    "not UTF-8 text",
+    "not sound (",
+    "not a video (",
+)
 _OF_PAPERS = (
     *_OF_SAMPLES,
+    "not sound, by",
+    "not a video, by",
     "not an image",
     "not in a class folder",
     "its folder is no class",
@@ -163,8 +171,8 @@ def is_no_sample(name: bytes, reason: str) -> bool:
     found, told = extension(name), reason.removeprefix("image: ")
     if found in _IMAGES or found in _UNDECODED or not (found or is_prose(name)):
         return False
-    is_array_or_text = found in ("npy", "txt", "caption")
-    return told.startswith(_OF_PAPERS) and not (is_array_or_text and told.startswith(_OF_SAMPLES))
+    is_other_sample = found in _MEDIA or found == "npy"
+    return told.startswith(_OF_PAPERS) and not (is_other_sample and told.startswith(_OF_SAMPLES))
 
 
 def is_prose(name: bytes) -> bool:
@@ -189,6 +197,11 @@ def remedy_for(name: bytes) -> str:
             "Token ids (nanoGPT's train.bin) are read where you say what they are: "
             'format="tokens", dtype="uint16", sample=(2048,) (docs/tokens.md). '
             f"{REMEDY.replace('on it', 'on anything else', 1)}"
+        )
+    if kind in ("audio", "video"):
+        return (
+            f"Files of {kind} are read as bytes: give their folder, with "
+            f'schema={{"{kind}": Bytes()}}, and decode them in a Map (docs/fields.md).'
         )
     return f"This is {kind}, which isn't read yet. {REMEDY}" if kind else ""
 

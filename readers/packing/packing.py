@@ -24,9 +24,8 @@ from penstock.readers.formats.arranging import arrangement_of
 from penstock.readers.formats.chunked import ChunkFormat
 from penstock.readers.formats.registry import AUTO, check_format, indexing_of
 from penstock.readers.formats.sampling import AS_THEY_COME, Sampling
-from penstock.readers.index.opening import Opener
+from penstock.readers.index.opening import Opener, locate_fields
 from penstock.readers.origin.local import LocalFolder
-from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
 from penstock.readers.origin.urls import local_path, show
 from penstock.readers.packing.packed_source import PackedSource
@@ -177,7 +176,7 @@ def _pack_source(
     else:
         index = src.open(verify=task.verify, workers=task.workers)
         root = _destination(dst, index.origin)
-        if index.is_self_contained:
+        if index.is_self_contained and not src.is_renamed:
             packed = PackedSource(index, fields=names)
             return task.run(packed, root, lambda: _carried(src, names, is_pack=True))
     return _pack_rows(task, src, names, root)
@@ -189,7 +188,7 @@ def _pack_url(
     check_format(told.format)
     luggage = None if task.crew is None else _files(src, told)  # before anything is read
     scratch = Scratch(told.cache)
-    origin = locate(
+    origin, renames = locate_fields(
         src,
         storage_options=told.storage_options,
         scratch=scratch,
@@ -204,22 +203,31 @@ def _pack_url(
             allow_empty=told.allow_empty,
             max_pixels=told.max_pixels,
         ),
+        index=None,
+        format=told.format,
     )
     with closing(scratch), closing(origin):
         root = _destination(dst, origin)
         names = None if fields is None else tuple(fields)
         opener = Opener(origin=origin, scratch=scratch, index=None, verify=None, workers=1)
         index = opener.open_own(told.format)
-        if index is not None:
+        if index is not None and not renames:
             packed = PackedSource(index, fields=names)
             return task.run(packed, root, lambda: _carried_pack(src, told, names))
-        format = opener.foreign(told.format)
-        if not isinstance(format, ChunkFormat):
-            indexing = indexing_of(format)
-            found = CandidateSource(origin, indexing, fields=names, workers=task.workers)
-            return task.run(found, root, lambda: luggage)
+        if index is None:
+            format = opener.foreign(told.format)
+            told = told._replace(format=format.name)
+            if not isinstance(format, ChunkFormat):
+                found = CandidateSource(
+                    origin,
+                    indexing_of(format),
+                    fields=names,
+                    renames=renames,
+                    workers=task.workers,
+                )
+                return task.run(found, root, lambda: luggage)
     # Nothing of it is known before it is decoded, unit by unit, as a dataset does it.
-    dataset = _dataset(src, told._replace(format=format.name), fields=fields)
+    dataset = _dataset(src, told, fields=fields)
     with closing(dataset):
         return _pack_rows(task, dataset, names, root)
 
@@ -274,7 +282,7 @@ def _pack_rows(
     of them would have."""
     if isinstance(src, Dataset):
         index = src.open(verify=task.verify, workers=task.workers)
-        packed = names or tuple(index.schema)
+        packed = names or tuple(src.schema)
         if index.remote is not None and index.manifest.is_of_chunks:
             with closing(copy_keeping(src, packed)) as kept:
                 return _run_rows(task, kept, names, root)

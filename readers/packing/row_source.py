@@ -129,7 +129,7 @@ class RowSource:
                 found += contents.sizes * math.prod(form.fixed_shape) * form.dtype.itemsize
             else:
                 stored.append(name)
-        return found + source.index.manifest.bytes_of(stored)
+        return found + source.index.manifest.bytes_of(source.stored_fields(stored))
 
     def _samples(
         self, batch: SampleBatch, decoder: Verify | None, bad: Mapping[int, str]

@@ -241,5 +241,5 @@ def _open(job: PackJob) -> Any:
     if isinstance(made, Dataset):
         there = made.open(verify=_verify(job), workers=job.workers)
         if there.remote is not None and there.manifest.is_of_chunks:
-            made = copy_keeping(made, job.fields or tuple(there.schema))
+            made = copy_keeping(made, job.fields or tuple(made.schema))
     return RowSource(made, fields=job.fields, verify=_verify(job), workers=job.workers)

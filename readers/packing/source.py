@@ -15,6 +15,7 @@ from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColu
 from penstock.readers.fields.examine import verify_for
 from penstock.readers.fields.facts import Facts
 from penstock.readers.fields.field_types import Array, Text, is_encoded
+from penstock.readers.fields.naming import Naming
 from penstock.readers.fields.schema import Schema
 from penstock.readers.fields.settle import Settling
 from penstock.readers.files.names import printable
@@ -106,10 +107,14 @@ class CandidateSource:
         indexing: Indexing,
         *,
         fields: Sequence[str] | None = None,
+        renames: Mapping[str, str] | None = None,
         workers: int,
     ) -> None:
+        """renames: names of fields, each with that which the candidates have for it."""
         listing = indexing.list(origin)
         found = listing.candidates(workers=workers)
+        if renames:
+            found = _renamed(found, Naming.of(found.schema, renames, (), url=origin.url))
         if origin.arrangement.max_pixels is not None:
             found = replace(found, max_pixels=origin.arrangement.max_pixels)
         found = _settled(origin, chosen(found, fields), workers=workers)
@@ -151,6 +156,17 @@ class CandidateSource:
 
     def name(self, position: int) -> bytes:
         return self.candidates.names[position]
+
+
+def _renamed(candidates: Candidates, naming: Naming) -> Candidates:
+    """Candidates under the new names."""
+    return replace(
+        candidates,
+        schema=naming.schema,
+        spans=naming.new(candidates.spans),
+        values=naming.new(candidates.values),
+        present=naming.new(candidates.present),
+    )
 
 
 def chosen(candidates: Candidates, fields: Sequence[str] | None) -> Candidates:

@@ -1,5 +1,6 @@
 """A folder without any table: class folders, and what lies beside each sample under its name.
 
+Samples are images where there are any, else arrays, texts, sound or video, each in a file.
 Class = first-level sub-folder, files below it recursively: torchvision's ImageFolder, in its order.
 Beside x.jpg, x.txt is its caption, x.json its values, x.npy its array. Two images of one sample are
 never guessed from their names.
@@ -16,12 +17,19 @@ import numpy as np
 
 from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.fields.columns import DenseColumn
-from penstock.readers.fields.field_types import Array, ClassLabel, Image, Text
+from penstock.readers.fields.field_types import (
+    Array,
+    Audio,
+    ClassLabel,
+    Image,
+    Text,
+    Video,
+)
 from penstock.readers.fields.rows import Table, json_object, object_table
 from penstock.readers.fields.tables import fields_of
 from penstock.readers.files.names import printable
 from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.folder.kinds import ARRAYS, IMAGES, TEXTS, stem
+from penstock.readers.formats.folder.kinds import ARRAYS, AUDIO, IMAGES, TEXTS, VIDEO, stem
 from penstock.readers.formats.folder.samples import Samples
 from penstock.readers.origin.quarantine import QuarantineEntry
 from penstock.readers.origin.unread import extension, is_other_kind, is_prose
@@ -38,12 +46,17 @@ if TYPE_CHECKING:
 LARGEST_JSON_BYTES = 2**20
 """As large a JSON file beside a sample is read."""
 
-_CAPTION, _ARRAY, _JSON = "caption", "array", "json"
+_CAPTION, _ARRAY, _JSON, _AUDIO, _VIDEO = "caption", "array", "json", "audio", "video"
 _ROLES = {
     **dict.fromkeys(sorted(TEXTS), _CAPTION),
     **dict.fromkeys(ARRAYS, _ARRAY),
     "json": _JSON,
+    **dict.fromkeys(sorted(AUDIO), _AUDIO),
+    **dict.fromkeys(sorted(VIDEO), _VIDEO),
 }
+# The role of files that are samples, by the field that they are; "" are all without a role.
+_OWN = {"image": "", _ARRAY: _ARRAY, "text": _CAPTION, _AUDIO: _AUDIO, _VIDEO: _VIDEO}
+_OTHER = {_AUDIO: "not sound, by its name", _VIDEO: "not a video, by its name"}
 _SHOWN = 5
 _BESIDE = "not in a class folder (a file beside the class folders has no label)"
 _NO_CLASS = "its folder is no class: nothing in it can be a sample"
@@ -65,6 +78,15 @@ def beside(
     DatasetNotFoundError (a class folder without samples).
     """
     main, companions, field, type = _roles(found)
+    stray: list[QuarantineEntry] = []
+    if field in _OTHER:  # as Bytes any file would do
+        is_own = [_ROLES.get(extension(file.name)) == field for file in main]
+        stray = [
+            QuarantineEntry(name=file.name, reason=_OTHER[field])
+            for file, is_mine in zip(main, is_own, strict=True)
+            if not is_mine
+        ]
+        main = [file for file, is_mine in zip(main, is_own, strict=True) if is_mine]
     files = sorted(main, key=_order)
     classes = _classes(files, field)
     given = schema.get("label")
@@ -72,10 +94,9 @@ def beside(
     is_listed = isinstance(given, ClassLabel) and bool(given.names)
     if classes and not is_listed:
         classes = _with_empty(classes, folders, allow_empty=allow_empty, url=url)
-    stray: list[QuarantineEntry] = []
     if classes:
         known = set(classes)
-        stray = [
+        stray += [
             QuarantineEntry(name=file.name, reason=_NO_CLASS if _class_of(file.name) else _BESIDE)
             for file in files
             if _class_of(file.name) not in known
@@ -115,7 +136,7 @@ def _roles(
     files = list(found)
     extensions = [extension(file.name) for file in files]
     field, type = _field(files, extensions)
-    own = {"image": "", _ARRAY: _ARRAY, "text": _CAPTION}[field]
+    own = _OWN[field]
     roles = [_ROLES.get(each, "") for each in extensions]
     main = [file for file, role in zip(files, roles, strict=True) if role == own]
     if len(main) == len(files):
@@ -126,7 +147,7 @@ def _roles(
         if role == own:
             continue
         key = (stem(file.name), role)
-        if role and key[0] in stems and key not in companions:
+        if role in _KINDS and key[0] in stems and key not in companions:
             companions[key] = file
         else:
             main.append(file)  # whoever reads it says why it is no sample
@@ -143,6 +164,9 @@ def _field(files: Sequence[Entry], extensions: Sequence[str]) -> tuple[str, Fiel
     texts = [f.name for f in files if _ROLES.get(extension(f.name)) == _CAPTION]
     if not all(map(is_prose, texts)):
         return "text", Text()
+    if counts[_AUDIO] or counts[_VIDEO]:
+        is_sound = counts[_AUDIO] >= counts[_VIDEO]
+        return (_AUDIO, Audio()) if is_sound else (_VIDEO, Video())
     return "image", Image()
 
 
@@ -155,7 +179,7 @@ def _classes(files: Sequence[Entry], field: str) -> list[bytes]:
     """The first-level folders with a file that may be a sample, by its name. If none has one: none
     where such files lie beside the folders, else all, so that the message says what is wrong with
     their files."""
-    own = {_ARRAY: _ARRAY, "text": _CAPTION}.get(field)
+    own = _OWN[field]
     tops = {top for file in files if (top := _class_of(file.name)) is not None}
     usable = {
         _class_of(file.name)

@@ -12,6 +12,7 @@ from penstock.readers.files.names import is_passed_over, printable
 from penstock.readers.formats.arranging import given_types
 from penstock.readers.formats.folder.beside import beside
 from penstock.readers.formats.folder.hints import hints_of_names
+from penstock.readers.formats.folder.kinds import ARRAYS, AUDIO, TEXTS, VIDEO
 from penstock.readers.formats.folder.listed import (
     METADATA,
     UNREAD_METADATA,
@@ -47,6 +48,7 @@ MAX_NOTED_FILES = 2**14
 """Of so many tables, JSON files and texts an index notes the times, to see by itself that one
 changed: each is looked at when it is opened."""
 
+_OWN = {"array": ARRAYS, "text": TEXTS, "audio": AUDIO, "video": VIDEO}
 _EDITED = (b".json", b".JSON", b".txt", b".TXT", b".caption")
 
 
@@ -140,7 +142,7 @@ class FolderFiles:
             allow_empty=arrangement.allow_empty,
             url=url,
         )
-        own = {"array": {"npy"}, "text": {"txt", "caption"}}.get(next(iter(samples.types)), set())
+        own = _OWN.get(next(iter(samples.types)), frozenset())
         mine = (*samples.names, *(each.name for each in samples.quarantined))
         others = [name for name in mine if extension(name) not in own]
         passed_over = warn_of_left_out(url, others, labelled="label" in samples.types)

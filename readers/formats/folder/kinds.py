@@ -15,8 +15,8 @@ IMAGES = frozenset(
 )
 TEXTS = frozenset(("txt", "caption"))
 ARRAYS = frozenset(("npy",))
-_AUDIO = frozenset(("wav", "flac", "mp3", "ogg", "opus", "m4a"))
-_VIDEO = frozenset(("mp4", "mkv", "avi", "mov", "webm"))
+AUDIO = frozenset(("wav", "flac", "mp3", "ogg", "opus", "m4a"))
+VIDEO = frozenset(("mp4", "mkv", "avi", "mov", "webm"))
 
 
 def stem(name: bytes) -> bytes:
@@ -32,8 +32,8 @@ def type_of(name: bytes) -> FieldType:
         return Text()
     if found in ARRAYS:
         return Array()
-    if found in _AUDIO:
+    if found in AUDIO:
         return Audio()
-    if found in _VIDEO:
+    if found in VIDEO:
         return Video()
     return Bytes() if found in ("bin", "json", "xml", "pt", "npz", "mat") else Image()

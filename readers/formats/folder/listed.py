@@ -25,6 +25,7 @@ from penstock.readers.fields.field_types import (
     Video,
 )
 from penstock.readers.fields.rows import Table, csv_table, jsonl_table
+from penstock.readers.fields.selection import LABEL, LABELS
 from penstock.readers.fields.tables import fields_of
 from penstock.readers.files.names import encoded_name, printable
 from penstock.readers.formats.candidates import MISSING
@@ -60,7 +61,7 @@ class Listed:
     folders: of each row, the folder that its names are relative to. paths: names that the column of
     the sample's own file may have. files: the columns that name files, where the user says what the
     fields are: the table's columns have the fields' names then. is_whole: it is meant to list all
-    images that are there.
+    images that are there. labels: columns that hold classes, if nothing else is said of them.
     """
 
     table: Table
@@ -68,6 +69,7 @@ class Listed:
     paths: tuple[str, ...]
     files: tuple[str, ...] | None = None
     is_whole: bool = False
+    labels: tuple[str, ...] = ()
 
 
 def read_table(data: bytes, *, name: str) -> Table:
@@ -95,6 +97,7 @@ def manifest(
     folders = [b""] * len(table)
     if not places:
         return Listed(table=table, folders=folders, paths=_PATHS)
+    places = [(field, _column_of(told, table)) for field, told in places]
     unknown = [column for _, column in places if column not in table.columns]
     if unknown:
         raise ConfigError(
@@ -116,7 +119,19 @@ def manifest(
             f'"image", or say which it is: schema={{"{places[0][0]}": Image()}}.'
         )
     renamed = replace(table, columns={field: table.columns[column] for field, column in places})
-    return Listed(table=renamed, folders=folders, paths=_PATHS, files=tuple(files))
+    # Models of Hugging Face take the labels of "label" as "labels".
+    labels = tuple(f for f, column in places if column == LABEL and f in LABELS)
+    return Listed(table=renamed, folders=folders, paths=_PATHS, files=tuple(files), labels=labels)
+
+
+def _column_of(told: str, table: Table) -> str:
+    """The column that a user names, by its own name or by that of the field that it is."""
+    if told in table.columns:
+        return told
+    if told + _SUFFIX in table.columns:
+        return told + _SUFFIX
+    paths = [name for name in _PATHS if name in table.columns]
+    return paths[0] if len(paths) == 1 and told in _OWN.values() else told
 
 
 def metadata(files: Sequence[tuple[bytes, bytes]]) -> Listed:
@@ -195,8 +210,9 @@ def listed_samples(
     shown = {columns[column]: [n for n in names[column] if n is not None] for column in columns}
     types = {field: _type(shown[field]) for field in shown}
     types |= {name: schema[name] for name in types if name in schema}
+    given = {**dict.fromkeys(listed.labels, ClassLabel()), **schema}
     values = fields_of(
-        table.without(*columns).take(kept), {n: t for n, t in schema.items() if n not in types}
+        table.without(*columns).take(kept), {n: t for n, t in given.items() if n not in types}
     )
     samples = Samples(
         names=[name for row in kept if (name := names[main][row]) is not None],

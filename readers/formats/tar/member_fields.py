@@ -69,8 +69,9 @@ class MemberField:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a user says of fields. types: of some; names: of fields, by the extension of members or
-    the key of json that each is: nothing else is read then; empty: everything is."""
+    """What a user says of fields. types: of some; names: of fields, by the extension of members,
+    the key of json or the usual name that each is: nothing else is read then; empty: everything
+    is."""
 
     types: Mapping[str, FieldType] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
@@ -80,7 +81,10 @@ class Asked:
         if not self.names or extension in self.names:
             return True
         known = member_field(extension)
-        return known is not None and known.kind == "json" and any(map(_is_key, self.names))
+        if known is None:
+            return False
+        is_key = known.kind == "json" and any(map(_is_key, self.names))
+        return is_key or (bool(known.name) and known.name in self.names)
 
     def wants_key(self, json: MemberField, key: str) -> bool:
         """Whether what json has under a key is one of the fields, or holds one."""
@@ -93,6 +97,8 @@ class Asked:
         """The field that a member is, by its extension in lower case; None for what isn't read."""
         known = member_field(extension)
         name = self.names.get(extension)
+        if name is None and known is not None and known.name:
+            name = self.names.get(known.name)
         if name is not None:
             return MemberField(name, "given" if known is None else known.kind)
         if known is None and extension in self.types:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import numpy as np
 
@@ -209,7 +209,7 @@ class Source(ABC):
 
     # -- parts
 
-    def rename(self, names: Mapping[str, str]) -> Source:
+    def rename(self, names: Mapping[str, str]) -> Self:
         """The same samples with other names of fields: rename({"image": "pixel_values"}).
 
         names: new names by those of now, also of fields that aren't selected; masks and boxes
@@ -218,7 +218,7 @@ class Source(ABC):
         Raises ConfigError for names that can't be; for fields that aren't there, and two of one
         name, when it is opened.
         """
-        return self._renamed(check_renames(names), {})
+        return cast("Self", self._renamed(check_renames(names), {}))
 
     def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
         """made: the datasets that were renamed already, by identity."""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fields.field_types import FieldType
-    from penstock.readers.formats.shard import Places
 
 _NAMES_SHOWN = 5
 
@@ -50,7 +49,11 @@ def unfit_numbers(dtype: np.dtype[Any], found: NDArray[Any]) -> NDArray[np.bool_
 
 
 def put_fitting(
-    field: str, type: FieldType, found: NDArray[Any], out: NDArray[Any], places: Places
+    field: str,
+    type: FieldType,
+    found: NDArray[Any],
+    out: NDArray[Any],
+    places: NDArray[np.int64] | slice,
 ) -> dict[int, str]:
     """Put rows of stored numbers into out[places], zeros where a row doesn't fit its type. Returns
     why, by row."""

@@ -23,6 +23,7 @@ from penstock.cache.errors import (
     FetchError,
     IndexChangedError,
     PenstockWarning,
+    ReadError,
 )
 from penstock.cache.threads import ordered
 from penstock.readers import Dataset, pack
@@ -321,7 +322,7 @@ def test_a_file_that_may_not_be_read_is_named(built: Path, monkeypatch: pytest.M
     with Dataset(built / "set") as dataset:
         rows = rows_of(dataset)
         monkeypatch.setattr(os, "open", refuse)
-        with pytest.raises(DatasetError, match=r"class-1/0004\.jpg.*Permission denied"):
+        with pytest.raises(ReadError, match=r"class-1/0004\.jpg.*Permission denied"):
             dataset.read(rows)
 
 

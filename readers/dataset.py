@@ -488,7 +488,7 @@ def _check_left_out(index: Index, allowed: float) -> None:
     told = f"{index.url}: {left_out_text(left_out, samples=index.samples)}."
     is_known = NOT_KNOWN not in left_out  # else files that aren't meant to be samples count too
     if is_known:
-        told += f" Each is listed with its reason in {index.place}/{QUARANTINE.decode()}."
+        told += f" What was read and refused is listed in {index.place}/{QUARANTINE.decode()}."
     if share > allowed and is_known:
         raise DatasetError(
             f"{told} At most {percent(allowed)} may be left out: mend or remove them (a list of "

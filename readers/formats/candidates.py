@@ -59,8 +59,8 @@ class Candidates:
     candidate; passed_over: what is no part of a sample, by extension. chunked: shards of chunks,
     which metadata tell: there are no candidates then, as no sample is looked at. left_out: what
     is there and no field, by the name that it would have, and why. has_papers: files that were
-    never meant to be samples may be among the candidates and the quarantined. too_short: files or
-    documents that don't fill one sample, by reason. max_pixels: of an image or a mask.
+    never meant to be samples may be among the candidates and the quarantined. unnamed: samples
+    that are left out and stand in no quarantine, by reason. max_pixels: of an image or a mask.
     """
 
     schema: Schema
@@ -76,7 +76,7 @@ class Candidates:
     chunked: Sequence[ChunkedShard] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     has_papers: bool = False
-    too_short: Mapping[str, LeftOut] = field(default_factory=dict)
+    unnamed: Mapping[str, LeftOut] = field(default_factory=dict)
     max_pixels: int = MAX_PIXELS
 
     @classmethod
@@ -86,7 +86,7 @@ class Candidates:
         shards: Sequence[ChunkedShard],
         *,
         left_out: Mapping[str, str] | None = None,
-        too_short: Mapping[str, LeftOut] | None = None,
+        unnamed: Mapping[str, LeftOut] | None = None,
     ) -> Candidates:
         """What metadata say of data in chunks. schema: settled."""
         nothing = np.empty(0, np.int64)
@@ -102,7 +102,7 @@ class Candidates:
             passed_over={},
             chunked=shards,
             left_out=dict(left_out or {}),
-            too_short=dict(too_short or {}),
+            unnamed=dict(unnamed or {}),
         )
 
     def __len__(self) -> int:

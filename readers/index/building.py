@@ -245,7 +245,7 @@ class IndexBuilder:
             samples_left_out=joined_left_out(
                 [
                     count_left_out(quarantined, has_papers=candidates.has_papers),
-                    candidates.too_short,
+                    candidates.unnamed,
                 ]
             )
             or None,

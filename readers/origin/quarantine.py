@@ -73,9 +73,9 @@ def count_left_out(
     )
 
 
-def too_short(reason: str, counts: Mapping[bytes, int]) -> dict[str, LeftOut]:
-    """Files or documents that don't fill one sample, as `count_left_out` gives them. counts: of
-    each file, by name."""
+def left_out_for(reason: str, counts: Mapping[bytes, int]) -> dict[str, LeftOut]:
+    """Samples that are left out for one reason, as `count_left_out` gives them. counts: of each
+    file, by name."""
     first = next((name for name, count in counts.items() if count), None)
     return {} if first is None else {reason: LeftOut(sum(counts.values()), printable(first))}
 

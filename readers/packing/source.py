@@ -132,7 +132,7 @@ class CandidateSource:
         self._origin, self.candidates = origin, found
         self.url, self.fingerprint = origin.url, fingerprint
         self.schema, self.sizes, self.quarantined = found.schema, found.sizes, found.quarantined
-        self.has_papers, self.left_out = found.has_papers, found.too_short
+        self.has_papers, self.left_out = found.has_papers, found.unnamed
         self.max_pixels = found.max_pixels
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:

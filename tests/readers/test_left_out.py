@@ -172,6 +172,21 @@ def test_files_too_short_for_a_sample(tmp_path: Path) -> None:
         assert dataset.left_out == {"an array too short for one sample": 1}
 
 
+def test_images_that_metadata_dont_name(tmp_path: Path) -> None:
+    files = {f"{i}.jpg": images.jpeg(i) for i in range(8)}
+    table = b"file_name,n\n" + b"".join(b"%d.jpg,1\n" % i for i in range(6))
+    root = images.write_folder(tmp_path / "set", files | {"metadata.csv": table})
+    reason = "no row of the metadata names it"
+    for _ in range(2):
+        with pytest.raises(DatasetError, match=rf"2 of 8 samples .* 2 x {reason} \(such as 6.jpg"):
+            opened(root)
+    with opened(root, allow_left_out=0.3)[0] as dataset:
+        assert (len(dataset), dataset.left_out) == (6, {reason: 2})
+    # A table that the user names is a choice.
+    with opened(root, manifest="metadata.csv")[0] as dataset:
+        assert (len(dataset), dataset.left_out) == (6, {})
+
+
 def test_many_reasons_are_few(tmp_path: Path) -> None:
     files = {f"{i}.jpg": images.jpeg(i % 5) for i in range(400)}
     root = images.write_folder(tmp_path / "set", files)

@@ -31,7 +31,7 @@ from penstock.readers.files.names import encoded_name, printable
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.folder.kinds import IMAGES, stem, type_of
 from penstock.readers.formats.folder.samples import Samples
-from penstock.readers.origin.quarantine import QuarantineEntry
+from penstock.readers.origin.quarantine import QuarantineEntry, left_out_for
 from penstock.readers.origin.unread import extension
 
 if TYPE_CHECKING:
@@ -214,6 +214,7 @@ def listed_samples(
     values = fields_of(
         table.without(*columns).take(kept), {n: t for n, t in given.items() if n not in types}
     )
+    unlisted = _unlisted(files, found) if listed.is_whole else []
     samples = Samples(
         names=[name for row in kept if (name := names[main][row]) is not None],
         files=files,
@@ -224,9 +225,10 @@ def listed_samples(
             *_told(table, missing),
             *values.doubts,
             *_hints(table, values.types, found, listed.folders),
-            *(_unlisted(table, files, found) if listed.is_whole else ()),
+            *_told_unlisted(table, unlisted),
             *_unread(table, values),
         ],
+        unnamed=left_out_for("no row of the metadata names it", dict.fromkeys(unlisted, 1)),
     ).with_table(values)
     return replace(samples, types=_ordered(samples.types, table, columns))
 
@@ -375,9 +377,12 @@ def _unread(table: Table, values: Fields) -> list[str]:
     ]
 
 
-def _unlisted(table: Table, files: Sequence[Entry], found: Mapping[bytes, Entry]) -> list[str]:
+def _unlisted(files: Sequence[Entry], found: Mapping[bytes, Entry]) -> list[bytes]:
     named = {file.name for file in files}
-    others = [name for name in found if extension(name) in IMAGES and name not in named]
+    return [name for name in found if extension(name) in IMAGES and name not in named]
+
+
+def _told_unlisted(table: Table, others: Sequence[bytes]) -> list[str]:
     if not others:
         return []
     return [

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.fields.tables import Fields
     from penstock.readers.origin.origin import Entry
+    from penstock.readers.origin.quarantine import LeftOut
 
 _log = logging.getLogger("penstock")
 
@@ -49,7 +50,8 @@ class Samples:
     types: of all fields, in order. values, present: of the fields that are known by now. rejected:
     by sample, why it is none. quarantined: other files that can't be one; passed_over: files that
     are no part of a sample, by extension. notes: what was decided, a sentence each; left_out: what
-    isn't read though it seems to be meant, a sentence each. has_papers: see `Candidates`.
+    isn't read though it seems to be meant, a sentence each. has_papers, unnamed: see
+    `Candidates`.
     """
 
     names: Sequence[bytes]
@@ -64,6 +66,7 @@ class Samples:
     notes: Sequence[str] = ()
     left_out: Sequence[str] = ()
     has_papers: bool = False
+    unnamed: Mapping[str, LeftOut] = field(default_factory=dict)
 
     def with_table(self, found: Fields) -> Samples:
         """With a table's fields behind the others; a field that is there already stays."""
@@ -140,6 +143,7 @@ def candidates_of(samples: Samples, schema: Mapping[str, FieldType], *, url: str
         passed_over=dict(samples.passed_over),
         present=present,
         has_papers=samples.has_papers,
+        unnamed=samples.unnamed,
     )
 
 

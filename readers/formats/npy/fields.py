@@ -18,7 +18,7 @@ from penstock.readers.formats.arranging import given_types
 from penstock.readers.formats.grid import Windows, windows_of
 from penstock.readers.formats.limits import MAX_SAMPLES
 from penstock.readers.formats.sampling import EVERY, Sampling
-from penstock.readers.origin.quarantine import too_short
+from penstock.readers.origin.quarantine import left_out_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -114,7 +114,7 @@ def choose(origin: Origin, groups: Sequence[Group]) -> ChosenArrays:
         schema=Schema(schema),
         groups=there,
         is_by_file=is_by_file,
-        too_short=too_short("an array too short for one sample", short),
+        too_short=left_out_for("an array too short for one sample", short),
     )
 
 

@@ -42,7 +42,7 @@ class NpyListing:
             chosen.schema,
             list(cut_shards(chosen)),
             left_out=groups[0].left_out,
-            too_short=chosen.too_short,
+            unnamed=chosen.too_short,
         )
 
     def counterparts(

@@ -33,7 +33,7 @@ from penstock.readers.formats.tokens.cutting import (
 from penstock.readers.formats.tokens.files import TokenFile, find_files, look_at
 from penstock.readers.formats.tokens.notes import TokenNotes
 from penstock.readers.formats.tokens.packing import pack
-from penstock.readers.origin.quarantine import too_short
+from penstock.readers.origin.quarantine import left_out_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -122,7 +122,7 @@ class TokenListing:
                 len(files),
                 self._cut.length,
             )
-        return Candidates.of_chunks(self._schema, shards, too_short=self._too_short(files))
+        return Candidates.of_chunks(self._schema, shards, unnamed=self._too_short(files))
 
     def _too_short(self, files: Sequence[TokenFile]) -> dict[str, LeftOut]:
         """The files with tokens of which no sample is made; of documents none is too short."""
@@ -132,7 +132,7 @@ class TokenListing:
             file.entry.name: int(file.tokens > 0 and not sequences(file.tokens, self._cut))
             for file in files
         }
-        return too_short(f"a file of less than one sequence ({self._cut.length:,})", short)
+        return left_out_for(f"a file of less than one sequence ({self._cut.length:,})", short)
 
     def counterparts(
         self, number: int, name: bytes, *, total: int, workers: int

@@ -141,6 +141,6 @@ class JobStatistics:
         return (
             f"Job: {heard}. Slowest: rank {one.rank}{process}, which waits {one.wait_share:.1%} of "
             f"its time (p50 {one.wait_p50_s * 1e3:.1f} ms, p99 {one.wait_p99_s * 1e3:.1f} ms a "
-            f"batch); its limit: {one.limit}{cause}; read {format_size(one.bytes_disk)} from disk"
-            f"{peers}, {format_size(one.bytes_remote)} from the remote. Told {age}."
+            f"batch); its limit: {one.limit}{cause}; read {format_size(one.bytes_disk)} from local "
+            f"files{peers}, {format_size(one.bytes_remote)} from the remote. Told {age}."
         )

@@ -123,8 +123,9 @@ class Statistics:
             f"waited {self.wait_share:.1%} of the time "
             f"(p50 {self.wait_p50_s * 1e3:.1f} ms, p99 {self.wait_p99_s * 1e3:.1f} ms a batch), "
             f"first batch after {self.first_batch_s:.2f} s; "
-            f"read {format_size(self.bytes_disk)} from disk, {format_size(self.bytes_remote)} from "
-            f"the remote{self._peers_text()}{self._resident_text()}{self._bad_text()}."
+            f"read {format_size(self.bytes_disk)} from local files, "
+            f"{format_size(self.bytes_remote)} from the remote{self._peers_text()}"
+            f"{self._resident_text()}{self._bad_text()}."
             f"{self._chunks_text()}{self._tiers_text()}\n"
             f"{self.verdict}" + (f"\n{self.job}" if self.job is not None else "")
         )

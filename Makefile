@@ -10,11 +10,12 @@ DATA ?=
 # Hundreds of short processes import the same modules, which are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test quick check verify trainers bench clean
+.PHONY: help setup demo test quick check figures verify trainers bench clean
 help:
 	@echo "make demo     photographs -> pack -> train -> kill -> resume -> table and two pictures (DATA=folder: yours)"
 	@echo "make test     ruff, mypy and the test suite: what CI runs"
 	@echo "make quick    a third of it, under another Python: make quick PYTHON=python3.13 VENV=.venv-3.13"
+	@echo "make figures  size and shape of the code: lines, files, imports, names that stand for two things (nothing fails by it)"
 	@echo "make verify   the long grids, planted bottlenecks, plays of peers, memory over 50 epochs (a quiet machine)"
 	@echo "make trainers Lightning, Accelerate, Transformers and six more, each running whole jobs (in a venv of its own)"
 	@echo "make bench    throughput beside ten other loaders: figures, chart and the README's table (in a venv of its own)"
@@ -34,6 +35,9 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+figures: $(READY)
+	$(BIN)/python -m benchmarks.figures
 
 test: check
 	# Three on two cores: tests wait for processes, servers and disks a third of their time.

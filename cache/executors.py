@@ -18,9 +18,9 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from penstock import __version__
 from penstock.cache import errors
 from penstock.cache.errors import ConfigError, MissingDependencyError, PenstockError, WorkerError
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable

@@ -19,7 +19,10 @@ except ImportError:
         "it in a Linux container or virtual machine, or on Windows inside of WSL2."
     ) from None
 
+from penstock.version import __version__ as __version__
+
 if TYPE_CHECKING:
+    from penstock import errors as errors
     from penstock.augment.geometric_ops import CenterCrop as CenterCrop
     from penstock.augment.geometric_ops import RandomCrop as RandomCrop
     from penstock.augment.geometric_ops import RandomHorizontalFlip as RandomHorizontalFlip
@@ -131,13 +134,13 @@ __all__ = [
     "World",
     "cifar_train",
     "concat",
+    "errors",
     "imagenet_eval",
     "imagenet_train",
     "open_index",
     "pack",
     "warm",
 ]
-__version__ = "0.1.0"
 
 # Each name's module. It is imported at first use, so that a name costs nobody who doesn't use it.
 _HOME = {
@@ -202,6 +205,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "errors":
+        return importlib.import_module("penstock.errors")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

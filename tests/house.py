@@ -138,8 +138,9 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
 
 @functools.cache  # a walk of 700 files; some tests ask once a file
 def modules() -> dict[str, Path]:
-    """Every module of the four floors by its dotted name without `penstock.`."""
-    found = {}
+    """Every module of the library by its dotted name without `penstock.`; the root package itself
+    is `__init__`."""
+    found = {path.stem: path for path in sorted((ROOT / PACKAGE).glob("*.py"))}
     for floor in FLOORS:
         # By the package: an unpacked sdist has its floors there alone.
         for path in sorted((ROOT / PACKAGE / floor).rglob("*.py")):
@@ -151,8 +152,7 @@ def modules() -> dict[str, Path]:
 def all_sources() -> list[Path]:
     """Every Python file of the repository."""
     others = (path for top in ("tests", "benchmarks") for path in ROOT.glob(f"{top}/**/*.py"))
-    own = (ROOT / PACKAGE).glob("*.py")
-    return [*own, *modules().values(), *sorted(others)]
+    return [*modules().values(), *sorted(others)]
 
 
 def imported_names(path: Path) -> Iterator[tuple[str, int]]:
@@ -182,8 +182,9 @@ def imports() -> dict[str, dict[str, int]]:
             parts = name.split(".")[1:]
             while parts and ".".join(parts) not in known:
                 parts.pop()
-            if parts and ".".join(parts) != module:
-                graph[module].setdefault(".".join(parts), line)
+            found = ".".join(parts) or "__init__"
+            if found != module:
+                graph[module].setdefault(found, line)
     return graph
 
 

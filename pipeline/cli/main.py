@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 from rich.console import Console
 
-from penstock import __version__
 from penstock.cache.base.machine import machine_remedy
 from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning
 from penstock.pipeline.cli.bench import bench
@@ -25,6 +24,7 @@ from penstock.pipeline.cli.examples import epilog, prose
 from penstock.pipeline.cli.inspect import inspect
 from penstock.pipeline.cli.plan import plan
 from penstock.pipeline.cli.warm import warm
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock import __version__
 from penstock.cache.executors import check_everywhere, check_executor, keep_open, run_tasks
 from penstock.readers.fields.examine import verify_for
 from penstock.readers.fields.facts import Facts
@@ -28,6 +27,7 @@ from penstock.readers.formats.registry import format_named
 from penstock.readers.index.building import CheckList, IndexBuilder
 from penstock.readers.index.reach import Reach, part_of
 from penstock.readers.types import Rejection
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

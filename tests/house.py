@@ -155,11 +155,16 @@ def all_sources() -> list[Path]:
     return [*modules().values(), *sorted(others)]
 
 
-def imported_names(path: Path) -> Iterator[tuple[str, int]]:
-    """What a file imports, wherever in it, for types too: full dotted names, and the line.
+@functools.cache  # parsing 700 files takes seconds, and four tests ask for all of them
+def imported_names(path: Path) -> tuple[tuple[str, int], ...]:
+    """Name what a file imports, wherever in it, for types too: full dotted names, and the line.
 
     `from a import b` gives `a.b`, which may be a module or a name of `a`.
     """
+    return tuple(_imported_names(path))
+
+
+def _imported_names(path: Path) -> Iterator[tuple[str, int]]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             for alias in node.names:

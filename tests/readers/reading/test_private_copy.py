@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock import warm
 from penstock.augment import imagenet_eval
 from penstock.cache import DiskCache
 from penstock.pipeline import DataLoader
@@ -83,12 +84,12 @@ def place(request: Any, sources: dict[str, Path], tmp_path: Path) -> Iterator[Pl
             cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
             stack.callback(cache.close)
             made = Place(f"{server.url}/{source.name}", tmp_path / "cache", cache)
-            with made.open() as dataset:
-                dataset.read(rows_of(dataset))  # fills it
+            warm(made.url, cache=cache)  # no fill goes on that would rename a file meanwhile
         else:
             made = Place(sources[kind], sources[kind], None)
         yield made
-        made.restore()
+        if made.cache is None:
+            made.restore()
 
 
 def rows_of(dataset: Dataset) -> Any:

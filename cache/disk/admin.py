@@ -100,9 +100,10 @@ def on_shelf(path: str | os.PathLike[str], act: Callable[[Shelf], T]) -> T:
     """
     root = os.path.abspath(os.fspath(path))
     if not Layout.is_cache(root):
+        found = "it has no format.json" if os.path.isdir(root) else "no folder is there"
         raise ConfigError(
-            f"{root}: this isn't a cache folder: it has no format.json. Give the folder that was "
-            "passed as cache= (or --cache)."
+            f"{root}: this isn't a cache folder: {found}. Give the folder that was passed as "
+            "cache= (or --cache)."
         )
     shelf = Shelf(root, max_bytes=None)
     try:

@@ -99,7 +99,13 @@ def _users_recipe(name: str, module: str, attribute: str) -> NamedRecipe:
             "what it holds, as module:name."
         ) from error
     made = callable(found)
-    operations = found() if made else found
+    try:
+        operations = found() if made else found
+    except Exception as error:
+        raise RecipeError(
+            f"--augment {name}: a call without arguments raised {type(error).__name__}: {error}. "
+            "Name a list of operations, or a function without arguments that returns one."
+        ) from error
     if isinstance(operations, str) or not hasattr(operations, "__iter__"):
         raise RecipeError(
             f"--augment {name}: got {operations!r}, wanted a list of operations, such "

@@ -70,7 +70,9 @@ def doctor(
     from penstock.pipeline.cli.machine import gather
 
     if folder is not None and ":/" in str(folder):
-        raise ConfigError(f"doctor: got {str(folder)!r}, wanted a local folder.")
+        raise ConfigError(
+            f"doctor: got {str(folder)!r}, wanted a local folder. A dataset's URL goes to --url."
+        )
     nodes = nodes_of(
         [*(peer or ()), *filter(None, [serve_peer])], peer_token_file, peer_certificates, tls
     )

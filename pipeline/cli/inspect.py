@@ -69,6 +69,10 @@ def inspect(
     """Tell what a dataset holds and how a job would walk it; with --batch, show what comes out."""
     if batch is None and out is not None:
         raise ConfigError("--out writes the contact sheet of --batch N: pass --batch too.")
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(
+            f"--out: {out.parent} isn't a folder that is there. Create it, or name another place."
+        )
     sampling = parse_sampling(
         sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
     )

@@ -302,6 +302,11 @@ def parse_places(told: str | None) -> dict[str, str] | None:
     """`image=images,mask=masks` as a dict."""
     if told is None:
         return None
+    if "=" not in told:
+        raise ConfigError(
+            f"--fields got {told!r}, wanted where each field lies, such as "
+            "image=images,mask=masks. Leave it out for the fields that are found without it."
+        )
     places: dict[str, str] = {}
     for pair in told.split(","):
         field, equals, place = pair.partition("=")

@@ -20,7 +20,7 @@ from penstock.cache.base.folders import make_private_folder
 from penstock.cache.base.home import user_cache
 from penstock.cache.errors import ConfigError, FetchError, OtherVersionError, PenstockWarning
 from penstock.readers.files.atomic import make_folder, write_bytes
-from penstock.readers.files.names import printable
+from penstock.readers.files.names import is_passed_over, printable
 from penstock.readers.index.index_folder import KEPT, read_index
 from penstock.readers.index.manifest_file import MANIFEST
 from penstock.readers.origin.local import LocalFolder
@@ -103,6 +103,21 @@ class Places:
             raise ConfigError(f"index: got {self.index!r}, wanted a folder.")
         return None if path is None else os.path.abspath(path)
 
+    def _check_outside(self, place: bytes) -> None:
+        """Raise ConfigError for a named place inside of a local dataset: the index's folders would
+        be taken for classes there."""
+        if not isinstance(self.origin, LocalFolder) or self.origin.selection is not None:
+            return
+        parts = os.path.relpath(os.path.realpath(place), os.path.realpath(self.origin.root)).split(
+            os.sep.encode()
+        )
+        if parts[0] != b".." and not any(is_passed_over(p) for p in parts if p != b"."):
+            raise ConfigError(
+                f"index: {printable(place)} lies in the dataset's own folder, where it would "
+                "be taken for samples and classes. Give a folder outside of it, or none: the index "
+                "then goes beside the dataset."
+            )
+
     def _key(self) -> str:
         """Names the data: its URL and store, and of a local folder its inode, since another disk
         may be mounted there."""
@@ -120,6 +135,8 @@ class Places:
     def make(self) -> bytes:
         """Make the first place that can be written; with a warning where it won't be kept. Raises
         WriteError, ConfigError."""
+        if self.index is not None:
+            self._check_outside(self.candidates()[0])
         place = next((p for p in self.candidates() if self._can_write(p)), None)
         if place is not None:
             with contextlib.suppress(OtherVersionError):  # it is replaced

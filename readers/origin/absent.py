@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 
 from penstock.cache.base.machine import machine_remedy
 from penstock.cache.errors import ReadError
 from penstock.readers.files.names import printable
 from penstock.readers.origin.unread import remedy_for, store_of
+
+_DRIVE = re.compile(r"(?:^|/)([A-Za-z]):([\\/].*)$", re.DOTALL)
+_ONE_SLASH = re.compile(r"(?:^|/)(https?|s3|gs|az|abfs|hf|file):/(?!/)(.+)$", re.DOTALL)
 
 NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 """What says that a name leads to nothing. All else (EIO, ESTALE, EACCES …) says that it can't be
@@ -41,16 +45,30 @@ def not_seen(path: bytes, error: OSError, *, is_folder: bool = False) -> ReadErr
 def nothing_there(url: str) -> str:
     """The message for a dataset that doesn't exist."""
     return (
-        f"{url}: nothing is there. Wanted an image folder (<class>/<image>), a folder of *.tar "
-        "files, or a pack made by `penstock pack`. Check the path for a typing error or a missing "
-        "mount." + _remedy(url)
+        f"{url}: nothing is there. Wanted a folder, a file, or a pattern such as data/*.parquet. "
+        + (_mistaken(url) or "Check the path for a typing error or a missing mount.")
+        + _remedy(url)
     )
+
+
+def _mistaken(url: str) -> str:
+    """What to write instead of a path that was meant as a URL, or as a path of Windows; "" where
+    a path looks like neither."""
+    if found := _DRIVE.search(url):
+        drive, rest = found.group(1), found.group(2).replace("\\\\", "/").replace("\\", "/")
+        return (
+            "This is a path of Windows. Inside of WSL, where Penstock runs, that drive is "
+            f"/mnt/{drive.lower()}{rest.rstrip('/')}."
+        )
+    if found := _ONE_SLASH.search(url):
+        return f"A URL has two slashes: {found.group(1)}://{found.group(2)}."
+    return ""
 
 
 def not_a_folder(url: str) -> str:
     """The message for a file where a folder should be."""
     if store_of([os.fsencode(url.partition("?")[0])]) is not None:
-        return f"{url}:{_remedy(url)}"
+        return f"{url}:{_remedy(url).replace(' It', ' it', 1)}"
     return (
         f"{url}: this is a file whose name tells no format that is read alone (.npy, .parquet, "
         ".tar, …). Give the folder that holds the dataset, or say what it is: format=."

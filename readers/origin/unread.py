@@ -150,7 +150,7 @@ def check_store(url: str, names: Sequence[bytes]) -> None:
     if (found := store_of(names)) is not None:
         kind, shown, advice = found
         raise DatasetNotFoundError(
-            f"{url}: it holds {kind} ({printable(shown)}), which isn't read. {advice}"
+            f"{url}: it holds {kind} ({printable(shown)}), which Penstock doesn't read. {advice}"
         )
 
 
@@ -185,7 +185,7 @@ def remedy_for(name: bytes) -> str:
     found = extension(name.rstrip(b"/"))
     kind = _DATA.get(found)
     if (store := store_of([name])) is not None:
-        return f"It holds {store[0]}, which isn't read. {store[2]}"
+        return f"It holds {store[0]}, which Penstock doesn't read. {store[2]}"
     if found in _LISTS:
         return "A table of files is given as manifest=, and the folder of its files as the URL."
     if found in _OWN:
@@ -203,7 +203,7 @@ def remedy_for(name: bytes) -> str:
             f"Files of {kind} are read as bytes: give their folder, with "
             f'schema={{"{kind}": Bytes()}}, and decode them in a Map (docs/fields.md).'
         )
-    return f"This is {kind}, which isn't read yet. {REMEDY}" if kind else ""
+    return f"This is {kind}, which Penstock doesn't read yet. {REMEDY}" if kind else ""
 
 
 def _check_rows(url: str, folder: str, table: bytes) -> None:

@@ -54,7 +54,7 @@ def adapter(name: str) -> Adapter:
         return ADAPTERS[name]
     except KeyError:
         raise ConfigError(
-            f"peers: got {name!r}, wanted some of {', '.join(PEERS)}. Leave that one out."
+            f"--against: got {name!r}, wanted some of {', '.join(PEERS)}. Leave that one out."
         ) from None
 
 

@@ -97,6 +97,12 @@ def test_people_get_a_summary_and_quarantined_names(tmp_path: Path) -> None:
         (["pack", "FOLDER", "FOLDER"], (1, 2), "FOLDER"),
         (["frobnicate"], 2, "frobnicate"),
         (["inspect", "FOLDER", "-o", "novalue"], 2, "KEY=VALUE"),
+        (["inspect", r"C:\data\photos"], 1, "/mnt/c/data/photos."),
+        (["inspect", "s3:/bucket/photos"], 1, "s3://bucket/photos."),
+        (["inspect", "FOLDER", "--fields", "image,label"], 2, "where each field lies"),
+        (["inspect", "FOLDER", "--batch", "4", "--out", "nofolder/a.png"], 2, "nofolder isn't"),
+        (["cache", "stat", "/nowhere/at/all"], 2, "no folder is there"),
+        (["bench", "FOLDER", "--augment", "penstock:DataLoader"], (1, 2), "without arguments"),
     ],
 )
 def test_wrong_use_is_told_with_its_exit_code(

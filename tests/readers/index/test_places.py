@@ -67,6 +67,14 @@ def test_an_indexed_folder_is_still_the_folder_that_others_read(folder: Path) ->
     assert sorted(p.name for p in folder.parent.iterdir()) == ["photos", "photos.penstock"]
 
 
+@pytest.mark.parametrize("name", [".", "idx", "class-0/idx"])
+def test_an_index_that_would_become_a_class_is_refused(folder: Path, name: str) -> None:
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(ConfigError, match="own folder"):
+        build_index(folder, out=folder / name, verify=images.verify)
+    assert sorted(folder.rglob("*")) == before
+
+
 def test_an_index_inside_is_no_class_of_ours(folder: Path) -> None:
     build_index(folder, out=folder / "mine.penstock", verify=images.verify)
     images.write_folder(folder, {"other.penstock/1.jpg": images.jpeg(1)})

@@ -33,7 +33,7 @@ from penstock.pipeline.report.facts import ShardFacts
 from penstock.pipeline.report.meter import Meter
 from penstock.pipeline.report.quarantine import QuarantineFile
 from penstock.readers.blocks import Blocks
-from penstock.readers.fields.boxes import BoxUnits
+from penstock.readers.fields.boxes import BoxChecks, BoxUnits
 from penstock.readers.fields.selection import stored_fields
 
 if TYPE_CHECKING:
@@ -196,6 +196,7 @@ def _road(
     if resident is not None:
         meter.resident = graphs.resident_facts
     bad_samples = BadSamples(dataset, seed=seed)
+    is_checked = dataset.contents.units is None  # when it was indexed; nobody looks into tables
     memory = _page_locked(options)
     return Road(
         walk=walk,
@@ -214,6 +215,7 @@ def _road(
             resident=resident,
             transform=mapper,
             crops=_crops(mapped, seed=seed),
+            boxes=None if is_checked else BoxChecks.of(schema, mapped.reads, samples=len(dataset)),
             blocks=Blocks(allocate=memory),
             fields=None
             if mapped.reads == stored_fields(dataset.fields, dataset.schema)

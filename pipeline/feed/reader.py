@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.resident.images import ResidentImages
     from penstock.pipeline.plan.slots import Slots
     from penstock.pipeline.plan.steps import Step
+    from penstock.readers.fields.boxes import BoxChecks
     from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.fields.crops import Crop
     from penstock.readers.source import Source
@@ -62,7 +63,8 @@ class BatchReader:
     recipes: by image field. payloads: decodes what is neither images nor numbers. resident: what
     keeps decoded images in memory; None where each sample is read each time. transform: what is
     done to samples then; None: nothing. crops: draws the parts of arrays that are read; None: all
-    of them. fields: that are read; None: those of the dataset. blocks:
+    of them. fields: that are read; None: those of the dataset. boxes: finds bad boxes among what no
+    index has checked; None where there are none. blocks:
     the memory of large arrays. probe: is shown what was read.
     """
 
@@ -76,6 +78,7 @@ class BatchReader:
     transform: Transform | None = None
     fields: tuple[str, ...] | None = None
     crops: ArrayDraws | None = None
+    boxes: BoxChecks | None = None
     blocks: Blocks = field(default_factory=Blocks)
 
     @property
@@ -139,8 +142,8 @@ class BatchReader:
     ) -> list[SampleBatch]:
         """As `_read_once`, of several batches."""
         is_all = self.payloads.are_none and not self.recipes
-        is_plain = self.transform is None and self.crops is None and self.resident is None
-        if not (is_all and is_plain):
+        more = (self.transform, self.crops, self.resident, self.boxes)
+        if not is_all or any(each is not None for each in more):
             content = self._read_once(ids, epoch, bad, rows)
             return content.parts(bounds, array=self.blocks.array)
         return self.dataset.read_parts(
@@ -254,6 +257,9 @@ class BatchReader:
             crops=crops,
             blocks=self.blocks,
         )
+        if self.boxes is not None:
+            found = self.boxes(content)
+            bad |= {row: why for row, why in found.items() if row not in bad}
         if not self.recipes:
             return content
         ledger = self.bad_samples

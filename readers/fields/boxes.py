@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache.errors import DatasetError
-from penstock.readers.types import Rejection
+from penstock.readers.fields.columns import EncodedColumn, RaggedColumn
+from penstock.readers.fields.field_types import Boxes, Keypoints
+from penstock.readers.types import UNFIT, Rejection
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.field_types import Boxes, BoxFormat
+    from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.fields.field_types import BoxFormat, FieldType
 
 # Normalised numbers may leave 0..1 by this much, as annotations are rounded.
 _TOLERANCE = 0.01
@@ -36,11 +41,15 @@ def to_xyxy(boxes: NDArray[Any], format: BoxFormat) -> NDArray[np.float32]:
 
 
 def check_boxes(
-    boxes: NDArray[Any], format: BoxFormat, *, size: tuple[int, int] | None = None
+    boxes: NDArray[Any],
+    format: BoxFormat,
+    *,
+    size: tuple[int, int] | NDArray[np.int32] | None = None,
 ) -> Rejection | None:
     """Why a sample's boxes can't be, or None: an odd shape, not finite, inverted, or, where the
     image's height and width are known, wholly outside. One that lies partly outside is normal;
-    a normalised number outside of 0..1 isn't. boxes: as stored."""
+    a normalised number outside of 0..1 isn't. boxes: as stored. size: of their image, or of each
+    box's own, shape (k, 2); 0 x 0 where it isn't known."""
     if (refusal := _check_rows(boxes, 4, f"{format} boxes")) is not None:
         return refusal
     with np.errstate(over="ignore", invalid="ignore"):  # what that gives isn't finite
@@ -65,12 +74,14 @@ def check_boxes(
             f"box {bad[0]} is inverted: {_numbers(boxes, bad[0])}; {format} wants {wanted}"
         )
     if size is not None:
-        height, width = (1, 1) if is_normalised else size
-        far = (corners[:, 2:] < 0) | (corners[:, :2] > (width, height))
-        if len(bad := np.flatnonzero(far.any(axis=1))):
+        sizes = np.broadcast_to(np.asarray(size, np.int32), (len(corners), 2))
+        limits = np.ones_like(sizes) if is_normalised else sizes[:, ::-1]
+        far = (corners[:, 2:] < 0) | (corners[:, :2] > limits)
+        if len(bad := np.flatnonzero(far.any(axis=1) & sizes.all(axis=1))):
+            height, width = sizes[bad[0]].tolist()
             return Rejection(
                 f"box {bad[0]} lies outside of its image: {_numbers(boxes, bad[0])} ({format}), "
-                f"and the image is {size[1]} wide and {size[0]} high"
+                f"and the image is {width} wide and {height} high"
             )
     return None
 
@@ -139,6 +150,54 @@ def check_keypoints(points: NDArray[Any]) -> Rejection | None:
     if len(bad := np.flatnonzero(~np.isfinite(found).all(axis=1))):
         return Rejection(f"point {bad[0]} isn't finite: {_numbers(points, bad[0], 2)}")
     return None
+
+
+class BoxChecks:
+    """Finds the samples of batches whose boxes or points can't be, where no index has seen them:
+    tables are read without one look at their samples. On any thread."""
+
+    def __init__(self, types: Mapping[str, Boxes | Keypoints], *, samples: int) -> None:
+        """samples: of the dataset."""
+        self._types = types
+        self._units = BoxUnits(enough=min(8, samples))
+
+    @classmethod
+    def of(
+        cls, schema: Mapping[str, FieldType], fields: Sequence[str], *, samples: int
+    ) -> BoxChecks | None:
+        """Checks of the boxes and points among these fields; None where there are none."""
+        types = {n: t for n in fields if isinstance(t := schema.get(n), Boxes | Keypoints)}
+        return cls(types, samples=samples) if types else None
+
+    def __call__(self, content: SampleBatch) -> dict[int, str]:
+        """Rows that are bad, and why. content: as stored. Raises DatasetError for boxes that all
+        have the wrong unit."""
+        found: dict[int, str] = {}
+        for name, type in self._types.items():
+            column = content.columns[name]
+            assert isinstance(column, RaggedColumn), name
+            sizes = None
+            if isinstance(type, Boxes):
+                self._units.see(name, type, column.values)
+                image = content.columns.get(type.of)
+                if isinstance(image, EncodedColumn) and image.dims is not None:
+                    sizes = np.repeat(image.dims, np.diff(column.offsets), axis=0)
+            if _check(type, column.values, sizes) is None:
+                continue
+            for row in range(len(column)):
+                part = slice(*column.offsets[row : row + 2].tolist())
+                refusal = _check(type, column.values[part], None if sizes is None else sizes[part])
+                if refusal is not None:
+                    found.setdefault(row, f"{name}: {refusal.reason}. {UNFIT}")
+        return found
+
+
+def _check(
+    type: Boxes | Keypoints, values: NDArray[Any], sizes: NDArray[np.int32] | None
+) -> Rejection | None:
+    if isinstance(type, Keypoints):
+        return check_keypoints(values)
+    return check_boxes(values, type.format, size=sizes)
 
 
 def _check_rows(values: NDArray[Any], columns: int, what: str) -> Rejection | None:

@@ -11,10 +11,10 @@ import numpy as np
 from penstock.cache.threads import ordered
 from penstock.readers.dataset import Dataset
 from penstock.readers.fields.arrays import array_form, number_dtype
-from penstock.readers.fields.boxes import BoxUnits
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, RaggedColumn
+from penstock.readers.fields.boxes import BoxChecks
+from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn
 from penstock.readers.fields.examine import examine, verify_for
-from penstock.readers.fields.field_types import Boxes, is_encoded
+from penstock.readers.fields.field_types import is_encoded
 from penstock.readers.index.intake import cut
 from penstock.readers.packing.plan import PackPlan, plan_samples, plan_units
 from penstock.readers.packing.sample import PackSample, payload_of
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 
 class RowSource:
-    """Samples that a source of any kind reads. What is encoded is checked once more on its way:
-    only their indexes know what was found of them."""
+    """Samples that a source of any kind reads. What is encoded is checked once more on its way, and
+    so are boxes and points: only their indexes know what was found of them."""
 
     has_ids = True
     has_papers = False
@@ -67,7 +67,7 @@ class RowSource:
         # As large as those of its shard are on average: nobody knows before it is read.
         means = np.maximum(1, self._shard_bytes() // contents.sizes)
         self.sizes = np.repeat(means, contents.sizes)
-        self._units = BoxUnits(enough=min(8, len(source)))
+        self._boxes = BoxChecks.of(self.schema, [*self.schema], samples=len(source))
         self._ids = source.ids(contents.rows(np.arange(len(source), dtype=np.int64)))
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
@@ -109,10 +109,8 @@ class RowSource:
         batch = self._source.read(
             rows, fields=tuple(self.schema), bad=bad if self._is_of_chunks else None
         )
-        for name, type in self.schema.of_type(Boxes).items():
-            column = batch.columns[name]
-            if isinstance(column, DenseColumn | RaggedColumn):
-                self._units.see(name, type, column.values)
+        if self._boxes is not None:
+            bad = self._boxes(batch) | bad
         return positions, batch, bad
 
     def _shard_bytes(self) -> NDArray[np.int64]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,13 +14,10 @@ from PIL import Image as Picture
 
 from penstock import DataLoader, Dataset, pack
 from penstock.augment import RandomHorizontalFlip, RandomResizedCrop, Resize, SanitizeBoxes
-from penstock.cache.errors import DatasetError, PenstockError, RecipeError
+from penstock.cache.errors import DatasetError, PenstockError, PenstockWarning, RecipeError
 from penstock.readers.fields.boxes import check_boxes
-from penstock.readers.fields.field_types import Boxes, FieldType, Image
+from penstock.readers.fields.field_types import Boxes, FieldType, Image, Keypoints
 from tests.pipeline.feed.memory import Memory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEIGHT, WIDTH, N = 40, 80, 12
 PIXELS = (
@@ -191,3 +189,83 @@ def test_a_normalised_box_is_checked(box: Any, words: str | None) -> None:
     assert (verdict is None) == (words is None)
     if verdict is not None and words is not None:
         assert words in verdict.reason
+
+
+BAD = {
+    "isn't finite": (1.0, float("nan"), 9.0, 9.0),
+    "is inverted": (30.0, 5.0, 10.0, 20.0),
+    "lies outside of its image": (WIDTH + 1.0, 5.0, WIDTH + 9.0, 20.0),
+}
+
+
+@pytest.fixture(params=["parquet", "arrow"])
+def damaged(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Twelve images, of which 2, 5 and 9 have a bad box behind two good ones."""
+    boxes = [PIXELS[i].tolist() for i in range(N)]
+    for row, box in zip((2, 5, 9), BAD.values(), strict=True):
+        boxes[row].append(list(box))
+    boxes[7] = []
+    table = pa.table({"image": [jpeg()] * N, "boxes": pa.array(boxes), "row": range(N)})
+    path = tmp_path / f"a.{request.param}"
+    if request.param == "parquet":
+        pq.write_table(table, path, row_group_size=5)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=5)
+    return str(path)
+
+
+SCHEMA: dict[str, FieldType] = {"image": Image(), "boxes": Boxes(of="image")}
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_a_bad_box_of_a_table_makes_a_bad_sample(damaged: str, recipe: str) -> None:
+    dataset = Dataset(damaged, fields=("image", "boxes", "row"), schema=SCHEMA)
+    augment = RECIPES[recipe] or [Resize((20, 20))]
+    with DataLoader(dataset, 4, seed=3, shuffle=True, augment=augment, max_bad=0.5) as loader:
+        with pytest.warns(PenstockWarning, match="Sample . is bad: boxes: box 2"):
+            batches = list(loader)
+        told = loader.statistics()
+        lines = Path(str(told.quarantine)).read_text()
+    rows = [row for _, _, rows in batches for row in rows.tolist()]
+    assert told.bad == 3
+    assert len(rows) == N
+    assert not {2, 5, 9} & set(rows)
+    assert all(words in lines for words in BAD)
+
+
+def test_a_bad_box_without_its_image_is_bad_too(damaged: str) -> None:
+    dataset = Dataset(damaged, fields=("boxes", "row"), schema=SCHEMA)
+    with pytest.warns(PenstockWarning), DataLoader(dataset, 4, max_bad=0.5) as loader:
+        assert sorted({row for _, rows in loader for row in rows.tolist()} & {2, 5, 9}) == [9]
+
+
+def test_a_mask_has_no_bad_box(damaged: str) -> None:
+    dataset = Dataset(damaged, fields=("boxes", "row"), schema=SCHEMA)
+    with (
+        pytest.warns(PenstockWarning),
+        DataLoader(dataset, 5, pad="mask", max_bad=0.5) as loader,
+    ):
+        batches = list(loader)
+    assert sum(int(valid.sum()) for *_, valid in batches) == N - 2
+    assert all(boxes.values.isfinite().all() for boxes, *_ in batches)
+
+
+def test_a_pack_leaves_bad_boxes_out(damaged: str, tmp_path: Path) -> None:
+    packed = pack(damaged, str(tmp_path / "pack"), schema=SCHEMA)
+    assert (packed.samples, packed.quarantined) == (N - 3, 3)
+    lines = (tmp_path / "pack" / "_penstock" / "quarantine.jsonl").read_text()
+    assert all(words in lines for words in BAD)
+
+
+def test_points_that_are_no_numbers_are_bad(tmp_path: Path) -> None:
+    points = [[[1.0, 2.0]], [[float("inf"), 2.0]], [[3.0, 4.0], [-1.0, -1.0]]]
+    pq.write_table(pa.table({"image": [jpeg()] * 3, "points": points}), tmp_path / "a.parquet")
+    schema: dict[str, FieldType] = {"image": Image(), "points": Keypoints(of="image")}
+    dataset = Dataset(str(tmp_path), fields=("points", "id"), schema=schema)
+    with DataLoader(dataset, 3, max_bad=0.5) as loader:
+        with pytest.warns(PenstockWarning, match="point 0 isn't finite"):
+            ((points_, ids),) = list(loader)
+        assert loader.statistics().bad == 1
+    assert 1 not in ids.tolist()
+    assert points_.values.isfinite().all()

@@ -36,6 +36,11 @@ def overwrite(loader: Any, name: str, value: object) -> None:
     object.__setattr__(loader, name, value)
 
 
+def kept_iterator(loader: Any) -> Any:
+    """The iterator that torch's loader keeps for its persistent workers; None before its first."""
+    return getattr(loader, "_iterator", None)
+
+
 # -- its iterator
 
 

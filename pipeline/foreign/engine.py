@@ -83,7 +83,7 @@ class ForeignEngine:
 
     def disown(self) -> None:
         """Leave passes and workers to the parent, in a forked child; new ones may begin."""
-        self._loaders.let_go()
+        self._loaders.disown()
         self._latest = None
 
     def take_over(self, options: ForeignOptions) -> None:

@@ -118,10 +118,15 @@ class PassSetup:
         """Warn, as torch does, where an iterable dataset has more than its length says."""
         steps = self.promised_steps()
         if steps is not None and batches == steps + 1:
+            several = (
+                f" Each of {self.num_workers} workers ends its own stream, often with a batch that "
+                "isn't whole; where the dataset doesn't share its samples out by "
+                "torch.utils.data.get_worker_info(), each gives all of them."
+            )
             warnings.warn(
-                f"{type(self.dataset).__name__} has {steps} batches by its __len__, but "
-                "more have come. With several workers each iterates a copy of the dataset: share "
-                "the samples out by torch.utils.data.get_worker_info().",
+                f"{type(self.dataset).__name__} has {steps} batches by its __len__, but more have "
+                "come. A loop to the end gets them all, one that stops at the length (as trainers "
+                f"do) doesn't.{several if self.num_workers > 1 else ''}",
                 PenstockWarning,
                 stacklevel=4,
             )

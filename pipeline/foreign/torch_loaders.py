@@ -14,6 +14,7 @@ from penstock.pipeline.foreign.image_split import SplitCollate
 from penstock.pipeline.foreign.iterable_source import IterableSource
 from penstock.pipeline.foreign.map_source import MapSource
 from penstock.pipeline.foreign.worker import WorkerInit, as_it_is
+from penstock.pipeline.torch_private import disown, kept_iterator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -60,6 +61,15 @@ class TorchLoaders:
     def let_go(self) -> None:
         """Forget the loader with persistent workers: they end with its last pass."""
         self._kept = None
+
+    def disown(self) -> None:
+        """Forget that loader in a forked child, and let its workers live on in the parent.
+
+        Between two passes nobody else refers to its iterator: to drop it would end the workers.
+        """
+        if self._kept is not None:
+            disown(kept_iterator(self._kept.loader))
+        self.let_go()
 
     def for_pass(self, setup: PassSetup, mark: Mark, *, previous: Any) -> TorchLoader:
         """torch's loader for a pass from a mark on; the one with persistent workers again.

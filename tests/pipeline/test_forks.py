@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from penstock.cache.errors import ForkedError
 from penstock.cache.threads import Ordered, Workers
+from penstock.pipeline import DataLoader
 from tests import warm
+from tests.torch_datasets import Squares, Streams
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,6 +89,24 @@ def test_a_forked_child_is_refused_and_ends(kind: str, pack: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert done.stdout == "went on\n"
     assert not done.stderr
+
+
+def test_idle_persistent_workers_live_through_the_fork_of_others(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for dataset in (Squares(8, "int"), Streams([4, 4])):
+        train: Any = DataLoader(
+            dataset, 2, num_workers=2, persistent_workers=True, timeout=PATIENCE_S
+        )
+        epochs = []
+        for _ in range(3):
+            epochs.append([batch.tolist() for batch in train])
+            validation: Any = DataLoader(Squares(4, "int"), 2, num_workers=2, timeout=PATIENCE_S)
+            assert len(list(validation)) == 2
+            assert in_child(lambda: None) == 0
+        assert epochs == [epochs[0]] * 3
+        train.close()
+    assert not capfd.readouterr().err
 
 
 def in_child(act: object) -> int:

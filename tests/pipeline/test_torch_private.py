@@ -84,6 +84,15 @@ class TestLoaders:
         torch_private.without_worker_context(loader)
         assert loader.multiprocessing_context is None, why
 
+    def test_the_iterator_of_persistent_workers_is_kept(self) -> None:
+        why = "a child that is forked between two passes ends its parent's persistent workers"
+        loader = torchs.DataLoader(
+            Squares(4, "int"), 2, num_workers=1, persistent_workers=True, timeout=PATIENCE_S
+        )
+        assert torch_private.kept_iterator(loader) is None, why
+        iterator = iter(loader)
+        assert torch_private.kept_iterator(loader) is iterator, why
+
     def test_a_made_loader_can_be_overwritten(self) -> None:
         why = "the sampler and batch size of a seeded loader can't follow a world that comes late"
         loader = torchs.DataLoader(Squares(4, "int"), 2)

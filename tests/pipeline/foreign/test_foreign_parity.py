@@ -229,8 +229,15 @@ def test_a_length_that_lies() -> None:
     assert "sample 11" in "".join(caught.value.__notes__)
     loader = DataLoader(Sized([11], length=6), batch_size=2)
     assert len(loader) == 3
-    with pytest.warns(UserWarning, match="more have come"):
+    with pytest.warns(UserWarning, match=r"more have come.*\(as trainers do\) doesn't\.$"):
         assert len(list(loader)) == 6
+
+
+def test_a_length_that_each_workers_last_batch_passes() -> None:
+    loader = DataLoader(Sized([3, 3]), batch_size=2, num_workers=2)
+    assert len(loader) == 3
+    with pytest.warns(UserWarning, match="Each of 2 workers ends its own stream, often with"):
+        assert len(list(loader)) == 4
 
 
 def test_concurrent_iterators_as_in_torch() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cache.disk.block_crcs import BLOCK_BYTES
 from penstock.cache.disk.damage import UncountedError, reading, row_checksum, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from penstock.cache.disk.books import Books
     from penstock.cache.disk.tables import NumberTable
@@ -118,14 +118,55 @@ class BlobTable:
             )
             self._count(disk_bytes)
 
+    def adopt(
+        self, key: str, *, size_bytes: int, disk_bytes: int, state: State, used_s: float
+    ) -> None:
+        """Enter a file that the books don't know: by the row that damaged books had of it, if that
+        is right and of this size; else without a group and checksums, as nobody vouches for it.
+        used_s: what the file says of its last use."""
+        raw = self._books.rescued.pop(key, None)
+        row = _row((*raw, 0)) if raw is not None and _is_right(raw) else None
+        if row is None or row.size_bytes != size_bytes:
+            row = BlobRow(
+                key=key,
+                group="",
+                uri="",
+                size_bytes=size_bytes,
+                disk_bytes=disk_bytes,
+                state=state,
+                kept=False,
+                used_s=min(used_s, time.time()),
+                crcs=None,  # samples are checked anyway; a reboot ends it
+                pinned=False,
+            )
+        self._enter(replace(row, disk_bytes=disk_bytes, state=state))
+
+    def forget_rescued(self) -> None:
+        """Forget the rows of damaged books, as all files are entered."""
+        self._books.rescued.clear()
+
+    def claim(self, group: str, has: Callable[[str], bool]) -> None:
+        """Give a group those of its blobs that have none, as the books are new. has: whether it
+        reads the blob of a key."""
+        for row in self._where("grp = ''"):
+            if has(row.key):
+                self._enter(replace(row, group=group))
+
+    def unknown(self) -> int:
+        """How many whole blobs were entered by their files alone."""
+        return self._total("SELECT COUNT(*) FROM blobs WHERE state = 'ready' AND crcs IS NULL")
+
     def resize(self, row: BlobRow, disk_bytes: int) -> None:
         """Count a blob with another size on the disk."""
+        self._enter(replace(row, disk_bytes=disk_bytes))
+
+    def _enter(self, row: BlobRow) -> None:
         self.add(
             row.key,
             group=row.group,
             uri=row.uri,
             size_bytes=row.size_bytes,
-            disk_bytes=disk_bytes,
+            disk_bytes=row.disk_bytes,
             state=row.state,
             kept=row.kept,
             crcs=row.crcs,
@@ -183,9 +224,11 @@ class BlobTable:
 
     def rows(self, *, state: State | None = None) -> list[BlobRow]:
         """All blobs, or those of a state, least recently used first."""
-        where, values = ("WHERE state = ?", (state,)) if state else ("", ())
+        return self._where("state = ?", state) if state else self._where("1")
+
+    def _where(self, condition: str, *values: str) -> list[BlobRow]:
         found = self._books.rows(
-            f"SELECT *, {_PINNED} FROM blobs {where} ORDER BY kept, used", values
+            f"SELECT *, {_PINNED} FROM blobs WHERE {condition} ORDER BY kept, used", values
         )
         return [_row(one) for one in found]
 

@@ -63,7 +63,8 @@ class Books:
 
     folder: of the cache. mend: damaged books are replaced by empty ones here; `damage` says what
     was wrong, `moved` how the old file is called now if it was somebody else's. is_upgrade: they
-    were of an older version. Raises sqlite3.Error and OSError.
+    were of an older version. rescued: rows of blobs, by key, that the damaged file still gave, as
+    they stood there. Raises sqlite3.Error and OSError.
     """
 
     def __init__(self, folder: Folder, *, mend: bool = True) -> None:
@@ -74,6 +75,7 @@ class Books:
         self._inode = 0
         self.damage: str | None = None
         self.moved: str | None = None
+        self.rescued: dict[str, tuple[Any, ...]] = {}
         self.is_upgrade = False
         self._lock = -1
         self._lock = folder.open_or_create("catalogue.lock")
@@ -132,6 +134,7 @@ class Books:
         with self._mutex, self._locked():
             self._depth = 0
             if not isinstance(error, UncountedError) and not self._is_replaced():
+                self._rescue()
                 self._remove()
             if self._is_replaced():
                 self._reopen()
@@ -223,7 +226,10 @@ class Books:
                 raise
             self.is_upgrade = isinstance(error, OtherVersionError)
             self.damage = None if self.is_upgrade else str(error)
-            self._remove(keep=isinstance(error, ForeignBooksError))
+            is_foreign = isinstance(error, ForeignBooksError)
+            if not is_foreign and not self.is_upgrade:
+                self._rescue()
+            self._remove(keep=is_foreign)
             return self._connect()
 
     def _clear_names(self) -> None:
@@ -242,6 +248,29 @@ class Books:
                 mode = stat.S_IMODE(found.st_mode)
                 raise sqlite3.DatabaseError(f"{name} has mode {mode:04o}, wanted 0600")
 
+    def _rescue(self) -> None:
+        """Read what a damaged file still gives of the blobs' rows, from both ends up to the damage:
+        their checksums tell later which are right."""
+        query = "SELECT * FROM blobs ORDER BY key {} LIMIT ?"  # damaged pages may form a circle
+        self.rescued.clear()
+        with contextlib.suppress(sqlite3.Error, OSError):
+            most = 1000 + 2 * len(self._folder.folder("blobs").names())
+            with contextlib.closing(self._connection()) as db:
+                db.execute("PRAGMA busy_timeout = 0")
+                db.execute("PRAGMA cell_size_check = ON")
+                for order in ("ASC", "DESC"):
+                    with contextlib.suppress(sqlite3.Error), reading():
+                        for row in db.execute(query.format(order), (most,)):
+                            self.rescued[str(row[0])] = row
+
+    def _connection(self) -> sqlite3.Connection:
+        path = os.path.join(os.readlink(f"/proc/self/fd/{self._folder.fd}"), _NAME)
+        db = sqlite3.connect(
+            path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        db.text_factory = lambda data: data.decode("utf-8", "replace")
+        return db
+
     def _connect(self) -> tuple[sqlite3.Connection, int]:
         """SQLite opens the books by their path: the file there is ours before and after that.
         Nothing here opens it besides, as that would end SQLite's locks of this process on it."""
@@ -251,21 +280,18 @@ class Books:
         for name in _FILES:
             folder.check(name)
         found = folder.stat(_NAME)
-        path = os.path.join(os.readlink(f"/proc/self/fd/{folder.fd}"), _NAME)
-        db = sqlite3.connect(
-            path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False
-        )
+        db = self._connection()
         try:
             with self._asking():
-                self._prepare(db, path, found)
+                self._prepare(db, found)
         except BaseException:
             db.close()
             raise
         return db, found.st_ino
 
-    def _prepare(self, db: sqlite3.Connection, path: str, before: os.stat_result) -> None:
+    def _prepare(self, db: sqlite3.Connection, before: os.stat_result) -> None:
         """Check books that were just opened, and make their tables."""
-        db.text_factory = lambda data: data.decode("utf-8", "replace")
+        path = os.path.join(os.readlink(f"/proc/self/fd/{self._folder.fd}"), _NAME)
         (version,) = db.execute("PRAGMA user_version").fetchone()
         for found in (os.stat(path), self._folder.stat(_NAME)):
             if found.st_ino != before.st_ino:

@@ -6,6 +6,7 @@ blobs/<key>          whole blobs; fills/<key>.part, .map: being filled
 trash/<key>-<inode>  dropped, but perhaps still mapped by someone
 unverified/<key>     blobs of before a reboot: their checksums are due
 boot                 the boot of the machine that blobs/ are of, with a checksum
+limit                how many bytes the folder may take, with a checksum, for a lost catalogue
 peers/<name>.lock    of a server for other nodes, and .sock, see `cache.peers`
 *.lock               see `cache.base.locks`
 indexes/, …          other modules' own, counted into the limit
@@ -37,7 +38,12 @@ FORMAT = 1
 BLOCK = 4096
 _FOLDERS = ("blobs", "fills", "trash", "unverified")
 _CATALOGUE = ("catalogue.db", "catalogue.db-wal", "catalogue.db-shm", "catalogue.db-journal")
-_FILES = ("format.json", "boot", *(f"{n}.lock" for n in ("catalogue", "jobs", "keys", "readers")))
+_FILES = (
+    "format.json",
+    "boot",
+    "limit",
+    *(f"{n}.lock" for n in ("catalogue", "jobs", "keys", "readers")),
+)
 _BLOB = re.compile(r"[0-9a-f]+")
 _OURS = {
     "blobs": _BLOB,
@@ -130,6 +136,19 @@ class Layout:
     def note_boot(self, boot: str) -> None:
         """Write down what boot the blobs are of."""
         self.top.write_whole("boot", f"{boot} {_crc(boot)}".encode())
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The limit that was written down; None where there is none or it is damaged."""
+        with contextlib.suppress(FileNotFoundError):
+            found, _, crc = self.top.read("limit").decode("ascii", "replace").partition(" ")
+            if found.isdecimal() and crc == _crc(f"limit {found}"):
+                return int(found)
+        return None
+
+    def note_limit(self, max_bytes: int) -> None:
+        """Write the limit down for who finds the catalogue damaged."""
+        self.top.write_whole("limit", f"{max_bytes} {_crc(f'limit {max_bytes}')}".encode())
 
     def locks(self, name: str) -> ByteLocks:
         """Locks on one of the lock files."""

@@ -91,17 +91,12 @@ class Leftovers:
                     return int(fills.remove(name))
         if name != part_name(key) or self._catalogue.blobs.row(key) is not None:
             return 0
-        self._enter_fill(key, found.st_size)
-        return 1
-
-    def _enter_fill(self, key: str, size_bytes: int) -> None:
-        """Enter a fill that new books don't know: the next who wants it goes on with it."""
-        self._catalogue.blobs.add(
+        # The next who wants it goes on with it.
+        self._catalogue.blobs.adopt(
             key,
-            group="",
-            uri="",
-            size_bytes=size_bytes,
-            disk_bytes=fill_disk_bytes(size_bytes, size_bytes // PIECE_BYTES + 1),
+            size_bytes=found.st_size,
+            disk_bytes=fill_disk_bytes(found.st_size, found.st_size // PIECE_BYTES + 1),
             state="fill",
-            kept=False,
+            used_s=found.st_mtime,
         )
+        return 1

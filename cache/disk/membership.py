@@ -82,7 +82,6 @@ class Membership:
 
     def _join(self, shelf: Shelf) -> None:
         with shelf.catalogue.writing():
-            shelf.catalogue.labels.set(self._group, self._label)
             lock, job = shelf.layout.locks("jobs"), new_job_id()
             while not lock.lock(job + 1):
                 job = new_job_id()
@@ -99,6 +98,8 @@ class Membership:
                 # Each time: the books may be new, or not what was written.
                 mine = self._row(self._job)
                 table.add(mine)
+                shelf.catalogue.labels.set(self._group, self._label)
+                blobs.claim(self._group, self._read_set.has)
                 jobs = [mine, *(job for job in jobs if job.id != self._job)]
             kept = sum(map(blobs.kept_bytes, {job.group for job in jobs}))
             budget = shelf.room.steady_budget_bytes

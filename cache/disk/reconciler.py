@@ -85,6 +85,7 @@ class Reconciler:
                 if name not in known:
                     mended += self._adopt(name, "trash")
             self._trash.empty()
+            self._blobs.forget_rescued()
             self._blobs.recount()
         return mended
 
@@ -130,14 +131,11 @@ class Reconciler:
             found = os.fstat(fd)
         finally:
             os.close(fd)
-        self._blobs.add(
+        self._blobs.adopt(
             name,
-            group="",
-            uri="",
             size_bytes=found.st_size,
             disk_bytes=allocated_bytes(found),
             state="trash" if folder == "trash" else "ready",
-            kept=False,
-            crcs=None,  # nobody vouches for it: samples are checked anyway, a reboot ends it
+            used_s=max(found.st_atime, found.st_mtime),
         )
         return 1

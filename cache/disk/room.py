@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from typing import TYPE_CHECKING
@@ -37,7 +38,14 @@ class Room:
             known = numbers.get("max_bytes")
         except sqlite3.DatabaseError:
             known, damage = None, "its limit"
+        noted = self._layout.limit_bytes
+        if known is None:
+            known = noted
+            if known is not None:
+                numbers.set("max_bytes", known)
         if known is not None and wanted in (None, known):
+            if noted != known:
+                self._note(known)
             self.max_bytes = known
             return damage
         if wanted is None:
@@ -49,8 +57,15 @@ class Room:
                 "give another folder, or wait until they end."
             )
         numbers.set("max_bytes", wanted)
+        self._note(wanted)
         self.max_bytes = wanted
         return damage
+
+    def _note(self, max_bytes: int) -> None:
+        """Write the limit beside the books, which may be lost: who has none of his own would take
+        most of the disk then. A disk that is full is no reason to use no cache."""
+        with contextlib.suppress(OSError):
+            self._layout.note_limit(max_bytes)
 
     @property
     def budget_bytes(self) -> int:

@@ -163,11 +163,18 @@ class Shelf:
         damage, moved = self.catalogue.take_damage()
         blobs = self.catalogue.blobs.counts().get("ready", 0)
         what = damage or found
-        if what is None and blobs:
-            self.damage.append(f"catalogue.db (missing or empty), rebuilt from {blobs:,} blobs")
-        elif what is not None:
-            old = f"the old file is now {moved}" if moved else "the old file was removed"
-            self.damage.append(f"catalogue.db ({what}), rebuilt from {blobs:,} blobs; {old}")
+        if what is None and not blobs:
+            return
+        old = f"; the old file is now {moved}" if moved else "; the old file was removed"
+        unknown = self.catalogue.blobs.unknown()
+        lost = (
+            f"; {unknown:,} of them lost their dataset, which the next job that reads them gives "
+            "back, and their checksums, without which a reboot has them fetched again"
+        )
+        self.damage.append(
+            f"catalogue.db ({what or 'missing or empty'}), rebuilt from {blobs:,} blobs"
+            f"{old if what else ''}{lost if unknown else ''}"
+        )
 
     def take_damage(self) -> str | None:
         """Describe, once, what was found damaged and was repaired; None if nothing was."""

@@ -428,6 +428,52 @@ def test_what_is_somebody_elses_is_moved_and_never_removed(
         assert (filled / "elsewhere").stat().st_size > 4096
 
 
+@pytest.mark.filterwarnings("ignore:.*catalogue.db")
+@pytest.mark.parametrize("damage", [_noise, _cut, _gone, _no_text])
+def test_a_rebuilt_catalogue_has_the_limit_and_the_pins_of_before(
+    filled: Path, damage: Callable[[Path], None]
+) -> None:
+    """A command that knows no limit rebuilds it beside a running job, and on its own."""
+    with playing(filled, most=1) as job:
+        job.epoch(random.Random(1), whole=1)
+        before = admin.stat(filled)
+        _flat(filled)
+        damage(filled / "catalogue.db")
+        assert admin.stat(filled).max_bytes == 8 * MIB
+        job.remote.drop(job.sources[3])
+        job.blobs.clear()
+        job.epoch(random.Random(2), whole=1)
+        after = admin.stat(filled)
+        assert set(after.labels) - {""} == {"x"}
+        assert after.pinned_bytes >= before.pinned_bytes - 8192  # a small object isn't claimed
+        with playing(filled, most=0) as other:
+            other.epoch(random.Random(3))
+    _flat(filled)
+    damage(filled / "catalogue.db")
+    assert admin.stat(filled).max_bytes == 8 * MIB
+    in_order(filled, 8 * MIB)
+
+
+@pytest.mark.filterwarnings("ignore:.*catalogue.db")
+def test_rows_that_a_damaged_catalogue_still_gives_keep_their_checksums(filled: Path) -> None:
+    def rows() -> dict[str, tuple[str, str, bytes | None]]:
+        shelf = Shelf(str(filled), max_bytes=8 * MIB)
+        found = {one.key: (one.group, one.uri, one.crcs) for one in shelf.catalogue.blobs.rows()}
+        shelf.close()
+        return found
+
+    whole = rows()
+    with sqlite3.connect(filled / "catalogue.db") as books:
+        books.execute("UPDATE facts SET value = 'x'")
+    books.close()
+    assert rows() == whole
+    with sqlite3.connect(filled / "catalogue.db") as books:  # the row is there, and isn't right
+        books.execute("UPDATE blobs SET size = 7 WHERE key = ?", (min(whole),))
+        books.execute("UPDATE facts SET value = 'x'")
+    books.close()
+    assert rows() == whole | {min(whole): ("", "", None)}
+
+
 @pytest.mark.parametrize("bit", [7, 2])
 def test_no_flip_of_the_first_page_ends_a_command(filled: Path, tmp_path: Path, bit: int) -> None:
     """A sample of the positions; the schema's text and all of the header are tried most."""

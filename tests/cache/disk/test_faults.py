@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -185,6 +186,46 @@ def test_killed_before_every_change_of_the_disk(
     job = replace(job, span_bytes=span_bytes, of_ranges=of_ranges)
     total = changes_of(replace(job, folder=f"{job.folder}-count"))
     _killed_before(server, job, list(range(1 + part, total + 1, 10)))
+
+
+def _killed_while_rebuilding(server: Any, job: Job, damage: str, step: int) -> None:
+    """Kill what rebuilds a damaged catalogue before some changes of the disk: the next rebuilds it,
+    with all blobs and one warning at most."""
+    assert finish(job)[0].exit_code == 0
+    if damage == "noise":
+        Path(job.folder, "catalogue.db").write_bytes(np.random.default_rng(3).bytes(16384))
+    else:  # its rows can be read
+        with sqlite3.connect(f"{job.folder}/catalogue.db") as db:
+            db.execute("PRAGMA user_version = 77")
+        db.close()
+
+    def copy(name: str) -> Job:
+        shutil.copytree(job.folder, f"{job.folder}-{name}")
+        return replace(job, folder=f"{job.folder}-{name}")
+
+    total = changes_of(copy("count"))
+    assert total > len(SIZES)
+    for call in range(1, total + 1, step):
+        one = copy(str(call))
+        with counted(server) as sent:
+            victim = start(replace(one, kill_at=call))
+            victim.join(PATIENCE_S)
+            assert victim.exitcode == -signal.SIGKILL
+            (outcome,) = finish(one)
+        assert (outcome.exit_code, outcome.wrong, sent[0]) == (0, 0, 0), call
+        assert len(outcome.warnings) <= 1, outcome.warnings
+        assert_in_order(one.folder, len(SIZES))
+
+
+@pytest.mark.parametrize("damage", ["noise", "version"])
+def test_killed_while_it_rebuilds_the_catalogue(server: Any, job: Job, damage: str) -> None:
+    _killed_while_rebuilding(server, job, damage, step=9)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("damage", ["noise", "version"])
+def test_killed_before_every_change_while_it_rebuilds(server: Any, job: Job, damage: str) -> None:
+    _killed_while_rebuilding(server, job, damage, step=1)
 
 
 def _killed_at_random(server: Any, job: Job, kills: int, *, seed: int = 0) -> None:

@@ -8,6 +8,7 @@ from penstock.cache.errors import ConfigError
 
 _UNITS = {"": 1, "b": 1, **{u + "b": 1000**i for i, u in enumerate("kmgtp", 1)}}
 _UNITS |= {u + "ib": 1024**i for i, u in enumerate("kmgtp", 1)}
+_MOST = 2**63  # SQLite's and the kernel's numbers end there
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -16,15 +17,20 @@ def parse_size(size: int | str, *, what: str = "size") -> int:
 
     what: the argument's name, for the error. Raises ConfigError for anything else, 0 and less.
     """
-    number: float = 0
+    number, why = 0.0, ""
     if isinstance(size, int) and not isinstance(size, bool):
         number = size
     elif isinstance(size, str) and (match := _PATTERN.fullmatch(size)):
         factor = _UNITS.get(match[2].lower())
-        number = float(match[1]) * factor if factor else 0
-    if number < 1:
+        if factor is None:
+            why = f" ({match[2]!r} is no unit: B, kB, MB, GB, TB, KiB, MiB, GiB and TiB are)"
+        elif factor == 1 and "." in match[1]:
+            why = " (a part of a byte: its unit is missing)"
+        else:
+            number = float(match[1]) * factor
+    if not 1 <= number < _MOST:
         raise ConfigError(
-            f"{what}: got {size!r}, wanted a positive number of bytes such as 67108864, "
+            f"{what}: got {size!r}{why}, wanted a positive number of bytes such as 67108864, "
             '"64MiB" or "1.5TB".'
         )
     return int(number)

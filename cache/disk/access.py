@@ -132,10 +132,12 @@ class FolderAccess:
         reason = getattr(error, "strerror", None) or str(error)
         if isinstance(error, StrangeFileError) and error.filename != self._path:
             reason = f"{error.filename}: {reason}"
-        remedy = machine_remedy(error) if is_shortage(error) else None
-        remedy = remedy or (
-            f"Check the disk's space, inodes and rights (`penstock doctor {self._path}`)."
-        )
+        remedy = machine_remedy(error)
+        if isinstance(error, StrangeFileError):
+            remedy = "Give each user a folder of their own, or share one: DiskCache(mode=0o770)."
+        remedy = remedy or "Check the disk's space, inodes and rights."
+        if not is_shortage(error):
+            remedy += f" `penstock doctor {self._path}` shows more."
         self._warn(
             f"{self._path}: the cache can't be used ({reason}): what isn't in it comes from the "
             f"remote each time. {remedy} It is tried again every {_RETRY_DISK_S:.0f} s."

@@ -26,7 +26,8 @@ _REMEDIES = {
     "missing": "Check the path for a typing error; if it was there, the dataset changed since it "
     "was indexed: run `penstock index` again.",
     "denied": "Check the credentials, the region and the endpoint in storage_options; a public "
-    "bucket wants anon=True.",
+    "bucket wants anon=True. Of what isn't there a store says the same to those who may not list: "
+    "check the path, too.",
     "changed": "It was replaced after it was indexed: run `penstock index` (or upload the pack) "
     "again, and don't write to a dataset while jobs read it.",
     "refused": "Trying again would not help.",

@@ -103,7 +103,12 @@ class WebClient:
                 is_origin=hop.is_origin and origin_of(url) == origin_of(hop.url),
                 from_public=hop.from_public or reply.is_public,
             )
-        raise RequestError("refused", f"the server redirects more than {MOST_REDIRECTS} times")
+        raise RequestError(
+            "refused",
+            f"the server redirects more than {MOST_REDIRECTS} times",
+            remedy="Check the URL, and the login in storage_options: servers send who has none "
+            "from page to page. `curl -IL URL` shows where they lead.",
+        )
 
     def abort(self) -> None:
         """End all requests, now and later. Safe to call twice."""

@@ -29,7 +29,8 @@ _DENIED_CODES = frozenset(
     }
 )
 _REMEDIES = {
-    "AccessDenied": "These credentials may not do this: check the bucket's policy, or use others.",
+    "AccessDenied": "These credentials may not do this: check the bucket's policy, or use others. "
+    "Of what isn't there a store says the same to those who may not list: check the path, too.",
     "ExpiredToken": "The session's token has expired: log in again, and use the new one.",
     "TokenRefreshRequired": "The session's token has expired: log in again, and use the new one.",
     "InvalidToken": "The session token isn't accepted: log in again, and use the new one.",
@@ -40,6 +41,14 @@ _REMEDIES = {
     "RequestTimeTooSkewed": "This machine's clock is wrong: set it.",
     "NoSuchBucket": "Check the bucket's name, and endpoint_url= and region= in storage_options.",
 }
+_LOGIN = (
+    "Check the URL, and the login in storage_options: headers={'Authorization': ...}, or "
+    "client_kwargs={'auth': ...}."
+)
+_REGION = (
+    "Check region= and endpoint_url= in storage_options, and whether the session's token is still "
+    "valid."
+)
 _KINDS: dict[int, Failure] = {
     401: "denied",
     403: "denied",
@@ -74,12 +83,17 @@ def reply_failure(
     remedy = _REMEDIES.get(code)
     if fields:
         text = f"{text}: {code}: {fields.get('Message', '')}".rstrip(": ")
+    if bucket is None and kind == "denied":
+        remedy = _LOGIN
     region = headers.get("x-amz-bucket-region") or fields.get("Region")
     if region and (300 <= status < 400 or status == 400):
         text = f"the bucket is in the region {printable(region)!r}"
         remedy = f"Give region={printable(region)!r} in storage_options."
     elif 300 <= status < 400:
         text = f"the server redirects ({text}) without saying where to"
+        remedy = _REGION if bucket is not None else "Give the URL that the object has now."
+    elif status == 400 and bucket is not None and remedy is None:
+        remedy = _REGION  # the answer to a HEAD has no text
     if code == "NoSuchBucket":
         text = f"there is no bucket {bucket!r} at this endpoint"
     if code in _DENIED_CODES:

@@ -6,6 +6,7 @@ a wrong dataset.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -185,10 +186,22 @@ def _damaged(
 ) -> CorruptShardError | ReadError:
     if machine_remedy(error) is not None:
         return read_error(printable(path), error)
+    if url is not None and _is_web_page(path):
+        return CorruptShardError(
+            f"{url}: the server sent a web page, wanted a manifest. That is how servers answer who "
+            "isn't logged in, and some answer any path so. Open the URL in a browser, and check it "
+            "and the login in storage_options."
+        )
     return CorruptShardError(
         f"{url or printable(path)}: not a whole manifest ({error}). It is torn or was changed. "
         f"{remedy}"
     )
+
+
+def _is_web_page(path: bytes) -> bool:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read(1000).lstrip().lower().startswith((b"<!doctype html", b"<html"))
+    return False
 
 
 def _checksum(text: bytes, batch: Any) -> int:

@@ -252,8 +252,13 @@ def test_damaged_manifests_and_sidecars_in_the_cache_are_fetched_again(
 
 
 @pytest.mark.parametrize("kind", ["set", "pack"])
+@pytest.mark.parametrize(
+    "content",
+    [lambda whole: whole[: len(whole) // 2], lambda whole: b"\n<!DOCTYPE HTML><p>log in" + whole],
+    ids=["half", "web page"],
+)
 def test_a_bad_manifest_or_part_of_an_index_is_named_by_its_url(
-    built: Path, tmp_path: Path, kind: str
+    built: Path, tmp_path: Path, kind: str, content: Callable[[bytes], bytes]
 ) -> None:
     root = tmp_path / "remote"
     shutil.copytree(built / kind, root / kind)
@@ -265,7 +270,7 @@ def test_a_bad_manifest_or_part_of_an_index_is_named_by_its_url(
         damaged = next(path for path in sorted(place.rglob("*")) if name in str(path)
                        and path.is_file())  # fmt: skip
         whole = damaged.read_bytes()
-        damaged.write_bytes(whole[: len(whole) // 2])
+        damaged.write_bytes(content(whole))
         with serving(root) as wrong, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             index = None if kind == "pack" else f"{wrong.url}/index"
@@ -275,4 +280,7 @@ def test_a_bad_manifest_or_part_of_an_index_is_named_by_its_url(
                 everything(dataset)
             assert f"{wrong.url}/{damaged.relative_to(root)}" in str(raised.value)
             assert str(tmp_path) not in str(raised.value)
+            is_page = b"DOCTYPE" in damaged.read_bytes()
+            assert not is_page or "sent a web page" in str(raised.value) or name == "sidecars"
+            assert not is_page or "penstock pack" not in str(raised.value)
         damaged.write_bytes(whole)

@@ -22,6 +22,21 @@ def test_nonsense_is_refused_by_name(text: object) -> None:
         parse_size(text, what="max_bytes")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("1.5 TiBB", "'TiBB' is no unit: B, kB"),
+        ("1.5T", "'T' is no unit"),
+        ("1.5", "unit is missing"),
+        ("9" * 400 + "TB", "wanted a positive number"),
+        (2**63, "wanted a positive number"),
+    ],
+)
+def test_a_size_that_is_no_size_says_why(text: int | str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        parse_size(text, what="max_bytes")
+
+
 @given(st.integers(1, 2**60))
 def test_a_formatted_size_names_its_unit(size: int) -> None:
     assert format_size(size).split(" ")[1] in ("B", "KiB", "MiB", "GiB", "TiB")

@@ -108,6 +108,16 @@ def test_a_refusal_is_no_reason_to_read_for_ever(scheme: str, status: int) -> No
         assert server.sent_bytes < SLACK * len(server.asked)
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_web_server_that_wants_a_login_is_no_bucket(status: int) -> None:
+    with scripted(lambda t, _: t.answer(status, b"no")) as server:
+        text = str(one_error(server, range_of, "http"))
+        assert server.url in text
+        assert "the login in storage_options" in text
+        assert "region" not in text
+        assert "public bucket" not in text
+
+
 def test_the_head_of_an_answer_has_an_end() -> None:
     def act(talk: Talk, _: Asked) -> None:
         talk.head(206, {f"X-{n}": "y" * 1000 for n in range(100)})
@@ -234,6 +244,13 @@ def test_a_server_that_packs_all_is_named_when_it_is_asked_for_the_size() -> Non
         assert "Content-Encoding" in str(one_error(server, lambda f: f.info("x"), "http"))
         assert "Content-Encoding" in str(one_error(server, lambda f: f.whole("x"), "http"))
         assert "Content-Encoding" in str(one_error(server, lambda f: list(f.walk()), "http"))
+
+
+@pytest.mark.parametrize(("status", "text"), [(400, "region="), (301, "region="), (403, "path")])
+def test_a_bucket_that_says_nothing_leaves_little_to_check(status: int, text: str) -> None:
+    """A HEAD is answered without a text."""
+    with scripted(lambda t, _: t.answer(status)) as server:
+        assert text in str(one_error(server, lambda f: f.info("x"), "s3"))
 
 
 @pytest.mark.parametrize(

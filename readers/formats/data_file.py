@@ -81,7 +81,8 @@ class LocalFile:
 
     def __init__(self, origin: LocalFolder, entry: Entry) -> None:
         self._entry = entry
-        self._fd = open_file(os.path.join(origin.root, entry.name), entry.name)
+        self._path = os.path.join(origin.root, entry.name)
+        self._fd = open_file(self._path, entry.name)
         try:
             self._check()
         except BaseException:
@@ -103,7 +104,7 @@ class LocalFile:
         try:
             return os.pread(self._fd, size_bytes, offset)
         except OSError as error:
-            raise unreadable(self._entry.name, error) from error
+            raise unreadable(self._path, error) from error
 
     def read(
         self, starts: Sequence[int], sizes: Sequence[int], types: Sequence[FieldType]
@@ -121,7 +122,7 @@ class LocalFile:
         try:
             got = read_up_to(self._fd, data, start)
         except OSError as error:
-            raise unreadable(self._entry.name, error) from error
+            raise unreadable(self._path, error) from error
         if got < size_bytes:
             raise changed(self._entry.name, f"it ends before byte {start + size_bytes}")
         data.flags.writeable = False
@@ -132,7 +133,7 @@ class LocalFile:
         try:
             found = os.fstat(self._fd)
         except OSError as error:
-            raise unreadable(wanted.name, error) from error
+            raise unreadable(self._path, error) from error
         if found.st_size != wanted.size_bytes:
             raise changed(wanted.name, f"it had {wanted.size_bytes} bytes, now {found.st_size}")
         if wanted.mtime_ns and found.st_mtime_ns != wanted.mtime_ns:

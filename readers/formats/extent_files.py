@@ -121,23 +121,26 @@ class ExtentFiles:
         try:
             got = read_up_to(fd, into, begin)
         except OSError as error:
-            raise unreadable(name, error) from error
+            raise unreadable(self._path(file), error) from error
         if got < len(into):
             raise changed(name, f"it had {begin + len(into)} bytes or more and has {begin + got}")
         if self._on_read is not None:
             self._on_read(got)
+
+    def _path(self, file: int) -> bytes:
+        name = self._files.names[file]
+        if self._is_below[file]:
+            return self._folder + name
+        path = below(self._root, name)
+        self._is_below[file] = True
+        return path
 
     def _reopened(self, fd: int, file: int) -> int:
         """The next file's descriptor, -1 where it may lack and isn't there; closes the one
         before."""
         if fd >= 0:
             os.close(fd)
-        name = self._files.names[file]
-        if self._is_below[file]:
-            path = self._folder + name
-        else:
-            path = below(self._root, name)
-            self._is_below[file] = True
+        name, path = self._files.names[file], self._path(file)
         try:
             return open_file(path, name)
         except IndexChangedError:
@@ -203,7 +206,7 @@ class ExtentFiles:
                 raise changed(name, f"it had {size_bytes} bytes, now {now}")
             mapped = Map(fd, span=(start, end))
         except OSError as error:
-            raise unreadable(name, error) from error
+            raise unreadable(self._path(file), error) from error
         finally:
             os.close(fd)
         return start, np.frombuffer(mapped.buffer(), np.uint8)

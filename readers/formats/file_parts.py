@@ -62,11 +62,12 @@ def _fetch(origin: RemoteFolder, parts: Sequence[Part]) -> list[bytes]:
 
 def _read(root: bytes, part: Part) -> bytes:
     entry, start, end = part
-    fd = open_file(os.path.join(root, entry.name), entry.name)
+    path = os.path.join(root, entry.name)
+    fd = open_file(path, entry.name)
     try:
         data = os.pread(fd, end - start, start)
     except OSError as error:
-        raise unreadable(entry.name, error) from error
+        raise unreadable(path, error) from error
     finally:
         os.close(fd)
     if len(data) != end - start:

@@ -41,7 +41,7 @@ class FileSpan(NamedTuple):  # a frozen dataclass takes a microsecond more to ma
             for at in range(0, len(slot), STEP_BYTES):
                 crc = self._copy_some(fd, slot[at : at + STEP_BYTES], begin + at, crc)
         except OSError as error:
-            raise unreadable(self.name, error) from error
+            raise unreadable(self.path, error) from error
         finally:
             os.close(fd)
         return crc

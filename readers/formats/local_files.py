@@ -18,14 +18,14 @@ REINDEX = "Run `penstock index` on the dataset again."
 
 
 def open_file(path: bytes, name: bytes) -> int:
-    """Open a file for reading; returns its descriptor. name: for the message. Raises
+    """Open a file for reading; returns its descriptor. name: in the dataset. Raises
     IndexChangedError (gone), ReadError."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         raise changed(name, "it is gone") from None
     except OSError as error:
-        raise unreadable(name, error) from error
+        raise unreadable(path, error) from error
 
 
 def read_up_to(fd: int, into: Encoded, offset: int = 0) -> int:
@@ -57,7 +57,7 @@ def read_file_into(
     try:
         got = read_up_to(fd, slot, start)
     except OSError as error:
-        raise unreadable(name, error) from error
+        raise unreadable(path, error) from error
     finally:
         os.close(fd)
     wanted = len(slot) - is_rest
@@ -74,11 +74,12 @@ def changed(name: bytes, what: str) -> IndexChangedError:
     )
 
 
-def unreadable(name: bytes, error: OSError) -> ReadError | DatasetError:
-    """The error for what is there and can't be read: the machine's fault, or no file."""
+def unreadable(path: bytes, error: OSError) -> ReadError | DatasetError:
+    """The error for what is there and can't be read: the machine's fault, or no file. path: all of
+    it, as mounts and rights are looked for by paths."""
     if machine_remedy(error) is not None:
-        return read_error(printable(name), error)
+        return read_error(printable(path), error)
     return DatasetError(
-        f"{printable(name)}: can't be read as a file ({error.strerror or error}). Put the file "
+        f"{printable(path)}: can't be read as a file ({error.strerror or error}). Put the file "
         "back, or take it out of the dataset."
     )

@@ -176,7 +176,7 @@ class MappedShard(_Noted):
         except ValueError:
             raise changed(name, "it is empty now") from None
         except OSError as error:
-            raise unreadable(name, error) from error
+            raise unreadable(self.path, error) from error
         if buffer.size != size_bytes:
             raise changed(name, f"it had {size_bytes} bytes, now {buffer.size}")
         self._data = np.frombuffer(buffer, np.uint8)
@@ -197,7 +197,7 @@ class MappedShard(_Noted):
                 if read_up_to(fd, wanted, start) < len(wanted):
                     raise changed(self._file.name, f"it ends before byte {start + len(wanted)}")
         except OSError as error:
-            raise unreadable(self._file.name, error) from error
+            raise unreadable(self.path, error) from error
         finally:
             os.close(fd)
 

@@ -118,6 +118,7 @@ def test_every_fault_of_the_machine_names_it_and_blames_no_data(
             except (ReadError, WriteError) as error:
                 raised.append(error)
             for each in raised:
+                assert f"{tmp_path}/" in str(each)
                 text = str(each).replace(str(tmp_path), "")
                 assert os.strerror(faults.code) in text
                 assert "ulimit -n" in text or faults.code != errno.EMFILE

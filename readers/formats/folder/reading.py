@@ -74,7 +74,7 @@ def _read(path: bytes, file: Entry) -> bytes:
     except FileNotFoundError:
         raise changed(file.name, "it is gone") from None
     except OSError as error:
-        raise unreadable(file.name, error) from error
+        raise unreadable(path, error) from error
     if len(data) != file.size_bytes:
         raise changed(file.name, f"it had {file.size_bytes} bytes and has another number")
     return data

@@ -126,9 +126,9 @@ def warnings_of(found: Forecast, assumptions: dict[str, dict[str, str]]) -> list
     ]
     if geometry.readers > MOST_READERS:
         words.append(
-            f"Each shard is read by {geometry.readers:.1f} of the {job.nodes} nodes: "
-            f"{geometry.shards:,} shards make {geometry.lanes} lanes of a batch of "
-            f"{job.global_batch:,}, and {job.nodes} nodes want {job.nodes} or more of 4 shards "
+            f"Each shard is read by {geometry.readers:,.1f} of the {job.nodes:,} nodes: "
+            f"{geometry.shards:,} shards make {geometry.lanes:,} lanes of a batch of "
+            f"{job.global_batch:,}, and {job.nodes:,} nodes want {job.nodes:,} or more of 4 shards "
             "each. Smaller shards, or a batch with more divisors, avoid that."
         )
         if job.peers and setup.store is not None and job.moved is None:

@@ -188,6 +188,8 @@ def unmet_words(now: Forecast, *, au: float) -> str | None:
 
 def duration(seconds: float) -> str:
     """A time for people."""
+    if 0 < seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} µs"
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.cache.base.machine import refuse_shortage
+from penstock.cache.base.machine import read_error
 from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.disk.block_crcs import crcs_of_file
 from penstock.cache.disk.fill_marks import part_name
@@ -86,12 +87,16 @@ class CacheSummary:
 class Verification:
     """A Verification says what became of verifying a cache.
 
-    checked, checked_bytes: blobs that were read; bad: those whose bytes were wrong, dropped now.
+    checked, checked_bytes: blobs that were read; bad: those whose bytes were wrong or that their
+    disk can't give, dropped now; why: what was wrong with each. unknown: blobs without checksums,
+    of which the size alone was looked at.
     """
 
     checked: int
     checked_bytes: int
     bad: tuple[BlobRecord, ...]
+    why: tuple[str, ...] = ()
+    unknown: int = 0
 
 
 def on_shelf(path: str | os.PathLike[str], act: Callable[[Shelf], T]) -> T:
@@ -163,43 +168,58 @@ def verify(
     path: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
 ) -> Verification:
     """Read every whole blob and compare its checksums; wrong ones are dropped, so that they are
-    fetched again. progress: called with (done bytes, all bytes). Raises as `on_shelf`."""
+    fetched again. progress: called with (done bytes, all bytes). Raises as `on_shelf`, ReadError
+    where the machine is to blame: no memory, no open files, missing rights, a mount that fails."""
 
     def act(shelf: Shelf) -> Verification:
         rows = shelf.catalogue.blobs.rows(state="ready")
         total = sum(row.size_bytes for row in rows)
         records = {one.key: one for one in _records(shelf)}
-        done, checked, bad = 0, 0, []
+        done, checked, unknown = 0, 0, 0
+        bad: dict[str, str] = {}
         for row in rows:
-            verdict = _is_right(shelf, row)
-            if verdict is not None:
+            fault = _fault(shelf, row)
+            if fault is not None:
                 checked += 1
-            if verdict is False:
+                unknown += row.crcs is None and not fault
+            if fault:
                 shelf.trash.drop(row.key)
-                bad.append(records[row.key])
+                bad[row.key] = fault
             done += row.size_bytes
             if progress is not None:
                 progress(done, total)
-        return Verification(checked=checked, checked_bytes=done, bad=tuple(bad))
+        return Verification(
+            checked=checked,
+            checked_bytes=done,
+            bad=tuple(records[key] for key in bad),
+            why=tuple(bad.values()),
+            unknown=unknown,
+        )
 
     return on_shelf(path, act)
 
 
-def _is_right(shelf: Shelf, row: BlobRow) -> bool | None:
-    """None for a blob that was taken out meanwhile."""
+def _fault(shelf: Shelf, row: BlobRow) -> str | None:
+    """What is wrong with a blob, "" where nothing is; None for one that was taken out meanwhile."""
     for folder in (shelf.layout.blobs, shelf.layout.unverified):
+        path = f"{folder.path}/{row.key}"
         try:
             fd = folder.open(row.key)
         except FileNotFoundError:
             continue
-        except StrangeFileError:
-            return False
-        try:
-            right = os.fstat(fd).st_size == row.size_bytes
-            return right and (row.crcs is None or crcs_of_file(fd) == row.crcs)
+        except StrangeFileError as error:
+            return str(error.strerror)
         except OSError as error:
-            refuse_shortage(error, f"{folder.path}/{row.key}")
-            return False
+            raise read_error(path, error) from error
+        try:
+            if (found := os.fstat(fd).st_size) != row.size_bytes:
+                return f"it has {found:,} bytes, wanted {row.size_bytes:,}"
+            is_right = row.crcs is None or crcs_of_file(fd) == row.crcs
+            return "" if is_right else "its checksums are wrong"
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise read_error(path, error) from error
+            return f"its disk can't read it ({error.strerror}; look into `dmesg`)"
         finally:
             os.close(fd)
     return None

@@ -108,9 +108,16 @@ def verify(folder: Folder, as_json: Json = False) -> None:
             f"[{style}]{word}[/] {count(result.checked, 'blob')} checked "
             f"({format_size(result.checked_bytes)}, {seconds:.1f} s), {len(result.bad):,} bad"
         )
-        for blob in result.bad:
+        for blob, why in zip(result.bad, result.why, strict=True):
             name = _plain(blob.uri or blob.key)
-            console.print(f"  {name}: dropped, the next job fetches it again", soft_wrap=True)
+            text = f"{name}: dropped, the next job fetches it again ({_plain(why)})"
+            console.print(f"  {text}", soft_wrap=True)
+        if result.unknown:
+            console.print(
+                f"  {count(result.unknown, 'blob')} without checksums, as the catalogue was "
+                "rebuilt: only the size was looked at",
+                soft_wrap=True,
+            )
     if result.bad:
         raise typer.Exit(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -141,6 +143,31 @@ def test_verify_drops_what_is_bad_and_says_so(
     text = shown(capsys, "cache", "verify", root, code=1)
     assert "s3://b/two/[4].tar: dropped, the next job fetches it again" in text
     assert "done 3 blobs checked" in shown(capsys, "cache", "verify", root)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
+def test_verify_drops_what_a_disk_cant_read_and_nothing_where_the_machine_fails(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    before = sorted((root / "blobs").iterdir())
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "preadv", fail)
+        assert main(["cache", "verify", str(root)]) == 1
+    said = capsys.readouterr()
+    assert os.strerror(code) in " ".join((said.out + said.err).split())
+    assert sorted((root / "blobs").iterdir()) == ([] if code == errno.EIO else before)
+
+
+def test_verify_says_what_it_cant_check(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "catalogue.db").write_bytes(b"not a catalogue" * 1000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        text = shown(capsys, "cache", "verify", root)
+    assert "6 of them lost their dataset" in text
+    assert "6 blobs without checksums" in text
 
 
 def test_evict_takes_the_least_recently_used_and_nothing_that_is_mapped(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from numbers import Real
-from typing import cast
+from typing import Any, cast
 
 from penstock.cache.errors import RecipeError
 
@@ -19,6 +20,23 @@ MAX_LENGTH, MAX_AXES = 2**40, 32
 def is_number(value: object) -> bool:
     """Whether it is a finite real number, and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def plain(value: Any) -> Any:
+    """Return numpy's and torch's numbers and arrays as Python's, anything else as it is."""
+    return value.tolist() if callable(getattr(value, "tolist", None)) else value
+
+
+def integer(value: Any) -> int | None:
+    """Return the int that a value stands for, of Python, numpy or torch; None for what is no whole
+    number, bools among them."""
+    value = plain(value)
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def one_of(what: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -42,7 +60,8 @@ def unsupported(what: str, value: object, only: object, remedy: str) -> None:
 
 
 def as_tuple(value: object) -> tuple[object, ...]:
-    """Return the items of a sequence; an empty tuple for anything else."""
+    """Return the items of a sequence or an array; an empty tuple for anything else."""
+    value = plain(value)
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
@@ -54,8 +73,9 @@ def flag(what: str, value: object) -> None:
 
 def pixels(what: str, value: object) -> int:
     """A length in pixels."""
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIZE_PX:
-        return value
+    length = integer(value)
+    if length is not None and 1 <= length <= MAX_SIZE_PX:
+        return length
     raise RecipeError(
         f"{what}: got {value!r}, wanted pixels as a whole number from 1 to {MAX_SIZE_PX}, or a "
         "pair of them: (height, width)."
@@ -64,18 +84,20 @@ def pixels(what: str, value: object) -> int:
 
 def height_width(what: str, value: object) -> tuple[int, int]:
     """A pair (height, width) in pixels; one number stands for both."""
-    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
-        return pixels(what, value[0]), pixels(what, value[1])
-    side = pixels(what, value)
+    sides = as_tuple(value)
+    if len(sides) == 2:
+        return pixels(what, sides[0]), pixels(what, sides[1])
+    side = pixels(what, sides[0] if len(sides) == 1 else value)
     return side, side
 
 
 def lengths(what: str, value: object) -> tuple[int | None, ...]:
     """Lengths by axis, None for all of one; one number stands for two of it."""
-    given: object = (value, value) if isinstance(value, int) else value
-    sides = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
+    side = integer(value)
+    given = as_tuple(value) if side is None else (side, side)
+    sides = tuple(None if each is None else integer(each) or 0 for each in given)
     if 1 <= len(sides) <= MAX_AXES and all(
-        side is None or (type(side) is int and 1 <= side <= MAX_LENGTH) for side in sides
+        each is None or 1 <= each <= MAX_LENGTH for each in sides
     ):
         return sides
     raise RecipeError(
@@ -94,8 +116,9 @@ def positive_range(what: str, value: object, *, most: float) -> tuple[float, flo
 
 def numbers(what: str, value: object) -> tuple[float, ...]:
     """One number or several, as floats."""
+    value = plain(value)
     if isinstance(value, Iterable):
-        numbers = tuple(value)
+        numbers = tuple(map(plain, value))
         if numbers and all(is_number(number) for number in numbers):
             return tuple(float(number) for number in numbers)
     elif is_number(value):
@@ -112,8 +135,9 @@ def probability(what: str, value: object) -> float:
 
 def whole(what: str, value: object, *, low: int, high: int) -> int:
     """A whole number from low to high."""
-    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
-        return value
+    number = integer(value)
+    if number is not None and low <= number <= high:
+        return number
     raise RecipeError(f"{what}: got {value!r}, wanted a whole number from {low} to {high}.")
 
 
@@ -124,6 +148,7 @@ def spread(
 
     What a number spans is cut at `low`; a pair must lie between `low` and `high`.
     """
+    value = plain(value)
     if value is None:  # torchvision's ColorJitter: this one changes nothing
         return around, around
     if is_number(value):

@@ -5,9 +5,8 @@ Masks, boxes and keypoints follow each of them (`moves`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from penstock.augment.checks import (
     MAX_SIZE_PX,
@@ -16,6 +15,7 @@ from penstock.augment.checks import (
     fill_value,
     flag,
     height_width,
+    integer,
     interpolation_name,
     lengths,
     one_of,
@@ -26,6 +26,9 @@ from penstock.augment.checks import (
     whole,
 )
 from penstock.cache.errors import RecipeError, explain_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Size = int | tuple[int, int]
 
@@ -54,10 +57,10 @@ class Resize:
         name = interpolation_name(what, self.interpolation, ("bilinear",))
         object.__setattr__(self, "interpolation", name)
         unsupported("Resize(max_size=...)", self.max_size, None, "crop or pad to one size instead")
-        if isinstance(self.size, Sequence):
-            object.__setattr__(self, "size", height_width("Resize(size=...)", self.size))
-        else:
-            object.__setattr__(self, "size", pixels("Resize(size=...)", self.size))
+        sides = as_tuple(self.size)
+        check = height_width if len(sides) == 2 else pixels
+        size = check("Resize(size=...)", sides[0] if len(sides) == 1 else self.size)
+        object.__setattr__(self, "size", size)
         flag("Resize(antialias=...)", self.antialias)
 
 
@@ -86,7 +89,7 @@ class CenterCrop:
     @property
     def height_width(self) -> tuple[int, int]:
         """Height and width in pixels."""
-        return cast("tuple[int, int]", self.size)
+        return _height_width("CenterCrop", self.lengths)
 
 
 @explain_arguments(RecipeError)
@@ -125,7 +128,9 @@ class RandomCrop:
         one_of(f"{name}(padding_mode=...)", self.padding_mode, ("constant",))
         flag(f"{name}(pad_if_needed=...)", self.pad_if_needed)
         object.__setattr__(self, "fill", fill_value(f"{name}(fill=...)", self.fill))
-        whole(f"{name}(mask_fill=...)", self.mask_fill, low=-(2**31), high=2**31 - 1)
+        what = f"{name}(mask_fill=...)"
+        mask_fill = whole(what, self.mask_fill, low=-(2**31), high=2**31 - 1)
+        object.__setattr__(self, "mask_fill", mask_fill)
         object.__setattr__(self, "fields", field_names(f"{name}(fields=...)", self.fields))
 
     @property
@@ -141,7 +146,7 @@ class RandomCrop:
     @property
     def height_width(self) -> tuple[int, int]:
         """Height and width in pixels."""
-        return cast("tuple[int, int]", self.size)
+        return _height_width("RandomCrop", self.lengths)
 
 
 @explain_arguments(RecipeError)
@@ -211,7 +216,12 @@ Geometric = Resize | CenterCrop | RandomCrop | RandomResizedCrop | Flipping
 
 def _padding(what: str, value: object) -> int:
     """Return the pixels of padding on each side; torchvision's lists are equal on all of them."""
-    sides = {value} if isinstance(value, int) or value is None else set(as_tuple(value))
-    if len(sides) == 1:
-        return whole(what, 0 if value is None else sides.pop(), low=0, high=MAX_SIZE_PX)
+    sides = (0,) if value is None else as_tuple(value) or (value,)
+    if len({integer(side) for side in sides}) == 1:
+        return whole(what, sides[0], low=0, high=MAX_SIZE_PX)
     raise RecipeError(f"{what}: got {value!r}, wanted one number of pixels for all four sides.")
+
+
+def _height_width(name: str, size: tuple[int | None, ...]) -> tuple[int, int]:
+    """Return height and width in pixels of a crop of images; one length stands for both."""
+    return height_width(f"{name}(size=...)", size)

@@ -66,7 +66,8 @@ class Map:
         if self.fields is not None:
             object.__setattr__(self, "fields", _names(self.fields))
         flag("Map(batched=...)", self.batched)
-        whole("Map(processes=...)", self.processes, low=0, high=MAX_PROCESSES)
+        processes = whole("Map(processes=...)", self.processes, low=0, high=MAX_PROCESSES)
+        object.__setattr__(self, "processes", processes)
         if self.returns is not None:
             if not isinstance(self.returns, Mapping) or not self.returns:
                 raise RecipeError(

@@ -194,9 +194,12 @@ class RandAugment:
 
     def __post_init__(self) -> None:
         name = "RandAugment"
-        whole(f"{name}(num_ops=...)", self.num_ops, low=1, high=16)
+        count = whole(f"{name}(num_ops=...)", self.num_ops, low=1, high=16)
         bins = whole(f"{name}(num_magnitude_bins=...)", self.num_magnitude_bins, low=2, high=1000)
-        whole(f"{name}(magnitude=...)", self.magnitude, low=0, high=bins - 1)
+        magnitude = whole(f"{name}(magnitude=...)", self.magnitude, low=0, high=bins - 1)
+        object.__setattr__(self, "num_ops", count)
+        object.__setattr__(self, "num_magnitude_bins", bins)
+        object.__setattr__(self, "magnitude", magnitude)
         _warps(name, self)
 
 
@@ -214,7 +217,8 @@ class TrivialAugmentWide:
 
     def __post_init__(self) -> None:
         name = "TrivialAugmentWide"
-        whole(f"{name}(num_magnitude_bins=...)", self.num_magnitude_bins, low=2, high=1000)
+        bins = whole(f"{name}(num_magnitude_bins=...)", self.num_magnitude_bins, low=2, high=1000)
+        object.__setattr__(self, "num_magnitude_bins", bins)
         _warps(name, self)
 
 
@@ -268,7 +272,8 @@ class Apply:
             raise RecipeError(
                 f"Apply(fn=...): got {self.fn!r}, wanted a function of DALI nodes (images, draws)."
             )
-        whole("Apply(draws=...)", self.draws, low=1, high=MAX_DRAWS)
+        draws = whole("Apply(draws=...)", self.draws, low=1, high=MAX_DRAWS)
+        object.__setattr__(self, "draws", draws)
 
 
 @explain_arguments(RecipeError)
@@ -383,7 +388,8 @@ def _mixes(name: str, op: MixUp | CutMix) -> None:
     alpha = positive_range(f"{name}(alpha=...)", (op.alpha, op.alpha), most=1e4)[0]
     object.__setattr__(op, "alpha", alpha)
     if op.num_classes is not None:
-        whole(f"{name}(num_classes=...)", op.num_classes, low=1, high=MAX_CLASSES)
+        classes = whole(f"{name}(num_classes=...)", op.num_classes, low=1, high=MAX_CLASSES)
+        object.__setattr__(op, "num_classes", classes)
 
 
 # Where to add an operation that changes pixels: its value here and in `Pixel` (and in `__init__`);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
-from penstock.augment.checks import is_number
+from penstock.augment.checks import as_tuple, integer, is_number
 from penstock.cache.errors import RecipeError, explain_arguments
 
 MAX_LENGTH = 2**31
@@ -34,15 +34,14 @@ class Pad:
             raise RecipeError(
                 f'Pad: got field={self.field!r}, wanted a field\'s name: Pad("boxes", to=100).'
             )
-        many = isinstance(self.to, list | tuple)
-        lengths = tuple(self.to) if isinstance(self.to, list | tuple) else (self.to,)
-        if not lengths or not all(_is_length(each) for each in lengths):
+        many = as_tuple(self.to)
+        lengths = tuple(None if each is None else integer(each) or 0 for each in many or (self.to,))
+        if not all(each is None or 1 <= each <= MAX_LENGTH for each in lengths):
             raise RecipeError(
                 f"Pad({self.field!r}): got to={self.to!r}, wanted a length of 1 or more, None for "
                 "the longest of each batch, or a tuple of these."
             )
-        if many:
-            object.__setattr__(self, "to", lengths)
+        object.__setattr__(self, "to", lengths if many else lengths[0])
         if not is_number(self.value) and not isinstance(self.value, bool):
             raise RecipeError(f"Pad({self.field!r}): got value={self.value!r}, wanted a number.")
 
@@ -62,9 +61,3 @@ class Pad:
                 f"{f'{dimensions} lengths' if dimensions > 1 else 'one length'}: pass {wanted}."
             )
         return lengths
-
-
-def _is_length(value: object) -> bool:
-    return value is None or (
-        isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_LENGTH
-    )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = 8
 _MOST_PIXELS = 2**24  # of them all: 200 MB as floats
-_WHITE = 65535
+WHITE = 65535
 _DARK = 0.25  # of white: 14 bits of 16
 _PNM = re.compile(rb"P[2356]\s+(?:#[^\n]*\n\s*)*[0-9]+\s+[0-9]+\s+([0-9]+)\s")
 _WIDE = ("png", "tiff", "pnm", "jpeg2000")
@@ -44,25 +44,38 @@ def warn_of_values(samples: Sequence[Encoded], *, rounded: bool = False) -> None
         return
     if most > 1:
         seen = "more than 1" if rounded else f"{least:g} to {most:g}"
-        what = f"of floats with values of {seen}, and all above 1 becomes white"
-        remedy = "Divide them by their largest value"
-    elif 0 < most <= _DARK:
-        low, high = round(least * _WHITE), round(most * _WHITE)
-        if rounded:
-            low, high = 0, 2 ** high.bit_length() - 1
-        what = (
-            f"of 16 bits with values from {low:,} to {high:,} of {_WHITE:,}, and 8 bits keep "
-            f"{low // 257} to {-(-high // 257)} of 255: they become almost black"
+        _warn(
+            f"of floats with values of {seen}, and all above 1 becomes white",
+            "Divide them by their largest value",
         )
-        remedy = f"Multiply them so that the largest is near {_WHITE:,}"
     else:
+        warn_of_dark(least, most, rounded=rounded)
+
+
+def warn_of_dark(least: float, most: float, *, rounded: bool) -> None:
+    """Warn if images of 16 bits use so few of them that 8 bits keep next to nothing.
+
+    least, most: of their values, as shares of white. rounded: as of `warn_of_values`.
+    """
+    if not 0 < most <= _DARK:
         return
+    low, high = round(least * WHITE), round(most * WHITE)
+    if rounded:
+        low, high = 0, 2 ** high.bit_length() - 1
+    _warn(
+        f"of 16 bits with values from {low:,} to {high:,} of {WHITE:,}, and 8 bits keep "
+        f"{low // 257} to {-(-high // 257)} of 255: they become almost black",
+        f"Multiply them so that the largest is near {WHITE:,}",
+    )
+
+
+def _warn(what: str, remedy: str) -> None:
     warnings.warn(
         f"The images that were looked at are {what}. {remedy} and write the files again, or decode "
         'them yourself: Map(fn, fields="image", returns={"image": Array("float32", (height, '
         "width))}).",
         PenstockWarning,
-        stacklevel=2,
+        stacklevel=3,
     )
 
 
@@ -76,7 +89,7 @@ def _wide(samples: Sequence[Encoded]) -> list[Encoded]:
         if codec not in _WIDE or (codec == "png" and head[24] != 16):
             continue
         maximum = _PNM.match(head) if codec == "pnm" else None
-        if codec == "pnm" and (maximum is None or int(maximum[1]) in (255, _WHITE)):
+        if codec == "pnm" and (maximum is None or int(maximum[1]) in (255, WHITE)):
             continue
         header = read_header(sample)
         if not isinstance(header, Header) or not (header.is_wide or maximum):

@@ -37,14 +37,14 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.cache.secrets import safe_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-T = TypeVar("T")
+C = TypeVar("C", bound="Callable[..., Any]")
 
 
 def _safe(args: tuple[object, ...], *, one_line: bool) -> tuple[object, ...]:
@@ -245,45 +245,52 @@ class PenstockWarning(UserWarning):
         super().__init__(*_safe(args, one_line=False))
 
 
-def explain_arguments(error: type[ConfigError]) -> Callable[[type[T]], type[T]]:
-    """Return a class decorator: calls whose arguments don't fit raise `error`, not TypeError.
+def explain_arguments(error: type[ConfigError]) -> Callable[[C], C]:
+    """Return a decorator of a class or a function: calls whose arguments don't fit raise `error`,
+    not TypeError.
 
     The message names the argument, the nearest one that exists, and all that exist.
     """
 
-    def decorate(cls: type[T]) -> type[T]:
-        init: Any = cls.__init__
+    def decorate(called: C) -> C:
+        is_class = isinstance(called, type)
+        inner: Any = called.__init__ if is_class else called
 
-        @functools.wraps(init)
-        def checked(self: T, *args: Any, **kwargs: Any) -> None:
+        @functools.wraps(inner)
+        def checked(*args: Any, **kwargs: Any) -> Any:
             try:
-                init(self, *args, **kwargs)
+                return inner(*args, **kwargs)
             except TypeError:
-                if words := _wrong_arguments(cls, args, kwargs):
+                if words := _wrong_arguments(called, args[is_class:], kwargs):
                     raise error(words) from None
                 raise
 
-        setattr(cls, "__init__", checked)  # noqa: B010  # mypy refuses the plain assignment
-        return cls
+        if not is_class:
+            return cast("C", checked)
+        setattr(called, "__init__", checked)  # noqa: B010  # mypy refuses the plain assignment
+        return called
 
     return decorate
 
 
-def _wrong_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Return how a call misses the signature of a class; None where it fits."""
-    parameters = inspect.signature(cls).parameters
+def _wrong_arguments(
+    called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str | None:
+    """Return how a call misses a signature; None where it fits."""
+    name_of = called.__name__
+    parameters = inspect.signature(called).parameters
     placed = [name for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY]
     listed = f"Its arguments are {', '.join(parameters)}." if parameters else "It has none."
     for name in kwargs:
         if name not in parameters:
             near = difflib.get_close_matches(name, parameters, n=1)
             hint = f", did you mean {near[0]!r}?" if near else "."
-            return f"{cls.__name__} has no argument {name!r}{hint} {listed}"
+            return f"{name_of} has no argument {name!r}{hint} {listed}"
         if name in placed[: len(args)]:
-            return f"{cls.__name__}: got {name!r} twice, by its place and by its name. {listed}"
+            return f"{name_of}: got {name!r} twice, by its place and by its name. {listed}"
     if len(args) > len(placed):
         return (
-            f"{cls.__name__}: got {len(args)} arguments by their place, wanted {len(placed)} at "
+            f"{name_of}: got {len(args)} arguments by their place, wanted {len(placed)} at "
             f"most. {listed}"
         )
     missing = [
@@ -291,4 +298,4 @@ def _wrong_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         for name, one in parameters.items()
         if one.default is one.empty and name not in placed[: len(args)] and name not in kwargs
     ]
-    return f"{cls.__name__}: {', '.join(missing)} is missing. {listed}" if missing else None
+    return f"{name_of}: {', '.join(missing)} is missing. {listed}" if missing else None

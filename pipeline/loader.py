@@ -256,13 +256,17 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
                 overwrite(self, "batch_sampler", batches)
 
     def _foreign_options(self) -> ForeignOptions:
+        from penstock.pipeline.foreign.occurrences import shards
+
+        indices = self.sampler if self.batch_sampler is None else self.batch_sampler
         live = {name: getattr(self, name) for name in late_attributes.LIVE_OPTIONS}
         return self._arguments.foreign(
             {**live, "collate_fn": self._collate},
-            indices=self.sampler if self.batch_sampler is None else self.batch_sampler,
+            indices=indices,
             batch_size=self.batch_size,
             is_batched=self.batch_sampler is not None,
             is_planned=self._is_planned,
+            is_sharded=shards(indices),
         )
 
     # -- what may change once the loader is made

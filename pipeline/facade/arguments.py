@@ -69,7 +69,7 @@ class LoaderArguments:
 
         generator: to draw it from; None is torch's default one.
         """
-        self.seed = LoaderSeed.choose(self.own.plan.seed, generator, draws=draws, world=self.world)
+        self.seed = LoaderSeed.choose(self.own.plan.seed, generator, draws=draws)
 
     def settle(self, *, is_shared: bool, has_begun: bool, must_be_known: bool) -> None:
         """Look for the world again. is_shared: Penstock shares the samples out over the ranks.
@@ -130,11 +130,13 @@ class LoaderArguments:
         batch_size: int | None,
         is_batched: bool,
         is_planned: bool,
+        is_sharded: bool,
     ) -> ForeignOptions:
         """What an engine for a torch dataset works by now; torch's constructor has been called.
 
         live: as in `native`. indices: the sampler or batch sampler. batch_size: as torch has it.
-        is_planned: the order is Penstock's, so the batch size follows from the world.
+        is_planned: the order is Penstock's, so the batch size follows from the world. is_sharded:
+        the sampler shares the samples out over the ranks.
         Raises ConfigError and PlanError for what doesn't fit the world.
         """
         options, own, world = replace(self.torch_options, **live), self.own, self.world
@@ -147,7 +149,7 @@ class LoaderArguments:
             batch_size=batch_size,
             is_batched=is_batched,
             workers=WorkerOptions.of(options),
-            draw_seed=draw_seed(own, self.seed, world),
+            draw_seed=draw_seed(own, self.seed, world, is_sharded=is_sharded),
             world=world,
             agrees=self._late_world.is_of_group,
             device=self.device,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from penstock.augment.value_ranges import WHITE, warn_of_dark
 from penstock.cache.base.machine import machine_remedy
 from penstock.cache.errors import ConfigError, DatasetError
 
@@ -199,7 +200,7 @@ def as_array(value: Any) -> tuple[NDArray[np.uint8], tuple[int, int]]:
     if isinstance(value, bytes | bytearray):
         value = np.frombuffer(value, np.uint8)
     if not isinstance(value, np.ndarray):
-        value = np.asarray(value.convert("RGB"))
+        value = _eight_bits(value)
     if value.ndim == 1:
         return np.ascontiguousarray(value), _encoded_dims(value)
     if value.ndim == 2:
@@ -209,6 +210,21 @@ def as_array(value: Any) -> tuple[NDArray[np.uint8], tuple[int, int]]:
     if value.shape[2] != 3 or 0 in value.shape:
         raise DatasetError(f"augment=: got an image of shape {value.shape}; {_WANTED}.")
     return np.ascontiguousarray(value), (value.shape[0], value.shape[1])
+
+
+def _eight_bits(image: Any) -> NDArray[np.uint8]:
+    """A PIL image as uint8 pixels. 16 bits are scaled as DALI scales those of files, where PIL
+    would make all above 255 white."""
+    if image.mode in ("I", "F"):
+        raise DatasetError(
+            f"augment=: got an image of PIL's mode {image.mode}, and nobody knows which of its "
+            "numbers is white. Scale them, and return 8 bits: uint8 of (height, width)."
+        )
+    if not image.mode.startswith("I;16"):
+        return np.asarray(image.convert("RGB"))
+    wide = np.asarray(image).astype(np.uint32)
+    warn_of_dark(0, wide.max(initial=0) / WHITE, rounded=True)
+    return ((wide * 255 + WHITE // 2) // WHITE).astype(np.uint8)
 
 
 def _encoded_dims(data: NDArray[np.uint8]) -> tuple[int, int]:

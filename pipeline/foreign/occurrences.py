@@ -101,6 +101,11 @@ class Occurrences:
         return block[place] - 1
 
 
+def shards(sampler: Any) -> bool:
+    """Whether a sampler, or one inside it, shares samples out over ranks."""
+    return _holder(sampler) is not None
+
+
 def _as_int(index: Any) -> int:
     try:
         return operator.index(index)

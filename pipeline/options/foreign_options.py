@@ -97,17 +97,22 @@ def planned_batch_size(
     return batch_sizes(torch_options.batch_size, own.global_batch_size, world).per_rank
 
 
-def draw_seed(own: PenstockOptions, seed: LoaderSeed, world: World) -> int | None:
+def draw_seed(
+    own: PenstockOptions, seed: LoaderSeed, world: World, *, is_sharded: bool
+) -> int | None:
     """The seed of augmentation in a world; None where nothing is augmented.
 
-    Raises ConfigError where several ranks would each draw their own.
+    is_sharded: a sampler shares the samples out, so each rank has crops, and a state, of its own.
+    Raises ConfigError where several ranks would draw their own crops of the same samples.
     """
     if own.augment is None:
         return None
+    if seed.given is None and seed.drawn is not None and is_sharded:
+        return seed.drawn
     if seed.given is None and world.size > 1:
         raise ConfigError(
-            f"augment= on {world.size} ranks needs seed=, the same on every rank: without it each "
-            "would draw its own crops. With seed= Penstock orders the samples and shares them out, "
-            "so leave sampler= out."
+            f"augment= on {world.size} ranks needs seed=, the same on every rank: then Penstock "
+            "orders the samples and shares them out, so leave sampler= out. Or pass a sampler that "
+            "shares them out, such as torch's DistributedSampler, and no seed=."
         )
     return seed.in_world(world, draws=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class LoaderSeed:
     """A loader's seed, as given or as drawn from torch's generator when the loader was made.
 
-    drawn: holds for a world of one rank only: others would have drawn their own.
+    drawn: each rank has its own, so it orders samples in a world of one rank only.
     """
 
     given: int | None
@@ -25,13 +25,13 @@ class LoaderSeed:
 
     @classmethod
     def choose(
-        cls, given: int | None, generator: torch.Generator | None, *, draws: bool, world: World
+        cls, given: int | None, generator: torch.Generator | None, *, draws: bool
     ) -> LoaderSeed:
-        """The user's seed; without one it is drawn for one rank, if anything follows from it.
+        """The user's seed; without one it is drawn, if anything follows from it.
 
         draws: whether anything does.
         """
-        if given is not None or not draws or world.size > 1:
+        if given is not None or not draws:
             return cls(given=given)
         import torch
 

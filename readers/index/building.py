@@ -13,9 +13,7 @@ from crc32c import crc32c
 
 from penstock.cache.errors import DatasetError, DatasetNotFoundError
 from penstock.cache.threads import ordered
-from penstock.readers.fields.boxes import BoxUnits
 from penstock.readers.fields.examine import check_noted
-from penstock.readers.fields.field_types import Boxes
 from penstock.readers.fields.selection import image_fields
 from penstock.readers.fields.settle import Settling
 from penstock.readers.fields.sniff import is_progressive
@@ -23,7 +21,7 @@ from penstock.readers.files.atomic import make_folder, write_bytes
 from penstock.readers.files.names import printable
 from penstock.readers.files.progress import Reporter
 from penstock.readers.formats.sidecar import make_chunked_sidecar, make_sidecar
-from penstock.readers.index.intake import noted_of, read_chunks
+from penstock.readers.index.intake import check_units, noted_of, read_chunks
 from penstock.readers.index.manifest import join_manifest
 from penstock.readers.index.manifest_file import MANIFEST, write_manifest
 from penstock.readers.index.sidecar_names import SIDECARS, sidecar_name, sweep_sidecars
@@ -208,12 +206,7 @@ class IndexBuilder:
             remedy="This is done once; `penstock index` does it before the job.",
         )
         quarantined = list(candidates.quarantined)
-        for name, type in candidates.schema.of_type(Boxes).items():
-            if name in candidates.values:  # those of files are compared when they are read
-                every = range(len(candidates))
-                given = [each for each in noted_of(candidates, every)[name] if each is not None]
-                if given:
-                    BoxUnits(enough=1).see(name, type, np.concatenate(given))
+        check_units(candidates)
         settling, draft = Settling(candidates.schema), _Draft(folder, snapshot.fingerprint)
         for shard in self._results(candidates, prior, reporter, folder, snapshot.fingerprint):
             quarantined += shard.rejected(candidates)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from penstock.cache.threads import ordered
 from penstock.readers.fields.arrays import array_form, bare_facts
+from penstock.readers.fields.boxes import BoxUnits
 from penstock.readers.fields.columns import DenseColumn, RaggedColumn
 from penstock.readers.fields.examine import check_masks, examine
 from penstock.readers.fields.field_types import Array, Boxes, Keypoints
@@ -16,7 +19,6 @@ from penstock.readers.types import Rejection
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from penstock.readers.fields.arrays import ArrayForm
@@ -97,6 +99,17 @@ def _with_bare(
         return data
     found = bare_facts(data, form, codec)
     return found if isinstance(found, Rejection) else {**facts, name: found}
+
+
+def check_units(candidates: Candidates) -> None:
+    """Raise DatasetError where all boxes of tables have another unit than their format says. Those
+    of files are compared when they are read."""
+    for name, type in candidates.schema.of_type(Boxes).items():
+        if name in candidates.values:
+            every = noted_of(candidates, range(len(candidates)))[name]
+            given = [each for each in every if each is not None]
+            if given:
+                BoxUnits(enough=1).see(name, type, np.concatenate(given))
 
 
 def noted_of(

@@ -34,10 +34,12 @@ _DETAILS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineEntry:
-    """A file that is left out of a dataset, and why. name: below the dataset's root."""
+    """A file that is left out of a dataset, and why. name: below the dataset's root. is_counted:
+    False for a further file of a sample that another entry counts."""
 
     name: bytes
     reason: str
+    is_counted: bool = True
 
 
 class LeftOut(NamedTuple):
@@ -68,7 +70,7 @@ def count_left_out(
         _summed(
             (_PLACE.sub("", each.reason), LeftOut(1, printable(each.name)))
             for each in quarantined
-            if not (has_papers and is_no_sample(each.name, each.reason))
+            if each.is_counted and not (has_papers and is_no_sample(each.name, each.reason))
         )
     )
 

@@ -11,15 +11,16 @@ from crc32c import crc32c
 
 from penstock.cache.errors import ConfigError
 from penstock.readers.fields.arrays import array_form, to_array
+from penstock.readers.fields.boxes import BoxUnits
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn
 from penstock.readers.fields.examine import verify_for
 from penstock.readers.fields.facts import Facts
-from penstock.readers.fields.field_types import Array, Text, is_encoded
+from penstock.readers.fields.field_types import Array, Boxes, Text, is_encoded
 from penstock.readers.fields.naming import Naming
 from penstock.readers.fields.schema import Schema
 from penstock.readers.fields.settle import Settling
 from penstock.readers.files.names import printable
-from penstock.readers.index.intake import read_chunks
+from penstock.readers.index.intake import check_units, read_chunks
 from penstock.readers.packing.plan import PackPlan, plan_candidates
 from penstock.readers.packing.sample import PackSample, payload_of
 from penstock.readers.types import Rejection
@@ -118,6 +119,7 @@ class CandidateSource:
         if origin.arrangement.max_pixels is not None:
             found = replace(found, max_pixels=origin.arrangement.max_pixels)
         found = _settled(origin, chosen(found, fields), workers=workers)
+        check_units(found)
         told = f"{listing.snapshot().fingerprint}{origin.variant}"
         self._take(origin, found, hashlib.sha256(told.encode()).hexdigest())
 
@@ -134,6 +136,7 @@ class CandidateSource:
         self.schema, self.sizes, self.quarantined = found.schema, found.sizes, found.quarantined
         self.has_papers, self.left_out = found.has_papers, found.unnamed
         self.max_pixels = found.max_pixels
+        self._units = BoxUnits(enough=min(8, len(found)))
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         return plan_candidates(self.candidates, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
@@ -150,7 +153,7 @@ class CandidateSource:
         for chunk in read_chunks(self._origin, found, shards, workers=workers):
             yield SampleGroup(
                 positions=chunk.positions,
-                samples=list(_samples(chunk, found, decoder)),
+                samples=list(_samples(chunk, found, decoder, self._units)),
                 names=[self.name(position) for position in chunk.positions.tolist()],
             )
 
@@ -227,7 +230,7 @@ def _belonging(found: Schema, to: Mapping[str, Array]) -> dict[str, FieldType]:
 
 
 def _samples(
-    chunk: Chunk, candidates: Candidates, verify: Verify | None
+    chunk: Chunk, candidates: Candidates, verify: Verify | None, units: BoxUnits
 ) -> Iterator[PackSample | Rejection]:
     results = chunk.examine(candidates, verify)
     for row, (position, facts) in enumerate(zip(chunk.positions.tolist(), results, strict=True)):
@@ -245,6 +248,8 @@ def _samples(
                 payloads[name], kept[name] = payload, replace(each, start=0)
             elif (form := array_form(type)) is not None:
                 arrays[name] = to_array(payload, each.codec, each.shape, form.dtype)
+                if isinstance(type, Boxes):
+                    units.see(name, type, arrays[name])
         for name, column in candidates.values.items():
             there = candidates.present.get(name)
             if there is not None and not there[position]:

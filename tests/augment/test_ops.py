@@ -13,7 +13,9 @@ import types
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -221,9 +223,13 @@ def test_arguments_are_torchvisions_in_its_order(operation: type) -> None:
         (lambda: ANY.Resize(256, size=256), "got 'size' twice"),
         (lambda: ANY.GaussianBlur(), "kernel_size is missing"),
         (lambda: ANY.Map(), "fn is missing"),
+        (lambda: ANY.imagenet_train(size=224, foo=1), "imagenet_train has no argument 'foo'"),
+        (lambda: ANY.cifar_train(32, 4), "cifar_train: got 2 arguments by their place"),
         (lambda: ANY.Pad("boxes", lenght=3), "has no argument 'lenght'"),
         (lambda: ANY.SanitizeBoxes(min_sise=3), "did you mean 'min_size'?"),
         (lambda: ANY.Resize("256"), "Resize(size=...): got '256'"),
+        (lambda: ANY.Resize(np.True_), "wanted pixels as a whole number"),
+        (lambda: ANY.RandomCrop(np.float32(32)), "wanted a whole number of 1 or more"),
         (lambda: ANY.Resize(256, "nearest"), "Resize(interpolation=...): got 'nearest'"),
         (lambda: ANY.Resize(256, max_size=300), "only None is supported"),
         (lambda: ANY.RandomCrop(32, (4, 8)), "one number of pixels for all four sides"),
@@ -252,6 +258,32 @@ def test_torchvisions_ways_to_say_a_thing_are_understood() -> None:
     assert penstock.RandomCrop(32, None) == penstock.RandomCrop(32)
     assert penstock.RandomResizedCrop(224, (0.2, 1)).scale == (0.2, 1.0)
     assert penstock.ColorJitter(0.4, None) == penstock.ColorJitter(brightness=0.4)
+    assert penstock.Resize([256]) == penstock.Resize(256)
+    assert penstock.RandomResizedCrop((32,)) == penstock.RandomResizedCrop(32)
+    assert penstock.CenterCrop((32,)).height_width == (32, 32)
     assert penstock.RandAugment(fill=None).fill == 0
     assert pickle.loads(pickle.dumps(penstock.Resize(256))) == penstock.Resize(256)
     assert dataclasses.replace(penstock.Resize(256), size=9).size == 9
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, torch.tensor, np.array])
+def test_numbers_of_numpy_and_torch_are_pythons(kind: Callable[[int], Any]) -> None:
+    n = kind(5)
+    made: list[Any] = [
+        penstock.Resize(n),
+        penstock.Resize((n, n)),
+        penstock.CenterCrop(n),
+        penstock.RandomCrop((n, None), padding=n, mask_fill=n),
+        penstock.RandomResizedCrop(n, scale=(n / 10, n / 5)),
+        penstock.GaussianBlur(n),
+        penstock.RandAugment(n, n),
+        penstock.TrivialAugmentWide(n),
+        penstock.MixUp(num_classes=n),
+        penstock.Normalize(np.array([0.5] * 3), torch.tensor([0.5] * 3)),
+        penstock.Pad("boxes", to=n),
+        penstock.Map(len, processes=n),
+        penstock.imagenet_train(n),
+    ]
+    assert not re.search("int64|uint8|float|tensor|array", repr(made))
+    assert penstock.Resize(n) == penstock.Resize(5)
+    assert penstock.Pad("boxes", to=np.array([5, 2])).to == (5, 2)

@@ -162,6 +162,7 @@ def _by_pair(
 def _unpaired(
     files: Mapping[str, Mapping[bytes, Sequence[Entry]]], wanted: Sequence[_Place]
 ) -> Iterable[QuarantineEntry]:
+    seen: set[bytes] = set()
     for place in wanted:
         for pair, mine in files[place.field].items():
             for other in wanted:
@@ -174,7 +175,12 @@ def _unpaired(
                     else f"{len(theirs)} files of its name in {other.told!r}"
                 )
                 for file in mine:
-                    yield QuarantineEntry(name=file.name, reason=f"{other.field}: {problem}")
+                    yield QuarantineEntry(
+                        name=file.name,
+                        reason=f"{other.field}: {problem}",
+                        is_counted=pair not in seen,
+                    )
+                    seen.add(pair)
                 break
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from penstock.augment import RandomHorizontalFlip, RandomResizedCrop, Resize, Sa
 from penstock.cache.errors import DatasetError, PenstockError, PenstockWarning, RecipeError
 from penstock.readers.fields.boxes import check_boxes
 from penstock.readers.fields.field_types import Boxes, FieldType, Image, Keypoints
+from tests import tars
 from tests.pipeline.feed.memory import Memory
 
 HEIGHT, WIDTH, N = 40, 80, 12
@@ -269,3 +271,19 @@ def test_points_that_are_no_numbers_are_bad(tmp_path: Path) -> None:
         assert loader.statistics().bad == 1
     assert 1 not in ids.tolist()
     assert points_.values.isfinite().all()
+
+
+@pytest.mark.parametrize("lies", ["in json", "in files"])
+def test_a_pack_of_the_wrong_unit_is_refused(tmp_path: Path, lies: str) -> None:
+    members: dict[str, bytes] = {}
+    for sample, boxes in enumerate(NORM):
+        members[f"{sample}.jpg"] = jpeg()
+        if lies == "in json":
+            members[f"{sample}.json"] = json.dumps({"boxes": boxes.tolist()}).encode()
+        else:
+            np.save(buffer := io.BytesIO(), boxes)
+            members[f"{sample}.boxes.npy"] = buffer.getvalue()
+    (tmp_path / "set.tar").write_bytes(tars.archive(members))
+    schema = {"boxes": Boxes(of="image", format="xyxy")}
+    with pytest.raises(DatasetError, match='format="xyxy_norm"'):
+        pack(tmp_path / "set.tar", tmp_path / "pack", schema=schema)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -252,3 +253,30 @@ def test_single_samples(folder: Path, form: str, workers: int, seed: int | None)
         assert torch.equal(image, images_of(many, form)[0])
         if form == "bytes":  # what torch's default_convert leaves of it
             assert type(one[1]) is int
+
+
+@pytest.mark.parametrize("most", [4095, 65535])
+def test_pictures_of_16_bits_are_scaled_as_their_files_are(most: int) -> None:
+    """PIL makes white of all above 255."""
+    wide = np.linspace(0, most, 64, dtype=np.uint16).reshape(8, 8)
+    picture = Image.fromarray(wide)
+    picture.save(buffer := io.BytesIO(), "PNG")
+    found = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for image in (picture, buffer.getvalue()):
+            with DataLoader([image] * 2, batch_size=2, augment=[Resize((8, 8))]) as loader:
+                found.append(next(iter(loader)))
+    assert torch.equal(*found)
+    assert found[0].max() == round(most / 257)
+    dark = [str(each.message) for each in told if "almost black" in str(each.message)]
+    assert bool(dark) == (most < 65535)
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_pictures_without_a_white_are_refused(mode: str) -> None:
+    picture = Image.new(mode, (8, 8), 300)
+    loader = DataLoader([picture], augment=[Resize((8, 8))])
+    with pytest.raises(DatasetError, match=f"PIL's mode {mode}"):
+        next(iter(loader))
+    loader.close()

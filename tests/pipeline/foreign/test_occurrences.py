@@ -198,19 +198,22 @@ def test_the_first_of_each_sample_has_the_crop_that_it_had() -> None:
 
 
 @pytest.mark.parametrize("kind", [Repeated, ByWorldSize, "distributed", "wrapped"])
+@pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_ranks_number_repeats_together(kind: Any, ranks: int) -> None:
-    """An evaluation for each rank gives what one rank with all samples would."""
+def test_ranks_number_repeats_together(kind: Any, ranks: int, is_known: bool) -> None:
+    """An evaluation for each rank gives what one rank with all samples would.
+
+    is_known: whether Penstock knows of the ranks too, as in a job."""
 
     def found(world: int, rank: int) -> list[Any]:
         random.seed(4)
+        options = {"world": World(rank, world)} if is_known else {}
         if kind == "distributed":
-            return delivered(
-                DistributedSampler(range(10), num_replicas=world, rank=rank, shuffle=True)
-            )
+            sharded: Any = DistributedSampler(range(10), num_replicas=world, rank=rank)
+            return delivered(sharded, **options)
         made = Repeated if kind == "wrapped" else kind
         sampler = made(10, world, rank)
-        return delivered(Wrapped(sampler) if kind == "wrapped" else sampler)
+        return delivered(Wrapped(sampler) if kind == "wrapped" else sampler, **options)
 
     each = [found(ranks, rank) for rank in range(ranks)]
     every = [place for places in zip(*each, strict=True) for place in places]

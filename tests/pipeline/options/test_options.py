@@ -196,19 +196,18 @@ def test_a_state_brings_its_seed_and_a_batch_that_nobody_gave() -> None:
         native().resumed(STATE)
 
 
-def test_a_seed_is_drawn_for_one_rank_only() -> None:
-    def choose(given: int | None, *, draws: bool, world: World) -> LoaderSeed:
+def test_a_seed_that_was_drawn_orders_samples_of_one_rank_only() -> None:
+    def choose(given: int | None, *, draws: bool) -> LoaderSeed:
         generator = torch.Generator().manual_seed(1)
-        return LoaderSeed.choose(given, generator, draws=draws, world=world)
+        return LoaderSeed.choose(given, generator, draws=draws)
 
-    drawn = choose(None, draws=True, world=ONE)
-    assert drawn == choose(None, draws=True, world=ONE)
+    drawn = choose(None, draws=True)
+    assert drawn == choose(None, draws=True)
     assert drawn.in_world(ONE, draws=True) == drawn.drawn
     assert drawn.in_world(SECOND_OF_TWO, draws=False) == 0
-    assert choose(3, draws=True, world=SECOND_OF_TWO).in_world(SECOND_OF_TWO, draws=True) == 3
-    for seed in (drawn, choose(None, draws=True, world=SECOND_OF_TWO)):
-        with pytest.raises(ConfigError, match="on 2 ranks needs seed="):
-            seed.in_world(SECOND_OF_TWO, draws=True)
+    assert choose(3, draws=True).in_world(SECOND_OF_TWO, draws=True) == 3
+    with pytest.raises(ConfigError, match="on 2 ranks needs seed="):
+        drawn.in_world(SECOND_OF_TWO, draws=True)
 
 
 def test_a_planned_batch_is_shared_out() -> None:

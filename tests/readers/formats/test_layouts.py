@@ -28,6 +28,7 @@ from penstock.readers.formats.folder.listed import listed_samples, manifest, met
 from penstock.readers.formats.folder.paired import paired
 from penstock.readers.formats.folder.samples import candidates_of, virtual_shards
 from penstock.readers.origin.origin import Entry
+from penstock.readers.origin.quarantine import count_left_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -276,6 +277,8 @@ def test_two_files_for_one_are_named() -> None:
     )
     assert files_of(found, "image") == ["a/2.jpg"]
     assert set(reasons(found)) == {"a/1.jpg", "b/1.png", "b/1.bmp"}
+    counted = count_left_out(found.quarantined, has_papers=True)
+    assert counted == {"mask: 2 files of its name in 'b'": (1, "a/1.jpg")}
 
 
 @pytest.mark.parametrize("place", ["/images", "../images", "a/*/*.png", ""])

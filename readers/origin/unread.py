@@ -187,7 +187,10 @@ def remedy_for(name: bytes) -> str:
     if (store := store_of([name])) is not None:
         return f"It holds {store[0]}, which Penstock doesn't read. {store[2]}"
     if found in _LISTS:
-        return "A table of files is given as manifest=, and the folder of its files as the URL."
+        return (
+            "A table of files is given as manifest=, and the folder of its files as the URL; one "
+            "of values or texts is written as Parquet, which is read."
+        )
     if found in _OWN:
         return f'Say what it is: format="{_OWN[found]}".'
     if found in _READ:

@@ -18,7 +18,7 @@ from penstock.readers.formats.arrow.types import FILES_BY_PATHS, is_text, misfit
 from penstock.readers.formats.arrow.values import NULL_INSIDE, RAGGED_INSIDE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.arrow.types import ArrowColumn
@@ -142,6 +142,27 @@ def tell_paths(url: str, column: str, values: Sequence[bytes]) -> None:
         warnings.warn(
             f'{url}: the column "{column}" holds paths of files ({shown!r:.200}), and they '
             f"are read as text. To read the files, {FILES_BY_PATHS}.",
+            PenstockWarning,
+            stacklevel=9,
+        )
+
+
+def tell_partitions(url: str, files: Iterable[bytes], choice: FieldChoice) -> None:
+    """Warn of columns that stand in the names of folders alone (`label=3/`), as partitioned tables
+    have them. files: the names of the table's files."""
+    there = {column.name for column in choice.columns.values()} | set(choice.left_out)
+    folders = dict.fromkeys(part for name in files for part in name.split(b"/")[:-1])
+    lacking: dict[str, bytes] = {}
+    for folder in folders:
+        name, equals, _ = folder.partition(b"=")
+        if equals and (column := name.decode(errors="replace")) not in there:
+            lacking.setdefault(column, folder)
+    if lacking:
+        shown = ", ".join(folder.decode(errors="replace") for folder in lacking.values())
+        warnings.warn(
+            f"{url}: the table is partitioned ({shown:.200}), and a column that stands only in the "
+            f"names of folders isn't read: {_shown(lacking)}. Write such columns into the files "
+            "too, or the table without partitions.",
             PenstockWarning,
             stacklevel=9,
         )

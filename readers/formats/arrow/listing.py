@@ -22,6 +22,7 @@ from penstock.readers.formats.arrow.choice import (
     no_field,
     refusal_of,
     tell_left_out,
+    tell_partitions,
     tell_paths,
 )
 from penstock.readers.formats.arrow.chunks import decode_chunk, form_of, form_of_text, form_to_text
@@ -93,6 +94,7 @@ class ArrowListing(TableListing):
                 if may_be_paths(name, schema[name]):
                     tell_paths(self._origin.url, column.name, self._first_values(number, made))
             tell_left_out(self._origin.url, choice)
+            tell_partitions(self._origin.url, (entry.name for entry in self._files), choice)
         found = cut_shards(made, schema)
         if not found:
             raise DatasetNotFoundError(

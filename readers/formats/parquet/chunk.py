@@ -104,7 +104,10 @@ def decode_chunk(
     except (pa.ArrowException, OSError, MemoryError) as error:
         if machine_remedy(error) is not None:
             raise
-        raise ValueError(f"its bytes are damaged ({_first_line(error)})") from error
+        why = _first_line(error)
+        raise ValueError(
+            f"its bytes are damaged, or pyarrow doesn't read what wrote them ({why})"
+        ) from error
 
 
 def _first_line(error: BaseException) -> str:

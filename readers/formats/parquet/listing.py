@@ -13,6 +13,7 @@ from penstock.readers.formats.arrow.choice import (
     may_be_paths,
     no_field,
     tell_left_out,
+    tell_partitions,
     tell_paths,
 )
 from penstock.readers.formats.candidates import Candidates
@@ -74,6 +75,7 @@ class ParquetListing(TableListing):
         shards = Shards(self._files, footers, fields, choice, schema)
         if warns:
             tell_left_out(self._origin.url, choice)
+            tell_partitions(self._origin.url, (entry.name for entry in self._files), choice)
         found = shards.told()
         if not found:
             raise DatasetNotFoundError(

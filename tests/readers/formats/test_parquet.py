@@ -11,7 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
+from penstock.cache.errors import (
+    ConfigError,
+    DatasetError,
+    DatasetNotFoundError,
+    PenstockWarning,
+)
 from penstock.readers import Dataset
 from penstock.readers.fields.columns import EncodedColumn
 from penstock.readers.fields.field_types import (
@@ -219,6 +224,31 @@ def test_features_of_hugging_face_are_the_schema(tmp_path: Path) -> None:
         assert dataset.read(dataset.rows(np.arange(4)), fields=("grid",)).columns[
             "grid"
         ].values.shape == (4, 3, 2)
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_columns_that_only_folders_names_hold_are_told(tmp_path: Path, form: str) -> None:
+    for label in (0, 1):
+        folder = tmp_path / "set" / "split=train" / f"label={label}"
+        folder.mkdir(parents=True)
+        table = pa.table({"x": [label, 2], "split": ["train"] * 2})
+        if form == "parquet":
+            pq.write_table(table, folder / "part.parquet")
+        else:
+            with pa.ipc.new_file(folder / "part.arrow", table.schema) as writer:
+                writer.write_table(table)
+    for url, options in (
+        (tmp_path / "set", {"format": form}),
+        (tmp_path / "set/**" / f"*.{form}", {}),
+        (sorted(map(str, (tmp_path / "set").rglob(f"*.{form}"))), {}),
+    ):
+        with (
+            pytest.warns(PenstockWarning, match=r"partitioned \(label=0\).*: \['label'\]\."),
+            Dataset(url, **options) as dataset,
+        ):
+            assert dataset.read(dataset.rows(np.arange(4)), fields=("x",)).columns[
+                "x"
+            ].values.tolist() == [0, 2, 1, 2]
 
 
 @pytest.mark.filterwarnings("ignore:.*holds paths of files")

@@ -19,7 +19,7 @@ from penstock.cache.base.machine import machine_remedy
 from penstock.cache.errors import ConfigError, DatasetError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -41,7 +41,8 @@ class SplitBatch:
     arrays: encoded, uint8 (bytes,), or decoded, uint8 (h, w, 3): all of the first key, then all of
     the next. dims: upright heights and widths, int32, (n, 2). remainder: the batch without them;
     keys: where in it they belong: places in a tuple or list, keys of a mapping; none if they were
-    all. batched: False for a single sample.
+    all. batched: False for a single sample. order: the keys of a sample that is a mapping; named:
+    the class of one that is a named tuple.
     """
 
     arrays: list[NDArray[np.uint8]]
@@ -49,6 +50,8 @@ class SplitBatch:
     remainder: Any
     keys: tuple[Any, ...]
     batched: bool
+    order: tuple[Any, ...] = ()
+    named: type[Any] | None = None
 
     @property
     def images(self) -> int:
@@ -63,11 +66,12 @@ class SplitBatch:
         if not self.keys:
             return parts[0]
         if isinstance(self.remainder, Mapping):
-            return {**self.remainder, **dict(zip(self.keys, parts, strict=True))}
+            found = {**self.remainder, **dict(zip(self.keys, parts, strict=True))}
+            return {key: found[key] for key in dict.fromkeys((*self.order, *found)) if key in found}
         values = list(self.remainder)
         for place, part in zip(self.keys, parts, strict=True):
             values.insert(place, part)
-        return values
+        return values if self.named is None else self.named(*values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,8 @@ class SplitCollate:
     """A collate function for everything but the images. collate: the user's, or torch's default.
     batched: it gets a list of samples, else one alone.
 
-    A batch of tuples comes out as a list, as torch's default has it; mappings as dicts.
+    A batch of tuples comes out as a list and one of named tuples as one, as torch's default has it;
+    mappings as dicts.
     """
 
     collate: Callable[[Any], Any]
@@ -89,18 +94,26 @@ class SplitCollate:
         if len({image.ndim for image, _ in images}) > 1:
             raise DatasetError("augment=: some images are encoded and some decoded; wanted one.")
         remainder: Any = None
+        order: tuple[Any, ...] = ()
+        named: type[Any] | None = None
         if isinstance(samples[0], Mapping):
+            order = tuple(samples[0])
             others = [{k: v for k, v in sample.items() if k not in keys} for sample in samples]
             remainder = self._collated(others) if others[0] else {}
         elif keys:
             others_ = [tuple(v for i, v in enumerate(each) if i not in keys) for each in samples]
             remainder = self._collated(others_) if others_[0] else []
+            # What a collate function of the user's made of it has its own form.
+            is_whole = len(remainder) + len(keys) == len(samples[0])
+            named = type(samples[0]) if hasattr(samples[0], "_fields") and is_whole else None
         return SplitBatch(
             arrays=[image for image, _ in images],
             dims=np.array([dims for _, dims in images], np.int32),
             remainder=remainder,
             keys=keys,
             batched=self.batched,
+            order=order,
+            named=named,
         )
 
     def _collated(self, others: Sequence[Any]) -> Any:
@@ -131,6 +144,13 @@ def image_keys(sample: Any) -> tuple[Any, ...]:
     elif isinstance(sample, list | tuple):
         found = [place for place, value in enumerate(sample) if _is_image(value)]
     if not found:
+        for key, value in _items(sample):
+            if _holds_image(value):
+                raise ConfigError(
+                    f"augment=: the image lies inside of {key!r}, a {type(value).__name__}, and "
+                    "images are looked for at the top of a sample alone. Make the dataset return "
+                    "flat samples, and nest them in the training loop."
+                )
         raise ConfigError(
             f"augment=: no image in a sample of type {type(sample).__name__}; {_WANTED}. Make the "
             "dataset return the image as it was read, without a transform."
@@ -139,6 +159,16 @@ def image_keys(sample: Any) -> tuple[Any, ...]:
     is_coloured = _mode(sample[first]) in _COLOURED
     more = [key for key in others if _is_another(key, sample[key], is_coloured=is_coloured)]
     return (first, *more)
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()
+
+
+def _holds_image(value: Any) -> bool:
+    return any(_is_image(each) or _holds_image(each) for _, each in _items(value))
 
 
 def _is_another(key: Any, value: Any, *, is_coloured: bool) -> bool:

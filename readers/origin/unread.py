@@ -117,7 +117,7 @@ _STORES: Sequence[tuple[re.Pattern[bytes], str, str]] = [
         (rb"\.dcm$", "DICOM", ""),
         (rb"\.fits(\.gz)?$", "FITS", ""),
         (rb"-idx\d-ubyte(\.gz)?$", "MNIST's own files", ""),
-        (rb"\.zarr\.zip$", "a Zarr store in one zip file", _UNPACK),
+        (rb"\.zarr(\.zip)?$", "a Zarr store in one zip file", _UNPACK),
         (rb"\.(zip|7z|rar)$", "an archive", _UNPACK),
     )
 ]

@@ -156,7 +156,9 @@ def _with_dictionary(array: Any, arrow: Any, values: Any, parts: Sequence[str]) 
     """An array whose innermost part are places in a dictionary, with the dictionary."""
     if parts:
         inside = arrow.field(0)
-        child = _with_dictionary(array.field(0), inside.type, values, parts[1:])
+        # What stands below a null may be no place in the dictionary.
+        (below,) = array.flatten()
+        child = _with_dictionary(below, inside.type, values, parts[1:])
         mask = array.is_null() if array.null_count else None
         return pa.StructArray.from_arrays(
             [child], fields=[pa.field(inside.name, child.type)], mask=mask

@@ -58,6 +58,7 @@ class ArrowColumn:
     name: "a.b" of the part b of a; path: its names from the top; arrow: its type there. type: it is
     as a field, None where a look at its first values has to tell (binary: pictures, sound, or
     bytes); refusal: why it can't be a field. tensor: how its tensors are stored, None of others.
+    in_dictionary: its values are those of a dictionary.
     """
 
     name: str
@@ -66,6 +67,7 @@ class ArrowColumn:
     type: FieldType | None = None
     refusal: str | None = None
     tensor: Tensor | None = None
+    in_dictionary: bool = False
 
     @property
     def is_media(self) -> bool:
@@ -75,14 +77,17 @@ class ArrowColumn:
 
 def arrow_columns(schema: Any, features: Mapping[str, Feature]) -> Iterator[ArrowColumn]:
     """What may be fields, in order. Where a column is called "a.b", the part b of a struct a is
-    called "a['b']"."""
+    called "a['b']", and where one is called that too, "['a']['b']"."""
     known = set(schema.names)
     for field in schema:
         for column in _columns(field.name, (field.name,), field.type, features.get(field.name)):
             if len(column.path) > 1 and column.name != field.name:
                 if column.name in known:
-                    inside = "".join(f"[{part!r}]" for part in column.path[1:])
-                    column = replace(column, name=f"{field.name}{inside}")
+                    first, *parts = column.path
+                    inside = "".join(f"[{part!r}]" for part in parts)
+                    name = f"{first}{inside}"
+                    name = f"[{first!r}]{inside}" if name in known else name
+                    column = replace(column, name=name)
                 known.add(column.name)
             yield column
 
@@ -103,7 +108,8 @@ def _columns(
     elif pa.types.is_struct(arrow):
         yield from _parts(name, path, arrow, feature, depth)
     else:
-        yield _column(name, path, arrow, feature)
+        found = _column(name, path, arrow, feature)
+        yield replace(found, in_dictionary=pa.types.is_dictionary(outer))
 
 
 def _parts(

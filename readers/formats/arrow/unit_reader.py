@@ -39,7 +39,8 @@ NOT_THERE = -1
 """In a chunk's place: the file has no such column."""
 
 _NULL = (
-    "it is null, and nothing in the file says so before it is read: write the file with statistics"
+    "it is null, and the file's statistics don't say so: write it with statistics, and parts of "
+    "structs not as dictionaries"
 )
 
 

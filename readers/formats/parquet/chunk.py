@@ -65,6 +65,8 @@ def decode_chunk(
         and form.is_flat
         and not nulls
         and decoded >= LEAST_BYTES * rows
+        # Statistics of pyarrow's writer don't count the nulls of the structs around a dictionary.
+        and not (found.is_dictionary and len(form.path) > 1)
         and are_plain(pages, form.codec)
     ):
         array = plain_values(

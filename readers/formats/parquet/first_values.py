@@ -70,7 +70,10 @@ def refused_by_values(
             continue
         chunks = footer.chunks[:, leaf]
         is_flat = footer.leaves[leaf].is_flat
-        unsure = (chunks[:, NULLS] < 0) if is_flat else (chunks[:, NULLS] != 0) | is_nested
+        # pyarrow's writer doesn't count the nulls of the structs around a dictionary.
+        is_miscounted = column.in_dictionary and len(column.path) > 1
+        untold = (chunks[:, NULLS] < 0) | is_miscounted
+        unsure = untold if is_flat else (chunks[:, NULLS] != 0) | is_nested
         for group in np.flatnonzero(unsure & (footer.rows > 0)).tolist():
             total += int(chunks[group, SIZE])
             # Of lists afar one look: each further one is a request.
@@ -82,7 +85,7 @@ def refused_by_values(
     ):
         if isinstance(table, ValueError):  # its samples are bad ones, as are those of others
             continue
-        if footer.leaves[leaf].is_flat:
+        if footer.leaves[leaf].is_flat or footer.chunks[group, leaf, NULLS] < 0:
             footer.chunks[group, leaf, NULLS] = values_of(table).null_count
         first = int(footer.rows[:group].sum())
         why = refusal_of(table, file=printable(entry.name), first=first)

@@ -153,7 +153,9 @@ class _Draft:
         if size < 2:  # a null list and a list of one null look the same
             return int(np.maximum(chunks[:, NULLS], 0).sum())
         lacking, rest = np.divmod(rows * size - chunks[:, VALUES], size - 1)
-        return int(np.where((rest == 0) & (lacking > 0), lacking, 0).sum())
+        # Lists of other lengths are no nulls, and bad samples.
+        told = np.where(chunks[:, NULLS] < 0, lacking, np.minimum(lacking, chunks[:, NULLS]))
+        return int(np.where((rest == 0) & (lacking > 0), told, 0).sum())
 
     def shard(self) -> ChunkedShard:
         """The shard; it has units."""

@@ -146,6 +146,9 @@ class _Chooser:
         found: dict[str, ArrayMetadata] = {}
         for node in hierarchy.arrays:
             name = node.name.replace("/", ".") or ROOT_FIELD
+            if name in found:  # the group a has an array b, and beside it one is called "a.b"
+                group, *parts = node.name.split("/")
+                name = "".join([group, *(f"[{part!r}]" for part in parts)])
             array = parse_array(node)
             if not isinstance(array, ArrayMetadata):
                 self._left[node.name] = array.why

@@ -120,7 +120,8 @@ class HierarchyReader:
         if root is None:
             raise DatasetNotFoundError(
                 f"{self._url}: there is no Zarr hierarchy: no zarr.json, .zgroup or .zarray at its "
-                "root. Give the folder that holds one of those."
+                "root. Give the folder that holds one of those; a store in one zip file isn't "
+                "read: unpack it."
             )
         return root
 

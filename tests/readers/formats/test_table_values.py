@@ -232,8 +232,10 @@ def _is_written(kind: Any) -> bool:
 @settings(max_examples=60, deadline=None)
 @given(columns().filter(lambda array: _is_written(array.type)), st.integers(0, 6))
 def test_parquet_gives_what_pyarrow_does(array: Any, cut: int) -> None:
+    parts = [part for part in (array.slice(0, cut), array.slice(cut)) if len(part)]
+    table = pa.table({"x": pa.chunked_array(parts)})
     try:
-        pq.write_table(pa.table({"x": array}), pa.BufferOutputStream())
+        pq.write_table(table, pa.BufferOutputStream(), row_group_size=3)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, OSError):
         return
     check(array, "parquet", cut=cut)
@@ -333,6 +335,10 @@ def test_a_column_has_its_name_beside_a_struct_with_such_a_part(tmp_path: Path, 
         assert plain(batch.columns["a.b"]) == [1, 2]
         assert plain(batch.columns["a['b']"]) == [10, 20]
         assert plain(batch.columns["a.c"]) == [5, 6]
+    columns = {"a.b": pa.array([1, 2]), "a": struct, "a['b']": pa.array([3, 4])}
+    with opened(tmp_path / "both", kind, columns) as dataset:
+        batch = dataset.read(dataset.rows(np.arange(2)), fields=("a.b", "a['b']", "['a']['b']"))
+    assert [plain(column) for column in batch.columns.values()] == [[1, 2], [3, 4], [10, 20]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -408,6 +414,52 @@ def test_nulls_are_known_with_and_without_statistics(
         assert dataset.index.lacking == {name: 2}
     with Dataset(root) as dataset:
         assert dataset.fields == ("k", "full")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", ["", "x" * 3000])
+def test_parts_of_structs_that_are_dictionaries_have_their_nulls(
+    tmp_path: Path, kind: str, text: str
+) -> None:
+    """pyarrow's statistics of such a part don't count structs that are null."""
+    values = [None if k % 3 == 0 or k > 15 else f"{text}{k % 2}" for k in range(18)]
+    parts = pa.array([v and {"p": v} for v in values], pa.struct({"p": pa.string()}))
+    category = parts.field(0).dictionary_encode()
+    struct = pa.StructArray.from_arrays([category], ["p"], mask=parts.is_null())
+    root = tmp_path / "set"
+    root.mkdir()
+    write(root, [pa.record_batch({"x": struct}).slice(a, 9) for a in (0, 9)], kind)
+    with Dataset(root, fields=("x.p", "x.p.present")) as dataset:
+        batch = dataset.read(dataset.rows(np.arange(18)))
+        there = batch.has("x.p").tolist()
+        found = plain(batch.columns["x.p"])
+    assert there == [value is not None for value in values]
+    assert [f for f, v in zip(found, values, strict=True) if v] == [v.encode() for v in values if v]
+
+
+def test_below_a_struct_that_is_null_lies_no_place_in_a_dictionary(tmp_path: Path) -> None:
+    empty = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int8()), ["a"])
+    struct = pa.StructArray.from_arrays([empty], ["p"], mask=pa.array([True, True]))
+    struct = pa.array(struct.to_pylist(), pa.struct({"p": pa.dictionary(pa.int8(), pa.string())}))
+    with opened(
+        tmp_path / "set", "file", {"x": struct, "k": range(2)}, fields=("x.p", "x.p.present")
+    ) as dataset:
+        assert not dataset.read(dataset.rows(np.arange(2))).has("x.p").any()
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+def test_a_list_of_another_length_than_the_schema_has_is_no_null(
+    tmp_path: Path, *, statistics: bool
+) -> None:
+    columns = {"x": pa.array([[1, 2], [3], [4, 5], [6]])}
+    schema = {"x": Array("int64", (2,))}
+    root = written(tmp_path / "set", "parquet", columns, write_statistics=statistics)
+    with Dataset(root, schema=schema) as dataset:
+        bad: dict[int, str] = {}
+        dataset.read(dataset.rows(np.arange(4)), fields=("x",), bad=bad)
+        assert sorted(bad) == [1, 3]
+        assert bad[1].startswith("x: its shape is (1,), not (2,)")
+        assert dataset.index.lacking == {}
 
 
 LISTS_THAT_ARENT_ARRAYS = {

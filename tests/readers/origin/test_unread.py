@@ -320,6 +320,7 @@ N5 = b'{"n5": "2.5.0", "dimensions": [4], "blockSize": [2], "dataType": "uint8"}
         ({"a.orc": b"x"}, "ORC.*as Parquet"),
         ({"a.avro": b"x"}, "Avro.*as Parquet"),
         ({"a.zarr.zip": b"x"}, "Zarr store in one zip file.*Unpack it"),
+        ({"a.zarr": b"x"}, "Zarr store in one zip file.*Unpack it"),
         ({"a.pt": b"x"}, "never opened"),
     ],
 )

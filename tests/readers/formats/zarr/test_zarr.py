@@ -151,6 +151,18 @@ def test_nested_groups_and_names_by_path(
         Dataset(root, fields={"image": "../set.zarr/z"}).open()
 
 
+def test_an_array_keeps_its_name_beside_a_group_with_such_a_part(tmp_path: Path) -> None:
+    root = write_group(tmp_path / "set.zarr", {"a.b": Y, "a/b": Y + 1, "a/c": Y + 2})
+    for _ in range(2):
+        with Dataset(root) as dataset:
+            found = read_all(dataset)
+        assert {name: column.tolist()[0] for name, column in found.items()} == {
+            "a.b": 0,
+            "a['b']": 1,
+            "a.c": 2,
+        }
+
+
 def test_types_that_users_give(tmp_path: Path) -> None:
     root = group(tmp_path / "set.zarr")
     schema = {

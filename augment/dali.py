@@ -6,16 +6,19 @@ import sys
 from typing import Any
 
 from penstock.augment.quiet import load_quietly
+from penstock.cache.base.machine import refuse_shortage
 from penstock.cache.errors import MissingDependencyError
 from penstock.cache.forks import keep_for_ever
 
 
 def load_dali() -> Any:
-    """The module nvidia.dali. Raises MissingDependencyError with the remedy."""
+    """The module nvidia.dali. Raises MissingDependencyError with the remedy; ReadError where
+    memory or open files ran out."""
     try:
         import nvidia.dali
         import nvidia.dali.fn
     except ImportError as error:
+        refuse_shortage(error, "NVIDIA DALI")
         if not sys.platform.startswith("linux"):
             remedy = f"DALI exists for Linux only, and this is {sys.platform}: use a Linux machine."
         else:

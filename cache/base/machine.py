@@ -59,6 +59,8 @@ _ABSURD = re.compile(r"size -?\d{13,}|allocate [\d.]+ [TPE]iB")
 def _errno(error: BaseException) -> int | None:
     if isinstance(error, MemoryError):
         return None if _ABSURD.search(str(error)) else errno.ENOMEM
+    if isinstance(error, ImportError):  # a library's loader tells no number
+        return next((code for code in _SHORTAGES if os.strerror(code) in str(error)), None)
     if not isinstance(error, OSError):
         return None
     found = _ARROWS_ERRNO.search(str(error)) if error.errno is None else None

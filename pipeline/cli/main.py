@@ -7,6 +7,7 @@ everything else goes to stderr.
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -77,9 +78,12 @@ def _show_warning(
 
 
 def _tell(label: str, message: str) -> None:
-    stderr = Console(stderr=True)
-    stderr.print(label, end="")
-    stderr.print(message, markup=False, highlight=False, soft_wrap=True)
+    try:
+        stderr = Console(stderr=True)
+        stderr.print(label, end="")
+        stderr.print(message, markup=False, highlight=False, soft_wrap=True)
+    except OSError:  # rich imports as it prints, and that may be what there is no descriptor for
+        sys.stderr.write(f"{message}\n")
 
 
 @contextmanager

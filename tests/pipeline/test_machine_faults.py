@@ -17,10 +17,12 @@ import numpy as np
 import pytest
 
 from penstock.augment import Resize
+from penstock.augment.dali import load_dali
 from penstock.cache.base import mapping
 from penstock.cache.base.machine import is_shortage, machine_remedy
 from penstock.cache.errors import ReadError, WriteError
 from penstock.pipeline import DataLoader
+from penstock.pipeline.cli import main
 from penstock.pipeline.foreign.faults import is_sample_fault
 from penstock.readers import Dataset
 from penstock.readers.packing.packing import pack
@@ -184,9 +186,35 @@ def test_a_process_without_descriptors_left_hears_of_its_limit(
     assert "again into an empty" not in told
 
 
+def test_an_error_is_told_without_a_descriptor_left_for_colours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("rich.console.Console.print", fail)
+    assert main(["inspect", str(tmp_path / "none")]) == 1
+    assert "nothing is there" in capsys.readouterr().err
+
+
+def test_a_library_that_cant_be_opened_isnt_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = builtins.__import__
+
+    def refuse(name: str, *args: Any, **named: Any) -> Any:
+        if name.startswith("nvidia"):
+            raise ImportError(f"libdali.so: {os.strerror(errno.EMFILE)}")
+        return plain(name, *args, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(builtins, "__import__", refuse)
+        with pytest.raises(ReadError, match=r"DALI.*Too many open files.*ulimit -n"):
+            load_dali()
+
+
 def test_what_the_machine_is_to_blame_for() -> None:
     import pyarrow as pa
 
+    assert is_shortage(ImportError(f"libdali.so: {os.strerror(errno.EMFILE)}"))
     for code in (*CODES, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN, errno.EPERM):
         error = OSError(code, os.strerror(code))
         assert machine_remedy(error) is not None
@@ -198,5 +226,6 @@ def test_what_the_machine_is_to_blame_for() -> None:
         pa.ArrowMemoryError(f"malloc of size {2**62} failed"),  # what only damaged bytes ask for
         FileNotFoundError(errno.ENOENT, "gone"),
         ValueError("damaged"),
+        ImportError("No module named 'nvidia'"),
     )
     assert [machine_remedy(each) for each in innocent] == [None] * len(innocent)

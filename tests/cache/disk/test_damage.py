@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 BLOBS, BLOB_BYTES = 24, 50_000
-NOTES = ["format.json", "boot", "catalogue.db"]
+NOTES = ["format.json", "boot", "limit", "catalogue.db"]
 
 
 def a_store() -> MemoryStore:
@@ -527,7 +527,7 @@ def _flip(root: Path, rng: random.Random, kinds: tuple[str, ...]) -> str:
     return str(path.relative_to(root))
 
 
-KINDS = ("format.json", "boot", "catalogue.db", "catalogue.db-wal", "catalogue.db-shm",
+KINDS = ("format.json", "boot", "limit", "catalogue.db", "catalogue.db-wal", "catalogue.db-shm",
          "*.part", "*.map", "blobs/*", "trash/*", "unverified/*")  # fmt: skip
 
 

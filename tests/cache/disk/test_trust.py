@@ -51,6 +51,7 @@ FILES = [
     f"blobs/{KEY}",
     f"unverified/{KEY}",
     f"trash/{KEY}-7",
+    "limit",
 ]
 
 

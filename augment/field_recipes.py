@@ -39,6 +39,7 @@ from penstock.cache.errors import RecipeError
 from penstock.readers.fields.field_types import (
     Array,
     Boxes,
+    Bytes,
     Image,
     Keypoints,
     Mask,
@@ -219,8 +220,7 @@ def _lists(
         ops = operations_of(augment)
         if augment is not None and not images and not _is_about_fields(ops[1:], selected):
             raise RecipeError(
-                f"augment= needs images, but fields={fields!r} leaves them out. "
-                + _without_images(schema)
+                f"augment= needs images, and fields={fields!r} has none. " + _without_images(schema)
             )
         return {name: ops for name in images} or {"": ops}
     lists = {}
@@ -251,6 +251,12 @@ def _is_about_fields(ops: tuple[Operation, ...], selected: Mapping[str, FieldTyp
 
 def _without_images(schema: Mapping[str, FieldType]) -> str:
     images = [name for name, type in schema.items() if isinstance(type, Image)]
+    plain = [name for name, type in schema.items() if isinstance(type, Bytes)]
+    if not images and plain:
+        return (
+            f'"{plain[0]}" is Bytes: if it holds encoded images, pass '
+            f'schema={{"{plain[0]}": Image()}}, else drop augment=.'
+        )
     if not images:
         return "This dataset has no image field: drop augment=."
     return f'Drop augment=, or add "{images[0]}" to the dataset\'s fields.'

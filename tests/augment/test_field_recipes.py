@@ -40,6 +40,7 @@ from penstock.readers.fields.columns import DenseColumn, RaggedColumn
 from penstock.readers.fields.field_types import (
     Array,
     Boxes,
+    Bytes,
     ClassLabel,
     FieldType,
     Image,
@@ -135,6 +136,12 @@ def test_without_images_nothing_is_decoded() -> None:
     assert checked([Pad("tokens")], "tokens").pads == {"tokens": Pad("tokens")}
 
 
+def test_bytes_that_may_be_images_are_named() -> None:
+    schema = Schema({"image": Bytes()})
+    with pytest.raises(RecipeError, match=r'"image" is Bytes: .*schema=\{"image": Image\(\)\}'):
+        check_recipes(CROP, schema, ("image",), {})
+
+
 def test_followers_of_what_is_not_selected_are_as_they_are() -> None:
     ranges = {"image": SAME}
     found = checked([Resize((9, 9))], "left", "mask", "boxes", ranges={**ranges, "left": SIZES})
@@ -153,8 +160,8 @@ def test_followers_of_what_is_not_selected_are_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("augment", "fields", "message"),
     [
-        (CROP, ("label",), r"leaves them out. .*add \"image\""),
-        ([MixUp(num_classes=2)], ("label",), "leaves them out"),
+        (CROP, ("label",), r"has none. .*add \"image\""),
+        ([MixUp(num_classes=2)], ("label",), "has none"),
         ({"image": CROP}, ("label",), "leaves it out"),
         ({"picture": CROP}, ("image",), "no field of this dataset"),
         ({"caption": []}, ("caption",), "does nothing"),

@@ -6,6 +6,8 @@ for it with a time limit. Nothing is initialised here; without a process group t
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import sys
 import time
 from datetime import timedelta
@@ -22,17 +24,16 @@ STORE_TIMEOUT_S = 20.0
 """Of one question. The store of a job whose server died doesn't answer."""
 
 _PREFIX = "penstock"
-# An interrupt is heard between two waits, and a TCPStore complains on stderr of each that ended
-# without an answer: so they get longer.
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
-_LOOK_EVERY_S, _LOOKED_OFTEN_S = 8.0, 60.0  # at first, where somebody has to look meanwhile
+# Waits ask again and again, in pauses that grow: a TCPStore's own wait hears no interrupt, holds up
+# the connection's other questions, and complains on stderr where it ends without an answer.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.01, 0.25, 1.5
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 1.0, 30.0
+_LOOK_EVERY_S, _LOOKED_OFTEN_S = 8.0, 60.0  # at most, while ranks may still be starting
 _FOR_EVER = timedelta(days=300)
-_SHORTEST_WAIT_S = 0.01  # they count milliseconds, and 0 of them stand for ever
 
 
 class JobStore:
-    """A key-value store that all processes of a job reach. Safe for several threads, but a TCPStore
-    answers one at a time: whoever waits holds up the others' questions.
+    """A key-value store that all processes of a job reach. Safe for several threads.
 
     Every method raises JobStoreError where the store doesn't answer. Values are short texts.
     """
@@ -121,34 +122,32 @@ class JobStore:
         timeout_s: float,
         look: Callable[[], float | None] | None = None,
     ) -> list[str]:
-        """Wait until all of these are told; those that still aren't when the time is over.
+        """Wait until all of these are told, in pauses that an interrupt ends; those that still
+        aren't when the time is over.
 
         look: called now and then while they aren't; says how many seconds to wait until the next
         time at most, 0 to wait no longer, None as usual.
         """
-        names = [self._key(key) for key in keys]
-        began = time.monotonic()
-        until, wait_s = began + timeout_s, _FIRST_WAIT_S
-        while (left_s := until - time.monotonic()) > 0:
-            wait_s, now_s = (
-                min(2 * wait_s, _LONGEST_WAIT_S),
-                max(_SHORTEST_WAIT_S, min(left_s, wait_s)),
-            )
-            if look is not None:
+        began = look_at = time.monotonic()
+        look_s, pause_s = _FIRST_LOOK_S, _FIRST_PAUSE_S
+        nothing: queue.SimpleQueue[None] = queue.SimpleQueue()
+        while not self.are_told(keys):
+            now = time.monotonic()
+            left_s = began + timeout_s - now
+            if left_s <= 0:
+                return [key for key in keys if self.heard(key) is None]
+            if look is not None and now >= look_at:
                 asked_s = look()
-                if asked_s is None and time.monotonic() - began < _LOOKED_OFTEN_S:
-                    asked_s = _LOOK_EVERY_S
                 if asked_s == 0:
-                    break
-                now_s = now_s if asked_s is None else min(now_s, asked_s)
-            try:
-                self._store.wait(names, timedelta(seconds=now_s))
-            except RuntimeError as error:
-                if "imeout" not in str(error):
-                    raise _gone(error) from error
-            else:
-                return []
-        return [key for key in keys if self.heard(key) is None]
+                    return [key for key in keys if self.heard(key) is None]
+                is_new = now - began < _LOOKED_OFTEN_S
+                most_s = _LOOK_EVERY_S if is_new else _LONGEST_LOOK_S
+                look_at = now + min(look_s, most_s if asked_s is None else asked_s)
+                look_s *= 2
+            with contextlib.suppress(queue.Empty):
+                nothing.get(timeout=min(pause_s, left_s))
+            pause_s = min(_LONGEST_PAUSE_S, _PAUSE_GROWTH * pause_s)
+        return []
 
     def wait_for_ever(self, key: str) -> None:
         """Wait until a key is told, and for nothing else: nobody else may use this connection."""

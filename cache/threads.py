@@ -49,6 +49,9 @@ call, and is cut off: the cache and the writers of files stand a kill at any mom
 LEAVE_TIMEOUT_S = 1.0
 """So long who leaves early (an error, Ctrl-C) waits for what has started."""
 
+INTERRUPTED_TIMEOUT_S = 0.5
+"""So long the interpreter's end waits behind a Ctrl-C, which its user wants to be quick."""
+
 _pools: weakref.WeakSet[Workers] = weakref.WeakSet()
 _closers: list[Callable[[], object]] = []
 _enders: weakref.WeakSet[Ender] = weakref.WeakSet()
@@ -81,14 +84,28 @@ def not_at_exit(close: Callable[[], object]) -> None:
 
 
 class _Exit:
-    """Whether the interpreter is ending: its daemon threads may never get on again."""
+    """Whether the interpreter is ending: its daemon threads may never get on again.
+
+    was_interrupted: by a Ctrl-C that somebody made an exit status of."""
 
     has_begun = False
+    was_interrupted = False
+
+
+def end_interrupted() -> None:
+    """Let the interpreter's end be quick: a Ctrl-C was caught, and the process ends for it."""
+    _Exit.was_interrupted = True
 
 
 def is_exiting() -> bool:
     """Whether the interpreter is ending."""
     return _Exit.has_begun
+
+
+def is_impatient() -> bool:
+    """Whether nobody waits for what hangs: the interpreter is ending, or the caller handles a
+    Ctrl-C."""
+    return _Exit.has_begun or isinstance(sys.exc_info()[1], KeyboardInterrupt)
 
 
 @atexit.register
@@ -99,13 +116,15 @@ def _end_all() -> None:
         ender.end()
     while _closers:
         _closers.pop()()
-    deadline_s = time.monotonic() + EXIT_TIMEOUT_S
+    last = getattr(sys, "last_value", None)
+    is_interrupted = _Exit.was_interrupted or isinstance(last, KeyboardInterrupt)
+    deadline_s = time.monotonic() + (INTERRUPTED_TIMEOUT_S if is_interrupted else EXIT_TIMEOUT_S)
     pools = [pool for pool in list(_pools) if pool.pid == pid]
     for pool in pools:
         pool.close(timeout_s=0.0)
     for pool in pools:
         pool.join(deadline_s)
-    if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+    if is_interrupted:
         # The last search for cycles, among all of torch's and DALI's objects, takes 1 s to 3 s.
         gc.freeze()
 
@@ -381,8 +400,10 @@ def ordered(
         for result in run:  # noqa: UP028
             yield result
     except BaseException:
+        began_s = time.monotonic()
         run.close(timeout_s=leave_s)
-        pool.close(timeout_s=leave_s)
+        left_s = None if leave_s is None else max(0.0, leave_s - (time.monotonic() - began_s))
+        pool.close(timeout_s=left_s)
         raise
     else:
         pool.close()

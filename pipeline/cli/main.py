@@ -17,6 +17,7 @@ from rich.console import Console
 
 from penstock.cache.base.machine import machine_remedy
 from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning
+from penstock.cache.threads import end_interrupted
 from penstock.pipeline.cli.bench import bench
 from penstock.pipeline.cli.cache import app as cache_app
 from penstock.pipeline.cli.datasets import index, pack
@@ -105,6 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
         except SystemExit as left:
             code = left.code if isinstance(left.code, int) else 1
             if code == INTERRUPTED:
+                end_interrupted()
                 _tell(
                     "",
                     "Interrupted. What pack, index or warm had finished stays: the same command "

@@ -22,7 +22,13 @@ from penstock.cache.base.heap import trim_heap
 from penstock.cache.errors import ClosedError, StalledError
 from penstock.cache.forks import watch
 from penstock.cache.outcomes import STALL_TIMEOUT_S, Outcome
-from penstock.cache.threads import NAME_PREFIX, Workers, close_at_exit, not_at_exit
+from penstock.cache.threads import (
+    NAME_PREFIX,
+    Workers,
+    close_at_exit,
+    is_impatient,
+    not_at_exit,
+)
 from penstock.pipeline.feed.decoding import Decoding
 from penstock.pipeline.feed.read_ahead import ReadAhead
 
@@ -33,8 +39,9 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.road import Road
     from penstock.pipeline.plan.steps import Cursor
 
-# Reads of a remote that hangs end by themselves; what stops a feed waits for them no longer.
-_REMOTE_CLOSE_S = 1.0
+# What stops a feed waits no longer for reads of a remote, which end by themselves, nor for any read
+# behind a Ctrl-C.
+_BRIEF_CLOSE_S = 1.0
 # Beyond the time after which a read counts as hanging: that error is the better one.
 _DECODE_SPARE_S = 30.0
 
@@ -176,10 +183,10 @@ class Feed:
     @property
     def _patience_s(self) -> float | None:
         """How long to wait for reads that nobody wants any more; None: to their end."""
-        if self.prefetch is None:
+        if self.prefetch is None and not is_impatient():
             return None
         # close() has that long in all, however many threads hang.
-        return max(0.0, min(_REMOTE_CLOSE_S, self._close_until_s - time.monotonic()))
+        return max(0.0, min(_BRIEF_CLOSE_S, self._close_until_s - time.monotonic()))
 
     def _stop(self) -> None:
         """Drop what is in flight."""
@@ -224,7 +231,7 @@ class Feed:
         if self._closed:
             return
         self._closed = True
-        self._close_until_s = time.monotonic() + _REMOTE_CLOSE_S
+        self._close_until_s = time.monotonic() + _BRIEF_CLOSE_S
         not_at_exit(self.close)
         is_ours = threading.current_thread().name.startswith(NAME_PREFIX)
         is_quiet = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from penstock.cache.errors import ClosedError, PenstockError
-from penstock.cache.threads import Ordered, Workers
+from penstock.cache.threads import LEAVE_TIMEOUT_S, Ordered, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.node_share import NodeShare
     from penstock.readers.contents import Contents
     from penstock.readers.remote_shards import RemoteShards
-
-# An interrupted warm-up waits so long for fills to stop. A request that hangs ends by itself.
-_CLOSE_S = 2.0
 
 _Fate = Literal["fetched", "there", "no room", "failed"]
 
@@ -111,7 +108,7 @@ class ShareFills:
             self._stop.set()  # before the pool is closed, which waits for what has started
             raise
         finally:
-            pool.close(timeout_s=_CLOSE_S)
+            pool.close(timeout_s=LEAVE_TIMEOUT_S)  # a request that hangs ends by itself
 
     def _one(self, shard: int) -> None:
         outcome = self._fill(shard)

@@ -140,6 +140,15 @@ class Pass:
         return self._setup.length()
 
     def __next__(self) -> Any:
+        try:
+            return self._next()
+        except RuntimeError as error:  # torch's handler of dead children raises wherever this is
+            better = self._iterator.loss_behind(error, self._mark)
+            if better is None:
+                raise
+            raise better from error
+
+    def _next(self) -> Any:
         if self._is_of_this_process:
             check_process(self._pid, "This iterator")
         meter = self._meter
@@ -156,7 +165,7 @@ class Pass:
         except StopIteration:
             if not self._restart():
                 raise
-            return next(self)
+            return self._next()
         batch = self._moved(message)
         now = time.perf_counter()
         meter.count_batch(message.samples, wait_s=now - began, read_s=now - began, decode_s=0.0)

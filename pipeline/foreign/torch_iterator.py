@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.cache.errors import PenstockError
 from penstock.pipeline.foreign.dataset_state import description_of
 from penstock.pipeline.foreign.worker_loss import OutstandingRequests, end_workers, error_of
 from penstock.pipeline.torch_private import base_seed_of, disown
@@ -67,6 +68,14 @@ class TorchIterator:
             self.failed += 1
             raise message.error
         return message
+
+    def loss_behind(self, error: RuntimeError, mark: Mark) -> WorkerError | None:
+        """What to raise in place of an error that didn't come from `next_message`, where it tells
+        of a dead worker."""
+        if self._lost is None and not isinstance(error, PenstockError):
+            self._lost = self._better(error, mark)
+            return self._lost
+        return None
 
     def _better(self, error: Exception, mark: Mark) -> WorkerError | None:
         """An error that names the samples that a dead worker was reading, if one has died."""

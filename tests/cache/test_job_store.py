@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import torch.distributed as dist
 
 from penstock.cache.errors import JobStoreError
 from penstock.cache.job_store import JobStore
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,9 +44,12 @@ def test_what_was_told_is_heard(store: JobStore) -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 1e-5, 0.003])
-def test_a_wait_ends_and_says_what_is_missing(store: JobStore, timeout_s: float) -> None:
+def test_a_wait_ends_and_says_what_is_missing(
+    store: JobStore, timeout_s: float, capfd: pytest.CaptureFixture[str]
+) -> None:
     store.tell("a", "1")
     assert store.wait(["a", "b", "c"], timeout_s=timeout_s) == ["b", "c"]
+    assert capfd.readouterr().err == ""  # torch's own wait complains there
 
 
 def test_a_wait_ends_with_the_last_key(store: JobStore) -> None:
@@ -51,6 +57,27 @@ def test_a_wait_ends_with_the_last_key(store: JobStore) -> None:
     told.start()
     assert store.wait(["a"], timeout_s=30.0) == []
     told.join()
+
+
+def test_an_interrupt_ends_a_wait_and_the_store_still_answers(store: JobStore) -> None:
+    def look() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        store.wait(["a"], timeout_s=PATIENCE_S, look=look)
+    assert store.heard("a") is None
+
+
+def test_other_threads_ask_while_one_waits(store: JobStore) -> None:
+    waits = threading.Event()
+    told = threading.Thread(
+        target=lambda: store.wait(["a"], timeout_s=PATIENCE_S, look=waits.set)  # type: ignore[arg-type]
+    )
+    told.start()
+    assert waits.wait(PATIENCE_S)
+    store.tell("a", "1")
+    told.join(PATIENCE_S)
+    assert not told.is_alive()
 
 
 def test_a_store_that_is_gone_is_an_error_of_ours() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -17,6 +19,7 @@ import pytest
 from tests.conftest import write_photographs
 from tests.servers.scripted import Asked, ScriptedServer, Talk, scripted
 from tests.warm import Warm
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,3 +174,73 @@ def test_close_ends_while_requests_hang(pack: Path, tmp_path: Path) -> None:
         assert files.hung.wait(GUARD_S)
         out, err = end(process, lambda: process.send_signal(signal.SIGINT))
     assert (process.returncode, out) == (0, "closed\n"), err
+
+
+ENDS = """
+import gc, sys
+from penstock.cache.threads import end_interrupted
+
+class Cycle:
+    def __del__(self):
+        print("searched", flush=True)
+
+gc.disable()
+kept = Cycle()
+kept.own = kept
+del kept
+END
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ("raise ValueError", "searched\n"),
+        ("raise KeyboardInterrupt", ""),
+        ("end_interrupted(); sys.exit(130)", ""),
+    ],
+)
+def test_an_interrupted_process_ends_without_the_last_search_for_cycles(
+    last: str, said: str
+) -> None:
+    """Among the objects of torch and DALI that search takes seconds."""
+    program = [sys.executable, "-c", ENDS.replace("END", last)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stdout == said
+
+
+LOCAL = """
+import os, sys, threading, warnings
+warnings.simplefilter("ignore")
+from penstock.augment import imagenet_eval
+from penstock.pipeline import DataLoader
+from penstock.readers import Dataset
+from penstock.readers.formats import local_files
+
+def hang(*_):
+    os.write(1, b"hung\\n")  # in one call, as several threads come here
+    threading.Event().wait()
+
+if __name__ == "__main__":
+    dataset = Dataset(sys.argv[1], index=sys.argv[2])
+    len(dataset)
+    local_files.open_file = hang
+    loader = DataLoader(dataset, batch_size=4, seed=1, shuffle=True, drop_last=True, timeout=6000,
+                        augment=imagenet_eval(32, resize=36))
+    if sys.argv[3] == "with":
+        with loader:
+            next(iter(loader))
+    next(iter(loader))
+"""
+
+
+@pytest.mark.parametrize("way", ["with", "without"])
+def test_ctrl_c_ends_a_job_while_a_local_disk_hangs(way: str, tmp_path: Path) -> None:
+    photographs = write_photographs(tmp_path / "photos", samples=24, classes=2)
+    process = Warm(["-c", LOCAL, photographs, tmp_path / "index", way])
+    if process.stdout.readline() != "hung\n":
+        process.kill()
+        raise AssertionError(process.communicate())
+    _, err = end(process, lambda: process.send_signal(signal.SIGINT))
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in err

@@ -18,6 +18,7 @@ import torch.utils.data
 
 from penstock.cache.errors import WorkerError
 from penstock.pipeline import DataLoader
+from penstock.pipeline.report.meter import Meter
 from penstock.readers import Dataset
 from tests.torch_datasets import Noisy, Squares
 from tests.watchdog import PATIENCE_S
@@ -72,6 +73,24 @@ def test_a_killed_worker_ends_the_pass_with_the_reason(context: str) -> None:
     left = [p for p in children() if p not in before and _is_worker(p)]
     assert not psutil.wait_procs(left, timeout=PATIENCE_S)[1]
     assert shared_memory() <= memory
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_worker_that_dies_while_no_batch_is_waited_for_ends_the_pass_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = children()
+
+    def killed(*_: object, **__: object) -> None:
+        (worker,) = (p for p in children() if p not in before and _is_worker(p))
+        worker.kill()
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # torch's handler runs behind it
+
+    monkeypatch.setattr(Meter, "count_batch", killed)
+    loader = DataLoader(Squares(64), 2, num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(WorkerError, match=r"worker 0 \(pid \d+\) was killed by SIGKILL"):
+        next(iter(loader))
+    loader.close()
 
 
 class _DeadlyStream(torch.utils.data.IterableDataset[int]):

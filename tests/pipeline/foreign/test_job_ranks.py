@@ -19,7 +19,7 @@ def _one_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JobStore, "of_group", classmethod(lambda _: store))
     monkeypatch.setattr("penstock.pipeline.feed.meeting.MEET_TIMEOUT_S", 0.02)
     monkeypatch.setattr("penstock.pipeline.feed.refusals.STANDS_AFTER_S", 0.01)
-    monkeypatch.setattr("penstock.cache.job_store._FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("penstock.cache.job_store._FIRST_LOOK_S", 0.01)
 
 
 def loader(rank: int, *, dataset: Any = None, **more: Any) -> DataLoader:

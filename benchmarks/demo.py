@@ -176,9 +176,10 @@ def _kill_and_resume(whole: Job, console: Console) -> Verdict:
     """The same job, killed in the middle of its second epoch (of its first, if it has but one)."""
     from penstock import Dataset
 
-    _heading(console, 4, "The same job once more: SIGKILL in mid-epoch, then resumed")
-    steps = len(Dataset(whole.train)) // whole.batch_size
     epochs = min(2, whole.epochs)
+    which = f"the first {epochs} epochs" if epochs > 1 else "the first epoch"
+    _heading(console, 4, f"Again {which} of that job: SIGKILL in mid-epoch, then resumed")
+    steps = len(Dataset(whole.train)) // whole.batch_size
     kill_at = max(1, round((epochs - 0.5) * steps))
     # An interval that doesn't divide the kill's step: the resumed job then has steps to do again.
     job = Job(
@@ -194,10 +195,10 @@ def _kill_and_resume(whole: Job, console: Console) -> Verdict:
     with console.status("training until the kill, and from the checkpoint on"):
         verdict = kill_and_resume(job, whole, kill_at=kill_at)
     console.print(
-        f"   killed after step {verdict.killed_after} of {epochs * steps}; went on after step "
+        f"   killed after step {verdict.killed_after} of {epochs * steps}; resumed after step "
         f"{verdict.resumed_after}, its last checkpoint\n"
-        f"   {verdict.steps} steps of both lives beside the uninterrupted job: sample ids "
-        f"{_same(verdict.same_ids)}, losses {_same(verdict.same_losses)}, weights "
+        f"   {verdict.steps} steps before and after the kill, compared with the uninterrupted "
+        f"job: sample ids {_same(verdict.same_ids)}, losses {_same(verdict.same_losses)}, weights "
         f"{_same(verdict.same_weights)}, each sample once an epoch: "
         f"{'yes' if verdict.each_once else '[red]no[/red]'}"
     )

@@ -240,9 +240,9 @@ def evict(
         labels = shelf.catalogue.labels.all()
         groups = [group for group, text in labels.items() if text == label]
         if not groups:
+            known = ", ".join(sorted(set(labels.values()))) or "none: the cache is empty"
             raise ConfigError(
-                f"{shelf.layout.root}: no dataset {label!r} here, wanted one of "
-                f"{sorted(set(labels.values()))}. `penstock cache ls` shows them."
+                f"{shelf.layout.root}: no dataset {label!r} is here. There are: {known}."
             )
         went = [shelf.evictor.evict_to(to_bytes or 0, group=group) for group in groups]
         return sum(blobs for blobs, _ in went), sum(size for _, size in went)

@@ -195,8 +195,9 @@ def _head(found: Forecast) -> list[str]:
     """The answer in a few lines: how each kind of epoch goes, and what to change first."""
     job, later = found.setup.job, found.later
     per_gpu = job.samples_per_s * found.setup.data.sample_bytes
+    takes = "take" if job.ranks > 1 else "takes"
     lines = [
-        f"[bold]{_many(job.ranks, 'GPU')}[/] on {_many(job.nodes, 'node')} take "
+        f"[bold]{_many(job.ranks, 'GPU')}[/] on {_many(job.nodes, 'node')} {takes} "
         f"{format_size(per_gpu)}/s each, {format_size(found.bytes_per_s)}/s a node, "
         f"{format_size(found.bytes_per_s * job.nodes)}/s in all.",
         f"[bold]First epoch:[/] {duration(found.first.seconds)}, AU {found.first.au:.1f} %. "

@@ -115,10 +115,11 @@ def check_room(max_bytes: int, largest_bytes: int) -> None:
     """Raise ConfigError for a cache that can't hold one shard."""
     if max_bytes < largest_bytes:
         raise ConfigError(
-            f"max_bytes: got {max_bytes} ({format_size(max_bytes)}), wanted at least "
-            f"{largest_bytes} ({format_size(largest_bytes)}), the dataset's largest shard: the "
-            "cache keeps whole shards. Give it more room, or leave cache= out to read from the "
-            "remote each time."
+            f"max_bytes: the cache folder's limit is {max_bytes} ({format_size(max_bytes)}), "
+            f"wanted at least {largest_bytes} ({format_size(largest_bytes)}), the dataset's "
+            "largest shard: the cache keeps whole shards. Pass a larger max_bytes= (--max-bytes), "
+            "which replaces the folder's limit, or leave cache= out to read from the remote each "
+            "time."
         )
 
 

@@ -43,11 +43,13 @@ def not_seen(path: bytes, error: OSError, *, is_folder: bool = False) -> ReadErr
 
 
 def nothing_there(url: str) -> str:
-    """The message for a dataset that doesn't exist."""
+    """The message for a dataset that doesn't exist, or, by its name, of a kind that isn't read: a
+    store that lists folders doesn't say whether a file is there."""
+    if "://" in url and (remedy := _remedy(url)):
+        return f"{url}: no dataset that Penstock reads is there.{remedy}"
     return (
         f"{url}: nothing is there. Wanted a folder, a file, or a pattern such as data/*.parquet. "
         + (_mistaken(url) or "Check the path for a typing error or a missing mount.")
-        + _remedy(url)
     )
 
 

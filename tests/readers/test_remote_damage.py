@@ -26,7 +26,6 @@ from penstock.readers.reading.open_shards import OpenShards
 from tests import images
 from tests.readers.remote_sets import (
     KINDS,
-    QUICK,
     SAMPLES,
     blobs_of,
     everything,
@@ -212,9 +211,7 @@ def test_an_object_that_changed_is_an_error_and_no_bad_sample(
     root = tmp_path / "srv" / KINDS[kind].partition("/")[0]
     with (
         serving(tmp_path / "srv") as server,
-        Dataset(
-            f"{server.url}/{KINDS[kind]}", cache=tmp_path / "cache", storage_options=QUICK
-        ) as dataset,
+        Dataset(f"{server.url}/{KINDS[kind]}", cache=tmp_path / "cache") as dataset,
     ):
         dataset.open()
         segments = dataset.index.shards.source(0).segments

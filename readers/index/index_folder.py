@@ -57,8 +57,8 @@ def read_index(place: bytes) -> Manifest | None:
             f"{printable(place)}: this is a pack's own folder, wanted one for an index. Give "
             "index= another folder."
         )
-    if is_kept(place) and not _is_whole(manifest, place):
-        _log.warning("%s: a part of the index is damaged. It is rebuilt.", printable(place))
+    if is_kept(place) and (fault := _fault(manifest, place)) is not None:
+        _log.warning("%s: a part of the index %s. It is rebuilt.", printable(place), fault)
         return None
     return manifest
 
@@ -86,17 +86,18 @@ def is_kept(place: bytes) -> bool:
     return os.path.basename(os.path.dirname(place)) == KEPT
 
 
-def _is_whole(manifest: Manifest, place: bytes) -> bool:
-    """Whether an index that nobody but us keeps has all its parts as they were written. Very large
-    ones are taken at their word: reading them would delay the start."""
+def _fault(manifest: Manifest, place: bytes) -> str | None:
+    """What keeps an index that nobody but us keeps from having all its parts as they were written;
+    None for a whole one. Very large ones are taken at their word: reading them would delay the
+    start."""
     paths = [os.path.join(place, name) for name in manifest.names]
     try:
         if sum(os.stat(path).st_size for path in paths) > _MOST_CHECKED_BYTES:
-            return True
-        return all(map(is_sidecar, paths, manifest.etags))
+            return None
+        return None if all(map(is_sidecar, paths, manifest.etags)) else "is damaged"
     except OSError as error:
         refuse_shortage(error, printable(place))
-        return False
+        return f"can't be read ({error.strerror})"
 
 
 def warn_of_damage(url: str, error: Exception) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -184,6 +185,28 @@ def test_a_process_without_descriptors_left_hears_of_its_limit(
     assert "ulimit -n" in told
     assert "Traceback" not in told
     assert "again into an empty" not in told
+
+
+def test_an_index_that_its_disk_cant_read_isnt_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    tars.tar_folder(tmp_path / "set", samples=6)
+    files = fsspec.filesystem("file", skip_instance_cache=True)
+
+    def samples() -> int:
+        with Dataset(tmp_path / "set", cache=tmp_path / "cache", filesystem=files) as dataset:
+            dataset.open(verify=images.verify)
+            return len(dataset)
+
+    wanted = samples()
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.readers.index.index_folder.is_sidecar", fail)
+        assert samples() == wanted
+    assert "a part of the index can't be read (Input/output error). It is rebuilt." in caplog.text
+    assert "damaged" not in caplog.text
 
 
 def test_an_error_is_told_without_a_descriptor_left_for_colours(

@@ -50,7 +50,9 @@ def test_a_named_tuple_stays_one(batch_size: int | None, workers: int) -> None:
     found = first_batch(pair, batch_size=batch_size, num_workers=workers)
     assert isinstance(found, Pair)
     assert found.image.shape[-3:] == (3, 8, 8)
-    assert torch.equal(torch.as_tensor(found.label).reshape(-1)[:1], torch.zeros(1, dtype=torch.int64))
+    assert torch.equal(
+        torch.as_tensor(found.label).reshape(-1)[:1], torch.zeros(1, dtype=torch.int64)
+    )
 
 
 def test_a_collate_function_of_the_users_gives_what_it_wants() -> None:

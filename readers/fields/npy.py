@@ -102,8 +102,8 @@ def _codec(descr: object) -> ArrayCodec | Rejection:
     codec = array_codec(descr)
     if codec is None:
         return Rejection(
-            f"{OF_OTHERS} dtype {_short(descr)}: save booleans, integers, floats or complex "
-            "numbers of 16 bytes at most"
+            f"{OF_OTHERS} dtype {_short(descr)}: save booleans, integers or floats of 8 bytes "
+            "at most, or complex numbers of 16"
         )
     return codec
 

@@ -95,7 +95,8 @@ def choose(
             continue
         if type is not None:
             paths = is_encoded(type) and not isinstance(type, Text) and is_text(column.arrow)
-            files = f". If these are paths of files: {FILES_BY_PATHS}" if paths else ""
+            files = ". Name a type that it can become (docs/parquet.md), or leave it out of schema="
+            files = f". If these are paths of files: {FILES_BY_PATHS}" if paths else files
             raise ConfigError(f'schema["{name}"]: got {why} ({file}){files}.')
         if column.name in renamed:
             raise DatasetError(f'fields["{name}"]: {file}: the column "{column.name}": {why}.')

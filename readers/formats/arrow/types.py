@@ -236,24 +236,41 @@ def inferred(arrow: Any, *, name: str) -> FieldType | str | None:
     if is_binary(arrow):
         return None
     if _is_void(arrow):
-        return f"it holds {arrow}, values of no length"
+        return f"it holds {arrow}, values of no length: leave it out of the file"
     if pa.types.is_fixed_size_binary(arrow) and not pa.types.is_decimal(arrow):
         return Array("uint8", (arrow.byte_width,))
     if is_listed(arrow):
         return _array(arrow, name)
     if pa.types.is_null(arrow):
-        return "it has no value anywhere"
+        return "it has no value anywhere: leave it out of the file"
     if pa.types.is_decimal(arrow):
         as_floats = f'schema={{"{name}": Value("float64")}}'
         return f"it holds decimals ({arrow}): read it as {as_floats}, or write it as integers"
-    return f"it holds {arrow}, which no tensor can be"
+    return f"it holds {arrow}, which no tensor can be: {_instead(arrow)}"
+
+
+def _instead(arrow: Any) -> str:
+    """What to write in place of a type that isn't read, in lists or alone."""
+    types = pa.types
+    if types.is_struct(arrow):
+        return "write a column for each part, each of lists of numbers"
+    if types.is_map(arrow):
+        return "write a column for each key, or one text a row, as JSON"
+    if is_text(arrow) or is_binary(arrow):
+        return "write one text a row, joined or as JSON, or numbers"
+    if _is_encoded(arrow):
+        return "write the values themselves"
+    return "write it as numbers or texts"
 
 
 def _array(arrow: Any, name: str) -> FieldType | str:
     shape, inner = shape_of(arrow)
     dtype = number_of(inner)
+    if dtype is None and pa.types.is_decimal(inner):
+        as_floats = f'schema={{"{name}": Array("float64", {(None,) * len(shape)})}}'
+        return f"it holds lists of decimals ({inner}): read it as {as_floats}"
     if dtype is None:
-        return f"it holds lists of {inner}, which no tensor can be"
+        return f"it holds lists of {inner}, which no tensor can be: {_instead(inner)}"
     if len(shape) > _MAX_DEPTH:
         return f"its lists nest {len(shape)} deep"
     if name in TOKEN_NAMES and shape == (None,) and dtype.kind in "iu":

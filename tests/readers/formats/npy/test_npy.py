@@ -134,7 +134,7 @@ def test_windows(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) 
     for number, array in enumerate(arrays):
         np.save(root / f"{number}.npy", array)
     wanted = np.concatenate([windows(array, window, stride) for array in arrays])
-    with Dataset(root, sample=window, stride=stride, index=root / "index") as dataset:
+    with Dataset(root, sample=window, stride=stride, index=f"{root}-index") as dataset:
         check_rows(dataset, {"array": wanted})
         shard: Any = dataset.index.shards.open(0)
         first = slice(0, dataset.index.sizes[0])

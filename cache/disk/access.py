@@ -130,8 +130,9 @@ class FolderAccess:
             return
         self._warned = True
         reason = getattr(error, "strerror", None) or str(error)
-        if isinstance(error, StrangeFileError) and error.filename != self._path:
-            reason = f"{error.filename}: {reason}"
+        name = error.filename if isinstance(error, OSError) else None
+        if isinstance(name, str | bytes) and name != self._path:
+            reason = f"{os.fsdecode(name)}: {reason}"
         remedy = machine_remedy(error)
         if isinstance(error, StrangeFileError):
             remedy = "Give each user a folder of their own, or share one: DiskCache(mode=0o770)."

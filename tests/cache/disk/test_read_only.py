@@ -92,6 +92,22 @@ def remote_of(store: MemoryStore, folder: Path) -> Iterator[Remote]:
         cache.close()
 
 
+def test_the_warning_names_the_file_that_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = os.open
+
+    def refused(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if path == "catalogue.lock":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return plain(path, flags, *more, **named)
+
+    cache = DiskCache(tmp_path, max_bytes=8 * MIB)
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.warns(PenstockWarning, match=r"\(catalogue.lock: Permission denied\).*the right"):
+        cache.open()
+
+
 @pytest.mark.parametrize("mode", ["mmap", "pread"])
 def test_what_it_holds_is_served_and_nothing_else_is_kept(
     tmp_path: Path, read_only: Any, mode: Any

@@ -23,7 +23,7 @@ U = TypeVar("U")
 # Longer than any honest read of one batch; a stuck NFS mount or disk is reported, not waited for.
 STALL_TIMEOUT_S = 300.0
 
-LONGEST_WAIT_S = 1.0
+LONGEST_WAIT_S = 0.5
 """A Ctrl-C that lands just before a wait begins is noticed only when the wait ends."""
 
 

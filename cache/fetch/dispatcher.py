@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.cache.fetch.requests import Attempt, Call
     from penstock.cache.fetch.signal import Signal
 
-_LONGEST_WAIT_S = 1.0
+_LONGEST_WAIT_S = 0.5
 """A Ctrl-C that lands just before a wait begins is noticed only when the wait ends."""
 _CLOSE_S = 1.0
 """So long close() waits for requests that it has interrupted; what hangs on is left to its own

@@ -45,6 +45,7 @@ from penstock.readers.fields.field_types import (
     Mask,
     Tokens,
 )
+from penstock.readers.fields.mask_names import is_mask_name
 from penstock.readers.fields.place_names import stay_behind
 from penstock.readers.types import ANY_SIZE
 
@@ -167,6 +168,7 @@ def check_recipes(
         images[name] = replace(recipe, salt=(salts or {}).get(name, 0))
     _check_mixing(images, selected)
     _tell_of_places(lists, selected)
+    _tell_of_masks(lists, selected)
     followers = {
         name: _follower(name, type, images, ranges)
         for name, type in selected.items()
@@ -200,6 +202,23 @@ def _tell_of_places(
             type(moving).__name__,
             name,
         )
+
+
+def _tell_of_masks(
+    lists: Mapping[str, Sequence[Operation]], selected: Mapping[str, FieldType]
+) -> None:
+    """Say which images seem to be class numbers, and get a picture's resizing and colours."""
+    images = [name for name, type in selected.items() if isinstance(type, Image)]
+    others = [name for name in images if not is_mask_name(name, ())]
+    for name in images:
+        if others and name not in others and lists.get(name):
+            _log.warning(
+                '"%s" is Image, and the recipe treats its pixels as colours. If they are class '
+                'numbers, say so to the Dataset: schema={"%s": Mask(of="%s")}.',
+                name,
+                name,
+                others[0],
+            )
 
 
 def _moves(op: Operation, images: set[str]) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.readers.fields.facts import array_codec
-from penstock.readers.fields.masks import narrow, npy_mask, read_mask, sniff_mask
+from penstock.readers.fields.masks import TOO_WIDE, narrow, npy_mask, read_mask, sniff_mask
 from penstock.readers.fields.npy import read_npy_header
 from penstock.readers.types import MAX_PIXELS, Rejection
 
@@ -65,7 +65,7 @@ def decode_mask(
     if isinstance(classes, Rejection):
         raise ValueError(classes.reason)
     if dtype == "uint8" and classes.dtype != np.uint8:
-        raise ValueError("a mask of more than 8 bits, and the schema says uint8")
+        raise ValueError(TOO_WIDE)
     return classes.astype(_INT32) if dtype == "int32" and classes.dtype != _INT32 else classes
 
 

@@ -29,6 +29,7 @@ from penstock.readers.fields.field_types import (
 )
 from penstock.readers.fields.fit import array_misfit
 from penstock.readers.fields.masks import (
+    TOO_WIDE,
     mask_codec,
     mask_dtype,
     narrow,
@@ -300,7 +301,7 @@ def _mask(data: Encoded, type: Mask, *, max_pixels: int) -> Facts | Rejection:
         return classes
     codec = mask_codec(codec, classes)
     if type.dtype == "uint8" and mask_dtype(codec) != "uint8":
-        return Rejection("class numbers of more than 8 bits, and the schema says uint8")
+        return Rejection(TOO_WIDE)
     # The header of an .npy file stays: who decodes masks is told their sizes alone.
     return _payload(data, 0, (*classes.shape, 1), codec)
 

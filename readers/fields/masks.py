@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from penstock.readers.fields.npy import NpyHeader
     from penstock.readers.types import Encoded
 
+TOO_WIDE = (
+    "a mask of more than 8 bits, and the schema says uint8: give its field the type "
+    'Mask(of=…, dtype="int32")'
+)
+"""Why class numbers don't fit a field whose dtype is settled."""
+
 _REASON_CHARACTERS = 200
 _TO_PNG = "write class numbers as a grey or palette PNG, or as integers in an .npy file"
 _SIGNATURES = (

@@ -397,3 +397,16 @@ def test_boxes_that_nobody_declared_are_told(
     assert told(RandomResizedCrop(16)) is is_told
     assert told(Resize((16, 16)), Normalize()) is is_told
     assert not told(Normalize())
+
+
+def test_images_with_a_masks_name_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    def told(schema: Schema, augment: Any) -> bool:
+        caplog.clear()
+        check_recipes(augment, schema, tuple(schema), dict.fromkeys(schema, SAME))
+        return 'schema={"gt_mask": Mask(of="image")}' in caplog.text
+
+    pictures = Schema({"image": Image(), "gt_mask": Image()})
+    assert told(pictures, [Normalize()])
+    assert not told(pictures, {"image": [Normalize()]})
+    assert not told(Schema({"image": Image(), "gt_mask": Mask(of="image")}), [Normalize()])
+    assert not told(Schema({"gt_mask": Image()}), [Normalize()])

@@ -20,6 +20,21 @@ if TYPE_CHECKING:
     from penstock.readers.index.index import Index
 
 
+_TITLES = {
+    "bytes": "stored size",
+    "largest_shard_bytes": "largest shard",
+    "icc": "labels alike in a shard, 0 to 1 (ICC)",
+    "left_out": "left out",
+    "passed_over": "passed over",
+    "batch_size": "for a global batch of",
+    "lanes": "  lanes",
+    "window": "  shards open a lane",
+    "label_spread": "  variance of its labels, 1 is random",
+    "rank_label_spread": "  of a rank's batch, by ranks",
+}
+"""What people read in place of the fields' names in JSON, where these don't explain themselves."""
+
+
 def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
     """The fields of `penstock inspect --json`. batch_size: the job's, over all ranks."""
     shards = len(found.sizes)
@@ -56,7 +71,7 @@ def show_index(url: str, values: Mapping[str, Any]) -> None:
     table = Table("", url, show_header=True, box=None, pad_edge=False)
     for name, value in values.items():
         if name != "fields":
-            table.add_row(name, _readable(name, value))
+            table.add_row(_TITLES.get(name, name), _readable(name, value))
     console.print(table, field_table(values["fields"]), sep="\n")
     if any(field["progressive"] for field in values["fields"].values()):
         console.print(
@@ -81,7 +96,7 @@ def _readable(name: str, value: Any) -> str:
     if name.endswith("bytes"):
         return format_size(value)
     if isinstance(value, dict):
-        return ", ".join(f"{k} {_readable(str(k), v)}" for k, v in value.items())
+        return ", ".join(f"{k}: {_readable(str(k), v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     if isinstance(value, float):

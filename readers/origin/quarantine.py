@@ -178,6 +178,6 @@ def nothing_decodes(url: str, quarantined: Sequence[QuarantineEntry], *, shown: 
     return (
         f"{url}: none of {len(quarantined)} samples can be used ({first}"
         f"{f'; and {more} more' if more > 0 else ''}). Wanted images that decode, or other fields "
-        "as docs/fields.md says: in one sub-folder a class or none, in *.tar files directly in the "
-        "folder, or a pack." + (f" {remedies[0]}" if remedies else "")
+        "that docs/fields.md names. docs/datasets.md says how files are laid out."
+        + (f" {remedies[0]}" if remedies else "")
     )

@@ -205,9 +205,9 @@ def _with_empty(
         f"{url}: {some}{', …' if len(empty) > _SHOWN else ''} {are} without a sample beside "
         f"{len(classes):,} class folder{'s' * (len(classes) != 1)}. Classes are numbered by the "
         "sorted names of their folders, so a class that lacks its files here, and has them "
-        "elsewhere, would shift the labels. Put the files there or remove the folder; pass allow_empty=True (--allow-empty), "
-        'which numbers it too, as in torchvision; or list the classes by schema={"label": '
-        "ClassLabel([…])}."
+        "elsewhere, would shift the labels. Put the files there or remove the folder; pass "
+        "allow_empty=True (--allow-empty), which numbers it too, as in torchvision; or list the "
+        'classes by schema={"label": ClassLabel([…])}.'
     )
 
 

@@ -32,6 +32,10 @@ _WANTED = (
     "wanted encoded bytes (bytes, or uint8 of shape (n,)), a PIL image, uint8 of shape (height, "
     "width[, 3]), or a uint8 tensor of shape (3, height, width)"
 )
+_WITHOUT_IMAGES = (
+    "With augment=, collate_fn gets samples without their images, which join the dict, list or "
+    "tuple that it returns."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +121,22 @@ class SplitCollate:
         )
 
     def _collated(self, others: Sequence[Any]) -> Any:
-        return self.collate(others if self.batched else others[0])
+        """What collate makes of samples without their images. Raises ConfigError where these can't
+        join it."""
+        wanted = Mapping if isinstance(others[0], Mapping) else (list, tuple)
+        try:
+            collated = self.collate(others if self.batched else others[0])
+        except Exception as error:
+            if not getattr(self.collate, "__module__", "").startswith("torch.utils.data."):
+                error.add_note(_WITHOUT_IMAGES)
+            raise
+        if not isinstance(collated, wanted):
+            kind = "dict" if wanted is Mapping else "list or tuple"
+            raise ConfigError(
+                f"collate_fn: got a {type(collated).__name__} from it, wanted a {kind}. "
+                f"{_WITHOUT_IMAGES}"
+            )
+        return collated
 
 
 def needs_our_loader(samples: Any) -> Any:

@@ -280,3 +280,24 @@ def test_pictures_without_a_white_are_refused(mode: str) -> None:
     with pytest.raises(DatasetError, match=f"PIL's mode {mode}"):
         next(iter(loader))
     loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collate_that_wants_images_is_told_that_it_gets_none(folder: Path, workers: int) -> None:
+    def loaded(form: str, collate: Any) -> None:
+        photos = Photos(folder, form)
+        options: dict[str, Any] = {"collate_fn": collate, "num_workers": workers}
+        next(iter(DataLoader(photos, batch_size=2, augment=[Resize((8, 8))], **options)))
+
+    def told(error: BaseException) -> str:
+        return "".join([str(error), *getattr(error, "__notes__", [])])
+
+    with pytest.raises(KeyError) as missing:
+        loaded("array of bytes", lambda samples: [sample["image"] for sample in samples])
+    assert "gets samples without their images" in told(missing.value)
+    with pytest.raises(IndexError) as short:
+        loaded("bytes", lambda samples: [sample[1] for sample in samples])
+    assert "gets samples without their images" in told(short.value)
+    for form, wanted in (("bytes", "list or tuple"), ("array of bytes", "dict")):
+        with pytest.raises(ConfigError, match=f"got a NoneType from it, wanted a {wanted}"):
+            loaded(form, lambda samples: samples.clear())

@@ -233,6 +233,7 @@ def test_a_length_that_lies() -> None:
         assert len(list(loader)) == 6
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")  # from Python 3.12 on
 def test_a_length_that_each_workers_last_batch_passes() -> None:
     loader = DataLoader(Sized([3, 3]), batch_size=2, num_workers=2)
     assert len(loader) == 3

@@ -212,6 +212,7 @@ def test_a_decided_order_stays_when_iter_is_called_once_more() -> None:
     assert [numbers(batch) for batch in again] != expected
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")  # from Python 3.12 on
 @pytest.mark.filterwarnings("ignore:Sized has:penstock.cache.errors.PenstockWarning")
 @pytest.mark.parametrize("batch_size", [3, None])
 @pytest.mark.parametrize("persistent", [False, True])

@@ -151,13 +151,15 @@ def type_tests(found: Mapping[str, Module]) -> dict[str, int]:
     return dict(sorted(((n, c) for n, c in counts.items() if c), key=lambda item: -item[1]))
 
 
-def code_lines(folder: str) -> tuple[int, int]:
+def code_lines(folder: Path) -> tuple[int, int]:
     """Count the files and the code lines of a folder outside the library, such as "tests"."""
-    found = [module(path, path.stem) for path in sorted((ROOT / folder).rglob("*.py"))]
+    found = [module(path, path.stem) for path in sorted(folder.rglob("*.py"))]
     return len(found), sum(one.code_lines for one in found)
 
 
-def text(measured: Mapping[str, object], *, lists: bool) -> Iterator[str]:
+def text(
+    measured: Mapping[str, object], *, lists: bool = False, root: Path = ROOT
+) -> Iterator[str]:
     """Format the figures as lines. lists: name each module and class, too."""
     yield f"{measured['code_lines']:,} code lines in {measured['files']:,} files of the library"
     by_layer = measured["code_lines_by_layer"]
@@ -165,7 +167,7 @@ def text(measured: Mapping[str, object], *, lists: bool) -> Iterator[str]:
     yield "  " + ", ".join(f"{layer} {lines:,}" for layer, lines in by_layer.items())
     yield f"{measured['import_share']:.1%} of them are imports"
     for folder in ("tests", "benchmarks"):
-        files, lines = code_lines(folder)
+        files, lines = code_lines(root / folder)
         yield f"{lines:,} code lines in {files:,} files of {folder}/"
     titles = {
         "single_user": "modules have a single user",

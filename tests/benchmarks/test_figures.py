@@ -39,6 +39,6 @@ def test_the_figures_of_a_small_library(tmp_path: Path) -> None:
         "duplicate_files": {"user": ["penstock.cache.user", "penstock.readers.user"]},
         "type_tests": {"penstock.cache.user": 1},
     }
-    lines = list(text(found, lists=True))
+    lines = list(text(found, lists=True, root=tmp_path))
     assert "14 code lines in 5 files of the library" in lines
     assert "    penstock.cache.kinds: penstock.cache.user" in lines

@@ -78,7 +78,7 @@ MAKERS: dict[str, Any] = {
 @pytest.mark.parametrize("name", list(MAKERS))
 def test_resume_continues_exactly(name: str, workers: int) -> None:
     make = MAKERS[name]
-    stops = range(9) if not workers else (0, 1, 4, 7)
+    stops = range(9) if not workers else (1, 7)  # each takes four processes
     for stop in stops:
         torch.manual_seed(stop)
         first = make(workers)

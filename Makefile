@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRAINERS := .venv-trainers
-PEERS := .venv-peers
+LOADERS := .venv-loaders
 DATA ?=
 # Hundreds of short processes import the same modules, which are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -16,7 +16,7 @@ help:
 	@echo "make test     ruff, mypy and the test suite: what CI runs"
 	@echo "make quick    a third of it, under another Python: make quick PYTHON=python3.13 VENV=.venv-3.13"
 	@echo "make figures  size and shape of the code: lines, files, imports, names that stand for two things (nothing fails by it)"
-	@echo "make verify   the long grids, planted bottlenecks, plays of peers, memory over 50 epochs (a quiet machine)"
+	@echo "make verify   the long grids, planted bottlenecks, plays of other loaders, memory over 50 epochs (a quiet machine)"
 	@echo "make trainers Lightning, Accelerate, Transformers and six more, each running whole jobs (in a venv of its own)"
 	@echo "make bench    throughput beside ten other loaders: figures, chart and the README's table (in a venv of its own)"
 
@@ -66,20 +66,20 @@ $(TRAINERS)/.ready: pyproject.toml constraints-trainers.txt
 trainers: $(TRAINERS)/.ready
 	$(TRAINERS)/bin/pytest -q -m trainers tests/trainers --durations=5
 
-$(PEERS)/.ready: pyproject.toml constraints-peers.txt
-	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS) || \
-		{ $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(PEERS); }
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-peers.txt \
-		setuptools wheel -e '.[dali,demo,peers]'
+$(LOADERS)/.ready: pyproject.toml constraints-loaders.txt benchmarks/requirements-loaders.txt
+	test -x $(LOADERS)/bin/python || $(PYTHON) -m venv $(LOADERS) || \
+		{ $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(LOADERS); }
+	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-loaders.txt \
+		setuptools wheel -e '.[dali,demo]' -r benchmarks/requirements-loaders.txt
 	# FFCV is built from source, against OpenCV and libjpeg-turbo; without them it is left out.
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-		-c constraints-peers.txt ffcv || echo "FFCV can't be built here, so it isn't measured: it needs" \
+	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+		-c constraints-loaders.txt ffcv || echo "FFCV can't be built here, so it isn't measured: it needs" \
 		"Debian's libopencv-dev, libturbojpeg0-dev, pkg-config and g++"
 	touch $@
 
-bench: $(PEERS)/.ready
-	$(PEERS)/bin/python -m benchmarks.compare --short-side-256
-	$(PEERS)/bin/python -m benchmarks.overhead
+bench: $(LOADERS)/.ready
+	$(LOADERS)/bin/python -m benchmarks.compare --short-side-256
+	$(LOADERS)/bin/python -m benchmarks.overhead
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) $(PEERS) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRAINERS) $(LOADERS) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.pictures import FAINT, INK, OURS, PAPER
 from benchmarks.readme import ordered
-from penstock.pipeline.bench.peers.registry import TITLES
+from penstock.pipeline.bench.adapters.registry import TITLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-_PEER = "#b7c4cd"
+_OTHER = "#b7c4cd"
 _ROW_INCHES = 0.42
 _ROOM_INCHES = 2.05  # for the heading, the axes' names and the notes
 _PANELS = (
@@ -71,7 +71,7 @@ def words(told: Mapping[str, Any]) -> tuple[str, str]:
 
 def _draw_panel(axis: Axes, figures: list[Mapping[str, float]], form: str) -> None:
     reach = max(figure["high"] for figure in figures)
-    colours = [OURS, *[_PEER] * (len(figures) - 1)]
+    colours = [OURS, *[_OTHER] * (len(figures) - 1)]
     axis.barh(range(len(figures)), [f["median"] for f in figures], height=0.6, color=colours)
     for row, figure in enumerate(figures):
         axis.plot([figure["low"], figure["high"]], [row, row], color=INK, linewidth=1)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.compare`: Penstock beside every peer that is installed, on the same work.
+"""`python -m benchmarks.compare`: Penstock beside every other loader installed, same work.
 
 Interleaved rounds: images/s, CPU-seconds per 1,000 images, first batch, waiting beside an emulated
 training step; medians, spreads and paired ratios. Writes throughput.json, .png and .svg to
@@ -23,11 +23,11 @@ from benchmarks.demo import comparison_table, ratio_lines
 from benchmarks.readme import rewrite, table
 from benchmarks.record import RESULTS, write_result
 from penstock.cache.errors import ConfigError, PenstockError
+from penstock.pipeline.bench.adapters.images import fastest, has_opencv
+from penstock.pipeline.bench.adapters.registry import ADAPTERS, LOADERS, split_installed
+from penstock.pipeline.bench.adapters.work import Work
 from penstock.pipeline.bench.export import export_files
 from penstock.pipeline.bench.machine import machine, versions
-from penstock.pipeline.bench.peers.images import fastest, has_opencv
-from penstock.pipeline.bench.peers.registry import ADAPTERS, PEERS, split_installed
-from penstock.pipeline.bench.peers.work import Work
 from penstock.pipeline.bench.round import RoundSize
 from penstock.pipeline.bench.rounds import compare, comparison_record
 
@@ -39,7 +39,7 @@ LEAST_ROUNDS = 5  # below, a median of a machine that drifts is no evidence
 README = Path(__file__).resolve().parent.parent / "README.md"
 SHORT_SIDE = 256
 SHORT_SIDE_QUALITY = 92  # of the JPEGs that are written anew
-SCRATCH = "peers"
+SCRATCH = "loaders"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def original(prepared: Prepared) -> Case:
 
 
 def short_side_256(prepared: Prepared, place: Path) -> Case:
-    """The same images with a short side of 256, packed by Penstock; peers read the pack's own
+    """The same images with a short side of 256, packed by Penstock; others read the pack's own
     JPEGs, so that all decode the same bytes."""
     from penstock import Dataset, pack
 
@@ -92,7 +92,7 @@ def short_side_256(prepared: Prepared, place: Path) -> Case:
 def measure(
     case: Case,
     *,
-    peers: Sequence[str] = PEERS,
+    loaders: Sequence[str] = LOADERS,
     rounds: int = ROUNDS,
     size: RoundSize,
     scratch: Path,
@@ -102,13 +102,13 @@ def measure(
     readme: Path | None = None,
     console: Console,
 ) -> Path:
-    """Play the rounds of Penstock and the peers that are installed, print and write everything.
+    """Play the rounds of Penstock and every other loader installed; print and write all.
 
-    scratch: where peers keep what they converted. readme: the file whose table is written anew;
-    None leaves it. Returns the result's path. Raises ConfigError for an unknown peer,
+    scratch: where loaders keep what they converted. readme: the file whose table is written anew;
+    None leaves it. Returns the result's path. Raises ConfigError for an unknown loader,
     NotTheSameWorkError, ChildFailedError.
     """
-    there, missing = split_installed(peers)
+    there, missing = split_installed(loaders)
     work = Work(
         folder=case.folder,
         pack=case.pack,
@@ -124,7 +124,7 @@ def measure(
     )
     for name, install in missing.items():
         console.print(f"{name} isn't installed, left out. {install}", highlight=False)
-    with console.status("the peers convert what they need") as status:
+    with console.status("other loaders convert what they need") as status:
         done = compare(
             names,
             work,
@@ -154,7 +154,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--rounds", type=int, help=f"{ROUNDS}, or 3 if quick")
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--peers", nargs="+", metavar="PEER", help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--loaders", nargs="+", metavar="LOADER", help=f"of {', '.join(LOADERS)}")
     parser.add_argument("--short-side-256", action="store_true", help="a second case, resized")
     parser.add_argument("--readme", type=Path, help="its table; by default ours, unless quick")
     options = parser.parse_args(argv)
@@ -167,7 +167,7 @@ def main(argv: list[str] | None = None) -> int:
                 f"--rounds: got {rounds}, wanted at least {LEAST_ROUNDS} for figures that the "
                 "README shows. Say --quick for a look."
             )
-        split_installed(options.peers or PEERS)  # an unknown name is told before there is work
+        split_installed(options.loaders or LOADERS)  # an unknown name is told before there is work
         prepared = prepare(options.work, data=options.data)
         cases = [original(prepared)]
         if options.short_side_256:
@@ -175,7 +175,7 @@ def main(argv: list[str] | None = None) -> int:
         for case in cases:
             path = measure(
                 case,
-                peers=options.peers or PEERS,
+                loaders=options.loaders or LOADERS,
                 rounds=rounds,
                 size=RoundSize(timed=6, stepped=4) if options.quick else RoundSize(),
                 scratch=options.work / SCRATCH,

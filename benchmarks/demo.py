@@ -28,9 +28,9 @@ from benchmarks.train import Job
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import format_size
 from penstock.cache.errors import ConfigError, PenstockError
+from penstock.pipeline.bench.adapters.registry import TITLES
+from penstock.pipeline.bench.adapters.work import Work
 from penstock.pipeline.bench.machine import machine
-from penstock.pipeline.bench.peers.registry import TITLES
-from penstock.pipeline.bench.peers.work import Work
 from penstock.pipeline.bench.round import RoundSize
 from penstock.pipeline.bench.rounds import ACCELERATOR_SHARE, compare, comparison_record
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.bench.rounds import Comparison
 
 
-PEERS: tuple[str, ...] = ("penstock", "torch")
+LOADERS: tuple[str, ...] = ("penstock", "torch")
 SHEET_IMAGES = 32
 # Small shards, so that a few thousand photographs make a real plan; the default is 64 MiB.
 SHARD_BYTES = "4MiB"
@@ -83,7 +83,7 @@ def demo(out: Path, *, data: Path | None, scale: Scale, console: Console) -> boo
     work = Work(
         folder=images.train.absolute(),
         pack=pack.absolute(),
-        scratch=(out / "peers").absolute(),
+        scratch=(out / "loaders").absolute(),
         batch_size=job.batch_size,
         size=scale.crop,
         workers=scale.workers,
@@ -216,9 +216,9 @@ def _compare(work: Work, scale: Scale, console: Console) -> Comparison:
         console, 5, f"Beside torch's DataLoader with Pillow: crops of {work.size} x {work.size}"
     )
     with _CountBar(console, "rounds") as bar:
-        total = scale.rounds * len(PEERS)
+        total = scale.rounds * len(LOADERS)
         done = compare(
-            PEERS,
+            LOADERS,
             work,
             rounds=scale.rounds,
             size=scale.size,
@@ -258,7 +258,7 @@ def comparison_table(done: Comparison) -> Table:
 
 
 def ratio_lines(done: Comparison) -> list[str]:
-    """What the first peer is to each other one: medians of the paired ratios and their range."""
+    """Compare the first loader with each other one: medians of paired ratios and their range."""
     first, *others = done.summaries
     lines = []
     for name in others:

@@ -116,7 +116,7 @@ def torchs_options(task: Task, data: Any) -> dict[str, Any]:
 def torchs(task: Task) -> Any:
     from torch.utils.data import DataLoader
 
-    from penstock.pipeline.bench.peers.images import one_thread
+    from penstock.pipeline.bench.adapters.images import one_thread
 
     data = torch_dataset(task)
     options = torchs_options(task, data) | {"worker_init_fn": one_thread}

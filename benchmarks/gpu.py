@@ -411,7 +411,7 @@ def _tensor_facts(told: Mapping[str, Any]) -> TensorFacts:
 
 
 def _windows(device: str) -> WindowDecoding:
-    """How windows are decoded there, on our side and at the peer."""
+    """How windows are decoded there, by Penstock and by DALI."""
     return usable_decoding(0) if device.startswith("cuda") else "decoder"
 
 

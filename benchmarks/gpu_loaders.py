@@ -1,6 +1,6 @@
 """The loaders that `benchmarks.gpu` compares, each at its best on a GPU, over the same images.
 
-The work: `pipeline.bench.peers.work`'s, decoded and augmented on the device; batches of float32
+The work: `pipeline.bench.adapters.work`'s, decoded and augmented on the device; batches of float32
 (n, 3, size, size) and int64 labels there. All run in one process, one after the other: none of them
 forks, and they share DALI's memory pool, as a job's training and validation loaders do. device
 "cpu" is for tests.
@@ -12,8 +12,8 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from penstock.pipeline.bench.peers.dali import SMALL_CROP
-from penstock.pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO, endless, list_files
+from penstock.pipeline.bench.adapters.dali import SMALL_CROP
+from penstock.pipeline.bench.adapters.work import AREA, DEVIATION, MEAN, RATIO, endless, list_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -146,7 +146,7 @@ def batched(rows: Iterable[Pair], work: Work) -> Iterator[Any]:
     """Batches of rows in this process; decoded ones as tensors."""
     import torch
 
-    from penstock.pipeline.bench.peers.images import Crop, fastest
+    from penstock.pipeline.bench.adapters.images import Crop, fastest
 
     crop, rng = Crop(224, decoder=fastest()), np.random.default_rng()
     some: list[Pair] = []

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.pipeline.bench.peers.registry import TITLES
-from penstock.pipeline.bench.peers.work import DEVIATION, MEAN
+from penstock.pipeline.bench.adapters.registry import TITLES
+from penstock.pipeline.bench.adapters.work import DEVIATION, MEAN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +62,7 @@ def displayable(images: torch.Tensor) -> NDArray[np.uint8]:
 
 
 def where_time_went(done: Comparison, path: Path, *, batch_size: int, subtitle: str) -> Path:
-    """Draw two panels over the peers: a batch's milliseconds, waiting and step; CPU-seconds.
+    """Draw two panels over the loaders: a batch's milliseconds, waiting and step; CPU-seconds.
 
     Medians of the rounds; the thin lines reach from the lowest round to the highest.
     """

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import ConfigError
-from penstock.pipeline.bench.peers.registry import ADAPTERS, TITLES
+from penstock.pipeline.bench.adapters.registry import ADAPTERS, TITLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -195,8 +195,8 @@ def measure(*, samples: int, rounds: int, chunks: tuple[int, ...], results: Path
                 console.print(name, found[name], highlight=False)
     settings = {"samples": samples, "batch": BATCH, "rounds": rounds, "workers": WORKERS}
     told = settings | {"left_out": sorted(set(SIDES) - set(installed())), "arrays": found}
-    peers = ("zarr", "numcodecs", "tensorstore")
-    return write_result("zarr_chunks", told, folder=results, distributions=peers)
+    others = ("zarr", "numcodecs", "tensorstore")
+    return write_result("zarr_chunks", told, folder=results, distributions=others)
 
 
 def _rounds(path: Path, samples: int, chunk: int, *, is_sharded: bool, rounds: int) -> Any:

@@ -34,7 +34,7 @@ MAY_IMPORT_DALI = {
     "augment.resample_node",
     "augment.value_ranges",
     "augment.verify",
-    "pipeline.bench.peers.dali",
+    "pipeline.bench.adapters.dali",
 }
 USES_PUBLIC_NAMES = ("pipeline.cli", "pipeline.bench")
 MODULES = modules()

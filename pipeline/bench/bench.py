@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.augment.recipe import CheckedRecipe
-    from penstock.pipeline.bench.compare import PeerComparison
+    from penstock.pipeline.bench.compare import LoaderComparison
     from penstock.pipeline.bench.workload import Workload
     from penstock.pipeline.report.ceilings import Ceilings
     from penstock.readers import Dataset
@@ -55,8 +55,8 @@ class BenchResult:
 
     raw: as fast as batches come; stepped: with the emulated step, measured before it, None without
     one. floor_au: in per cent, of a loader that costs nothing, with the same step on this machine;
-    None without a step. search: what --tune tried. peers: what other loaders did; None where none
-    was asked for, or where one of them failed: then peers_error is why.
+    None without a step. search: what --tune tried. loaders: what other loaders did; None where none
+    was asked for, or where one of them failed: then loaders_error is why.
     """
 
     workload: Workload
@@ -69,8 +69,8 @@ class BenchResult:
     diagnosis: Diagnosis
     search: SearchResult | None
     date: datetime.datetime
-    peers: PeerComparison | None = None
-    peers_error: PenstockError | None = None
+    loaders: LoaderComparison | None = None
+    loaders_error: PenstockError | None = None
 
     @property
     def main_run(self) -> Run:
@@ -79,23 +79,27 @@ class BenchResult:
 
 
 def bench(
-    workload: Workload, *, progress: ProgressReport, search: bool = False, peers: Sequence[str] = ()
+    workload: Workload,
+    *,
+    progress: ProgressReport,
+    search: bool = False,
+    loaders: Sequence[str] = (),
 ) -> BenchResult:
-    """Open the workload's dataset, find settings if asked to, measure, and let peers do the same.
+    """Open the workload's dataset, find settings if asked to, and measure; then other loaders.
 
     Raises what opening and loading raise; PlanError for a batch larger than the dataset.
     """
-    result = _alone(workload, progress=progress, search=search, peers=peers)
-    if not peers:
+    result = _alone(workload, progress=progress, search=search, loaders=loaders)
+    if not loaders:
         return result
     try:
-        return replace(result, peers=_play_peers(workload, result, peers, progress))
+        return replace(result, loaders=_play_loaders(workload, result, loaders, progress))
     except PenstockError as error:  # what was measured before stands
-        return replace(result, peers_error=error)
+        return replace(result, loaders_error=error)
 
 
 def _alone(
-    workload: Workload, *, progress: ProgressReport, search: bool, peers: Sequence[str]
+    workload: Workload, *, progress: ProgressReport, search: bool, loaders: Sequence[str]
 ) -> BenchResult:
     progress("importing")
     import_all()
@@ -103,7 +107,7 @@ def _alone(
     with workload.dataset() as dataset:
         dataset.open()
         workload = workload.settled(dataset)
-        if peers:  # before anything is measured
+        if loaders:  # before anything is measured
             check_comparable(dataset, workload.recipe.operations)
         setup, found = workload.setup(dataset), None
         if search:
@@ -235,16 +239,16 @@ def workload_ceilings(workload: Workload, dataset: Dataset, setup: Setup) -> Cei
         return joined_ceilings(each)
 
 
-def _play_peers(
-    workload: Workload, result: BenchResult, peers: Sequence[str], progress: ProgressReport
-) -> PeerComparison:
+def _play_loaders(
+    workload: Workload, result: BenchResult, loaders: Sequence[str], progress: ProgressReport
+) -> LoaderComparison:
     """Rounds in turns, each about as long for Penstock as a measured run is in all."""
     progress("other loaders", 0.0)
     rate = result.raw.figures.samples_per_s / result.setup.batch_size
     timed = min(ROUND.timed, max(_LEAST_TIMED, round(rate * workload.seconds / ROUNDS)))
     with workload.dataset() as dataset:
         return compare_url(
-            peers,
+            loaders,
             dataset,
             recipe=result.workload.recipe.operations,
             batch_size=result.setup.batch_size,

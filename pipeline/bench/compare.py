@@ -12,9 +12,9 @@ from penstock.augment.geometric_ops import RandomResizedCrop
 from penstock.augment.presets import imagenet_train
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ConfigError
+from penstock.pipeline.bench.adapters.registry import OURS, split_installed
+from penstock.pipeline.bench.adapters.work import Work, list_files
 from penstock.pipeline.bench.export import export_files
-from penstock.pipeline.bench.peers.registry import OURS, split_installed
-from penstock.pipeline.bench.peers.work import Work, list_files
 from penstock.pipeline.bench.round import RoundSize
 from penstock.pipeline.bench.rounds import compare
 from penstock.readers.fields.selection import class_field, image_fields
@@ -38,7 +38,7 @@ ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerFigures:
+class LoaderFigures:
     """What one loader did: medians of its rounds. ratio: of Penstock's samples/s to this
     one's, paired by round, above 1 where Penstock is faster; 1 of itself."""
 
@@ -48,16 +48,16 @@ class PeerFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerComparison:
-    """What peers did on a dataset, beside Penstock.
+class LoaderComparison:
+    """What other loaders did on a dataset, beside Penstock.
 
-    results: by peer's name. ours: Penstock in the same rounds; None if no peer could play. skipped:
-    the peers that aren't installed and how to get each. note: what was read, in words. comparison:
-    every round; None likewise.
+    results: by loader's name. ours: Penstock in the same rounds; None if no other could play.
+    skipped: loaders that aren't installed and how to get each. note: what was read, in words.
+    comparison: every round; None likewise.
     """
 
-    results: Mapping[str, PeerFigures]
-    ours: PeerFigures | None
+    results: Mapping[str, LoaderFigures]
+    ours: LoaderFigures | None
     skipped: Mapping[str, str]
     note: str
     comparison: Comparison | None
@@ -76,25 +76,25 @@ def compare_url(
     most_samples: int = MOST_SAMPLES,
     scratch: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> PeerComparison:
-    """Play interleaved rounds of Penstock and the named peers over a dataset, on the CPU.
+) -> LoaderComparison:
+    """Play interleaved rounds of Penstock and the named loaders over a dataset, on the CPU.
 
-    A local folder of labelled images is read where it lies. Of anything else the peers get the
+    A local folder of labelled images is read where it lies. Of anything else other loaders get the
     samples as files, bytes unchanged, in a temporary folder below `scratch`; neither that nor what
-    peers convert is timed. Penstock reads a local set where it lies as well, unless it has more
+    loaders convert is timed. Penstock reads a local set where it lies as well, unless it has more
     than most_samples; of those, and of a remote one, all read the same local copy of so many.
 
     url: or a Dataset, where it needs options, or a part of one; it stays open. names: of
-    `pipeline.bench.peers.registry.PEERS`; what isn't installed is skipped and named. workers:
+    `pipeline.bench.adapters.registry.LOADERS`; what isn't installed is skipped and named. workers:
     processes or threads of each, this process's cores by default. progress: told (rounds played,
-    rounds in all), counting every peer's. Raises ConfigError (unknown name, another recipe than
+    rounds in all), counting every loader's. Raises ConfigError (unknown name, another recipe than
     imagenet_train, a batch larger than the set), NotTheSameWorkError, ChildFailedError, and what
     Dataset raises.
     """
     crop = crop_of(recipe)
     there, skipped = split_installed(name for name in names if name not in OURS)
     if not there:
-        return PeerComparison(results={}, ours=None, skipped=skipped, note="", comparison=None)
+        return LoaderComparison(results={}, ours=None, skipped=skipped, note="", comparison=None)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=scratch) as place:
         source = _local_files(url, Path(place), most_samples)
         source.check_batch(batch_size)
@@ -117,16 +117,16 @@ def compare_url(
         )
     results = {name: _figures_of(summary) for name, summary in done.summaries.items()}
     ours = results.pop("penstock")
-    return PeerComparison(
+    return LoaderComparison(
         results=results, ours=ours, skipped=skipped, note=source.note, comparison=done
     )
 
 
 def check_comparable(dataset: Source, recipe: Recipes) -> None:
-    """Raise ConfigError for what peers can't play: batches without images, another recipe."""
+    """Raise ConfigError for batches without images, and for a recipe that others can't play."""
     if not image_fields(dataset.schema, dataset.fields):
         raise ConfigError(
-            f"--against: peers decode images, and the batches of {dataset.url} have "
+            f"--against: other loaders decode images, and the batches of {dataset.url} have "
             f"{list(dataset.fields)}, none of them an image. Leave it out."
         )
     crop_of(recipe)
@@ -142,13 +142,13 @@ def crop_of(recipe: Recipes) -> int:
             if height == width:
                 return height
     raise ConfigError(
-        "against: peers play the ImageNet training recipe only, imagenet_train(size) with a square "
-        f"size, and got {list(recipe)}. Use `--augment imagenet`, or leave out `--against`."
+        "against: other loaders play the ImageNet training recipe only, imagenet_train(size) with "
+        f"a square size, got {list(recipe)}. Use `--augment imagenet`, or leave out `--against`."
     )
 
 
-def _figures_of(summary: Summary) -> PeerFigures:
-    return PeerFigures(
+def _figures_of(summary: Summary) -> LoaderFigures:
+    return LoaderFigures(
         samples_per_s=summary.images_per_s.median,
         cpu_s_per_1000=summary.cpu_s_per_1000.median,
         ratio=summary.speed_ratio.median,
@@ -157,7 +157,10 @@ def _figures_of(summary: Summary) -> PeerFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ComparedFiles:
-    """What a comparison reads. folder: peers; ours: Penstock; samples: in both; note: in words."""
+    """What a comparison reads.
+
+    folder: for other loaders; ours: for Penstock; samples: in both; note: in words.
+    """
 
     folder: Path
     ours: Path
@@ -196,7 +199,7 @@ def _files_of(dataset: Dataset, place: Path, most_samples: int) -> _ComparedFile
     done = export_files(dataset, copy, most_samples=most_samples)
     is_local = isinstance(index.origin, LocalFolder)
     if is_local and dataset.is_plain and done.same_labels and done.samples == index.samples:
-        note = f"Peers read the {done.samples} samples as files, Penstock the set where it lies."
+        note = f"Others read the {done.samples} samples as files, Penstock the set where it lies."
         return _ComparedFiles(folder=copy, ours=_path(index), samples=done.samples, note=note)
     where = "" if is_local else "of a remote set "
     note = f"All read a local copy {where}with {done.samples} of {index.samples} samples as files."

@@ -1,4 +1,4 @@
-"""A dataset's samples as files in class folders: what peers read where they can't read a pack."""
+"""Export a dataset's samples as files in class folders, for loaders that can't read a pack."""
 
 from __future__ import annotations
 
@@ -64,5 +64,7 @@ def export_files(dataset: Source, folder: Path, *, most_samples: int | None = No
 def _suffix(head: bytes) -> str:
     codec = sniff(head)
     if isinstance(codec, Rejection):
-        raise DatasetError(f"A sample is no image ({codec.reason}), so that no peer can read it.")
+        raise DatasetError(
+            f"A sample is no image ({codec.reason}), so no other loader can read it."
+        )
     return {"jpeg": "jpg", "jpeg2000": "jp2", "pnm": "ppm"}.get(codec, codec)

@@ -1,7 +1,7 @@
-"""One peer in a process of its own: it plays rounds when asked to and tells what each cost.
+"""One loader in a process of its own: it plays rounds when asked to and tells what each cost.
 
-Peers must not share a process: torch's workers are forked, which is unsafe beside DALI's threads,
-and one peer's read-ahead would burn the cores in another's round. Here a round builds its loader,
+Loaders must not share a process: torch's workers are forked, which is unsafe beside DALI's threads,
+and one loader's read-ahead would burn the cores in another's round. Here a round builds its loader,
 measures, and closes it, so that nothing runs between two rounds. Imports are done before the first.
 
 The parent writes one JSON object a line to stdin (a RoundSize) and reads one a line from stdout.
@@ -16,32 +16,32 @@ import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+from penstock.pipeline.bench.adapters.registry import build, imports, prepare
+from penstock.pipeline.bench.adapters.work import Work
 from penstock.pipeline.bench.children import tell
 from penstock.pipeline.bench.cpu import tree_cpu_s
-from penstock.pipeline.bench.peers.registry import build, imports, prepare
-from penstock.pipeline.bench.peers.work import Work
 from penstock.pipeline.bench.round import Round, RoundSize
 from penstock.pipeline.bench.sameness import look
 
 if TYPE_CHECKING:
     import torch
 
-    from penstock.pipeline.bench.peers.work import Batches
+    from penstock.pipeline.bench.adapters.work import Batches
 
 
 def play(name: str, work: Work, size: RoundSize) -> Round:
     """One round, from the constructor to close()."""
     began = time.perf_counter()
-    peer = build(name, replace(work, seed=size.seed))
+    loader = build(name, replace(work, seed=size.seed))
     built = time.perf_counter()
-    batches = peer.batches()
+    batches = loader.batches()
     try:
         looked = [_copied(next(batches))]
         first = time.perf_counter()
         looked += [_copied(next(batches)) for _ in range(size.looked - 1)]
         pixels = look(looked)
         del looked
-        # Looking let the peer read ahead; use that up, or the first timed batches come for free.
+        # Looking let the loader read ahead; use that up, or the first timed batches come for free.
         for _ in range(size.settle):
             next(batches)
         images, wall_s, cpu_s = _time_batches(batches, size.timed)
@@ -50,7 +50,7 @@ def play(name: str, work: Work, size: RoundSize) -> Round:
             wait_s, step_s = _feed_accelerator(batches, size.stepped, step_s=size.step_ms / 1000)
     finally:
         batches.close()  # type: ignore[attr-defined]
-        peer.close()
+        loader.close()
     return Round(
         build_s=built - began,
         first_batch_s=first - built,
@@ -65,7 +65,7 @@ def play(name: str, work: Work, size: RoundSize) -> Round:
 
 
 def _copied(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """A copy: not every peer leaves what it handed out alone."""
+    """A copy: not every loader leaves what it handed out alone."""
     images, labels = batch
     return images.clone(), labels.clone()
 
@@ -94,7 +94,7 @@ def _feed_accelerator(batches: Batches, count: int, *, step_s: float) -> tuple[f
 
 
 def main(argv: list[str]) -> None:
-    """argv: the peer's name, and its Work as JSON."""
+    """argv: the loader's name, and its Work as JSON."""
     name, work = argv[0], Work.from_json(argv[1])
     imports(name)
     prepare(name, work)

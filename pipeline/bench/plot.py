@@ -1,4 +1,4 @@
-"""A bench's result as a picture: each stage's ceiling beside the run, its waits, its peers."""
+"""A bench's result as a picture: each stage's ceiling beside the run, its waits, other loaders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache.errors import ConfigError, MissingDependencyError
-from penstock.pipeline.bench.report import OURS, STAGE_TITLES, limiting_stage, peer_figures
+from penstock.pipeline.bench.report import OURS, STAGE_TITLES, limiting_stage, loader_figures
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,8 +52,8 @@ def plot(result: BenchResult, path: Path) -> None:
 def draw(result: BenchResult) -> Any:
     """A matplotlib figure of the result."""
     charts = [("Samples a second: each stage alone, and the whole of it", _rates(result))]
-    if peer_figures(result):
-        charts.append(("Samples a second, played in turns", _peers(result)))
+    if loader_figures(result):
+        charts.append(("Samples a second, played in turns", _loaders(result)))
     heights = [_BAR_INCHES * (len(bars) + 1.6) for _, bars in charts] + [2.2]
     figure = figure_type()(figsize=(_WIDTH_INCHES, sum(heights) + 1.6), layout="constrained")
     axes = figure.subplots(len(heights), 1, height_ratios=heights)
@@ -97,11 +97,11 @@ def _rates(result: BenchResult) -> list[_ChartBar]:
     return bars
 
 
-def _peers(result: BenchResult) -> list[_ChartBar]:
-    assert result.peers is not None
-    ours = result.peers.ours
+def _loaders(result: BenchResult) -> list[_ChartBar]:
+    assert result.loaders is not None
+    ours = result.loaders.ours
     bars = [_ChartBar(OURS, ours.samples_per_s, _OURS)] if ours is not None else []
-    for name, figures in peer_figures(result).items():
+    for name, figures in loader_figures(result).items():
         note = f"Penstock is {figures.ratio:.2f} x as fast"
         bars.append(_ChartBar(name, figures.samples_per_s, _OTHER, note))
     return bars

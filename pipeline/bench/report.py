@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.pipeline.bench.bench import BenchResult
-    from penstock.pipeline.bench.compare import PeerComparison, PeerFigures
+    from penstock.pipeline.bench.compare import LoaderComparison, LoaderFigures
     from penstock.pipeline.bench.figures import RunFigures
     from penstock.pipeline.bench.tune import SetupRuns
     from penstock.pipeline.report.ceilings import Rate
@@ -39,7 +39,12 @@ def limiting_stage(result: BenchResult) -> str | None:
 
 def as_json(result: BenchResult) -> dict[str, Any]:
     """All that was measured, as JSON values; docs/bench.md explains each field."""
-    workload, setup, found, peers = result.workload, result.setup, result.diagnosis, result.peers
+    workload, setup, found, loaders = (
+        result.workload,
+        result.setup,
+        result.diagnosis,
+        result.loaders,
+    )
     raw, main = result.raw.figures, result.main_run.figures
     return {
         "samples_per_s": raw.samples_per_s,
@@ -72,10 +77,10 @@ def as_json(result: BenchResult) -> dict[str, Any]:
             }
             for name, rate in result.ceilings.stages().items()
         },
-        "against": {name: asdict(figures) for name, figures in peer_figures(result).items()},
-        "against_ours": None if peers is None or peers.ours is None else asdict(peers.ours),
-        "skipped": {} if peers is None else dict(peers.skipped),
-        "failed": None if result.peers_error is None else str(result.peers_error),
+        "against": {name: asdict(figures) for name, figures in loader_figures(result).items()},
+        "against_ours": None if loaders is None or loaders.ours is None else asdict(loaders.ours),
+        "skipped": {} if loaders is None else dict(loaders.skipped),
+        "failed": None if result.loaders_error is None else str(result.loaders_error),
         "url": workload.place,
         "augment": workload.recipe.name,
         "batch_size": setup.batch_size,
@@ -107,9 +112,9 @@ def _runs_values(runs: SetupRuns) -> dict[str, Any]:
     }
 
 
-def peer_figures(result: BenchResult) -> Mapping[str, PeerFigures]:
-    """The peers that played."""
-    return {} if result.peers is None else result.peers.results
+def loader_figures(result: BenchResult) -> Mapping[str, LoaderFigures]:
+    """Return the figures of the other loaders that played, by name."""
+    return {} if result.loaders is None else result.loaders.results
 
 
 def fed_step_ms(result: BenchResult) -> float:
@@ -126,8 +131,8 @@ def show(result: BenchResult, console: Console) -> None:
     console.print(_figures(result))
     if stages := result.ceilings.stages():
         console.print(_title("Each stage alone"), _stages(result, stages), sep="\n")
-    if result.peers is not None:
-        _show_peers(result.peers, console)
+    if result.loaders is not None:
+        _show_loaders(result.loaders, console)
     for number, part in enumerate(_verdict(result)):
         text = Text(f"\n{part}" if number == 0 else part, style="" if number else "bold")
         console.print(text, soft_wrap=True)
@@ -237,21 +242,21 @@ def _reached(share: float) -> str:
     return f"the limit: reached {share:.0%}" if share <= 1 else "the limit"
 
 
-def _show_peers(peers: PeerComparison, console: Console) -> None:
+def _show_loaders(loaders: LoaderComparison, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("loader", "samples/s", "CPU s/1,000", "Penstock is"):
         table.add_column(name, justify="left" if name == "loader" else "right")
-    rows = {OURS: peers.ours} if peers.ours is not None else {}
-    for name, figures in (rows | dict(peers.results)).items():
+    rows = {OURS: loaders.ours} if loaders.ours is not None else {}
+    for name, figures in (rows | dict(loaders.results)).items():
         table.add_row(
             name,
             f"{figures.samples_per_s:,.0f}",
             f"{figures.cpu_s_per_1000:.2f}",
             "" if name == OURS else f"{figures.ratio:.2f} x as fast",
         )
-    if peers.results:
-        console.print(_title("Beside it, in turns"), table, peers.note, sep="\n", soft_wrap=True)
-    for name, how in peers.skipped.items():
+    if loaders.results:
+        console.print(_title("Beside it, in turns"), table, loaders.note, sep="\n", soft_wrap=True)
+    for name, how in loaders.skipped.items():
         line = f"{name} was left out: it isn't installed. {how}"
         console.print(Text(line), style="yellow", soft_wrap=True)
 

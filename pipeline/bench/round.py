@@ -1,4 +1,4 @@
-"""One round of a peer, as values: how many batches it has, what it cost, what its tensors were."""
+"""One round of a loader, as values: its batches, what it cost, what its tensors were."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFacts:
-    """What a peer's tensors look like, to tell whether two peers do the same work.
+    """What a loader's tensors look like, to tell whether two loaders do the same work.
 
     samples, label_mean, label_deviation: how many were looked at; of their labels.
     spread: deviation of the images' own means, of the channel where it is largest: what chance does
@@ -35,7 +35,7 @@ class RoundSize:
     """How many batches a round has.
 
     looked: taken at first; their pixels are looked at.
-    settle: taken next, more than any peer keeps ready, so that the timed ones come at the rate at
+    settle: taken next, more than any loader keeps ready, so that the timed ones come at the rate at
     which they are made.
     timed: taken as fast as they come.
     stepped: each followed by step_ms in which this process leaves the cores alone, as it does while

@@ -1,8 +1,8 @@
-"""Interleaved rounds of several peers over the same work: medians, spreads, paired ratios.
+"""Interleaved rounds of several loaders over the same work: medians, spreads, paired ratios.
 
-Every round plays all peers one after the other, in turning order, so that a drifting machine drifts
-for all of them. Ratios are taken inside a round and then the median over the rounds. Peers whose
-tensors differ are not compared: that is an error.
+Every round plays all loaders one after the other, in turning order, so that a drifting machine
+drifts for all of them. Ratios are taken inside a round and then the median over the rounds.
+Loaders whose tensors differ are not compared: that is an error.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.pipeline.bench.adapters.registry import TITLES
 from penstock.pipeline.bench.children import Child, ChildFailedError
 from penstock.pipeline.bench.figures import Figure
-from penstock.pipeline.bench.peers.registry import TITLES
 from penstock.pipeline.bench.round import Round, RoundSize, TensorFacts, round_from_json
 from penstock.pipeline.bench.sameness import LOOKED_SAMPLES, check_same_work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from penstock.pipeline.bench.peers.work import Work
+    from penstock.pipeline.bench.adapters.work import Work
 
-# The accelerator of the stepped batches takes this share of what the fastest peer was heard to
+# The accelerator of the stepped batches takes this share of what the fastest loader was heard to
 # deliver: that one can keep up, if its read-ahead is any good, and the others show by how much they
 # can't.
 ACCELERATOR_SHARE = 0.8
 
 
 class Player:
-    """A peer in a process of its own. Leaving the context ends the process."""
+    """A loader in a process of its own. Leaving the context ends the process."""
 
     def __init__(self, name: str, work: Work) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class Player:
             self._child.answer()
 
     def play(self, size: RoundSize) -> Round:
-        """Play one round. Raises ChildFailedError, which names the peer, if the process ends
+        """Play one round. Raises ChildFailedError, which names the loader, if the process ends
         instead."""
         with self._named():
             self._child.say(asdict(size))
@@ -65,12 +65,12 @@ class Player:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One peer over all rounds.
+    """One loader over all rounds.
 
     images_per_s, cpu_s_per_1000 (CPU-seconds per 1,000 images, workers included), first_batch_s
     (constructor to first batch), wait_share (of the time with a training step; 0 without), and
     batch_wait_ms, batch_step_ms: how a batch's time with a training step splits.
-    speed_ratio, cpu_ratio: of the first peer to this one, in the same round; above 1 the first is
+    speed_ratio, cpu_ratio: of the first loader to this one, in the same round; above 1 the first is
     better.
     """
 
@@ -86,7 +86,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Peers in the order that was asked for; the first is the one that ratios belong to."""
+    """Loaders in the order that was asked for; the first is the one that ratios belong to."""
 
     summaries: Mapping[str, Summary]
     rounds: Mapping[str, Sequence[Round]]
@@ -101,12 +101,12 @@ def compare(
     size: RoundSize,
     progress: Callable[[int], None] | None = None,
 ) -> Comparison:
-    """Play `rounds` interleaved rounds. progress: told how many rounds of all peers are played.
+    """Play `rounds` interleaved rounds. progress: told how many rounds of all loaders are played.
 
-    Each peer is a process of its own that converts the data first where it has a format of its own,
-    one peer after the other; that isn't timed.
+    Each loader is a process of its own that first converts the data if it has a format of its own,
+    one loader after the other; that isn't timed.
 
-    Raises NotTheSameWorkError where the peers' tensors differ, ChildFailedError where one fails.
+    Raises NotTheSameWorkError where the loaders' tensors differ, ChildFailedError where one fails.
     """
     size = fitted(size, work, rounds=rounds)
     played: dict[str, list[Round]] = {name: [] for name in names}
@@ -144,7 +144,7 @@ def fitted(size: RoundSize, work: Work, *, rounds: int) -> RoundSize:
 
 
 def _rehearse(players: Sequence[Player], work: Work, size: RoundSize) -> RoundSize:
-    """A short round of every peer that isn't counted: it warms the page cache, refuses unequal
+    """A short round of every loader that isn't counted: it warms the page cache, refuses unequal
     tensors before time is spent on them, and says how long a step an accelerator may have.
     """
     short = replace(size, looked=1, stepped=0)
@@ -161,7 +161,7 @@ def _pixels(played: Mapping[str, Sequence[Round]]) -> dict[str, list[TensorFacts
 
 
 def summarise(rounds: Sequence[Round], first: Sequence[Round]) -> Summary:
-    """The medians of a peer's rounds; ratios are paired with the rounds of the first peer."""
+    """The medians of a loader's rounds; ratios are paired with the rounds of the first loader."""
     pairs = list(zip(first, rounds, strict=True))
     return Summary(
         images_per_s=Figure.of([r.images_per_s for r in rounds]),

@@ -1,4 +1,4 @@
-"""Do two peers do the same work? Their tensors are compared before their times are."""
+"""Do two loaders do the same work? Their tensors are compared before their times are."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DEVIATION_TOLERANCE = 0.12
 DETAIL_TOLERANCE = 0.25  # relative; a resize without antialiasing, or nearest, is beyond
 LABEL_TOLERANCE = 0.05  # of the labels' mean and deviation, in deviations
 CHANCE = 4.0  # standard errors of the difference of two means over other samples
-# So many samples of each peer are looked at, at least: enough for these tolerances to tell.
+# So many samples of each loader are looked at, at least: enough for these tolerances to tell.
 LOOKED_SAMPLES = 1024
 
 
 class NotTheSameWorkError(PenstockError, ValueError):
-    """Two peers' tensors differ, so their times say nothing about one another."""
+    """Two loaders' tensors differ, so their times say nothing about one another."""
 
 
 def look(batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> TensorFacts:
@@ -50,8 +50,8 @@ def look(batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> TensorFacts:
 
 
 def check_same_work(seen: Mapping[str, Sequence[TensorFacts]], *, pooled: bool) -> None:
-    """Compare every peer's tensors with the first one's; pooled: the statistics of their pixels and
-    labels too, of LOOKED_SAMPLES or more. Raises NotTheSameWorkError."""
+    """Compare every loader's tensors with the first one's; pooled: the statistics of their pixels
+    and labels too, of LOOKED_SAMPLES or more. Raises NotTheSameWorkError."""
     looks = {name: pool(rounds) for name, rounds in seen.items()}
     reference_name, reference = next(iter(looks.items()))
     for name, pixels in looks.items():

@@ -90,7 +90,7 @@ def bench(
     )
     step_s, size = step_of(step_ms=step_ms, accelerator=accelerator, batch_size=batch_size)
     recipe = recipe_named(augment)
-    peers = _peers(against, recipe=recipe, device=device)
+    loaders = _loaders(against, recipe=recipe, device=device)
     workload = Workload(
         url=url,
         recipe=recipe,
@@ -108,7 +108,7 @@ def bench(
         format=format,
         sampling=sampling,
     )
-    _report(_measured(workload, search=tune, peers=peers), as_json=as_json, plot=plot)
+    _report(_measured(workload, search=tune, loaders=loaders), as_json=as_json, plot=plot)
 
 
 def _check(*, seconds: float, step_ms: float | None, plot: Path | None) -> None:
@@ -122,12 +122,12 @@ def _check(*, seconds: float, step_ms: float | None, plot: Path | None) -> None:
         check_plot(plot)
 
 
-def _measured(workload: Workload, *, search: bool, peers: list[str]) -> BenchResult:
+def _measured(workload: Workload, *, search: bool, loaders: list[str]) -> BenchResult:
     from penstock.pipeline.bench.bench import bench as measure
 
     with warnings.catch_warnings(), MeasuringBar("bench") as bar:
         warnings.simplefilter("once", PenstockWarning)  # each run would repeat them
-        return measure(workload, progress=bar, search=search, peers=peers)
+        return measure(workload, progress=bar, search=search, loaders=loaders)
 
 
 def _report(result: BenchResult, *, as_json: bool, plot: Path | None) -> None:
@@ -143,30 +143,30 @@ def _report(result: BenchResult, *, as_json: bool, plot: Path | None) -> None:
         draw(result, plot)
         if not as_json:
             Console().print("\nPicture:", str(plot), markup=False, soft_wrap=True)
-    if result.peers_error is not None:
-        raise result.peers_error
+    if result.loaders_error is not None:
+        raise result.loaders_error
 
 
-def _peers(against: str | None, *, recipe: NamedRecipe, device: str) -> list[str]:
+def _loaders(against: str | None, *, recipe: NamedRecipe, device: str) -> list[str]:
     """Raises ConfigError for unknown names, and for work that the others can't do."""
+    from penstock.pipeline.bench.adapters.registry import LOADERS, adapter
     from penstock.pipeline.bench.compare import crop_of
-    from penstock.pipeline.bench.peers.registry import PEERS, adapter
     from penstock.pipeline.bench.recipes import AUTO
 
     if against is None:
         return []
     names = [name for name in map(str.strip, against.split(",")) if name]
     if not names:
-        raise ConfigError(f"--against: got nothing, wanted some of {', '.join(PEERS)}, or all.")
+        raise ConfigError(f"--against: got nothing, wanted some of {', '.join(LOADERS)}, or all.")
     if device != "cpu":
         raise ConfigError(
-            f"--against: got --device {device}, but the peers run on the CPU. Leave out one of "
+            f"--against: got --device {device}, but other loaders run on the CPU. Leave out one of "
             "the two."
         )
     if recipe.name != AUTO:
         crop_of(recipe.operations)
     if names == ["all"]:
-        return list(PEERS)
+        return list(LOADERS)
     return [adapter(name).name for name in names]
 
 

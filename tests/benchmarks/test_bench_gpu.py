@@ -171,7 +171,7 @@ def test_a_case_is_a_process(job: GpuWork) -> None:
 
 
 @pytest.mark.parametrize("windows", ["decoder", "slice"])
-def test_the_peer_goes_the_way_of_windows_too(job: GpuWork, windows: Any) -> None:
+def test_the_other_loader_decodes_windows_the_same_way(job: GpuWork, windows: Any) -> None:
     pipe = dali_pipeline(replace(job, windows=windows))
     pipe.build()
     operators = " ".join(operator.name for operator in pipe._ops)

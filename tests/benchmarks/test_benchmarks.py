@@ -34,12 +34,12 @@ from benchmarks.proof import judge
 from benchmarks.readme import markers
 from benchmarks.record import RESULTS, write_result
 from penstock.cache.errors import ConfigError, DatasetNotFoundError
+from penstock.pipeline.bench.adapters.images import crop_window, normalised
+from penstock.pipeline.bench.adapters.work import AREA, RATIO
 from penstock.pipeline.bench.children import Child, ChildFailedError
 from penstock.pipeline.bench.cpu import tree_cpu_s
 from penstock.pipeline.bench.figures import Figure
 from penstock.pipeline.bench.machine import machine
-from penstock.pipeline.bench.peers.images import crop_window, normalised
-from penstock.pipeline.bench.peers.work import AREA, RATIO
 from penstock.pipeline.bench.round import Round, RoundSize, TensorFacts
 from penstock.pipeline.bench.sameness import NotTheSameWorkError, check_same_work
 from penstock.readers import Dataset
@@ -131,7 +131,7 @@ def test_borrowed_images_need_two_classes(tmp_path: Path) -> None:
         borrow_images(folder_of(tmp_path / "own", {"a": 20}), tmp_path / "out")
 
 
-# --- peers and measuring -------------------------------------------------------------------------
+# --- other loaders and measuring -----------------------------------------------------------------
 
 
 @settings(max_examples=200)
@@ -323,7 +323,7 @@ def test_the_comparison_writes_figures_chart_and_the_readmes_table(
     readme.write_text("Before\n{}\nold\n{}\nAfter\n".format(*markers("throughput")))
     path = compare.measure(
         compare.original(prepared),
-        peers=("dali", "penstock"),
+        loaders=("dali", "penstock"),
         rounds=1,
         size=replace(QUICK, stepped=0),
         scratch=tmp_path / "scratch",
@@ -348,7 +348,7 @@ def test_the_comparison_writes_figures_chart_and_the_readmes_table(
     ("words", "told"),
     [
         (["--rounds", "2"], "at least 5"),
-        (["--quick", "--peers", "dali", "tourch"], "webdataset"),
+        (["--quick", "--loaders", "dali", "tourch"], "webdataset"),
     ],
 )
 def test_the_comparison_refuses_what_it_cannot_show_before_it_works(
@@ -359,7 +359,9 @@ def test_the_comparison_refuses_what_it_cannot_show_before_it_works(
     assert not list(tmp_path.iterdir())
 
 
-def test_short_side_256_gives_peers_the_packs_own_bytes(prepared: Prepared, tmp_path: Path) -> None:
+def test_short_side_256_gives_others_the_packs_own_bytes(
+    prepared: Prepared, tmp_path: Path
+) -> None:
     case = compare.short_side_256(prepared, tmp_path / "short")
     with Dataset(case.pack) as dataset:
         rows = np.array([[0, row] for row in range(4)])

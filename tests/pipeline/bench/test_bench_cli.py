@@ -25,7 +25,7 @@ from penstock.cache.errors import ConfigError, MissingDependencyError, PlanError
 from penstock.pipeline.bench import plot as plots
 from penstock.pipeline.bench.accelerators import accelerator
 from penstock.pipeline.bench.bench import BenchResult, DatasetFacts, _as_at_first
-from penstock.pipeline.bench.compare import PeerComparison, PeerFigures
+from penstock.pipeline.bench.compare import LoaderComparison, LoaderFigures
 from penstock.pipeline.bench.figures import RunFigures
 from penstock.pipeline.bench.play import Run
 from penstock.pipeline.bench.recipes import recipe_named
@@ -342,9 +342,9 @@ def with_all() -> BenchResult:
     return replace(
         with_a_step(),
         search=SearchResult(best=setup, setups=trials, noise=0.02),
-        peers=PeerComparison(
-            results={"torch": PeerFigures(samples_per_s=230.0, cpu_s_per_1000=8.0, ratio=3.7)},
-            ours=PeerFigures(samples_per_s=850.0, cpu_s_per_1000=2.2, ratio=1.0),
+        loaders=LoaderComparison(
+            results={"torch": LoaderFigures(samples_per_s=230.0, cpu_s_per_1000=8.0, ratio=3.7)},
+            ours=LoaderFigures(samples_per_s=850.0, cpu_s_per_1000=2.2, ratio=1.0),
             skipped={"ffcv": "pip install ffcv"},
             note="All read the image folder where it lies.",
             comparison=None,
@@ -477,10 +477,10 @@ def test_tuning_tells_what_it_tried(
     assert any(chosen.items() <= trial.items() for trial in told["tried"])
 
 
-def test_a_peer_that_isnt_installed_is_named_and_left_out(
+def test_a_loader_that_isnt_installed_is_named_and_left_out(
     pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.bench.peers.adapter._is_there", lambda _: False)
+    monkeypatch.setattr("penstock.pipeline.bench.adapters.adapter._is_there", lambda _: False)
     given = ("--seconds", 0.1, "--batch-size", 16, "--against", "webdataset, dali")
     told = bench(pack, *given, capsys=capsys)
     assert told["against"] == {}
@@ -488,7 +488,7 @@ def test_a_peer_that_isnt_installed_is_named_and_left_out(
     assert "penstock[" in told["skipped"]["dali"]
 
 
-def test_a_peer_that_fails_leaves_what_was_measured(
+def test_a_loader_that_fails_leaves_what_was_measured(
     pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:

@@ -95,7 +95,7 @@ def test_fields_may_be_folders(sets: Path, capsys: pytest.CaptureFixture[str]) -
     assert found["bytes_per_s"] / found["samples_per_s"] == pytest.approx(size, rel=0.01)
 
 
-def test_peers_need_images_and_that_is_said_before_anything_is_measured(
+def test_other_loaders_need_images_and_that_is_said_before_anything_is_measured(
     sets: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
@@ -103,7 +103,7 @@ def test_peers_need_images_and_that_is_said_before_anything_is_measured(
     )
     assert main(["bench", str(sets / "numbers"), "--against", "torch"]) == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert "peers decode images" in told
+    assert "other loaders decode images" in told
     assert "'signal', 'tokens', 'text', 'target', 'number'" in told
 
 

@@ -1,4 +1,4 @@
-"""Every installed peer on a few images, in a process of its own; the registry; the user's data."""
+"""Every installed loader on a few images, in its own process; the registry; users' data."""
 
 from __future__ import annotations
 
@@ -18,12 +18,25 @@ from benchmarks.compare import README
 from penstock.augment import RandomResizedCrop, imagenet_eval, imagenet_train
 from penstock.cache.errors import ConfigError, DatasetNotFoundError
 from penstock.pipeline.bench import compare
+from penstock.pipeline.bench.adapters import registry
+from penstock.pipeline.bench.adapters.registry import (
+    ADAPTERS,
+    LOADERS,
+    OURS,
+    TITLES,
+    split_installed,
+)
+from penstock.pipeline.bench.adapters.work import (
+    DEVIATION,
+    MEAN,
+    Work,
+    converted,
+    endless,
+    list_files,
+)
 from penstock.pipeline.bench.children import Child, ChildFailedError
 from penstock.pipeline.bench.compare import compare_url, crop_of
 from penstock.pipeline.bench.export import export_files
-from penstock.pipeline.bench.peers import registry
-from penstock.pipeline.bench.peers.registry import ADAPTERS, OURS, PEERS, TITLES, split_installed
-from penstock.pipeline.bench.peers.work import DEVIATION, MEAN, Work, converted, endless, list_files
 from penstock.pipeline.bench.round import RoundSize
 from penstock.pipeline.bench.rounds import Comparison, Player, fitted, summarise
 from penstock.readers import Dataset, pack
@@ -64,23 +77,23 @@ def a_work(folder: Path, packed: Path, scratch: Path) -> Work:
     )
 
 
-# --- every peer ----------------------------------------------------------------------------------
+# --- every loader --------------------------------------------------------------------------------
 
 
-QUICK_PEER = "simplejpeg"  # which pip brings with the tests; the others play in `make verify`
+QUICK_LOADER = "simplejpeg"  # which pip brings with the tests; the others play in `make verify`
 PLAYING = [
-    pytest.param(name, marks=[] if name == QUICK_PEER else [pytest.mark.timed])
+    pytest.param(name, marks=[] if name == QUICK_LOADER else [pytest.mark.timed])
     for name, adapter in ADAPTERS.items()
     if adapter.is_installed()
 ]
 
 
 @pytest.mark.parametrize("name", PLAYING)
-def test_a_peers_batches_are_the_work_that_was_asked_for(
+def test_a_loaders_batches_are_the_work_that_was_asked_for(
     name: str, coloured: Path, packed: Path, tmp_path: Path
 ) -> None:
     told = a_work(coloured, packed, tmp_path).to_json()
-    with Child("tests.peer_child", [name, told, "8"]) as child:
+    with Child("tests.loader_child", [name, told, "8"]) as child:
         batches = list(child.hear())
     assert len(batches) == 8  # over the end of an epoch, which has 6
     for batch in batches:
@@ -96,25 +109,25 @@ def test_a_peers_batches_are_the_work_that_was_asked_for(
 # --- the registry --------------------------------------------------------------------------------
 
 
-def test_each_peer_is_named_once_and_says_how_to_get_it() -> None:
-    assert set(PEERS) | set(OURS) == set(ADAPTERS)
+def test_each_loader_is_named_once_and_says_how_to_get_it() -> None:
+    assert set(LOADERS) | set(OURS) == set(ADAPTERS)
     assert len(set(TITLES.values())) == len(ADAPTERS)
     assert all("install" in adapter.install for adapter in ADAPTERS.values())
 
 
-def test_every_peers_module_is_registered() -> None:
+def test_every_loaders_module_is_registered() -> None:
     """One module and one line: who forgets the line is told."""
     folder = Path(registry.__file__).parent
     described = {path.stem for path in folder.glob("*.py") if "\nADAPTERS = (" in path.read_text()}
-    assert described == set(registry._PEER_MODULES)
+    assert described == set(registry._ADAPTER_MODULES)
 
 
-def test_an_unknown_peer_is_refused_with_the_names() -> None:
+def test_an_unknown_loader_is_refused_with_the_names() -> None:
     with pytest.raises(ConfigError, match=r"'tourch'.*torch, simplejpeg, dali"):
         split_installed(["dali", "tourch"])
 
 
-def test_a_peer_that_is_not_installed_is_told_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_is_not_installed_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = {
         name: replace(a, needs=("nowhere.at_all",)) if name in ("grain", "torch") else a
         for name, a in ADAPTERS.items()
@@ -124,11 +137,11 @@ def test_a_peer_that_is_not_installed_is_told_not_an_error(monkeypatch: pytest.M
     assert there == ["dali"]
     assert missing == {
         "torch": "pip install pillow",
-        "grain": "pip install 'penstock[peers]'",
+        "grain": "pip install grain simplejpeg opencv-python-headless",
     }
 
 
-# --- what peers read -----------------------------------------------------------------------------
+# --- what other loaders read ---------------------------------------------------------------------
 
 
 def test_files_are_listed_as_the_dataset_lists_them(coloured: Path) -> None:
@@ -257,7 +270,7 @@ def test_a_labelled_folder_is_read_where_it_lies(coloured: Path, played: list[Wo
     assert done.results["dali"].cpu_s_per_1000 == done.ours.cpu_s_per_1000 == 200
 
 
-def test_a_packs_samples_are_given_to_peers_as_files(
+def test_a_packs_samples_are_given_to_others_as_files(
     packed: Path, played: list[Work], tmp_path: Path
 ) -> None:
     done = compare_url(
@@ -289,7 +302,7 @@ def test_all_read_the_same_copy_of_a_part_of_a_dataset(packed: Path, played: lis
     assert "16 of 16 samples" in done.note
 
 
-def test_nothing_is_played_where_no_peer_is_installed(
+def test_nothing_is_played_where_no_loader_is_installed(
     monkeypatch: pytest.MonkeyPatch, coloured: Path, played: list[Work]
 ) -> None:
     gone = {name: replace(a, needs=("nowhere",)) for name, a in ADAPTERS.items()}
@@ -306,7 +319,7 @@ def test_nothing_is_played_where_no_peer_is_installed(
     [imagenet_eval(), (), imagenet_train((32, 64)), (RandomResizedCrop(32),)],
     ids=["eval", "none", "not square", "parts"],
 )
-def test_peers_play_the_training_recipe_only(recipe: Any) -> None:
+def test_other_loaders_play_the_training_recipe_only(recipe: Any) -> None:
     with pytest.raises(ConfigError, match="ImageNet training recipe only"):
         crop_of(recipe)
 
@@ -317,7 +330,7 @@ def test_a_batch_larger_than_the_set_is_refused(coloured: Path, played: list[Wor
     assert not played
 
 
-def test_a_peer_that_fails_is_named(tmp_path: Path, packed: Path) -> None:
+def test_a_loader_that_fails_is_named(tmp_path: Path, packed: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "broken.jpg").write_bytes(b"\xff\xd8\xff broken")
     work = replace(a_work(tmp_path, packed, tmp_path), batch_size=1, workers=0)
@@ -339,7 +352,7 @@ RESULT: dict[str, Any] = {
     "round": {"stepped": 12, "step_ms": 240.4},
     "rounds_played": 5,
     "decoder_of_the_rest": "simplejpeg + OpenCV",
-    "not_installed": {"grain": "pip install 'penstock[peers]'"},
+    "not_installed": {"grain": "pip install grain simplejpeg opencv-python-headless"},
 }
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.bench.peers.adapter import IMAGE_FOLDER, Adapter
-from penstock.pipeline.bench.peers.work import endless
+from penstock.pipeline.bench.adapters.adapter import IMAGE_FOLDER, Adapter
+from penstock.pipeline.bench.adapters.work import endless
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.bench.peers.work import Batches, Peer, Work
+    from penstock.pipeline.bench.adapters.work import Batches, PlayedLoader, Work
 
 
-class PenstockPeer:
+class PenstockLoader:
     """Penstock's DataLoader over a local dataset."""
 
     def __init__(self, work: Work, *, url: Path) -> None:
@@ -36,12 +36,12 @@ class PenstockPeer:
         self.loader.close()
 
 
-def build_over_pack(work: Work) -> Peer:
-    return PenstockPeer(work, url=work.pack)
+def build_over_pack(work: Work) -> PlayedLoader:
+    return PenstockLoader(work, url=work.pack)
 
 
-def build_over_folder(work: Work) -> Peer:
-    return PenstockPeer(work, url=work.folder)
+def build_over_folder(work: Work) -> PlayedLoader:
+    return PenstockLoader(work, url=work.folder)
 
 
 _MODULES = ("penstock.pipeline.loader", "penstock.readers", "penstock.augment", "nvidia.dali.fn")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.peers.adapter import IMAGE_MODULES, PEERS_EXTRA, Adapter
-from penstock.pipeline.bench.peers.images import Crop, FromTorch, fastest, one_thread, read_bytes
-from penstock.pipeline.bench.peers.torch_loader import TorchPeer
-from penstock.pipeline.bench.peers.work import converted
+from penstock.pipeline.bench.adapters.adapter import IMAGE_MODULES, IMAGE_PACKAGES, Adapter
+from penstock.pipeline.bench.adapters.images import Crop, FromTorch, fastest, one_thread, read_bytes
+from penstock.pipeline.bench.adapters.torch_loader import TorchDataLoader
+from penstock.pipeline.bench.adapters.work import converted
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.bench.peers.work import Files, Peer, Work
+    from penstock.pipeline.bench.adapters.work import Files, PlayedLoader, Work
 
 NAME = "webdataset"
 SHARDS = 16  # at least; each worker needs some to shuffle
@@ -47,7 +47,7 @@ def prepare(work: Work) -> None:
     converted(work, NAME, write)
 
 
-def build(work: Work) -> Peer:
+def build(work: Work) -> PlayedLoader:
     import webdataset
 
     shards = sorted(map(str, converted(work, NAME, write).glob("*.tar")))
@@ -57,7 +57,7 @@ def build(work: Work) -> Peer:
         .map(Decode(Crop(work.size, decoder=fastest())))
         .batched(work.batch_size, collation_fn=collate, partial=False)
     )
-    return TorchPeer(
+    return TorchDataLoader(
         webdataset.WebLoader(
             dataset,
             batch_size=None,
@@ -80,7 +80,7 @@ ADAPTERS = (
         title="WebDataset",
         needs=("webdataset",),
         imports=(*IMAGE_MODULES, "webdataset"),
-        install=PEERS_EXTRA,
+        install=f"pip install webdataset {IMAGE_PACKAGES}",
         reads="tar files of the same bytes",
         decodes="ours",
         converts=True,

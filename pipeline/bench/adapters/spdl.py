@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.pipeline.bench.peers.adapter import IMAGE_FOLDER, IMAGE_MODULES, PEERS_EXTRA, Adapter
-from penstock.pipeline.bench.peers.images import Crop, fastest, quiet_opencv, read_bytes
-from penstock.pipeline.bench.peers.work import list_files
+from penstock.pipeline.bench.adapters.adapter import (
+    IMAGE_FOLDER,
+    IMAGE_MODULES,
+    IMAGE_PACKAGES,
+    Adapter,
+)
+from penstock.pipeline.bench.adapters.images import Crop, fastest, quiet_opencv, read_bytes
+from penstock.pipeline.bench.adapters.work import list_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.pipeline.bench.peers.work import Batches, Files, Peer, Work
+    from penstock.pipeline.bench.adapters.work import Batches, Files, PlayedLoader, Work
 
 
 def order(files: Files, seed: int) -> Iterator[tuple[str, int, int]]:
@@ -26,7 +31,7 @@ def order(files: Files, seed: int) -> Iterator[tuple[str, int, int]]:
             yield *pairs[index], next(numbers)
 
 
-class SpdlPeer:
+class SpdlLoader:
     def __init__(self, work: Work) -> None:
         from spdl.pipeline import PipelineBuilder
 
@@ -62,8 +67,8 @@ def collate(samples: list[tuple[Any, int]]) -> Any:
     return torch.from_numpy(np.stack(images)), torch.tensor(labels)
 
 
-def build(work: Work) -> Peer:
-    return SpdlPeer(work)
+def build(work: Work) -> PlayedLoader:
+    return SpdlLoader(work)
 
 
 ADAPTERS = (
@@ -72,7 +77,7 @@ ADAPTERS = (
         title="SPDL",
         needs=("spdl.pipeline",),
         imports=(*IMAGE_MODULES, "spdl.pipeline"),
-        install=PEERS_EXTRA,
+        install=f"pip install spdl {IMAGE_PACKAGES}",
         reads=IMAGE_FOLDER,
         decodes="ours",
         distribution="spdl",

@@ -2,7 +2,7 @@
 
 The work: read an encoded image, decode it, cut a random resized crop (area 0.08 to 1, ratio 3/4 to
 4/3), resize it to size by size, bilinear, flip every other one, normalise by ImageNet's mean and
-deviation; batches of float32 CHW tensors and int64 labels. Each peer does it as its own
+deviation; batches of float32 CHW tensors and int64 labels. Each loader does it as its own
 documentation tells to.
 """
 
@@ -35,12 +35,12 @@ DEVIATION = tuple(255 * value for value in IMAGENET_STD)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What every peer does.
+    """What every loader does.
 
-    folder: `<class>/**/*.jpg`, what peers read, or convert from; pack: the same images as what
-    Penstock reads. scratch: where peers that have a format of their own keep what they converted;
+    folder: `<class>/**/*.jpg`, what other loaders read or convert from; pack: the same images,
+    which Penstock reads. scratch: where loaders with a format of their own keep what they convert;
     it may hold that of other folders too. size: height and width of the crops in pixels; workers:
-    processes or threads that decode. Paths are absolute: a peer's process may stand elsewhere.
+    processes or threads that decode. Paths are absolute: a loader's process may stand elsewhere.
     """
 
     folder: Path
@@ -62,7 +62,7 @@ class Work:
         return cls(**(values | {key: Path(values[key]) for key in paths}))
 
 
-class Peer(Protocol):
+class PlayedLoader(Protocol):
     """A built loader. Batches come without end; closing it stops its workers."""
 
     def batches(self) -> Batches: ...
@@ -113,8 +113,8 @@ def list_files(folder: Path) -> Files:
     labels = candidates.values.get("label")
     if not isinstance(labels, DenseColumn):
         raise ConfigError(
-            f"{folder}: no class folders, and peers are compared with labels. Put the images into "
-            "one sub-folder a class."
+            f"{folder}: no class folders, and loaders are compared with labels. Put the images "
+            "into one sub-folder a class."
         )
     return Files(
         paths=[str(folder / os.fsdecode(name)) for name in candidates.names],
@@ -124,7 +124,7 @@ def list_files(folder: Path) -> Files:
 
 
 def converted(work: Work, name: str, write: Callable[[Files, Path], None]) -> Path:
-    """The folder that holds a peer's own format of work.folder; written once, then kept.
+    """The folder that holds a loader's own format of work.folder; written once, then kept.
 
     write(files, folder): converts the shuffled files into a folder that is there and empty. What a
     killed process began is begun anew.

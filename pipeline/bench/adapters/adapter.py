@@ -1,4 +1,4 @@
-"""What the registry knows of a peer, as a value that the peer's own module holds."""
+"""Describe a loader that `penstock bench` plays: each adapter's module holds such values."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.pipeline.bench.peers.work import Peer, Work
+    from penstock.pipeline.bench.adapters.work import PlayedLoader, Work
 
-PEERS_EXTRA = "pip install 'penstock[peers]'"
 IMAGE_FOLDER = "the image folder"
+IMAGE_PACKAGES = "simplejpeg opencv-python-headless"
+"""The fastest decoder and resize that pip installs, for loaders that leave both to their user."""
 IMAGE_MODULES = ("PIL.Image", "PIL.JpegImagePlugin", "numpy")
-"""What decoding by `peers.images` imports."""
+"""What decoding by `adapters.images` imports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """One peer: how it is named, what it needs, and what plays it.
+    """One loader: its name, what it needs, and how to build it.
 
-    build: makes its loader for a work. prepare: of a peer with a format of its own, converts the
+    build: makes the loader for a work. prepare: of a loader with a format of its own, converts the
     data. needs: modules that must be importable. imports: what to import before
     anything is measured. distribution: the package whose version results tell. install: how to get
     what it needs. reads: what it reads, in words. converts: that is a format of its own, made
@@ -34,7 +35,7 @@ class Adapter:
     needs: tuple[str, ...]
     install: str
     reads: str
-    build: Callable[[Work], Peer]
+    build: Callable[[Work], PlayedLoader]
     prepare: Callable[[Work], None] | None = None
     converts: bool = False
     decodes: Literal["its own", "ours"] = "its own"

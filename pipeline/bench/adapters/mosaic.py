@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.peers.adapter import IMAGE_MODULES, Adapter
-from penstock.pipeline.bench.peers.images import Crop, FromTorch, fastest, one_thread, read_bytes
-from penstock.pipeline.bench.peers.torch_loader import TorchPeer
-from penstock.pipeline.bench.peers.work import converted
+from penstock.pipeline.bench.adapters.adapter import IMAGE_MODULES, Adapter
+from penstock.pipeline.bench.adapters.images import Crop, FromTorch, fastest, one_thread, read_bytes
+from penstock.pipeline.bench.adapters.torch_loader import TorchDataLoader
+from penstock.pipeline.bench.adapters.work import converted
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.bench.peers.work import Files, Peer, Work
+    from penstock.pipeline.bench.adapters.work import Files, PlayedLoader, Work
 
 NAME = "streaming"
 SHARD_BYTES = 2**26  # its default, 64 MiB
@@ -33,7 +33,7 @@ def prepare(work: Work) -> None:
     converted(work, NAME, write)
 
 
-def build(work: Work) -> Peer:
+def build(work: Work) -> PlayedLoader:
     from streaming import StreamingDataLoader, StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
 
@@ -54,7 +54,7 @@ def build(work: Work) -> Peer:
         batch_size=work.batch_size,
         num_canonical_nodes=1,
     )
-    return TorchPeer(
+    return TorchDataLoader(
         StreamingDataLoader(
             dataset,
             batch_size=work.batch_size,

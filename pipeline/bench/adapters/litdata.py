@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.peers.adapter import IMAGE_MODULES, PEERS_EXTRA, Adapter
-from penstock.pipeline.bench.peers.images import Crop, FromTorch, fastest, one_thread, read_bytes
-from penstock.pipeline.bench.peers.torch_loader import TorchPeer
-from penstock.pipeline.bench.peers.work import converted
+from penstock.pipeline.bench.adapters.adapter import IMAGE_MODULES, IMAGE_PACKAGES, Adapter
+from penstock.pipeline.bench.adapters.images import Crop, FromTorch, fastest, one_thread, read_bytes
+from penstock.pipeline.bench.adapters.torch_loader import TorchDataLoader
+from penstock.pipeline.bench.adapters.work import converted
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.bench.peers.work import Files, Peer, Work
+    from penstock.pipeline.bench.adapters.work import Files, PlayedLoader, Work
 
 NAME = "litdata"
 CHUNK_BYTES = "64MB"  # what its documentation takes
@@ -52,7 +52,7 @@ def prepare(work: Work) -> None:
     converted(work, NAME, write)
 
 
-def build(work: Work) -> Peer:
+def build(work: Work) -> PlayedLoader:
     from litdata import StreamingDataLoader, StreamingDataset
 
     dataset = StreamingDataset(
@@ -62,7 +62,7 @@ def build(work: Work) -> Peer:
         seed=work.seed,
         transform=Decode(Crop(work.size, decoder=fastest())),
     )
-    return TorchPeer(
+    return TorchDataLoader(
         StreamingDataLoader(
             dataset,
             batch_size=work.batch_size,
@@ -81,7 +81,7 @@ ADAPTERS = (
         title="LitData",
         needs=("litdata",),
         imports=(*IMAGE_MODULES, "litdata.streaming.dataloader", "litdata.processing.functions"),
-        install=PEERS_EXTRA,
+        install=f"pip install litdata {IMAGE_PACKAGES}",
         reads="its chunks of the same bytes",
         decodes="ours",
         converts=True,

@@ -5,15 +5,20 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.peers.adapter import IMAGE_FOLDER, IMAGE_MODULES, PEERS_EXTRA, Adapter
-from penstock.pipeline.bench.peers.images import Crop, FromTorch, one_thread, read_bytes
-from penstock.pipeline.bench.peers.work import endless, list_files
+from penstock.pipeline.bench.adapters.adapter import (
+    IMAGE_FOLDER,
+    IMAGE_MODULES,
+    IMAGE_PACKAGES,
+    Adapter,
+)
+from penstock.pipeline.bench.adapters.images import Crop, FromTorch, one_thread, read_bytes
+from penstock.pipeline.bench.adapters.work import endless, list_files
 
 if TYPE_CHECKING:
     import torch
 
-    from penstock.pipeline.bench.peers.images import Decoder
-    from penstock.pipeline.bench.peers.work import Batches, Files, Peer, Work
+    from penstock.pipeline.bench.adapters.images import Decoder
+    from penstock.pipeline.bench.adapters.work import Batches, Files, PlayedLoader, Work
 
 
 class FolderImages:
@@ -31,7 +36,7 @@ class FolderImages:
         return self._transform(read_bytes(path), label)
 
 
-class TorchPeer:
+class TorchDataLoader:
     """A torch DataLoader, plain or of another library; batches of (images, labels)."""
 
     def __init__(self, loader: Any) -> None:
@@ -47,12 +52,12 @@ class TorchPeer:
         gc.collect()
 
 
-def _build(work: Work, decoder: Decoder) -> Peer:
+def _build(work: Work, decoder: Decoder) -> PlayedLoader:
     import torch
     from torch.utils.data import DataLoader
 
     dataset: Any = FolderImages(list_files(work.folder), Crop(work.size, decoder=decoder))
-    return TorchPeer(
+    return TorchDataLoader(
         DataLoader(
             dataset,
             batch_size=work.batch_size,
@@ -66,12 +71,12 @@ def _build(work: Work, decoder: Decoder) -> Peer:
     )
 
 
-def build_pillow(work: Work) -> Peer:
+def build_pillow(work: Work) -> PlayedLoader:
     """Pillow decodes and resizes, with its filter: what torchvision's transforms do."""
     return _build(work, "pillow")
 
 
-def build_simplejpeg(work: Work) -> Peer:
+def build_simplejpeg(work: Work) -> PlayedLoader:
     """libjpeg-turbo decodes, OpenCV resizes where it is installed."""
     return _build(work, "simplejpeg")
 
@@ -92,7 +97,7 @@ ADAPTERS = (
         title="torch DataLoader + simplejpeg",
         needs=("simplejpeg",),
         imports=(*IMAGE_MODULES, "simplejpeg"),
-        install=PEERS_EXTRA,
+        install=f"pip install {IMAGE_PACKAGES}",
         reads=IMAGE_FOLDER,
         distribution="simplejpeg",
         build=build_simplejpeg,

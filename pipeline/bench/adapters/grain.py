@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.peers.adapter import IMAGE_FOLDER, IMAGE_MODULES, PEERS_EXTRA, Adapter
-from penstock.pipeline.bench.peers.images import Crop, fastest, quiet_opencv, read_bytes
-from penstock.pipeline.bench.peers.work import list_files
+from penstock.pipeline.bench.adapters.adapter import (
+    IMAGE_FOLDER,
+    IMAGE_MODULES,
+    IMAGE_PACKAGES,
+    Adapter,
+)
+from penstock.pipeline.bench.adapters.images import Crop, fastest, quiet_opencv, read_bytes
+from penstock.pipeline.bench.adapters.work import list_files
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from penstock.pipeline.bench.peers.work import Batches, Files, Peer, Work
+    from penstock.pipeline.bench.adapters.work import Batches, Files, PlayedLoader, Work
 
 
 class Source:
@@ -39,7 +44,7 @@ class Decode:
         return self._crop(encoded, rng), label
 
 
-class GrainPeer:
+class GrainLoader:
     def __init__(self, work: Work) -> None:
         import grain
 
@@ -76,8 +81,8 @@ def one_thread(worker: int, workers: int) -> None:
     quiet_opencv()
 
 
-def build(work: Work) -> Peer:
-    return GrainPeer(work)
+def build(work: Work) -> PlayedLoader:
+    return GrainLoader(work)
 
 
 ADAPTERS = (
@@ -86,7 +91,7 @@ ADAPTERS = (
         title="Grain",
         needs=("grain",),
         imports=(*IMAGE_MODULES, "grain"),
-        install=PEERS_EXTRA,
+        install=f"pip install grain {IMAGE_PACKAGES}",
         reads=IMAGE_FOLDER,
         decodes="ours",
         distribution="grain",

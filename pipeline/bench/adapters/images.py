@@ -1,8 +1,8 @@
-"""The work on one image for the peers that leave decoding to their user.
+"""The work on one image for the loaders that leave decoding to their user.
 
 Two ways: Pillow, what most documentation shows, and simplejpeg (libjpeg-turbo) with OpenCV, the
-fastest that pip installs. Those peers that aren't about decoding get the faster one that is there,
-so that their figure is the best that they can be had for.
+fastest that pip installs. Loaders that leave decoding to their user get the faster one that is
+installed, so that each figure is the best that the loader can reach.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from penstock.pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO
+from penstock.pipeline.bench.adapters.work import AREA, DEVIATION, MEAN, RATIO
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.peers.adapter import Adapter
-from penstock.pipeline.bench.peers.images import read_bytes
-from penstock.pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO, converted, endless
+from penstock.pipeline.bench.adapters.adapter import Adapter
+from penstock.pipeline.bench.adapters.images import read_bytes
+from penstock.pipeline.bench.adapters.work import AREA, DEVIATION, MEAN, RATIO, converted, endless
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.bench.peers.work import Batches, Files, Peer, Work
+    from penstock.pipeline.bench.adapters.work import Batches, Files, PlayedLoader, Work
 
 NAME = "ffcv"
 BETON = "images.beton"
@@ -33,7 +33,7 @@ class Bytes:
 
 def write(files: Files, folder: Path) -> None:
     """A beton whose JPEGs are the files' bytes. FFCV's own field would encode them anew, and the
-    peers then decode other images than it."""
+    loaders then decode other images than it."""
     import io
 
     import numpy as np
@@ -63,7 +63,7 @@ def prepare(work: Work) -> None:
     converted(work, NAME, write)
 
 
-class FfcvPeer:
+class FfcvLoader:
     def __init__(self, work: Work) -> None:
         import numpy as np
         from ffcv.fields import RGBImageField
@@ -109,8 +109,8 @@ class FfcvPeer:
         del self.loader
 
 
-def build(work: Work) -> Peer:
-    return FfcvPeer(work)
+def build(work: Work) -> PlayedLoader:
+    return FfcvLoader(work)
 
 
 ADAPTERS = (

@@ -1,20 +1,20 @@
-"""Run by `python -m` from test_bench_peers: plays one peer and tells what its batches hold."""
+"""Run by `python -m` from test_bench_loaders: plays one loader and tells what its batches hold."""
 
 from __future__ import annotations
 
 import sys
 
+from penstock.pipeline.bench.adapters.registry import build, imports, prepare
+from penstock.pipeline.bench.adapters.work import Work
 from penstock.pipeline.bench.children import tell
-from penstock.pipeline.bench.peers.registry import build, imports, prepare
-from penstock.pipeline.bench.peers.work import Work
 
 
 def main(name: str, told: str, batches: int) -> None:
     work = Work.from_json(told)
     imports(name)
     prepare(name, work)
-    peer = build(name, work)
-    source = peer.batches()
+    loader = build(name, work)
+    source = loader.batches()
     for _ in range(batches):
         images, labels = next(source)
         tell(
@@ -26,7 +26,7 @@ def main(name: str, told: str, batches: int) -> None:
             }
         )
     source.close()  # type: ignore[attr-defined]
-    peer.close()
+    loader.close()
 
 
 if __name__ == "__main__":

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.peers.adapter import IMAGE_FOLDER, Adapter
-from penstock.pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO, list_files
+from penstock.pipeline.bench.adapters.adapter import IMAGE_FOLDER, Adapter
+from penstock.pipeline.bench.adapters.work import AREA, DEVIATION, MEAN, RATIO, list_files
 
 if TYPE_CHECKING:
-    from penstock.pipeline.bench.peers.work import Batches, Peer, Work
+    from penstock.pipeline.bench.adapters.work import Batches, PlayedLoader, Work
 
 SMALL_CROP = 112  # pixels; below, most windows of a photograph shrink by more than 2
 DALI_AHEAD = 2  # DALI's own default depth
 
 
-class DaliPeer:
+class DaliLoader:
     """The pipeline without an iterator class around it, whose outputs torch takes over by DLPack:
     the leanest way out of DALI."""
 
@@ -43,7 +43,7 @@ class DaliPeer:
                 num_attempts=10,
             )
             # Penstock filters the crops that shrink by more than 2. Few do at 224 pixels, so there
-            # the peer runs without the filter, a quarter faster; at small sizes most do.
+            # this loader runs without the filter, a quarter faster; at small sizes most do.
             images = fn.resize(
                 images,
                 size=[work.size, work.size],
@@ -77,8 +77,8 @@ class DaliPeer:
         del self.pipe
 
 
-def build(work: Work) -> Peer:
-    return DaliPeer(work)
+def build(work: Work) -> PlayedLoader:
+    return DaliLoader(work)
 
 
 ADAPTERS = (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.peers.adapter import IMAGE_FOLDER, PEERS_EXTRA, Adapter
-from penstock.pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO, list_files
+from penstock.pipeline.bench.adapters.adapter import IMAGE_FOLDER, Adapter
+from penstock.pipeline.bench.adapters.work import AREA, DEVIATION, MEAN, RATIO, list_files
 
 if TYPE_CHECKING:
-    from penstock.pipeline.bench.peers.work import Batches, Peer, Work
+    from penstock.pipeline.bench.adapters.work import Batches, PlayedLoader, Work
 
 
-class TfDataPeer:
+class TfDataLoader:
     """Names are shuffled over the whole set, images are read and cut in tf.data's private threads,
     a crop's window is all that is decoded."""
 
@@ -71,8 +71,8 @@ class TfDataPeer:
         del self.dataset
 
 
-def build(work: Work) -> Peer:
-    return TfDataPeer(work)
+def build(work: Work) -> PlayedLoader:
+    return TfDataLoader(work)
 
 
 ADAPTERS = (
@@ -81,7 +81,7 @@ ADAPTERS = (
         title="tf.data",
         needs=("tensorflow",),
         imports=("tensorflow",),
-        install=PEERS_EXTRA,
+        install="pip install tensorflow-cpu",
         reads=IMAGE_FOLDER,
         distribution="tensorflow-cpu",
         build=build,

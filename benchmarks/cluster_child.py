@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import torch
 import torch.distributed as dist
 
-from penstock import DataLoader, Dataset, DiskCache, Peers, TlsFiles, World, concat, warm
+from penstock import DataLoader, Dataset, DiskCache, Order, Peers, TlsFiles, World, concat, warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -135,7 +135,7 @@ def make_loader(options: argparse.Namespace, world: World | None = None) -> Data
         shuffle=True,
         drop_last=True,
         seed=7,
-        reshuffle=options.reshuffle,
+        order=Order(reshuffle=options.reshuffle),
         world=world,
     )
 

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from penstock import DataLoader, Dataset, DiskCache, Map, Peers, World
+from penstock import DataLoader, Dataset, DiskCache, Map, Order, Peers, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,8 +41,7 @@ def epochs(task: dict[str, Any]) -> list[dict[str, float]]:
             seed=7,
             augment=augment,
             world=World(*task["world"]) if task.get("world") else None,
-            reshuffle=task["reshuffle"],
-            **({"slots": task["slots"]} if task.get("slots") else {}),
+            order=Order(reshuffle=task["reshuffle"], slots=task.get("slots", "data")),
         ) as loader,
     ):
         dataset.open()

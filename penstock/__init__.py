@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.ragged import Ragged as Ragged
     from penstock.pipeline.feed.warm import warm as warm
     from penstock.pipeline.loader import DataLoader as DataLoader
+    from penstock.pipeline.options.order_options import Order as Order
     from penstock.pipeline.plan.world import World as World
     from penstock.pipeline.report.statistics import Statistics as Statistics
     from penstock.readers.concatenation import concat as concat
@@ -110,6 +111,7 @@ __all__ = [
     "MultiLabel",
     "Normalize",
     "Operation",
+    "Order",
     "Pad",
     "Peers",
     "PenstockError",
@@ -172,6 +174,7 @@ _HOME = {
     "MultiLabel": "penstock.readers.fields.field_types",
     "Normalize": "penstock.augment.ops",
     "Operation": "penstock.augment.ops",
+    "Order": "penstock.pipeline.options.order_options",
     "Pad": "penstock.augment.pad",
     "Peers": "penstock.cache.base.peer_settings",
     "PenstockError": "penstock.cache.errors",

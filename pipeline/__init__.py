@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.pipeline.loader import DataLoader
+    from penstock.pipeline.options.order_options import Order
     from penstock.pipeline.plan.world import World
     from penstock.pipeline.report.statistics import Statistics
 
-__all__ = ["DataLoader", "Statistics", "World"]
+__all__ = ["DataLoader", "Order", "Statistics", "World"]
 
 _HOME = {
     "DataLoader": "penstock.pipeline.loader",
+    "Order": "penstock.pipeline.options.order_options",
     "Statistics": "penstock.pipeline.report.statistics",
     "World": "penstock.pipeline.plan.world",
 }

@@ -25,11 +25,10 @@ from penstock.pipeline.facade.samplers import PlanBatches, PlanSampler
 from penstock.pipeline.feed.native import NativeEngine
 from penstock.pipeline.options.checks import checked_augment
 from penstock.pipeline.options.foreign_options import planned_batch_size
+from penstock.pipeline.options.order_options import DEFAULT_ORDER, Order
 from penstock.pipeline.options.penstock_options import (
     PenstockOptions,
-    PlanOptions,
     ResidentMode,
-    SlotsMode,
 )
 from penstock.pipeline.options.refusals import no_worker_processes
 from penstock.pipeline.options.torch_options import TorchOptions
@@ -89,10 +88,9 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
         (tensor, pipeline, context parallel) and get the same batches; or `World.from_mesh`.
     max_bad: share of the samples that may be bad in an epoch, replaced by others, before every rank
         stops; None: 0.001. A map-style dataset with seed=: None makes each an error.
-    lanes, window, reshuffle: of the plan (`plan.order.Plan`); None follows dataset and batch.
-    slots: which rank reads which part of a global batch: "data" follows what the nodes' caches
-        hold, "rank" the ranks' numbers (docs/cluster.md).
     deterministic: bit-exact pixels on CUDA too, for speed.
+    order: `Order(lanes=, window=, reshuffle=, slots=)`: settings of the order, where what follows
+        from the dataset and the batch doesn't fit (docs/order.md).
     resident: native: keep decoded images in memory, on the device; each is read, checked and
         decoded once a job. True, False, or "auto": if they are small (docs/datasets.md).
     as_dict: native: batches are dicts by field, not tuples.
@@ -142,15 +140,12 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
         pad: Literal["mask"] | None = None,
         max_bad: float | None = None,
         deterministic: bool = False,
-        lanes: int | None = None,
-        window: int | None = None,
-        reshuffle: float = 0.0,
+        order: Order = DEFAULT_ORDER,
         read: ReadMode = READ_MODE,
         resident: ResidentMode = False,
         as_dict: bool = False,
         batch_tokens: int | Mapping[str, int] | None = None,
         data_parallel: tuple[int, int] | None = None,
-        slots: SlotsMode = "data",
     ) -> None:
         self.snapshot_every_n_steps = snapshot_every_n_steps
         torch_options = TorchOptions(
@@ -172,18 +167,18 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
             in_order=in_order,
         )
         own = PenstockOptions(
-            plan=PlanOptions(seed=seed, lanes=lanes, window=window, reshuffle=reshuffle),
+            seed=seed,
             augment=checked_augment(augment),
             device=device,
             global_batch_size=global_batch_size,
             pad=pad,
             max_bad=max_bad,
             deterministic=deterministic,
+            order=order,
             read=read,
             resident=resident,
             as_dict=as_dict,
             batch_tokens=batch_tokens,
-            slots=slots,
         )
         self._arguments = LoaderArguments(
             torch_options, own, world=world, data_parallel=data_parallel
@@ -232,7 +227,7 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
         options, own, world = arguments.torch_options, arguments.own, arguments.world
         is_map = not isinstance(dataset, torch.utils.data.IterableDataset)
         sampler: PlanSampler | None = None
-        self._is_planned = is_map and own.plan.seed is not None
+        self._is_planned = is_map and own.seed is not None
         if self._is_planned:
             options.check_planned()
             sampler = PlanSampler(None, world)

@@ -34,7 +34,8 @@ def test_the_training_loop_runs_and_goes_on_from_its_checkpoint(
 ) -> None:
     (code,) = (text for text in blocks("python") if "checkpoint" in text)
     assert "batch_size=256" in code  # more than the fixture has
-    code = code.replace("batch_size=256", "batch_size=32, lanes=1")
+    code = code.replace("batch_size=256", "batch_size=32, order=Order(lanes=1)")
+    code = code.replace("import DataLoader", "import DataLoader, Order")
     shorter = code.replace("range(loader.epoch, 3)", "range(loader.epoch, 1)")
     told = []
     for text in (shorter, code):

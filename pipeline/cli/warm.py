@@ -52,6 +52,7 @@ from penstock.pipeline.cli.warm_options import (
     WorldSize,
     peers_of,
 )
+from penstock.pipeline.options.order_options import Order
 from penstock.pipeline.plan.world import World, pod_index
 
 if TYPE_CHECKING:
@@ -116,8 +117,9 @@ def warm(
     place: dict[str, Any] = dict(format=format, manifest=manifest, index=index_folder)
     place |= {"fields": parse_places(fields), "cache": _cache(cache, max_bytes, others)}
     place |= {"storage_options": parse_storage_options(storage_option), **sampling.arguments()}
-    order: dict[str, Any] = dict(epoch=epoch, seed=seed, shuffle=shuffle, reshuffle=reshuffle)
-    order |= {"lanes": lanes, "window": window, "global_batch_size": global_batch_size}
+    order: dict[str, Any] = dict(epoch=epoch, seed=seed, shuffle=shuffle)
+    order |= {"order": Order(lanes=lanes, window=window, reshuffle=reshuffle)}
+    order |= {"global_batch_size": global_batch_size}
     order["state"] = None if state is None else _read_state(state)
     world = _node(launched, world_size=world_size, nodes=nodes, node_rank=node_rank)
     order |= {"process": (launched.local_rank, launched.local_size)}

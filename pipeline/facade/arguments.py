@@ -50,7 +50,7 @@ class LoaderArguments:
         """
         self.torch_options = torch_options
         self.own = own
-        self.seed = LoaderSeed(given=own.plan.seed)
+        self.seed = LoaderSeed(given=own.seed)
         self._late_world = LateWorld(world, data_parallel=data_parallel)
         self.device, self._device_world = self._own_device(), self.world
 
@@ -69,7 +69,7 @@ class LoaderArguments:
 
         generator: to draw it from; None is torch's default one.
         """
-        self.seed = LoaderSeed.choose(self.own.plan.seed, generator, draws=draws)
+        self.seed = LoaderSeed.choose(self.own.seed, generator, draws=draws)
 
     def settle(self, *, is_shared: bool, has_begun: bool, must_be_known: bool) -> None:
         """Look for the world again. is_shared: Penstock shares the samples out over the ranks.
@@ -78,7 +78,7 @@ class LoaderArguments:
         must be known; ConfigError for a device that this rank hasn't got.
         """
         late = self._late_world
-        if is_shared or self.own.plan.seed is not None or self.own.augment is not None:
+        if is_shared or self.own.seed is not None or self.own.augment is not None:
             try:
                 late.settle(has_begun=has_begun)
             except PlanError:

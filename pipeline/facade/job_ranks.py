@@ -121,5 +121,5 @@ def _facts(setup: PassSetup, order: PlannedOrder) -> SharedFacts:
         ends=f"drop_last={order.walk.drop_last}, pad={'mask' if order.is_padded else None}",
         recipe=hashlib.sha256(recipe.encode()).hexdigest(),
         recipe_words=recipe[:_RECIPE_SHOWN],
-        reshuffle=float(options.own.plan.reshuffle) if shuffles else 0.0,
+        reshuffle=float(options.own.order.reshuffle) if shuffles else 0.0,
     )

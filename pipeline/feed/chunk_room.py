@@ -79,7 +79,7 @@ def _say(url: str, *, units: float, needed: float, memory: int, files: int) -> N
         _log.warning(
             "%s; memory keeps %s and the cache folder %s, so some are decoded again and again. "
             "Give Dataset(decoded_bytes=…), a cache=DiskCache(…) with more room, or "
-            "DataLoader(window=…).",
+            "order=Order(window=…).",
             wanted,
             format_size(memory),
             format_size(files),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import PenstockWarning, PlanError
+from penstock.pipeline.options.order_options import check_shuffles
 from penstock.pipeline.plan.advice import advice, uneven_words
 from penstock.pipeline.plan.batch_schedule import BatchSchedule
 from penstock.pipeline.plan.job_order import JobOrder, buckets_of
@@ -83,8 +84,8 @@ def _first_settings(
     contents: Contents, options: NativeOptions, *, global_batch: int
 ) -> PlanSettings:
     """The user's, else from dataset and global batch."""
-    given = options.plan
-    given.check_order(shuffle=options.shuffle)
+    given = options.order
+    check_shuffles(given, shuffle=options.shuffle)
     if not options.shuffle:
         return ordered_settings(seed=options.seed)
     return shuffled_settings(
@@ -120,7 +121,7 @@ def warn_of_the_order(order: JobOrder, options: NativeOptions) -> None:
         global_batch=order.walk.schedule.size,
         ranks=world.size,
         nodes=world.nodes,
-        chosen=options.plan.lanes is None,
+        chosen=options.order.lanes is None,
     )
     uneven = uneven_words(order.walk.schedule, lanes=order.settings.lanes, nodes=world.nodes)
     few = None if words else _few_shards(order, options)
@@ -131,7 +132,7 @@ def warn_of_the_order(order: JobOrder, options: NativeOptions) -> None:
 def _few_shards(order: JobOrder, options: NativeOptions) -> str | None:
     """What to say of shards that several nodes fetch; None where nothing is fetched."""
     contents, nodes = order.source.contents, options.world.nodes
-    if nodes == 1 or options.plan.lanes is not None or order.source.remote_shards is None:
+    if nodes == 1 or options.order.lanes is not None or order.source.remote_shards is None:
         return None
     from penstock.pipeline.plan.sizing.reach import few_shards_words  # one node needs none of it
 

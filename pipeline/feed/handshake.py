@@ -32,7 +32,7 @@ _AT = (
     "Call rejoin with the same step on every rank, and with a store that these ranks alone have, "
     "such as a PrefixStore: another rejoin needs another."
 )
-_OTHERS = "Pass the same seed=, lanes=, window= and reshuffle= on every rank."
+_OTHERS = "Pass the same seed= and order= on every rank."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -224,7 +224,7 @@ def _follows_data(order: JobOrder, options: NativeOptions) -> bool:
     rank knows."""
     world, remote, settings = options.world, order.source.remote_shards, order.settings
     return (
-        options.slots == "data"
+        options.order.slots == "data"
         and settings.shuffle
         and settings.lanes > 1
         and world.nodes > 1

@@ -217,7 +217,7 @@ class NativeSetup:
             state,
             dataset=contents.fingerprint,
             samples=contents.samples,
-            wanted={"shuffle": self.options.shuffle, **self.options.plan.spelt_out()},
+            wanted=self.options.wanted(),
         )
         fingerprint = order_fingerprint(contents, state.plan)
         if fingerprint != state.fingerprint:

@@ -43,7 +43,7 @@ _REMEDY = (
     "All ranks decide together which of them reads what of each batch, when the first pass over a "
     "loader begins: build and iterate the same loaders on every rank, and load the same state; for "
     "a loader that is one rank's own pass world=World(0, 1). Where ranks start that far apart, "
-    'raise timeout=; slots="rank" asks nobody.'
+    'raise timeout=; order=Order(slots="rank") asks nobody.'
 )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.feed.node_warm import warm_node
 from penstock.pipeline.feed.warm_order import FILLS_AT_ONCE, WarmOrder
+from penstock.pipeline.options.order_options import DEFAULT_ORDER, Order
 from penstock.pipeline.plan.world import World
 from penstock.readers.dataset import Dataset
 from penstock.readers.source import Source
@@ -55,9 +56,7 @@ def warm(
     seed: int = 0,
     global_batch_size: GlobalBatch | None = None,
     shuffle: bool = True,
-    lanes: int | None = None,
-    window: int | None = None,
-    reshuffle: float = 0.0,
+    order: Order = DEFAULT_ORDER,
     state: dict[str, Any] | None = None,
     process: tuple[int, int] = (0, 1),
     workers: int = FILLS_AT_ONCE,
@@ -70,9 +69,8 @@ def warm(
     """Fill the cache with what this node reads in an epoch, in the order in which it reads it.
 
     The plan is that of a loader with the same dataset, seed, global batch (256 a rank unless told),
-    shuffle, lanes, window and reshuffle; with others a node of several reads other shards. On one
-    node all plans read the same, in another order. Only what the cache keeps for the job is
-    fetched.
+    shuffle and order; with others a node of several reads other shards. On one node all plans read
+    the same, in another order. Only what the cache keeps for the job is fetched.
 
     state: of the job that will go on, as `state_dict()` gave it: its plan, order of lanes, batches
     and place are those of the warm-up; of the other arguments only global_batch_size may stand
@@ -90,14 +88,12 @@ def warm(
     folder that can't be used; and what opening the dataset raises. An object that fails doesn't end
     it: see WarmResult.failed.
     """
-    order = WarmOrder(
+    wanted = WarmOrder(
         epoch=epoch,
         seed=seed,
         global_batch_size=global_batch_size,
         shuffle=shuffle,
-        lanes=lanes,
-        window=window,
-        reshuffle=reshuffle,
+        order=order,
         state=state,
         process=process,
         workers=workers,
@@ -110,10 +106,10 @@ def warm(
         )
     if not isinstance(dataset, Source):
         with Dataset(dataset, cache=cache, allow_left_out=1) as opened:
-            return _warmed(opened, order, world, executor, nodes, progress, stop)
+            return _warmed(opened, wanted, world, executor, nodes, progress, stop)
     if cache is not None:
         raise ConfigError("cache: got one beside a dataset, which was made with its own.")
-    return _warmed(dataset, order, world, executor, nodes, progress, stop)
+    return _warmed(dataset, wanted, world, executor, nodes, progress, stop)
 
 
 def _warmed(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import ConfigError
+from penstock.pipeline.options.order_options import DEFAULT_ORDER, Order, shuffle_settings
 from penstock.pipeline.options.sizes import batch_schedule
 from penstock.pipeline.plan.job_order import JobOrder
 from penstock.pipeline.plan.settings import ordered_settings, shuffled_settings
@@ -22,7 +23,7 @@ BATCH_PER_RANK = 256
 # Shards at a time. Each is fetched by several ranges at once; several shards hide each one's ends.
 FILLS_AT_ONCE = 4
 
-_OF_STATES = ("epoch", "seed", "shuffle", "lanes", "window", "reshuffle")
+_OF_STATES = ("epoch", "seed", "shuffle")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +34,7 @@ class WarmOrder:
     seed: int = 0
     global_batch_size: GlobalBatch | None = None
     shuffle: bool = True
-    lanes: int | None = None
-    window: int | None = None
-    reshuffle: float = 0.0
+    order: Order = DEFAULT_ORDER
     state: dict[str, Any] | None = None
     process: tuple[int, int] = (0, 1)
     workers: int = FILLS_AT_ONCE
@@ -45,9 +44,11 @@ class WarmOrder:
         if self.state is None:
             return
         fields = type(self).__dataclass_fields__
-        if given := [name for name in _OF_STATES if getattr(self, name) != fields[name].default]:
+        given = {name: getattr(self, name) for name in _OF_STATES}
+        given = {name: value for name, value in given.items() if value != fields[name].default}
+        for name, value in (given | shuffle_settings(self.order)).items():
             raise ConfigError(
-                f"{given[0]}: got {getattr(self, given[0])!r} beside a state, which says it "
+                f"{name}: got {value!r} beside a state, which says it "
                 "already: order and place come from the state. Leave one of them out."
             )
 
@@ -66,9 +67,9 @@ class WarmOrder:
                 source.contents,
                 seed=self.seed,
                 global_batch=schedule.first_size,
-                lanes=self.lanes,
-                window=self.window,
-                reshuffle=self.reshuffle,
+                lanes=self.order.lanes,
+                window=self.order.window,
+                reshuffle=self.order.reshuffle,
             )
         walk = Walk(samples=source.contents.samples, schedule=schedule, drop_last=False)
         return JobOrder(source=source, settings=settings, walk=walk), Cursor(self.epoch, 0)

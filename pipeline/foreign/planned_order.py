@@ -10,6 +10,7 @@ from penstock.cache.errors import ConfigError, PlanError
 from penstock.pipeline.foreign.faults import Substitutes
 from penstock.pipeline.foreign.worker import Request
 from penstock.pipeline.options.foreign_options import planned_batch_size
+from penstock.pipeline.options.order_options import check_shuffles
 from penstock.pipeline.options.sizes import batch_sizes
 from penstock.pipeline.plan.order import Plan, default_lanes, default_window
 from penstock.pipeline.plan.steps import Cursor, Walk
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.pipeline.foreign.mark import Mark
-    from penstock.pipeline.options.penstock_options import PenstockOptions, PlanOptions
+    from penstock.pipeline.options.penstock_options import PenstockOptions
     from penstock.pipeline.options.torch_options import TorchOptions
     from penstock.pipeline.plan.world import World
 
@@ -147,7 +148,7 @@ def planned_order(
             "__len__, or drop seed=."
         ) from error
     shuffle = bool(torch_options.shuffle)
-    own.plan.check_order(shuffle=shuffle)
+    check_shuffles(own.order, shuffle=shuffle)
     walk = Walk(samples=samples, schedule=sizes.schedule, drop_last=drop_last)
     if samples and not len(walk):
         raise PlanError(
@@ -156,13 +157,13 @@ def planned_order(
             "batch or drop_last=False."
         )
     return PlannedOrder(
-        plan=index_plan(samples, own.plan, shuffle=shuffle, global_batch=sizes.global_batch),
+        plan=index_plan(samples, own, shuffle=shuffle, global_batch=sizes.global_batch),
         walk=walk,
         world=world,
         per_rank=sizes.per_rank,
         is_padded=own.pad is not None,
         batched=per_rank is not None,
-        seed=int(own.plan.seed or 0),
+        seed=int(own.seed or 0),
     )
 
 
@@ -174,9 +175,9 @@ def _parts(samples: int) -> list[int]:
     return [VIRTUAL_SHARD_SAMPLES] * whole + [rest] * (rest > 0)
 
 
-def index_plan(samples: int, options: PlanOptions, *, shuffle: bool, global_batch: int) -> Plan:
+def index_plan(samples: int, own: PenstockOptions, *, shuffle: bool, global_batch: int) -> Plan:
     """The plan over the indices of a dataset without shards."""
-    sizes = _parts(samples)
+    sizes, order = _parts(samples), own.order
     if len(sizes) == 1:
         lanes, window = 1, 1
     else:
@@ -186,8 +187,8 @@ def index_plan(samples: int, options: PlanOptions, *, shuffle: bool, global_batc
         )
     return Plan(
         sizes,
-        seed=int(options.seed or 0) if shuffle else None,
-        lanes=int(lanes if options.lanes is None else options.lanes),
-        window=int(window if options.window is None else options.window),
-        reshuffle=float(options.reshuffle),
+        seed=int(own.seed or 0) if shuffle else None,
+        lanes=int(lanes if order.lanes is None else order.lanes),
+        window=int(window if order.window is None else order.window),
+        reshuffle=float(order.reshuffle),
     )

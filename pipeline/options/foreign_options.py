@@ -76,8 +76,7 @@ class ForeignOptions:
     @property
     def seed(self) -> int | None:
         """The seed of the order and of each sample; None leaves randomness to torch."""
-        seed = self.own.plan.seed
-        return None if seed is None else int(seed)
+        return None if self.own.seed is None else int(self.own.seed)
 
 
 def planned_batch_size(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import PenstockWarning
+from penstock.pipeline.options.order_options import shuffle_settings
 from penstock.pipeline.options.sizes import (
     BatchSizes,
     batch_sizes,
@@ -22,11 +23,10 @@ if TYPE_CHECKING:
 
     from penstock.augment.field_recipes import Recipes
     from penstock.cache.base.blob import ReadMode
+    from penstock.pipeline.options.order_options import Order
     from penstock.pipeline.options.penstock_options import (
         PenstockOptions,
-        PlanOptions,
         ResidentMode,
-        SlotsMode,
     )
     from penstock.pipeline.options.seed import LoaderSeed
     from penstock.pipeline.options.torch_options import TorchOptions
@@ -42,19 +42,20 @@ MAX_BAD = 0.001
 class NativeOptions:
     """What the user asked of a native loader, checked and worked out for one world.
 
-    plan: what was spelt out of it. batch_is_default: nobody gave a batch size, so a state may.
+    given_seed: the seed that the user passed, which a state has to equal; None where they passed
+    none. batch_is_default: nobody gave a batch size, so a state may.
     threads: decode threads, 0 for this rank's share of the cores. depth: batches in DALI.
     agrees: the world is that of torch's process group, so its ranks compare plans and count bad
     samples together. resident: whether decoded images stay in memory. pin_memory: of what is
     handed out on the CPU. as_dict: batches are dicts by field, not tuples. batch_tokens: of a
     rank's batch at most, whose samples then vary in number, and sizes mean nothing; else None.
-    slots: whether who reads what follows what the nodes' caches hold.
     """
 
     world: World
-    plan: PlanOptions
+    order: Order
     sizes: BatchSizes
     seed: int
+    given_seed: int | None
     shuffle: bool
     drop_last: bool
     pad: bool
@@ -72,7 +73,6 @@ class NativeOptions:
     pin_memory: bool = False
     as_dict: bool = False
     batch_tokens: int | Mapping[str, int] | None = None
-    slots: SlotsMode = "data"
 
     @classmethod
     def of(
@@ -99,6 +99,7 @@ class NativeOptions:
             world=world,
             sizes=batch_sizes(torch_options.batch_size, own.global_batch_size, world),
             seed=seed.in_world(world, draws=shuffle),
+            given_seed=own.seed,
             shuffle=shuffle,
             drop_last=drop_last,
             pad=own.pad is not None,
@@ -109,7 +110,7 @@ class NativeOptions:
             depth=torch_options.prefetch_factor or (2 if shuffle else 1),
             timeout_s=float(torch_options.timeout),
             read=own.read,
-            plan=own.plan,
+            order=own.order,
             batch_is_default=torch_options.batch_size == 1 and own.global_batch_size is None,
             max_bad=MAX_BAD if own.max_bad is None else own.max_bad,
             agrees=agrees,
@@ -117,8 +118,12 @@ class NativeOptions:
             pin_memory=bool(torch_options.pin_memory),
             as_dict=own.as_dict,
             batch_tokens=own.batch_tokens,
-            slots=own.slots,
         )
+
+    def wanted(self) -> dict[str, int | float]:
+        """Return the settings by name that the user passed, which a state has to equal."""
+        seed = {} if self.given_seed is None else {"seed": self.given_seed}
+        return {"shuffle": self.shuffle, **seed, **shuffle_settings(self.order)}
 
     def resumed(self, state: LoaderState, *, warns: bool = True) -> NativeOptions:
         """The options to go on with from a state: its seed, and its batches, but that from its

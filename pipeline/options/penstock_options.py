@@ -14,12 +14,12 @@ from penstock.cache.base.blob import READ_MODE, ReadMode
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.options.checks import (
     check_choice,
-    check_counts,
     check_resident,
     check_seed,
     check_share,
     check_tokens,
 )
+from penstock.pipeline.options.order_options import DEFAULT_ORDER, Order, shuffle_settings
 from penstock.pipeline.options.refusals import refuse_native_arguments, refuse_without_plan
 
 if TYPE_CHECKING:
@@ -29,49 +29,6 @@ if TYPE_CHECKING:
     from penstock.pipeline.options.sizes import GlobalBatch
 
 ResidentMode = bool | Literal["auto"]
-SlotsMode = Literal["data", "rank"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
-    """What the user spelt out of a plan, which neither a default nor a state overrules.
-
-    None, or a reshuffle of 0: left open. Raises ConfigError for values that no plan can have.
-    """
-
-    seed: int | None = None
-    lanes: int | None = None
-    window: int | None = None
-    reshuffle: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_counts(lanes=self.lanes, window=self.window)
-        check_seed(self.seed)
-        check_share("reshuffle", self.reshuffle)
-
-    def spelt_out(self) -> dict[str, int | float]:
-        """The settings that were given, by name."""
-        order = self.of_order()
-        return order if self.seed is None else {"seed": self.seed, **order}
-
-    def of_order(self) -> dict[str, int | float]:
-        """The settings that were given and have a meaning for shuffled samples only, by name."""
-        given: dict[str, int | float] = {}
-        if self.lanes is not None:
-            given["lanes"] = self.lanes
-        if self.window is not None:
-            given["window"] = self.window
-        if self.reshuffle:
-            given["reshuffle"] = float(self.reshuffle)
-        return given
-
-    def check_order(self, *, shuffle: bool) -> None:
-        """Raise ConfigError for what would shuffle in an order that isn't shuffled."""
-        for name, value in () if shuffle else self.of_order().items():
-            raise ConfigError(
-                f"{name}={value} has no meaning with shuffle=False: samples come in index order. "
-                "Drop it, or pass shuffle=True."
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,23 +38,27 @@ class PenstockOptions:
     Raises ConfigError for a value that fits no dataset.
     """
 
-    plan: PlanOptions = PlanOptions()
+    seed: int | None = None
     augment: Recipes | None = None
     device: str | torch.device | int = "cpu"
     global_batch_size: GlobalBatch | None = None
     pad: Literal["mask"] | None = None
     max_bad: float | None = None
     deterministic: bool = False
+    order: Order = DEFAULT_ORDER
     read: ReadMode = READ_MODE
     resident: ResidentMode = False
     as_dict: bool = False
     batch_tokens: int | Mapping[str, int] | None = None
-    slots: SlotsMode = "data"
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if not isinstance(self.order, Order):
+            raise ConfigError(
+                f"order must be an Order, such as Order(lanes=8), got {self.order!r}."
+            )
         check_tokens(self.batch_tokens)
         check_choice("pad", self.pad, (None, "mask"))
-        check_choice("slots", self.slots, get_args(SlotsMode))
         check_choice("read", self.read, get_args(ReadMode))
         check_resident(self.resident)
         if self.max_bad is not None:
@@ -117,14 +78,14 @@ class PenstockOptions:
                 "resident=True": self.resident is True,
                 "as_dict=True": self.as_dict is True,
                 "batch_tokens": self.batch_tokens is not None,
-                'slots="rank"': self.slots != "data",
+                'slots="rank"': self.order.slots != "data",
                 "global_batch_size= by samples": isinstance(self.global_batch_size, Mapping),
             }
         )
 
     def check_unplanned(self, *, is_map: bool) -> None:
         """Raise ConfigError for what only Penstock's own plan can honour."""
-        order = self.plan.of_order()
+        order = shuffle_settings(self.order)
         refuse_without_plan(
             {
                 "lanes": order.get("lanes"),

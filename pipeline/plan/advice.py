@@ -195,7 +195,7 @@ def few_lanes_words(here: BatchCost, there: BatchCost, *, nodes: int) -> str:
         f"lane{'s' * (here.lanes != 1)}, and each shard is read by {here.readers:.1f} of the "
         f"{nodes} nodes. With {there.global_batch} it would be {there.lanes} lanes and "
         f"{there.readers:.1f} readers: each node fetches and keeps less. Change the batch, or "
-        f"pass lanes= (a divisor of the batch, {nodes} or more)."
+        f"pass order=Order(lanes=…), a divisor of the batch, {nodes} or more."
     )
 
 

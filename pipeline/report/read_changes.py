@@ -120,7 +120,7 @@ def _decoded_again(facts: LoaderFacts) -> Iterator[Change]:
     if not chunks.file_bytes:
         advice += ", a cache=DiskCache(...) for what memory can't keep,"
     smaller = int(chunks.window * kept / max(needed, 1))
-    advice += f" or window={max(1, smaller)}" if smaller < chunks.window else ""
+    advice += f" or order=Order(window={max(1, smaller)})" if smaller < chunks.window else ""
     yield Change(
         cause="decoded-again",
         why=f"Decoded {counts.ratio:.2g} x what was delivered: this rank's windows have "

@@ -12,6 +12,7 @@ import torch
 import torch.utils.data
 
 import penstock
+from penstock.pipeline import Order
 from tests.goldens.material import SOURCES, Case, Material, digest, loader, plain, spaced
 
 WORLDS, EPOCHS = (1, 3), (0, 6)
@@ -24,9 +25,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "another seed": {**WIDE, "seed": 2**40 + 1},
     "in index order": {**WIDE, "shuffle": False},
     "padded": {**WIDE, "drop_last": False, "pad": "mask"},
-    "lanes": {**WIDE, "lanes": 2, "window": 2},
-    "reshuffle": {**WIDE, "lanes": 4, "reshuffle": 0.3},
-    "slots by rank": {**WIDE, "slots": "rank"},
+    "lanes": {**WIDE, "order": Order(lanes=2, window=2)},
+    "reshuffle": {**WIDE, "order": Order(lanes=4, reshuffle=0.3)},
+    "slots by rank": {**WIDE, "order": Order(slots="rank")},
     "growing": {**WIDE, "global_batch_size": {0: 24, 200: 36, 700: 60}},
     "odd batch": {**WIDE, "global_batch_size": 47},
     "per rank": {**WIDE, "global_batch_size": None, "batch_size": 16},
@@ -137,7 +138,9 @@ ORDERS: dict[str, Case] = {"steps": steps, "parts": parts}
 ORDERS |= {f"format: {name}": partial(of_format, name) for name in SOURCES}
 ORDERS |= {f"setting: {name}": partial(with_setting, name) for name in SETTINGS}
 ORDERS["torch dataset"] = lambda _: walk(Numbers(), SMALL)
-ORDERS["torch dataset, lanes"] = lambda _: walk(Numbers(), {**SMALL, "lanes": 2, "reshuffle": 0.5})
+ORDERS["torch dataset, lanes"] = lambda _: walk(
+    Numbers(), {**SMALL, "order": Order(lanes=2, reshuffle=0.5)}
+)
 
 
 def _refuse(number: Any) -> Any:
@@ -182,7 +185,7 @@ def _moved(material: Material) -> Any:
 
 def _ordered(material: Material) -> Any:
     """Take up a job of two ranks whose caches gave its six lanes another order."""
-    found = _native("wide-pack", world=(1, 2), lanes=6)(material)
+    found = _native("wide-pack", world=(1, 2), order=Order(lanes=6))(material)
     found.load_state_dict({**found.state_dict(), "lane_order": "groups:6:BQABAAMABAACAAAA"})
     return found
 
@@ -192,7 +195,9 @@ JOBS: dict[str, Case] = {
     **{name: _native(name, **SMALL) for name in SOURCES},
     "rank 1 of 2": _native("wide-pack", world=(1, 2)),
     "in index order": _native("wide-pack", shuffle=False, seed=None),
-    "order settings": _native("wide-pack", lanes=3, window=2, reshuffle=0.25, slots="rank"),
+    "order settings": _native(
+        "wide-pack", order=Order(lanes=3, window=2, reshuffle=0.25, slots="rank")
+    ),
     "growing": _native("wide-pack", global_batch_size={0: 24, 100: 48, 900: 60}),
     "padded": _native("wide-pack", drop_last=False, pad="mask", global_batch_size=70),
     "per rank": _native("wide-pack", drop_last=False, global_batch_size=None, batch_size=70),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock import DataLoader, Dataset, DiskCache, World, pack
+from penstock import DataLoader, Dataset, DiskCache, Order, World, pack
 from penstock.readers.formats.sampling import check_sampling
 from tests.chunk_sets import SETS
 from tests.field_sets import plain
@@ -110,7 +110,7 @@ def test_batches_threads_and_memory_change_no_sample(name: str, written: dict[st
     def samples(**options: Any) -> dict[int, Any]:
         given = {key: options.pop(key) for key in ("decoded_bytes",) if key in options}
         with opened(name, written[name], **given) as dataset:
-            batches = epoch(dataset, **{"lanes": 2, "window": 2, **options})
+            batches = epoch(dataset, **{"order": Order(lanes=2, window=2), **options})
         return {id_of(sample): sample for batch in batches for sample in batch}
 
     wanted = samples()
@@ -121,7 +121,7 @@ def test_batches_threads_and_memory_change_no_sample(name: str, written: dict[st
         {"prefetch_factor": 5},
         {"read": "pread"},
         {"read": "mmap"},
-        {"shuffle": False, "lanes": None, "window": None},
+        {"shuffle": False, "order": Order()},
         {"decoded_bytes": 1},
     ):
         assert samples(**options) == wanted, options

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from penstock import DataLoader, Dataset, DiskCache, RandomHorizontalFlip, RandomResizedCrop, World
+from penstock import (
+    DataLoader,
+    Dataset,
+    DiskCache,
+    Order,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    World,
+)
 from penstock.readers.fields.field_types import Array
 from tests import field_sets
 from tests.readers.remote_sets import upload
@@ -127,7 +135,9 @@ def test_a_global_batch_is_the_same_in_every_world(container: str, size: int, se
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_batches_threads_and_reading_change_no_sample(container: str, sets: Any) -> None:
     def samples(dataset: Dataset, **options: Any) -> dict[bytes, Any]:
-        batches = epoch(dataset, augment=recipe(container), lanes=2, window=2, **options)
+        batches = epoch(
+            dataset, augment=recipe(container), order=Order(lanes=2, window=2), **options
+        )
         return {sample["id"][2]: sample for batch in batches for sample in batch}
 
     with sets[container]() as dataset:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock import DataLoader, World
+from penstock import DataLoader, Order, World
 from penstock.augment import imagenet_eval
 from penstock.cache.errors import ConfigError, PenstockWarning, PlanError
 from tests.sources import Values
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:A global batch of")
 
 
 def made(world: World | None = None, **options: Any) -> DataLoader:
-    options = {"shuffle": True, "seed": 3, "drop_last": True, "lanes": 2, **options}
+    options = {"shuffle": True, "seed": 3, "drop_last": True, "order": Order(lanes=2), **options}
     if "batch_size" not in options:
         options = {"global_batch_size": SCHEDULE, **options}
     return DataLoader(SOURCE, world=world or World(0, 1), **options)
@@ -334,7 +334,7 @@ def test_ranks_that_come_and_go_keep_the_growing_batches(
 def test_padded_batches_are_filled_up_to_their_steps_size() -> None:
     sizes = []
     for rank in range(3):
-        options = {"drop_last": False, "pad": "mask", "shuffle": False, "lanes": None}
+        options = {"drop_last": False, "pad": "mask", "shuffle": False, "order": Order()}
         with made(World(rank, 3), **options) as loader:
             count = len(loader)
             sizes.append([len(batch[-1]) for batch in loader])

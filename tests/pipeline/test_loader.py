@@ -15,7 +15,7 @@ from PIL import Image
 
 from penstock.augment import CenterCrop, Resize, imagenet_eval, imagenet_train
 from penstock.cache.errors import ClosedError, ConfigError, PenstockWarning, PlanError, ResumeError
-from penstock.pipeline import DataLoader, World
+from penstock.pipeline import DataLoader, Order, World
 from penstock.readers import Dataset
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class TestResume:
         assert sorted(found) == sorted(expected)
 
     def test_the_state_brings_seed_and_plan(self, pack: Path) -> None:
-        with make(pack, seed=99, lanes=4, window=2) as loader:
+        with make(pack, seed=99, order=Order(lanes=4, window=2)) as loader:
             it = iter(loader)
             next(it)
             state, rest = loader.state_dict(), ids_of(it)
@@ -346,7 +346,7 @@ class TestResume:
         refused = {
             "another dataset": make(ordered_pack),
             "another seed": make(pack, seed=8),
-            "other lanes": make(pack, lanes=5),
+            "other lanes": make(pack, order=Order(lanes=5)),
             "no shuffle": make(pack, shuffle=False),
         }
         for loader in refused.values():
@@ -380,7 +380,7 @@ class TestArguments:
             ({"device": "tpu"}, "not a torch device"),
             ({"device": "meta"}, '"cpu" or "cuda" only'),
             ({"seed": "x"}, "seed must be an integer"),
-            ({"shuffle": False, "lanes": 3}, "no meaning with shuffle=False"),
+            ({"shuffle": False, "order": Order(lanes=3)}, "no meaning with shuffle=False"),
             ({"batch_size": 500, "drop_last": True}, "an epoch would have no step"),
             ({"augment": None}, "A batch needs one size"),
         ],

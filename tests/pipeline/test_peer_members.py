@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch.distributed as dist
 
-from penstock import DataLoader, Dataset, DiskCache, Peers
+from penstock import DataLoader, Dataset, DiskCache, Order, Peers
 from penstock.pipeline import World
 from tests.array_packs import SAMPLES, array_pack_bytes, write_array_pack
 from tests.servers import serving
@@ -34,7 +34,7 @@ def member(url: str, folder: Path, rank: int) -> DataLoader:
         shuffle=True,
         drop_last=True,
         seed=7,
-        slots="rank",
+        order=Order(slots="rank"),
         world=World(rank, NODES),
     )
 

@@ -24,7 +24,7 @@ NODES, BATCH = 3, 24
 SCRIPT = """
 import json, sys
 import torch.distributed as dist
-from penstock import DataLoader, Dataset, DiskCache, Peers
+from penstock import DataLoader, Dataset, DiskCache, Order, Peers
 
 url, folder, node, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 told = []
@@ -36,7 +36,7 @@ for phase in json.loads(sys.argv[5]):
     cache = DiskCache(place, max_bytes="1GB", peers=peers)
     dataset = Dataset(url, cache=cache, fields=("array", "id"))
     loader = DataLoader(dataset, global_batch_size=phase["batch"], shuffle=True, seed=7,
-        drop_last=True, slots="rank", reshuffle=phase["reshuffle"])
+        drop_last=True, order=Order(slots="rank", reshuffle=phase["reshuffle"]))
     ids = []
     with dataset, loader:
         for _ in range(phase["epochs"]):

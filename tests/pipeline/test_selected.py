@@ -14,7 +14,7 @@ from penstock import concat
 from penstock.augment import imagenet_train
 from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.errors import ConfigError, ResumeError
-from penstock.pipeline import DataLoader, World
+from penstock.pipeline import DataLoader, Order, World
 from penstock.pipeline.feed.warm import warm
 from penstock.readers import Dataset
 from tests.conftest import SAMPLES
@@ -153,7 +153,7 @@ def test_what_is_in_the_fingerprint_and_what_is_not(
     """As the list of names that outlive a release has it."""
 
     def fingerprint(source: Source, **options: Any) -> Any:
-        with make(source, **{"lanes": 2, "window": 4, **options}) as loader:
+        with make(source, **{"order": Order(lanes=2, window=4), **options}) as loader:
             return loader.state_dict()["fingerprint"]
 
     first = fingerprint(labels)
@@ -164,10 +164,10 @@ def test_what_is_in_the_fingerprint_and_what_is_not(
     different = [
         fingerprint(Dataset(str(ordered_pack), fields=("label", "id"))),
         fingerprint(labels, seed=6),
-        fingerprint(labels, lanes=4),
-        fingerprint(labels, window=5),
-        fingerprint(labels, reshuffle=0.5),
-        fingerprint(labels, shuffle=False, lanes=None, window=None),
+        fingerprint(labels, order=Order(lanes=4, window=4)),
+        fingerprint(labels, order=Order(lanes=2, window=5)),
+        fingerprint(labels, order=Order(lanes=2, window=4, reshuffle=0.5)),
+        fingerprint(labels, shuffle=False, order=Order()),
         fingerprint(labels.subset(range(150))),
         fingerprint(labels.subset(range(1, 151))),
         fingerprint(concat([labels, labels])),

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from penstock.cache import DiskCache
 from penstock.cache.job_store import JobStore
-from penstock.pipeline import DataLoader, World
+from penstock.pipeline import DataLoader, Order, World
 from penstock.readers import Dataset
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ OPTIONS: dict[str, Any] = {
     "shuffle": True,
     "seed": 7,
     "drop_last": True,
-    "lanes": 8,
+    "order": Order(lanes=8),
 }
 
 

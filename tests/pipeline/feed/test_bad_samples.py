@@ -20,7 +20,7 @@ from PIL import Image
 
 from penstock.augment import imagenet_eval, imagenet_train
 from penstock.cache.errors import FetchError, PenstockWarning, TooManyBadSamplesError
-from penstock.pipeline import DataLoader, World
+from penstock.pipeline import DataLoader, Order, World
 from penstock.pipeline.plan.substitutes import SAME_SHARD_ATTEMPTS, substitute
 from penstock.pipeline.report import quarantine
 from penstock.readers import Dataset, pack
@@ -110,7 +110,7 @@ def make(path: Path, **options: Any) -> DataLoader:
         "augment": imagenet_train(SIZE),
         "num_workers": 2,
         "max_bad": 1.0,
-        "lanes": 2 if options.get("shuffle", True) else None,
+        "order": Order(lanes=2 if options.get("shuffle", True) else None),
         **options,
     }
     cache = given.pop("cache", None)

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import feather
 
 from penstock.cache import DiskCache
-from penstock.pipeline import DataLoader
+from penstock.pipeline import DataLoader, Order
 from penstock.pipeline.plan.world import World
 from penstock.pipeline.report.diagnosis import diagnose
 from penstock.readers import Dataset
@@ -65,7 +65,10 @@ def needed() -> int:
 
 @pytest.mark.parametrize("window", [None, 2, 5])
 def test_each_chunk_is_decoded_once_an_epoch(root: Path, window: int | None) -> None:
-    with Dataset(root) as dataset, loader(dataset, window=window, drop_last=False) as found:
+    with (
+        Dataset(root) as dataset,
+        loader(dataset, order=Order(window=window), drop_last=False) as found,
+    ):
         for _ in range(3):
             assert sorted(epoch(found)) == [*range(SAMPLES)]
         counts = found.statistics()
@@ -95,7 +98,9 @@ def test_ranks_decode_what_they_read(root: Path, size: int) -> None:
         blocks.TAKEN.clear()
         with (
             Dataset(root) as dataset,
-            loader(dataset, world=World(rank, size), drop_last=True, lanes=size) as found,
+            loader(
+                dataset, world=World(rank, size), drop_last=True, order=Order(lanes=size)
+            ) as found,
         ):
             mine = epoch(found)
         seen += mine
@@ -112,7 +117,7 @@ def test_what_memory_has_no_room_for_is_kept_in_the_cache(
     cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
     with (
         Dataset(root, cache=cache, decoded_bytes=400) as dataset,
-        loader(dataset, window=64, drop_last=False) as found,
+        loader(dataset, order=Order(window=64), drop_last=False) as found,
     ):
         for _ in range(2):
             epoch(found)
@@ -133,7 +138,7 @@ def test_without_room_it_is_told(root: Path, caplog: pytest.LogCaptureFixture) -
     with (
         caplog.at_level(logging.INFO, "penstock"),
         Dataset(root, decoded_bytes=300) as dataset,
-        loader(dataset, window=64, drop_last=False) as found,
+        loader(dataset, order=Order(window=64), drop_last=False) as found,
     ):
         assert sorted(epoch(found)) == [*range(SAMPLES)]
         counts = found.statistics()
@@ -151,7 +156,7 @@ def test_without_room_it_is_told(root: Path, caplog: pytest.LogCaptureFixture) -
 def test_the_verdict_names_chunks_that_are_decoded_again(root: Path) -> None:
     with (
         Dataset(root, decoded_bytes=300) as dataset,
-        loader(dataset, window=64, drop_last=False) as found,
+        loader(dataset, order=Order(window=64), drop_last=False) as found,
     ):
         epoch(found)
         facts = found.statistics().facts

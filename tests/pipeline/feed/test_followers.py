@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock import DataLoader, World
+from penstock import DataLoader, Order, World
 from penstock.augment import (
     ColorJitter,
     Normalize,
@@ -95,7 +95,13 @@ def seen(augment: Any, *, world: int = 1, **options: Any) -> dict[int, list[Any]
     """An epoch of all ranks."""
     found: dict[int, list[Any]] = {}
     for rank in range(world):
-        arguments = {"batch_size": 4, "shuffle": True, "seed": 5, "lanes": 12, **options}
+        arguments = {
+            "batch_size": 4,
+            "shuffle": True,
+            "seed": 5,
+            "order": Order(lanes=12),
+            **options,
+        }
         if world > 1:
             arguments |= {"world": World(rank, world), "drop_last": True}
         with DataLoader(memory(), augment=augment, **arguments) as loader:

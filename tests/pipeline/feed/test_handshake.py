@@ -49,8 +49,8 @@ def pair() -> tuple[Agreement, Agreement]:
     [
         ({"seed": 2, "plan": "q"}, r"seed 1; .* seed 2.*seed="),
         ({"dataset": "e", "samples": 5, "plan": "q"}, r"\(10 samples.*\(5 samples.*out twice"),
-        ({"window": 4, "plan": "q"}, r"window=3; .* window=4.*window="),
-        ({"lanes": 4, "plan": "q"}, r"lanes=2; .* lanes=4.*lanes="),
+        ({"window": 4, "plan": "q"}, r"window=3; .* window=4.*order="),
+        ({"lanes": 4, "plan": "q"}, r"lanes=2; .* lanes=4.*order="),
         ({"reshuffle": 0.5, "plan": "q"}, r"reshuffle=0\.0; .* reshuffle=0\.5"),
         ({"batch": "16"}, r"batches of 8; .* batches of 16.*global_batch_size="),
         ({"ends": "drop_last=False, pad=mask"}, r"drop_last=True.*pad=mask.*drop_last="),
@@ -147,7 +147,7 @@ SCRIPT = textwrap.dedent(
     import json, os, sys, warnings
     import torch.distributed as dist
     from penstock.augment import Normalize, RandomResizedCrop
-    from penstock.pipeline import DataLoader, World
+    from penstock.pipeline import DataLoader, Order, World
     from penstock.readers import Dataset
 
     warnings.simplefilter("ignore")
@@ -165,7 +165,7 @@ SCRIPT = textwrap.dedent(
     if case == "evaluation":
         options.update(shuffle=False, drop_last=False, pad="mask", seed=None)
     if case == "window" and odd:
-        options["window"] = 7
+        options["order"] = Order(window=7)
     if case == "batch" and odd:
         options["batch_size"] = 5
     if case == "recipe":

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from penstock.cache.errors import PlanError, RankFailedError, StalledError
 from penstock.cache.job_store import JobStore
-from penstock.pipeline import DataLoader, World
+from penstock.pipeline import DataLoader, Order, World
 from penstock.pipeline.feed import lane_agreement
 from tests.pipeline.feed.many_nodes import (
     OPTIONS,
@@ -91,7 +91,7 @@ def test_a_restart_without_a_change_keeps_the_last_order(
         assert order is not None
         wanted = take(passes, 2)
     # Also where nobody can be asked, and where nobody shall be.
-    for more in ({}, {"is_group": False}, {"slots": "rank"}):
+    for more in ({}, {"is_group": False}, {"order": Order(slots="rank")}):
         with job(nodes, monkeypatch, state=state, **more) as loaders:
             assert all(order_of(loader).lane_order == order for loader in loaders)
             assert loaders[1].state_dict() == state
@@ -99,7 +99,7 @@ def test_a_restart_without_a_change_keeps_the_last_order(
             assert missing(nodes, loaders) == 0
 
 
-@pytest.mark.parametrize("more", [{"is_group": False}, {"slots": "rank"}])
+@pytest.mark.parametrize("more", [{"is_group": False}, {"order": Order(slots="rank")}])
 def test_without_others_or_by_rank_it_is_the_identity(
     nodes: list[Node], monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
@@ -215,7 +215,7 @@ def test_the_rounds_of_several_loaders_and_resumes_do_not_mix(
                 shuffle=True,
                 seed=1,
                 drop_last=True,
-                lanes=4,
+                order=Order(lanes=4),
             )
             for node, one in zip(nodes, world, strict=True)
         ]

@@ -11,7 +11,7 @@ import torch
 from penstock.augment import Normalize, RandAugment, RandomResizedCrop
 from penstock.augment.ops import CutMix, MixUp, Operation
 from penstock.cache.errors import ConfigError
-from penstock.pipeline import DataLoader, World
+from penstock.pipeline import DataLoader, Order, World
 from penstock.pipeline.plan.lane_order import LaneOrder
 from penstock.readers import Dataset
 from tests.conftest import CLASSES, SAMPLES
@@ -121,9 +121,9 @@ def test_mixed_batches_are_what_one_mixes_by_hand(
 ) -> None:
     """Targets say how much of each of two plain images a mixed one has."""
     augment = (*PLAIN, MixUp(alpha=1.0, num_classes=SAMPLES))
-    with make(pack, augment=PLAIN, lanes=lanes) as loader:
+    with make(pack, augment=PLAIN, order=Order(lanes=lanes)) as loader:
         plain, labels, ids = next(iter(loader))
-    with make(pack, augment=augment, lanes=lanes) as loader:
+    with make(pack, augment=augment, order=Order(lanes=lanes)) as loader:
         mixed, targets, again = next(iter(loader))
     assert torch.equal(ids, again)
     assert targets.dtype == torch.float32
@@ -198,18 +198,18 @@ def test_too_few_classes_are_told_with_the_batch(pack: Path) -> None:
 def test_no_order_of_lanes_changes_a_pixel(pack: Path, places: tuple[int, ...]) -> None:
     """Also where a lane has one sample of a batch, whose partner may be anywhere."""
     lanes = len(places)
-    with make(pack, lanes=lanes) as loader:
+    with make(pack, order=Order(lanes=lanes)) as loader:
         state = loader.state_dict()
         before = by_id(loader)
     state["lane_order"] = LaneOrder(places).text
     found: dict[int, Sample] = {}
     for rank in range(2):
-        with make(pack, lanes=lanes, world=World(rank=rank, size=2)) as loader:
+        with make(pack, order=Order(lanes=lanes), world=World(rank=rank, size=2)) as loader:
             loader.load_state_dict(state)
             assert loader.state_dict()["lane_order"] == state["lane_order"]
             part = by_id(loader)
         if rank == 0:
-            with make(pack, lanes=lanes, world=World(rank=0, size=2)) as loader:
+            with make(pack, order=Order(lanes=lanes), world=World(rank=0, size=2)) as loader:
                 own = {int(i) for _, _, ids in loader for i in ids}
             assert part.keys() != own  # it does read other slots
         found |= part

@@ -18,7 +18,7 @@ from penstock.cache.base.store import RequestError
 from penstock.cache.disk import admin
 from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.errors import PenstockWarning
-from penstock.pipeline import DataLoader, World
+from penstock.pipeline import DataLoader, Order, World
 from penstock.readers import Dataset
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def test_the_same_batches_as_from_the_disk(remote: Dataset, pack: Path) -> None:
 
 @pytest.mark.parametrize("reshuffle", [0.0, 0.5])
 def test_the_ranks_of_a_node_fill_their_shards_only(remote: Dataset, reshuffle: float) -> None:
-    options: dict[str, Any] = {"lanes": 4, "window": 2, "reshuffle": reshuffle}
+    options: dict[str, Any] = {"order": Order(lanes=4, window=2, reshuffle=reshuffle)}
     options["global_batch_size"] = 16
     world = World(1, 4, local_rank=0, local_size=1)
     with make(remote, batch_size=1, world=world, **options) as loader:
@@ -153,7 +153,7 @@ def test_a_remote_that_fails_stops_batches_and_not_close(
     remote: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = Watched(remote, monkeypatch)
-    with make(remote, lanes=2, window=1) as loader:
+    with make(remote, order=Order(lanes=2, window=1)) as loader:
         batches = iter(loader)
         next(batches)
         watched.broken = True
@@ -190,7 +190,7 @@ def test_a_limit_below_two_windows_is_told_and_read_all_the_same(
     files = fsspec.filesystem("file", skip_instance_cache=True)
     limit = int(0.4 * data_bytes(pack))
     cache = DiskCache(tmp_path / "cache", max_bytes=limit)
-    wide: dict[str, Any] = {"window": 20, "lanes": 1}
+    wide: dict[str, Any] = {"order": Order(window=20, lanes=1)}
     with Dataset(str(pack), fields=("label", "id"), filesystem=files, cache=cache) as dataset:
         with (
             pytest.warns(PenstockWarning, match=r"two open windows of .* \(window=20, lanes=1\)"),
@@ -262,7 +262,7 @@ def test_a_second_job_has_half_of_the_cache_within_an_epoch_of_the_first(
         return sum(size for n, size in sizes if store_of(dataset).is_whole(index.shards.source(n)))
 
     # One window over all shards: every batch has nearly all of them mapped.
-    options: dict[str, Any] = {"lanes": 1, "window": 99, "augment": RECIPE}
+    options: dict[str, Any] = {"order": Order(lanes=1, window=99), "augment": RECIPE}
     with one, two, make(one, **options) as first, make(two, **options) as second:
         for _ in range(2):
             epoch(first)
@@ -283,7 +283,7 @@ def test_a_second_job_has_half_of_the_cache_within_an_epoch_of_the_first(
 
 
 def test_loaders_of_two_worlds_share_as_two_jobs(remote: Dataset) -> None:
-    options: dict[str, Any] = {"lanes": 4, "window": 2, "global_batch_size": 16}
+    options: dict[str, Any] = {"order": Order(lanes=4, window=2), "global_batch_size": 16}
     worlds = [World(rank, 2, local_rank=0, local_size=1) for rank in range(2)]
     with (
         make(remote, batch_size=1, world=worlds[0], **options) as first,

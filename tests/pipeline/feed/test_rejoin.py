@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.utils.data
 
 from penstock.cache.errors import ClosedError, ConfigError, PlanError, RankFailedError, StalledError
-from penstock.pipeline import DataLoader, World
+from penstock.pipeline import DataLoader, Order, World
 from penstock.readers import Dataset
 from tests.pipeline.feed.many_nodes import Node, order_of, shards_of
 
@@ -222,7 +222,7 @@ class TestWithAStore:
                 shuffle=True,
                 seed=SEED,
                 drop_last=True,
-                lanes=6,
+                order=Order(lanes=6),
             )
 
         job = Job([loader(node, rank, 3) for rank, node in enumerate(nodes)])
@@ -259,7 +259,7 @@ class TestWithAStore:
             seed=SEED,
             drop_last=True,
             timeout=0.05,
-            lanes=6,
+            order=Order(lanes=6),
         )
         with pytest.raises(StalledError, match="ranks 1 to 2 to begin"):
             loader.rejoin(World(0, 3), step=0, store=dist.HashStore())  # type: ignore[attr-defined]

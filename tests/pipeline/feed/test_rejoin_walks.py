@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from penstock import DataLoader, Dataset, World, concat
+from penstock import DataLoader, Dataset, Order, World, concat
 from penstock.readers.fields.field_types import Array
 from tests import field_sets
 from tests.pipeline.feed.many_nodes import Node, order_of, shards_of
@@ -27,7 +27,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "schedule": {"global_batch_size": {0: 12, 100: 24, 500: 12}, "pad": "mask"},
     "tokens": {"batch_tokens": 60},
     "concat": {"global_batch_size": 24, "drop_last": True},
-    "reshuffle": {"global_batch_size": 24, "drop_last": True, "reshuffle": 0.5, "lanes": 2},
+    "reshuffle": {
+        "global_batch_size": 24,
+        "drop_last": True,
+        "order": Order(reshuffle=0.5, lanes=2),
+    },
     "in order": {"global_batch_size": 24, "pad": "mask", "shuffle": False, "seed": None},
 }
 
@@ -157,7 +161,7 @@ def test_rejoins_in_a_row_keep_the_order_of_lanes_that_was_decided(
 
     def loader(node: Node) -> DataLoader:
         options = {"global_batch_size": 24, "shuffle": True, "seed": 5, "drop_last": True}
-        return DataLoader(node.dataset, world=World(0, 1), lanes=6, **options)
+        return DataLoader(node.dataset, world=World(0, 1), order=Order(lanes=6), **options)
 
     first, second, third = map(loader, nodes)
 

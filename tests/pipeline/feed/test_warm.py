@@ -15,7 +15,7 @@ import pytest
 from penstock.cache.base.store import RequestError
 from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.errors import ConfigError, DatasetNotFoundError, WriteError
-from penstock.pipeline import DataLoader, World
+from penstock.pipeline import DataLoader, Order, World
 from penstock.pipeline.cli.main import main
 from penstock.pipeline.feed.warm import node_world, warm
 from penstock.readers import Dataset
@@ -94,7 +94,7 @@ def test_a_warm_up_needs_neither_torch_nor_a_graph(pack: Path, tmp_path: Path) -
 def test_shards_come_in_the_order_in_which_the_job_reads_them(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: dict[str, Any] = {"seed": 9, "lanes": 2, "window": 1, "global_batch_size": 4}
+    options: dict[str, Any] = {"seed": 9, "order": Order(lanes=2, window=1), "global_batch_size": 4}
     with dataset_of(pack, tmp_path / "cache") as dataset:
         seen = watch(dataset, monkeypatch)
         warm(dataset, workers=1, **options)
@@ -145,7 +145,7 @@ def test_a_dry_run_fetches_nothing(
 def test_only_what_fits_is_fetched(pack: Path, tmp_path: Path) -> None:
     whole = data_bytes(pack)
     with dataset_of(pack, tmp_path / "cache", max_bytes="1MiB") as dataset:
-        result = warm(dataset, lanes=1, window=1)
+        result = warm(dataset, order=Order(lanes=1, window=1))
         assert dataset.remote is not None
         index = dataset.index
         kept = [
@@ -167,7 +167,13 @@ def test_nodes_warm_their_shares_and_processes_of_a_node_parts_of_it(
             cache = tmp_path / f"cache-{node}-{local}"
             with dataset_of(pack, cache) as dataset:
                 world = node_world(4, nodes=2, node_rank=node)
-                warm(dataset, world=world, lanes=4, global_batch_size=16, process=(local, 2))
+                warm(
+                    dataset,
+                    world=world,
+                    order=Order(lanes=4),
+                    global_batch_size=16,
+                    process=(local, 2),
+                )
                 assert dataset.remote is not None
                 sources = [dataset.index.shards.source(n) for n in range(len(dataset.index.sizes))]
                 mine.append({s.key for s in sources if dataset.remote.is_whole(s)})

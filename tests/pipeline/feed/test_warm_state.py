@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.cache.errors import ConfigError, ResumeError
-from penstock.pipeline import DataLoader, World
+from penstock.pipeline import DataLoader, Order, World
 from penstock.pipeline.feed.warm import warm
 from penstock.pipeline.plan.lane_order import LaneOrder
 from tests.pipeline.feed.test_warm import dataset_of, run, url, watch
@@ -23,7 +23,11 @@ __all__ = ["url"]
 
 def state_of(pack: Path, cache: Path, *, steps: int = 0, **options: Any) -> dict[str, Any]:
     """A state behind so many steps, whose ranks have their lanes the other way round."""
-    usual: dict[str, Any] = {"seed": 3, "lanes": LANES, "window": 1, "global_batch_size": BATCH}
+    usual: dict[str, Any] = {
+        "seed": 3,
+        "order": Order(lanes=LANES, window=1),
+        "global_batch_size": BATCH,
+    }
     usual |= {"shuffle": True, "drop_last": True, "world": World(0, RANKS), **options}
     with dataset_of(pack, cache) as dataset, DataLoader(dataset, **usual) as loader:
         loader.skip(steps)

@@ -18,7 +18,7 @@ from penstock.cache.errors import (
     PlanError,
     ResumeError,
 )
-from penstock.pipeline import DataLoader, World
+from penstock.pipeline import DataLoader, Order, World
 from tests.torch_datasets import (
     CountingSampler,
     Drawn,
@@ -398,7 +398,7 @@ def test_the_training_loops_own_random_numbers_are_left_alone() -> None:
         ({"seed": 1, "batch_sampler": [[1]]}, "batch_sampler= and seed="),
         ({"seed": 1, "generator": torch.Generator()}, "generator= and seed="),
         ({"pad": "mask"}, "pad"),
-        ({"lanes": 2}, "lanes"),
+        ({"order": Order(lanes=2)}, "lanes"),
         ({"global_batch_size": 4}, "global_batch_size"),
         ({"deterministic": True}, "deterministic"),
         ({"read": "pread"}, "read"),
@@ -406,7 +406,7 @@ def test_the_training_loops_own_random_numbers_are_left_alone() -> None:
         ({"seed": 1, "world": World(0, 2)}, "drop_last"),
         ({"seed": 1, "drop_last": True, "pad": "mask"}, "drop_last"),
         ({"seed": 1, "drop_last": True, "batch_size": 100}, "no step"),
-        ({"seed": 1, "lanes": 2, "shuffle": False}, "lanes"),
+        ({"seed": 1, "order": Order(lanes=2), "shuffle": False}, "lanes"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from penstock.cache.errors import PlanError, RankFailedError, ResumeError, TooManyBadSamplesError
 from penstock.cache.job_store import JobStore
-from penstock.pipeline import DataLoader, World
+from penstock.pipeline import DataLoader, Order, World
 from tests.torch_datasets import Squares
 
 
@@ -34,7 +34,7 @@ def loader(rank: int, *, dataset: Any = None, **more: Any) -> DataLoader:
         ({"seed": 2}, r"with seed 1; rank 1 with seed 2"),
         ({"dataset": Squares(30, "int")}, r"Squares-40 \(40 samples\).*Squares-30 \(30 samples"),
         ({"drop_last": False, "pad": "mask"}, r"pad=None; rank 1 with drop_last=False, pad=mask"),
-        ({"reshuffle": 0.5}, "reshuffle=0.5"),
+        ({"order": Order(reshuffle=0.5)}, "reshuffle=0.5"),
     ],
 )
 def test_what_differs_is_named_on_both(more: dict[str, Any], words: str) -> None:

@@ -14,7 +14,8 @@ from penstock.cache.errors import ConfigError, PenstockWarning, PlanError
 from penstock.pipeline import DataLoader, World
 from penstock.pipeline.options.foreign_options import WorkerOptions, planned_batch_size
 from penstock.pipeline.options.native_options import NativeOptions
-from penstock.pipeline.options.penstock_options import PenstockOptions, PlanOptions
+from penstock.pipeline.options.order_options import Order, check_shuffles, shuffle_settings
+from penstock.pipeline.options.penstock_options import PenstockOptions
 from penstock.pipeline.options.seed import LoaderSeed
 from penstock.pipeline.options.sizes import batch_schedule
 from penstock.pipeline.options.torch_options import TorchOptions
@@ -53,7 +54,7 @@ def native(
     return NativeOptions.of(
         TorchOptions(**options),
         own,
-        seed=seed or LoaderSeed(given=own.plan.seed, drawn=5),
+        seed=seed or LoaderSeed(given=own.seed, drawn=5),
         world=world,
         agrees=True,
         device=CPU,
@@ -62,10 +63,10 @@ def native(
 
 def test_every_argument_of_the_loader_is_in_one_value() -> None:
     given = set(inspect.signature(DataLoader.__init__).parameters)
-    values = [*names(TorchOptions), *names(PlanOptions), *names(PenstockOptions)]
+    values = [*names(TorchOptions), *names(PenstockOptions)]
     assert len(values) == len(set(values))
     apart = {"self", "dataset", "world", "data_parallel", "snapshot_every_n_steps"}
-    assert set(values) - {"plan"} == given - apart
+    assert set(values) == given - apart
 
 
 def test_torchs_arguments_are_torchs() -> None:
@@ -79,7 +80,7 @@ def test_torchs_arguments_are_torchs() -> None:
 
 
 def test_values_are_frozen() -> None:
-    for value in (TorchOptions(), PlanOptions(), PenstockOptions(), native()):
+    for value in (TorchOptions(), Order(), PenstockOptions(), native()):
         with pytest.raises(FrozenInstanceError):
             setattr(value, names(type(value))[0], 1)
 
@@ -87,21 +88,23 @@ def test_values_are_frozen() -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"seed": "x"}, "seed must be an integer, got 'x'"),
-        ({"seed": True}, "seed must be an integer"),
         ({"lanes": 0}, "lanes must be an integer of at least 1, got 0"),
         ({"window": 1.5}, "window must be an integer"),
         ({"reshuffle": 2}, "reshuffle must be a share between 0 and 1, got 2"),
+        ({"slots": "node"}, "slots must be 'data' or 'rank', got 'node'"),
     ],
 )
-def test_a_plan_that_can_not_be(wrong: dict[str, Any], told: str) -> None:
+def test_an_order_that_can_not_be(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        PlanOptions(**wrong)
+        Order(**wrong)
 
 
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
+        ({"seed": "x"}, "seed must be an integer, got 'x'"),
+        ({"seed": True}, "seed must be an integer"),
+        ({"order": {"lanes": 8}}, r"order must be an Order, .* got \{'lanes': 8\}"),
         ({"pad": "zeros"}, "pad must be None or 'mask', got 'zeros'"),
         ({"read": "magic"}, "read must be .*'copy'.*got 'magic'"),
         ({"resident": 1}, "resident must be True, False or 'auto', got 1"),
@@ -113,20 +116,26 @@ def test_what_fits_no_dataset(wrong: dict[str, Any], told: str) -> None:
         PenstockOptions(**wrong)
 
 
-def test_a_plan_says_what_was_spelt_out() -> None:
-    assert PlanOptions().spelt_out() == {}
-    plan = PlanOptions(seed=0, lanes=2, window=3, reshuffle=1)
-    assert plan.spelt_out() == {"seed": 0, "lanes": 2, "window": 3, "reshuffle": 1.0}
-    plan.check_order(shuffle=True)
-    PlanOptions(seed=3).check_order(shuffle=False)
+def test_a_state_has_to_equal_what_the_user_passed() -> None:
+    assert shuffle_settings(Order(slots="rank")) == {}
+    order = Order(lanes=2, window=3, reshuffle=1)
+    assert shuffle_settings(order) == {"lanes": 2, "window": 3, "reshuffle": 1.0}
+    assert native(shuffle=True).wanted() == {"shuffle": True}
+    assert native(PenstockOptions(seed=0, order=Order(lanes=2)), shuffle=True).wanted() == {
+        "shuffle": True,
+        "seed": 0,
+        "lanes": 2,
+    }
+    check_shuffles(order, shuffle=True)
+    check_shuffles(Order(slots="rank"), shuffle=False)
     with pytest.raises(ConfigError, match="lanes=2 has no meaning with shuffle=False"):
-        plan.check_order(shuffle=False)
+        check_shuffles(order, shuffle=False)
 
 
 def test_orders_of_torch_take_nothing_of_a_plan() -> None:
     PenstockOptions().check_unplanned(is_map=True)
     for own in (
-        PenstockOptions(plan=PlanOptions(window=2)),
+        PenstockOptions(order=Order(window=2)),
         PenstockOptions(pad="mask"),
         PenstockOptions(global_batch_size=4),
     ):
@@ -152,7 +161,7 @@ def test_a_plan_takes_no_other_order(given: dict[str, Any]) -> None:
 
 
 def test_native_options_follow_the_world() -> None:
-    own = PenstockOptions(plan=PlanOptions(seed=4), global_batch_size=7)
+    own = PenstockOptions(seed=4, global_batch_size=7)
     one, second = (
         native(own, world=world, shuffle=True, drop_last=True) for world in (ONE, SECOND_OF_TWO)
     )

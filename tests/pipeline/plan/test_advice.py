@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache.errors import PenstockWarning
-from penstock.pipeline import DataLoader, World
+from penstock.pipeline import DataLoader, Order, World
 from penstock.pipeline.plan.advice import (
     advice,
     better_batch,
@@ -135,7 +135,7 @@ def test_the_loaders_first_rank_warns(sorted_folder: Path, tmp_path: Path) -> No
     pack(str(sorted_folder), str(tmp_path / "p"), shuffle=False, shard_bytes=2000)
     dataset = Dataset(str(tmp_path / "p"), fields=("label", "id"))
     assert len(dataset.index.sizes) >= 8
-    options: dict[str, Any] = {"shuffle": True, "seed": 1, "lanes": 1, "window": 1}
+    options: dict[str, Any] = {"shuffle": True, "seed": 1, "order": Order(lanes=1, window=1)}
     options |= {"global_batch_size": 16, "drop_last": True}
     with pytest.warns(PenstockWarning, match=r"Labels cluster inside shards \(ICC"):
         DataLoader(dataset, world=World(0, 2), **options).close()
@@ -156,7 +156,9 @@ def test_the_loader_names_a_better_batch(sorted_folder: Path, tmp_path: Path) ->
         warnings.simplefilter("error")
         one_node = World(0, 4, local_rank=0, local_size=4)
         DataLoader(dataset, global_batch_size=37, world=one_node, **options).close()
-        loader = DataLoader(dataset, global_batch_size=37, world=World(0, 4), lanes=1, **options)
+        loader = DataLoader(
+            dataset, global_batch_size=37, world=World(0, 4), order=Order(lanes=1), **options
+        )
         loader.close()
 
 
@@ -172,7 +174,9 @@ def test_batches_that_grow_past_the_lanes_are_named() -> None:
     assert uneven_words(BatchSchedule.of({0: 8192, 9: 12288}), lanes=1024, nodes=32) is None
     loader = partial(DataLoader, Values([9] * 64), world=World(0, 4), drop_last=True)
     with pytest.warns(PenstockWarning, match="the 36 samples from sample 200 on aren't a multiple"):
-        loader(global_batch_size={0: 32, 200: 36}, shuffle=True, seed=1, lanes=16).close()
+        loader(
+            global_batch_size={0: 32, 200: 36}, shuffle=True, seed=1, order=Order(lanes=16)
+        ).close()
 
 
 def test_pack_and_inspect_warn(sorted_folder: Path, tmp_path: Path) -> None:

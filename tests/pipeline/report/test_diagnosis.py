@@ -195,7 +195,7 @@ PLANTED: list[tuple[LoaderFacts, Limit, Cause, str]] = [
         "decoded-again",
         "3.1 x what was delivered: this rank's windows have 64 chunks of 171.9 MiB, and 4.0 GiB of "
         'memory keep them. Dataset(decoded_bytes="11001MiB"), a cache=DiskCache(...) for what '
-        "memory can't keep, or window=5 would end that.",
+        "memory can't keep, or order=Order(window=5) would end that.",
     ),
     (
         facts(**READING, chunks=chunks(file_bytes=2**30)),

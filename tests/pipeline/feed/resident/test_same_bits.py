@@ -13,7 +13,7 @@ from penstock.augment import (
     CutMix,
     MixUp,
 )
-from penstock.pipeline import World
+from penstock.pipeline import Order, World
 from tests.conftest import SAMPLES
 from tests.images import jpeg, picture, rotated_jpeg, sixteen_bit_png
 
@@ -60,8 +60,7 @@ class TestSameBits:
             "world": World(rank, 2),
             "drop_last": True,
             "batch_size": 8,
-            "lanes": 4,
-            "reshuffle": reshuffle,
+            "order": Order(lanes=4, reshuffle=reshuffle),
         }
         assert epochs(pack, 3, **options, resident=True) == epochs(pack, 3, **options)
 

@@ -35,7 +35,8 @@ class TorchIterator:
         if torch_loader.requests is not None and requests is not None:
             self._outstanding = OutstandingRequests()
             torch_loader.requests.current = self._outstanding.recorded(requests)
-        self._inner: Any = iter(torch_loader.loader)
+        self._torch_loader: TorchLoader | None = torch_loader  # its workers live as long
+        self._inner: Any = torch_loader.begin()
         self.base_seed = base_seed_of(self._inner)
         self.failed = 0
         self._lost: WorkerError | None = None
@@ -94,6 +95,7 @@ class TorchIterator:
         """Drop torch's iterator, and end its workers."""
         inner, self._inner = self._inner, iter(())
         end_workers(inner)
+        self._torch_loader = None
 
     def disown(self) -> None:
         """Drop torch's iterator in a forked child, and let its workers live on."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,8 @@ from penstock.pipeline.foreign.image_split import SplitCollate
 from penstock.pipeline.foreign.iterable_source import IterableSource
 from penstock.pipeline.foreign.map_source import MapSource
 from penstock.pipeline.foreign.worker import WorkerInit, as_it_is
-from penstock.pipeline.torch_private import disown, kept_iterator
+from penstock.pipeline.foreign.worker_loss import end_workers
+from penstock.pipeline.torch_private import disown, kept_iterator, workers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,7 +38,7 @@ class RequestSampler(torch.utils.data.Sampler[Any]):
         return iter(self.current)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class TorchLoader:
     """One of torch's loaders, the source in it, and what it is asked for.
 
@@ -45,6 +48,20 @@ class TorchLoader:
     loader: Any
     source: Any
     requests: RequestSampler | None
+
+    def begin(self) -> Any:
+        """Return torch's iterator of a new pass. Its workers end as soon as nothing refers to this
+        object any more: neither a pass nor, where they are persistent, the engine.
+
+        torch ends workers in the iterator's destructor. Where the garbage collector calls that, it
+        has closed the workers' queues before, and torch waits 5 s for each worker.
+        """
+        kept = kept_iterator(self.loader)
+        iterator = iter(self.loader)
+        if iterator is not kept and workers_of(iterator):
+            end = weakref.finalize(self, _end_own_workers, iterator, os.getpid())
+            end.atexit = False  # torch and multiprocessing end them then
+        return iterator
 
 
 class TorchLoaders:
@@ -84,6 +101,12 @@ class TorchLoaders:
         if setup.options.workers.persistent_workers:
             self._kept = torch_loader
         return torch_loader
+
+
+def _end_own_workers(iterator: Any, pid: int) -> None:
+    """End an iterator's workers in the process that started them, and in no fork of it."""
+    if os.getpid() == pid:
+        end_workers(iterator)
 
 
 def _make(setup: PassSetup, mark: Mark, *, previous: Any) -> TorchLoader:

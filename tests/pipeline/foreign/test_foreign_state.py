@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
+import multiprocessing
 import warnings
 from typing import Any
 
@@ -463,6 +465,48 @@ def test_going_on_behind_an_error_counts_its_batch_as_gone(workers: int) -> None
     again.load_state_dict(stopped)  # the failed batch isn't lost to who resumes
     with pytest.raises(KeyError):
         next(iter(again))
+
+
+class _Witness:
+    """Lists at its own destruction which worker processes live."""
+
+    alive: list[Any] | None = None
+
+    def __init__(self, workers: list[Any]) -> None:
+        self._workers = workers
+
+    def __del__(self) -> None:
+        type(self).alive = [worker for worker in self._workers if worker.is_alive()]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_end_before_the_destructors_of_a_cycle_that_dropped_their_loader(
+    persistent: bool,
+) -> None:
+    """torch ends workers in a destructor, when it can't reach them any more, and waits 5 s each."""
+
+    def leave_a_cycle(error: BaseException) -> list[Any]:
+        workers: list[Any] = []
+        error.witness = _Witness(workers)  # type: ignore[attr-defined]
+        loader = DataLoader(
+            _Failing(11, "int"), num_workers=2, persistent_workers=persistent, seed=1
+        )
+        before = set(multiprocessing.active_children())
+        error.cycle = (error, loader, iter(loader))  # type: ignore[attr-defined]
+        workers += set(multiprocessing.active_children()) - before
+        return workers
+
+    gc.collect()
+    gc.disable()
+    try:
+        started = leave_a_cycle(ValueError())
+        assert [worker.is_alive() for worker in started] == [True, True]
+        _Witness.alive = None
+        gc.collect()
+    finally:
+        gc.enable()
+    assert _Witness.alive == []
+    assert [worker.exitcode for worker in started] == [0, 0]
 
 
 def test_batches_out_of_order_have_no_state() -> None:

@@ -204,9 +204,10 @@ class _CacheBench:
         return self.pack_bytes / samples * self._batch_size if samples else record["samples"]
 
     def _samples(self) -> range:
-        from penstock import open_index
+        from penstock import Dataset
 
-        return range(open_index(str(self._root / "pack")).samples)
+        with Dataset(self._root / "pack") as dataset:
+            return range(len(dataset))
 
     def remote_bytes(self) -> dict[str, Any]:
         """Bytes fetched over three epochs, by those of the dataset."""

@@ -18,7 +18,7 @@ RETRIES = 3
 
 
 class RayExecutor(Executor):
-    """An executor over the tasks of Ray, for `executor=` of `pack`, `open_index` and `warm`.
+    """An executor over the tasks of Ray, for `executor=` of `pack`, `index` and `warm`.
 
     Raises MissingDependencyError without Ray, and ConfigError where no Ray runs: call ray.init()
     first, or give an address.

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.field_types import Text as Text
     from penstock.readers.fields.field_types import Tokens as Tokens
     from penstock.readers.fields.field_types import Value as Value
-    from penstock.readers.index.opening import open_index as open_index
+    from penstock.readers.index.opening import index as index
     from penstock.readers.packing.packing import pack as pack
 
 __all__ = [
@@ -139,7 +139,7 @@ __all__ = [
     "errors",
     "imagenet_eval",
     "imagenet_train",
-    "open_index",
+    "index",
     "pack",
     "warm",
 ]
@@ -201,7 +201,7 @@ _HOME = {
     "concat": "penstock.readers.concatenation",
     "imagenet_eval": "penstock.augment.presets",
     "imagenet_train": "penstock.augment.presets",
-    "open_index": "penstock.readers.index.opening",
+    "index": "penstock.readers.index.opening",
     "pack": "penstock.readers.packing.packing",
     "warm": "penstock.pipeline.feed.warm",
 }

@@ -102,8 +102,8 @@ class Dataset(OpenSource):
     samples keeps its class number, as in torchvision; False refuses it. max_pixels: of the largest
     image or mask that is decoded; None is 2**27 (134 million), or what a pack was made with.
 
-    Raises ConfigError here for arguments that can't be; what opening raises (`open_index`) comes
-    with the first use.
+    Raises ConfigError here for arguments that can't be; what reading or building the
+    index raises (see `index`) comes with the first use.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Dataset(OpenSource):
 
     def open(self, *, verify: Verify | None = None, workers: int | None = None) -> Index:
         """Open the index, or build it; again, it costs nothing. verify, workers, and what is
-        raised: as for `open_index`. Raises ConfigError for fields that aren't there."""
+        raised: as for `index`. Raises ConfigError for fields that aren't there."""
         return self._open(verify=verify, workers=workers).index
 
     def _open(self, *, verify: Verify | None = None, workers: int | None = None) -> SampleReader:

@@ -1,4 +1,4 @@
-"""`penstock pack | index`: thin over `readers.pack` and `readers.build_index`."""
+"""`penstock pack | index`: thin over `penstock.pack` and `penstock.index`."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def index(
             url,
             format=format,
             manifest=manifest,
-            sampling=sampling,
+            **sampling.arguments(),
             allow_empty=allow_empty,
             max_pixels=max_pixels,
             fields=parse_places(fields),

@@ -24,7 +24,7 @@ from penstock.readers.formats.arranging import (
     renamed_arrangement,
 )
 from penstock.readers.formats.registry import AUTO, check_format, format_named, indexing_of
-from penstock.readers.formats.sampling import AS_THEY_COME, Sampling
+from penstock.readers.formats.sampling import AS_THEY_COME, Sampling, check_sampling
 from penstock.readers.index.index import index_of
 from penstock.readers.index.index_folder import check_arrangement, is_kept
 from penstock.readers.index.places import Folder as Folder
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.arranging import ManifestFile
     from penstock.readers.formats.format import Format
+    from penstock.readers.formats.sampling import Documents, Windows
     from penstock.readers.index.building import Checker
     from penstock.readers.index.index import Index
     from penstock.readers.index.manifest import Manifest
@@ -55,8 +56,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSummary:
-    """What `build_index` did. bytes: of all samples; seconds: wall time; place: the index's folder;
-    left_out: samples by the reason why they aren't in it."""
+    """The counts of a finished index.
+
+    bytes: of all samples; quarantined: samples that are left out and named in quarantine.jsonl;
+    seconds: wall time; place: the index's folder; left_out: samples by the reason why they aren't
+    in it.
+    """
 
     samples: int
     shards: int
@@ -151,32 +156,47 @@ def _checker(
     )
 
 
-def build_index(
+def index(
     url: Url,
     *,
-    format: str = AUTO,
     out: Folder | None = None,
+    format: str = AUTO,
+    sample: Windows | None = None,
+    stride: Windows | None = None,
+    dtype: str | None = None,
+    documents: Documents | None = None,
+    vocabulary: int | None = None,
+    manifest: ManifestFile | None = None,
+    fields: Mapping[str, str] | None = None,
+    schema: Mapping[str, FieldType] | None = None,
+    allow_empty: bool = False,
+    max_pixels: int | None = None,
+    workers: int | None = None,
     cache: DiskCache | Folder | None = None,
     storage_options: Mapping[str, Any] | None = None,
     filesystem: Any | None = None,
     verify: Verify | str | None = None,
-    workers: int | None = None,
     progress: Progress | None = None,
-    manifest: ManifestFile | None = None,
-    fields: Mapping[str, str] | None = None,
-    schema: Mapping[str, FieldType] | None = None,
-    sampling: Sampling = AS_THEY_COME,
-    allow_empty: bool = False,
-    max_pixels: int | None = None,
     executor: Executor | None = None,
 ) -> IndexSummary:
-    """Index an image folder or tar files anew: everything is read and decoded, whatever an earlier
-    index says.
+    """Build the index of a dataset where it lies, write it, and return a summary, as the command
+    `penstock index` does.
 
-    format: as for Dataset. out: folder for the index, of remote data also a URL of the same store;
-    None is beside local data, else the cache folder, else the user's cache directory. progress:
-    called as progress(done samples, total samples, done bytes). The rest, and what is raised, as
-    for open_index. A pack has its index already: ConfigError.
+    Everything is read and checked, whatever an earlier index says: the samples of image folders and
+    tar files are decoded once, of formats with chunks (Zarr, Parquet, …) the metadata is read. A
+    Dataset builds the same index at its first use; this function does so before the job starts.
+
+    out: folder for the index, of remote data also a URL of the same store; None is beside local
+    data, else the cache folder, else the user's cache directory. format, sample, stride, dtype,
+    documents, vocabulary, manifest, schema, allow_empty, max_pixels, cache, storage_options,
+    filesystem: as for Dataset. fields: where each field lies. workers: threads, None is all usable
+    cores. verify: decodes images; None finds the installed decoder. progress: called as
+    progress(done samples, total samples, done bytes). executor: whose workers check the samples of
+    a shard each (docs/packs.md says what they must see); verify is importable then, or a name.
+
+    Raises ConfigError for arguments that don't fit and for a pack, which carries its index;
+    DatasetNotFoundError, DatasetError for data that can't be read; FetchError,
+    MissingDependencyError; WriteError where the index can't be written.
     """
     checker = _checker(executor, url, storage_options, filesystem, cache, verify=verify)
     began, scratch = time.monotonic(), Scratch(cache)
@@ -191,7 +211,13 @@ def build_index(
             fields=fields,
             schema=schema,
             filesystem=filesystem,
-            sampling=sampling,
+            sampling=check_sampling(
+                sample=sample,
+                stride=stride,
+                dtype=dtype,
+                documents=documents,
+                vocabulary=vocabulary,
+            ),
             allow_empty=allow_empty,
             max_pixels=max_pixels,
         ),
@@ -221,6 +247,10 @@ def build_index(
     finally:
         origin.close()
         scratch.close()
+
+
+build_index = index
+"""The name of `index` in `penstock.readers`, where `index` is a package."""
 
 
 def locate_fields(
@@ -270,7 +300,7 @@ def locate_fields(
 class Opener:
     """Opens or builds the index of one dataset: its own, or one in the places that may hold it.
 
-    The arguments are those of open_index and build_index.
+    The arguments are those of open_index and index.
     """
 
     origin: Origin
@@ -323,7 +353,7 @@ class Opener:
         return self._recognition().indexed(format)
 
     def rebuild(self, format: str) -> Index:
-        """Build the index anew; see build_index."""
+        """Build the index whatever is there; see `index`."""
         check_format(format)
         if format != AUTO and format_named(format).indexing is None:
             raise ConfigError(

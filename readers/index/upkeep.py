@@ -163,7 +163,7 @@ class Upkeep:
             return manifest, place
 
     def rebuild(self) -> tuple[Manifest, bytes]:
-        """Build the index anew, whatever is there. Raises as build_index does."""
+        """Build the index anew, whatever is there. Raises as `index` does."""
         listing = self._listing()
         place, snapshot = self._make_place(listing)
         with locked(place):

@@ -82,8 +82,9 @@ def pack(
     """Write a dataset as a pack into the local folder dst. Killed, the same call goes on.
 
     src: what a Dataset takes; or a dataset, a part of one, several end to end. fields: those that
-    are packed, None is all; it, format, manifest, schema, sampling, allow_empty and max_pixels say
-    how src lies, as for `open_index`. shuffle: False keeps the ids of the source's index.
+    are packed, None is all; it, format, manifest, schema, allow_empty and max_pixels say how src
+    lies, as for `index`; sampling: what sample, stride, dtype, documents and vocabulary say there.
+    shuffle: False keeps the ids of the source's index.
     shard_bytes: mean bytes of a shard, counted before images are rewritten; or a function of the
     samples' bytes (int64) that tells them. short_side: images with a longer one become baseline
     JPEGs of this short side (pixels, upright, quality 92), their masks, boxes and points follow.
@@ -97,7 +98,7 @@ def pack(
     threads of a task then, None is 1, and verify is importable or a name.
 
     Raises DestinationError (dst holds other data; nothing was touched), ConfigError, WriteError
-    (disk full, read-only), IndexChangedError (a file changed meanwhile), and as `open_index` does.
+    (disk full, read-only), IndexChangedError (a file changed meanwhile), and as `index` does.
     """
     rewrite = Transcode(short_side=short_side, quality=quality, baseline=baseline, images=image)
     task = PackTask(

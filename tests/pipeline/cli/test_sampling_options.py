@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import penstock
 from penstock.cache.errors import ConfigError
+from penstock.pipeline.cli.datasets import index as index_command
 from penstock.pipeline.cli.main import app, main
 from penstock.pipeline.cli.options import parse_sampling
 
@@ -76,3 +79,9 @@ def test_each_command_that_opens_a_dataset_takes_them(tmp_path: Path) -> None:
         assert json.loads(found.stdout)["samples"] == 15
     found = runner.invoke(app, ["inspect", str(corpus), "--batch", "2", *told])
     assert found.exit_code == 0, found.output
+
+
+def test_options_of_the_command_are_arguments_of_the_function() -> None:
+    options = set(inspect.signature(index_command).parameters)
+    arguments = set(inspect.signature(penstock.index).parameters)
+    assert options - {"on", "storage_option", "as_json"} < arguments

@@ -9,7 +9,7 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import numpy as np
@@ -29,7 +29,7 @@ from penstock.cache.errors import (
     OtherVersionError,
     ReadError,
 )
-from penstock.readers import build_index, open_index, pack
+from penstock.readers import Dataset, build_index, open_index, pack
 from penstock.readers.fields.field_types import ClassLabel
 from penstock.readers.fields.schema import Schema
 from penstock.readers.formats.limits import VERSION
@@ -415,3 +415,19 @@ def test_label_correlation_is_the_formula_on_pairs(shards: list[dict[int, int]])
 
 def test_label_correlation_of_sorted_shards_is_one() -> None:
     assert label_correlation([Counter({i: 50}) for i in range(20)]) == pytest.approx(1)
+
+
+def test_an_index_of_windows_is_built_as_a_dataset_reads_it(tmp_path: Path) -> None:
+    np.save(tmp_path / "steps.npy", np.arange(12))
+    summary = penstock.index(
+        tmp_path / "steps.npy", sample=(4,), stride=(2,), out=tmp_path / "index"
+    )
+    assert (summary.samples, summary.quarantined) == (5, 0)
+    assert Path(summary.place) == tmp_path / "index"
+    windows: dict[str, Any] = {"sample": (4,), "stride": (2,), "index": tmp_path / "index"}
+    with Dataset(tmp_path / "steps.npy", **windows) as dataset:
+        assert len(dataset) == summary.samples
+    with pytest.raises(ConfigError, match="stride: got"):
+        penstock.index(tmp_path / "steps.npy", stride=(2,))
+    with pytest.raises(ConfigError, match="documents: got 'between'"):
+        penstock.index(tmp_path / "steps.npy", documents="between")  # type: ignore[arg-type]

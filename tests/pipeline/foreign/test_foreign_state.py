@@ -80,7 +80,7 @@ MAKERS: dict[str, Any] = {
 @pytest.mark.parametrize("name", list(MAKERS))
 def test_resume_continues_exactly(name: str, workers: int) -> None:
     make = MAKERS[name]
-    stops = range(9) if not workers else (1, 7)  # each takes four processes
+    stops = range(9) if not workers else (4,)  # each takes four processes
     for stop in stops:
         torch.manual_seed(stop)
         first = make(workers)
@@ -103,8 +103,15 @@ def test_resume_continues_exactly(name: str, workers: int) -> None:
         second.close()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", list(MAKERS))
+# Samplers live in the loader's process: with workers, one stands for all that differ by theirs.
+ENDS = [(name, 0) for name in MAKERS] + [
+    (name, 2)
+    for name in MAKERS
+    if name not in ("in order", "single", "weighted", "generator", "loader's generator")
+]
+
+
+@pytest.mark.parametrize(("name", "workers"), ENDS)
 def test_a_state_from_the_end_gives_the_next_epoch(name: str, workers: int) -> None:
     torch.manual_seed(1)
     first = MAKERS[name](workers)
@@ -140,8 +147,11 @@ def test_a_state_taken_before_the_first_batch_says_what_will_come() -> None:
     assert same(expected, list(again))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", ["shuffled", "generator", "single", "stream"])
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [(name, 0) for name in ("shuffled", "generator", "single", "stream")]
+    + [("shuffled", 2), ("stream", 2)],
+)
 def test_taking_a_state_at_an_epochs_start_changes_nothing(name: str, workers: int) -> None:
     def three_epochs(*, asks: bool) -> list[Any]:
         torch.manual_seed(5)

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 from dataclasses import FrozenInstanceError
+from functools import cache
 from multiprocessing import process
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 class Draws(torchs.Dataset[Any]):
@@ -233,11 +235,16 @@ def test_the_groups_store_keeps_values() -> None:
 OTHERS = {"_pipe", "_conditional", "_strip_protocol", "_children", "_replace"}
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def names_of_ours() -> set[str]:
     """Every private name that the library itself defines."""
     found: set[str] = set()
     for path in modules().values():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
                 found.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -254,7 +261,7 @@ def names_of_ours() -> set[str]:
 
 def private_names(module: str) -> Iterator[tuple[str, int]]:
     """Names with an underscore that a module imports, or asks of something: name and line."""
-    for node in ast.walk(ast.parse(modules()[module].read_text())):
+    for node in nodes_of(modules()[module]):
         if isinstance(node, ast.Attribute):
             yield node.attr, node.lineno
         elif isinstance(node, ast.ImportFrom):

@@ -482,11 +482,11 @@ class _Witness:
 
     alive: list[Any] | None = None
 
-    def __init__(self, workers: list[Any]) -> None:
-        self._workers = workers
+    def __init__(self) -> None:
+        self.workers: set[Any] = set()
 
     def __del__(self) -> None:
-        type(self).alive = [worker for worker in self._workers if worker.is_alive()]
+        type(self).alive = [worker for worker in self.workers if worker.is_alive()]
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -495,21 +495,17 @@ def test_workers_end_before_the_destructors_of_a_cycle_that_dropped_their_loader
 ) -> None:
     """torch ends workers in a destructor, when it can't reach them any more, and waits 5 s each."""
 
-    def leave_a_cycle(error: BaseException) -> list[Any]:
-        workers: list[Any] = []
-        error.witness = _Witness(workers)  # type: ignore[attr-defined]
-        loader = DataLoader(
-            _Failing(11, "int"), num_workers=2, persistent_workers=persistent, seed=1
-        )
-        before = set(multiprocessing.active_children())
-        error.cycle = (error, loader, iter(loader))  # type: ignore[attr-defined]
-        workers += set(multiprocessing.active_children()) - before
-        return workers
+    def leave_a_cycle() -> set[Any]:
+        before, witness = set(multiprocessing.active_children()), _Witness()
+        loader = DataLoader(Squares(11), num_workers=2, persistent_workers=persistent, seed=1)
+        witness.cycle = (witness, loader, iter(loader))  # type: ignore[attr-defined]
+        witness.workers = set(multiprocessing.active_children()) - before
+        return witness.workers
 
     gc.collect()
     gc.disable()
     try:
-        started = leave_a_cycle(ValueError())
+        started = leave_a_cycle()
         assert [worker.is_alive() for worker in started] == [True, True]
         _Witness.alive = None
         gc.collect()

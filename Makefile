@@ -46,7 +46,7 @@ test: check
 # What another Python could break: the pure parts, every container, the loader itself, the install.
 quick: $(READY)
 	$(BIN)/pytest -q -n 2 --dist loadfile --max-worker-restart=0 tests/pipeline/plan tests/readers tests/augment \
-		tests/pipeline/foreign tests/pipeline/test_loader.py tests/test_floors.py tests/test_install.py
+		tests/pipeline/torch_data tests/pipeline/test_loader.py tests/test_layers.py tests/test_install.py
 
 verify: $(READY) trainers
 	$(BIN)/pytest -q -n 1 --max-worker-restart=0 -m "not gpu and not trainers"

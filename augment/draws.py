@@ -1,7 +1,9 @@
-"""Every random number of a batch, and every window that follows from it, in numpy.
+"""Draw every random number of a batch of images, and compute all that follows from it, in numpy.
 
-A draw is a keyed hash (see `keyed`): the same sample gets the same window in any batch, on any
-rank, after any restart. DALI gets windows as arguments and keeps no random state.
+A draw is a keyed hash (see `draw_keys`): the same sample gets the same window in any batch, on any
+rank, after any restart. DALI gets windows, and the arguments of pixel operations, as inputs and
+keeps no random state. Formulas and ranges are torchvision's (transforms.py and
+_functional_tensor.py), for many samples at once.
 
 Windows are integers inside the upright image. Where a resize is followed by a crop, the graph
 resizes only the region that the crop will show, and decodes that region plus the filter's reach.
@@ -11,34 +13,283 @@ region's corners (7 of 100,000 values differ, by 1 of 255).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.crops import center_windows, place_windows, random_windows
-from penstock.augment.geometric_ops import (
+from penstock.augment import policies
+from penstock.augment.draw_keys import draw_base, keyed_draws
+from penstock.augment.image_followers import CropMove, FlipMove, ImageMoves, Move, ScaleMove
+from penstock.augment.operations import (
+    Apply,
+    AutoAugment,
     CenterCrop,
+    ColorJitter,
+    GaussianBlur,
+    RandAugment,
     RandomCrop,
+    RandomErasing,
+    RandomGrayscale,
     RandomHorizontalFlip,
+    RandomRotation,
     RandomVerticalFlip,
+    TrivialAugmentWide,
 )
-from penstock.augment.keyed import draw_base, keyed_draws
-from penstock.augment.moves import Crop, Flip, Move, Moves, Scale
-from penstock.augment.pixel_draws import argument_inputs, argument_values
-from penstock.augment.pixels import Mirror
+from penstock.augment.recipe import Mirror, active_jitters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from penstock.augment.geometry import Geometry, Window
-    from penstock.augment.pixels import PlacedOperation
-    from penstock.augment.recipe import CheckedRecipe
+    from penstock.augment.draw_keys import Uniform
+    from penstock.augment.operations import RandomResizedCrop
+    from penstock.augment.recipe import (
+        CheckedRecipe,
+        GeometryStage,
+        ImageShape,
+        PlacedOperation,
+        Window,
+    )
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
+    Arrays = dict[str, NDArray[Any]]
+
+RESIZED_CROP_ATTEMPTS = 10  # torchvision's RandomResizedCrop.get_params
+
+
+def center_windows(op: CenterCrop, height: Ints, width: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """torchvision.transforms.functional.center_crop: half to even, as Python's round()."""
+    rows, columns = op.height_width
+    top = np.rint((height - rows) / 2).astype(np.int64)
+    left = np.rint((width - columns) / 2).astype(np.int64)
+    return top, left, np.full_like(height, rows), np.full_like(width, columns)
+
+
+def place_windows(
+    op: RandomCrop, height: Ints, width: Ints, base: NDArray[np.uint64], *, index: int
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Top, left, height, width of torchvision's RandomCrop: draws 0 and 1 place it. With padding a
+    window may reach outside, so that top and left may be negative."""
+    places = keyed_draws(base, index, [0, 1])
+    rows, columns = op.height_width
+    top = _placed(op, places[0], height, rows)
+    left = _placed(op, places[1], width, columns)
+    return top, left, np.full_like(height, rows), np.full_like(width, columns)
+
+
+def _placed(op: RandomCrop, place: Floats, side: Ints, length: int) -> Ints:
+    """The first pixel of a window on one side of each image. place: a draw in [0, 1)."""
+    padding = np.full_like(side, op.padding)
+    if op.pad_if_needed:
+        padding += np.maximum(length - side - 2 * padding, 0)
+    return (place * (side + 2 * padding - length + 1)).astype(np.int64) - padding
+
+
+def random_windows(
+    op: RandomResizedCrop, height: Ints, width: Ints, base: NDArray[np.uint64], *, index: int
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Top, left, height, width of torchvision's RandomResizedCrop.get_params, vectorised.
+
+    Up to 10 attempts draw an area and a log-uniform ratio; the first window that fits the image is
+    placed at random; if none fits, the middle of the image with the nearest ratio that is allowed.
+    Attempt k uses draws 2k and 2k + 1, the place draws 20 and 21.
+    height, width: of the images, shape (n,). base: from `draw_base`, shape (n,).
+    """
+    area, ratio, *place = keyed_draws(
+        base, index, [0, 1, 2 * RESIZED_CROP_ATTEMPTS, 2 * RESIZED_CROP_ATTEMPTS + 1]
+    )
+    rows, columns = _attempted_windows(op, height, width, area, ratio)
+    fits = _fits(rows, columns, height, width)
+    if not fits.all():
+        failed = np.flatnonzero(~fits)
+        draws = keyed_draws(
+            base[failed],
+            index,
+            [*range(2, 2 * RESIZED_CROP_ATTEMPTS, 2), *range(3, 2 * RESIZED_CROP_ATTEMPTS, 2)],
+        )
+        again = _first_fit(op, height[failed], width[failed], draws)
+        rows[failed], columns[failed], fits[failed] = again
+    room_y, room_x = height - rows, width - columns
+    top = np.where(fits, (place[0] * (room_y + 1)).astype(np.int64), room_y >> 1)
+    left = np.where(fits, (place[1] * (room_x + 1)).astype(np.int64), room_x >> 1)
+    return top, left, rows, columns
+
+
+def _attempted_windows(
+    op: RandomResizedCrop, height: Ints, width: Ints, area: Floats, ratio: Floats
+) -> tuple[Ints, Ints]:
+    """Heights and widths of windows that may not fit, from draws in [0, 1)."""
+    low, high = math.log(op.ratio[0]), math.log(op.ratio[1])
+    side = np.sqrt((op.scale[0] + (op.scale[1] - op.scale[0]) * area) * (height * width))
+    # sqrt(pixels * ratio) and sqrt(pixels / ratio) with one exp: the root of the ratio.
+    root = np.exp(low / 2 + (high - low) / 2 * ratio)
+    return np.rint(side / root).astype(np.int64), np.rint(side * root).astype(np.int64)
+
+
+def _fits(rows: Ints, columns: Ints, height: Ints, width: Ints) -> NDArray[np.bool_]:
+    # One comparison for both bounds: as unsigned, 0 - 1 is larger than any image.
+    most_y, most_x = (height - 1).view(np.uint64), (width - 1).view(np.uint64)
+    inside = (rows - 1).view(np.uint64) <= most_y
+    inside &= (columns - 1).view(np.uint64) <= most_x
+    return inside
+
+
+def _first_fit(
+    op: RandomResizedCrop, height: Ints, width: Ints, draws: Floats
+) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """The first fitting window of several attempts, else the middle one; and whether one fitted.
+
+    draws: shape (2 * attempts, n), the areas' first.
+    """
+    attempts = len(draws) // 2
+    rows, columns = _attempted_windows(op, height, width, draws[:attempts], draws[attempts:])
+    fits = _fits(rows, columns, height, width)
+    first, found = fits.argmax(axis=0), np.logical_or.reduce(fits)
+    sample = np.arange(len(height))
+    middle = _middle_window(op, height, width)
+    return (
+        np.where(found, rows[first, sample], middle[0]),
+        np.where(found, columns[first, sample], middle[1]),
+        found,
+    )
+
+
+def _middle_window(op: RandomResizedCrop, height: Ints, width: Ints) -> tuple[Ints, Ints]:
+    """The largest window of the image whose ratio is allowed, of one pixel at least."""
+    ratio = width / height
+    tall, wide = ratio < op.ratio[0], ratio > op.ratio[1]
+    rows = np.where(tall, np.rint(width / op.ratio[0]).astype(np.int64), height)
+    columns = np.where(wide, np.rint(height * op.ratio[1]).astype(np.int64), width)
+    return np.clip(rows, 1, height), np.clip(columns, 1, width)
+
+
+ERASING_ATTEMPTS = 10  # torchvision's RandomErasing.get_params
+_BLUR_REACH = 4  # standard deviations; what lies beyond weighs 6e-5, 0.02 of 255
+
+
+@dataclass(frozen=True, slots=True)
+class DrawRule:
+    """How one type of operation gets its arguments.
+
+    inputs: suffix, numpy dtype and dimensions of a sample, of each argument input. draw: their
+    values, one row per sample.
+    """
+
+    inputs: Callable[[Any], list[tuple[str, str, int]]]
+    draw: Callable[[Any, Uniform, ImageShape], Arrays]
+
+
+def argument_inputs(operation: PlacedOperation | Mirror) -> list[tuple[str, str, int]]:
+    """Name, numpy dtype and dimensions of a sample, of each argument input of an operation."""
+    if isinstance(operation, Mirror):
+        return [(operation.name, "int32", 0)]
+    inputs = DRAW_RULES[type(operation.op)].inputs(operation.op)
+    return [(operation.name(suffix), dtype, ndim) for suffix, dtype, ndim in inputs]
+
+
+def argument_values(
+    operation: PlacedOperation | Mirror,
+    shape: ImageShape,
+    *,
+    flipped: NDArray[np.bool_],
+    uniform: Callable[[int], Uniform],
+) -> Arrays:
+    """The argument inputs of an operation, by name, C-contiguous.
+
+    flipped: whether the windows flip the sample. uniform: the draws of the operation at a place.
+    """
+    if isinstance(operation, Mirror):
+        flip = flipped if operation.windows else np.zeros_like(flipped)
+        for index, op in operation.flips:
+            flip = flip ^ (uniform(index)(1)[0] < op.p)
+        return {operation.name: flip.astype(np.int32)}
+    arguments = DRAW_RULES[type(operation.op)]
+    values = arguments.draw(operation.op, uniform(operation.index), shape)
+    return {
+        operation.name(suffix): np.ascontiguousarray(values[suffix], dtype)
+        for suffix, dtype, _ in arguments.inputs(operation.op)
+    }
+
+
+def _between(pair: Any, draws: Floats) -> Floats:
+    low, high = pair
+    return np.asarray(low + (high - low) * draws)
+
+
+def _jitter_inputs(op: ColorJitter) -> list[tuple[str, str, int]]:
+    return [(name, "float32", 0) for name in active_jitters(op)]
+
+
+def _jitter_draw(op: ColorJitter, uniform: Uniform, _: ImageShape) -> Arrays:
+    # One draw for each, used or not: brightness stays the same when hue is switched on.
+    draws = dict(zip(("brightness", "contrast", "saturation", "hue"), uniform(4), strict=True))
+    return {name: _between(getattr(op, name), draws[name]) for name in active_jitters(op)}
+
+
+def _blur_draw(op: GaussianBlur, uniform: Uniform, _: ImageShape) -> Arrays:
+    on, width = uniform(2)
+    sigma = _between(op.sigma, width)
+    # DALI takes height first; torchvision's pairs are (horizontal, vertical). A kernel's far ends
+    # weigh nothing where sigma is small, and the CPU's time is proportional to its size.
+    kernel = np.array(op.kernel_size)[::-1]
+    reach = 2 * np.ceil(_BLUR_REACH * sigma) + 1
+    return {"on": on < op.p, "sigma": sigma, "window": np.minimum(kernel[None, :], reach[:, None])}
+
+
+def _erase_draw(op: RandomErasing, uniform: Uniform, shape: ImageShape) -> Arrays:
+    """torchvision's RandomErasing.get_params: the first of 10 windows that is smaller than the
+    image, at a random place; if there is none, nothing is erased."""
+    on, top, left, *rest = uniform(3 + 2 * ERASING_ATTEMPTS)
+    areas, ratios = np.stack(rest[:ERASING_ATTEMPTS]), np.stack(rest[ERASING_ATTEMPTS:])
+    area = shape.height * shape.width * _between(op.scale, areas)
+    ratio = np.exp(_between([math.log(side) for side in op.ratio], ratios))
+    rows, columns = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
+    fits = (rows < shape.height) & (columns < shape.width)
+    first, sample = fits.argmax(axis=0), np.arange(len(on))
+    erases = (on < op.p) & fits.any(axis=0)
+    size = np.stack([rows[first, sample], columns[first, sample]], axis=1) * erases[:, None]
+    room = np.array([shape.height, shape.width]) - size + 1
+    anchor = np.floor(np.stack([top, left], axis=1) * room) * erases[:, None]
+    return {"anchor": anchor, "shape": size}
+
+
+def _apply_draw(op: Apply, uniform: Uniform, _: ImageShape) -> Arrays:
+    # Truncated to 24 bits: rounded to float32, the largest draws would be 1.
+    return {"draws": np.floor(uniform(op.draws).T * 2**24) / 2**24}
+
+
+def _policy_draw(op: Any, uniform: Uniform, shape: ImageShape) -> Arrays:
+    return policies.policy_draws(op, uniform, shape.height, shape.width)
+
+
+_POLICY = DrawRule(policies.policy_inputs, _policy_draw)
+
+# Where to add an operation: see `ops.Pixel`.
+DRAW_RULES: dict[type, DrawRule] = {
+    ColorJitter: DrawRule(_jitter_inputs, _jitter_draw),
+    RandomGrayscale: DrawRule(
+        lambda _: [("on", "bool", 0)], lambda op, uniform, _: {"on": uniform(1)[0] < op.p}
+    ),
+    GaussianBlur: DrawRule(
+        lambda _: [("on", "bool", 0), ("sigma", "float32", 0), ("window", "int32", 1)], _blur_draw
+    ),
+    RandomRotation: DrawRule(
+        lambda _: [("angle", "float32", 0)],
+        lambda op, uniform, _: {"angle": _between(op.degrees, uniform(1)[0])},
+    ),
+    RandAugment: _POLICY,
+    TrivialAugmentWide: _POLICY,
+    AutoAugment: _POLICY,
+    Apply: DrawRule(lambda _: [("draws", "float32", 1)], _apply_draw),
+    RandomErasing: DrawRule(
+        lambda _: [("anchor", "float32", 1), ("shape", "float32", 1)], _erase_draw
+    ),
+}
+"""How each type of pixel operation, and RandomErasing, gets its arguments."""
 
 # Bilinear sampling reads 2 pixels a side: shrinking by more than that skips some.
 UNFILTERED_SHRINK = 2
@@ -118,13 +369,8 @@ def draw(
 
 
 def draw_with_moves(
-    recipe: CheckedRecipe,
-    *,
-    ids: NDArray[np.int64],
-    dims: NDArray[np.int32],
-    seed: int,
-    epoch: int,
-) -> tuple[Draws, Moves]:
+    recipe: CheckedRecipe, *, ids: NDArray[np.int64], dims: NDArray[np.int32], seed: int, epoch: int
+) -> tuple[Draws, ImageMoves]:
     """What `draw` gives, and what the same numbers do to masks, boxes and points of the images.
 
     For images that something follows: the moves take some microseconds a batch.
@@ -133,7 +379,7 @@ def draw_with_moves(
     inputs = _draw(recipe, ids, dims, seed=seed, epoch=epoch, moves=moves)
     height, width = dims[:, 0].astype(np.int64), dims[:, 1].astype(np.int64)
     found = [geometry.padding for geometry in recipe.geometries if geometry.padding]
-    return inputs, Moves(
+    return inputs, ImageMoves(
         size=(height, width),
         moves=tuple(moves),
         shape=(recipe.shape[1], recipe.shape[2]),
@@ -161,7 +407,7 @@ def _draw(
     for number, geometry in enumerate(recipe.geometries):
         if number:  # its input is what the one before it has cropped
             view = view.alone()
-        _apply(view, geometry.before, base, moves)
+        _apply_windows(view, geometry.before, base, moves)
         if geometry.padding is not None:
             _pad_inputs(inputs, number, view)
             view = view.alone()
@@ -172,8 +418,8 @@ def _draw(
         source = view
         view = _View.whole(*_resized(geometry, source), source.flip, source.upend)
         if moves is not None:
-            moves.append(Scale(size=(source.height, source.width), to=view.image))
-        _apply(view, geometry.after, base, moves)
+            moves.append(ScaleMove(size=(source.height, source.width), to=view.image))
+        _apply_windows(view, geometry.after, base, moves)
         _resize_inputs(inputs, recipe, number, source, view)
     for operation in drawn_operations(recipe):
         inputs |= argument_values(
@@ -203,7 +449,7 @@ def _note_late_flips(recipe: CheckedRecipe, inputs: Draws, view: _View, moves: l
             on = _windows_flip(view, some[0])
             for mirror in some:
                 on = on ^ inputs[mirror.name].astype(np.bool_)
-            moves.append(Flip(size=(view.height, view.width), on=on, vertical=vertical))
+            moves.append(FlipMove(size=(view.height, view.width), on=on, vertical=vertical))
 
 
 def input_names(recipe: CheckedRecipe) -> list[str]:
@@ -212,7 +458,7 @@ def input_names(recipe: CheckedRecipe) -> list[str]:
     for number, geometry in enumerate(recipe.geometries):
         names += [f"anchor{number}", f"extent{number}"] if geometry.padding else []
         if geometry.size is not None:
-            names += [f"low{number}", f"high{number}"] if _crops(geometry.after) else []
+            names += [f"low{number}", f"high{number}"] if _has_crop(geometry.after) else []
             names += [] if geometry.out else [f"size{number}"]
             names += [f"filter{number}"] if geometry.antialias == "auto" else []
     operations = drawn_operations(recipe)
@@ -233,20 +479,20 @@ def _uniform(base: NDArray[np.uint64] | None, index: int) -> Callable[[int], Flo
 def decodes_window(recipe: CheckedRecipe) -> bool:
     """Whether a part of each image is enough to decode."""
     first = recipe.geometries[0]
-    return _crops(first.before) or _crops(first.after)
+    return _has_crop(first.before) or _has_crop(first.after)
 
 
-def resizes_region(geometry: Geometry) -> bool:
+def resizes_region(geometry: GeometryStage) -> bool:
     """Whether the geometry resizes a region of its input only."""
-    return _crops(geometry.after)
+    return _has_crop(geometry.after)
 
 
-def _crops(windows: tuple[Window, ...]) -> bool:
+def _has_crop(windows: tuple[Window, ...]) -> bool:
     flips = RandomHorizontalFlip, RandomVerticalFlip
     return any(not isinstance(window.op, flips) for window in windows)
 
 
-def _apply(
+def _apply_windows(
     view: _View,
     windows: tuple[Window, ...],
     base: NDArray[np.uint64] | None,
@@ -263,7 +509,7 @@ def _apply(
             else:
                 view.flip = view.flip ^ on
             if moves is not None:
-                moves.append(Flip(size=size, on=on, vertical=vertical))
+                moves.append(FlipMove(size=size, on=on, vertical=vertical))
             continue
         if isinstance(op, CenterCrop):
             crop = center_windows(op, *size)
@@ -276,10 +522,10 @@ def _apply(
         view.crop(*crop)
         if moves is not None:
             top, left, height, width = crop
-            moves.append(Crop(size=size, top=top, left=left, height=height, width=width))
+            moves.append(CropMove(size=size, top=top, left=left, height=height, width=width))
 
 
-def _resized(geometry: Geometry, source: _View) -> tuple[Ints, Ints]:
+def _resized(geometry: GeometryStage, source: _View) -> tuple[Ints, Ints]:
     """Heights and widths after the geometry's resize, before its `after` windows."""
     size = geometry.size
     assert size is not None
@@ -343,7 +589,7 @@ def _region(
 
 
 def _reach(
-    geometry: Geometry, start: Ints, length: Ints, resized: Ints, low: Floats, high: Floats
+    geometry: GeometryStage, start: Ints, length: Ints, resized: Ints, low: Floats, high: Floats
 ) -> tuple[Ints, Ints]:
     """First pixel and number of pixels that resizing [low, high) of one side reads."""
     # With "auto" some are filtered; decoding a little more for the others does no harm.

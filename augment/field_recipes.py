@@ -1,4 +1,4 @@
-"""What a recipe does to each field of a sample: images, and what follows them.
+"""Check the recipes of all fields of a sample: its images, and the fields that follow them.
 
 A list of operations acts on every field that it concerns: each image that is selected, and the
 masks, boxes and keypoints `of` it. One operation draws the same numbers for all of them: images of
@@ -13,30 +13,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.augment.geometric_ops import (
+from penstock.augment.field_operations import Map, Pad, SanitizeBoxes, Unpack
+from penstock.augment.operations import (
+    Apply,
+    AutoAugment,
     CenterCrop,
+    Operation,
+    RandAugment,
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
-    RandomVerticalFlip,
-    Resize,
-)
-from penstock.augment.map import Map
-from penstock.augment.ops import (
-    Apply,
-    AutoAugment,
-    Operation,
-    RandAugment,
     RandomRotation,
+    RandomVerticalFlip,
     Recipe,
+    Resize,
     TrivialAugmentWide,
 )
-from penstock.augment.pad import Pad
 from penstock.augment.recipe import CheckedRecipe, check_recipe, operations_of
-from penstock.augment.sanitize import SanitizeBoxes
-from penstock.augment.unpack import Unpack
-from penstock.cache.errors import RecipeError
-from penstock.readers.fields.field_types import (
+from penstock.cache import RecipeError
+from penstock.readers import ANY_SIZE
+from penstock.readers.fields import (
     Array,
     Boxes,
     Bytes,
@@ -44,14 +40,13 @@ from penstock.readers.fields.field_types import (
     Keypoints,
     Mask,
     Tokens,
+    is_mask_name,
+    untyped_places,
 )
-from penstock.readers.fields.mask_names import is_mask_name
-from penstock.readers.fields.place_names import stay_behind
-from penstock.readers.types import ANY_SIZE
 
 if TYPE_CHECKING:
-    from penstock.readers.fields.field_types import FieldType
-    from penstock.readers.types import ImageRange
+    from penstock.readers import ImageRange
+    from penstock.readers.fields import FieldType
 
 Recipes = Recipe | Mapping[str | tuple[str, ...], Recipe]
 """What `augment=` may be: one list of operations, or a list by field or by a tuple of fields."""
@@ -167,8 +162,8 @@ def check_recipes(
         recipe = _checked(lists.get(name), name, ranges, alone=len(names) == 1)
         images[name] = replace(recipe, salt=(salts or {}).get(name, 0))
     _check_mixing(images, selected)
-    _tell_of_places(lists, selected)
-    _tell_of_masks(lists, selected)
+    _warn_of_coordinates(lists, selected)
+    _warn_of_undeclared_masks(lists, selected)
     followers = {
         name: _follower(name, type, images, ranges)
         for name, type in selected.items()
@@ -184,7 +179,7 @@ def check_recipes(
     )
 
 
-def _tell_of_places(
+def _warn_of_coordinates(
     lists: Mapping[str, Sequence[Operation]], selected: Mapping[str, FieldType]
 ) -> None:
     """Say which selected arrays seem to be boxes or points, and stay where they are."""
@@ -192,7 +187,7 @@ def _tell_of_places(
     moving = next((op for ops in lists.values() for op in ops if _moves(op, images)), None)
     if moving is None:
         return
-    for name in stay_behind(selected):
+    for name in untyped_places(selected):
         _log.warning(
             '"%s" is %r, and handed out as it is stored: %s moves the pixels of images, not these '
             "numbers. If it is places in an image, say so to the Dataset: "
@@ -204,7 +199,7 @@ def _tell_of_places(
         )
 
 
-def _tell_of_masks(
+def _warn_of_undeclared_masks(
     lists: Mapping[str, Sequence[Operation]], selected: Mapping[str, FieldType]
 ) -> None:
     """Say which images seem to be class numbers, and get a picture's resizing and colours."""
@@ -256,7 +251,7 @@ def _lists(
             )
         lists[name] = operations_of(recipe)
         if name not in images:
-            _check_alone(name, selected[name], lists[name][1:])
+            _check_list_without_image(name, selected[name], lists[name][1:])
     return lists
 
 
@@ -281,7 +276,7 @@ def _without_images(schema: Mapping[str, FieldType]) -> str:
     return f'Drop augment=, or add "{images[0]}" to the dataset\'s fields.'
 
 
-def _check_alone(name: str, type: FieldType, ops: tuple[Operation, ...]) -> None:
+def _check_list_without_image(name: str, type: FieldType, ops: tuple[Operation, ...]) -> None:
     """Operations of a field that is no image."""
     kind = type.__class__.__name__
     if isinstance(type, _FOLLOWING):
@@ -302,11 +297,7 @@ def _check_alone(name: str, type: FieldType, ops: tuple[Operation, ...]) -> None
 
 
 def _checked(
-    ops: tuple[Operation, ...] | None,
-    name: str,
-    ranges: Mapping[str, ImageRange],
-    *,
-    alone: bool,
+    ops: tuple[Operation, ...] | None, name: str, ranges: Mapping[str, ImageRange], *, alone: bool
 ) -> CheckedRecipe:
     """alone: there is no other image, so that messages needn't say of which they are."""
     try:

@@ -1,7 +1,11 @@
-"""A checked recipe as a running DALI graph, for "cpu" or "cuda" from one description.
+"""Run batches through the DALI graph of a checked recipe, on "cpu" or "cuda".
 
 Encoded bytes go in as views, without a copy; windows and flips go in as arguments (`draws`); torch
 tensors come out, without a copy. The graph keeps no random state and decides nothing.
+
+Usually a batch is one sub-batch, which is one run of DALI. A sample that doesn't decode fails its
+whole run. Then the good samples of that run are decoded again, in a pipeline of their own, until
+the bad ones are found (`decode_failures`), and the next batches are cut into smaller runs.
 
 What shapes it, measured with DALI 2.4 on the CPU at batch 256:
 - Three small argument inputs (start, shape, mirror) cost 4.3 us a sample; one packed input that the
@@ -13,45 +17,332 @@ What shapes it, measured with DALI 2.4 on the CPU at batch 256:
 - A sample that doesn't decode fails its batch and nothing else. But a header that can't be parsed,
   or a window outside its image, ends the run while other threads still decode into it, and most
   trials ended in a segmentation fault. Such samples must never get here: readers compare the CRC of
-  what was verified, and check_headers=True looks at what wasn't.
+  what was verified, and check_headers=True looks at what wasn't (`image_checks`).
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from penstock.augment import resample_node
-from penstock.augment.batches import (
-    BatchInFlight,
-    Caution,
-    DecodedBatch,
-    FailedRun,
-    SubBatch,
-    failure_reason,
-    select_rows,
+from penstock.augment import resample_operator
+from penstock.augment.dali_library import disown_pipeline, load_dali
+from penstock.augment.decode_failures import (
+    NO_IMAGE,
+    check_machine,
+    corrupt_sample_error,
+    failing_rows,
+    is_unclear,
+    machine_error,
+    reason_of,
+    split_rows,
 )
-from penstock.augment.culprits import corrupt
-from penstock.augment.dali_pipeline import DaliPipeline
-from penstock.augment.devices import checked_device
-from penstock.augment.draws import decodes_window
-from penstock.augment.headers import bad_headers
-from penstock.augment.nodes import GraphPlan
-from penstock.augment.region import window_decoding
-from penstock.augment.rescue import Rescue
-from penstock.augment.value_ranges import warn_of_values
-from penstock.cache.errors import ClosedError, ConfigError, DeviceError, PenstockError
+from penstock.augment.devices import checked_device, window_decoding
+from penstock.augment.draws import decodes_window, input_names
+from penstock.augment.graph_definition import GraphPlan, define_outputs
+from penstock.augment.image_checks import bad_headers, read_header, warn_of_values
+from penstock.cache import ClosedError, ConfigError, DeviceError, PenstockError, watch
+from penstock.readers import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import torch
 
     from penstock.augment.draws import Draws
     from penstock.augment.recipe import CheckedRecipe
-    from penstock.readers.types import EncodedBatch
+    from penstock.readers import EncodedBatch
 
-_FIRST_LOOKED_AT = 64  # images of the first batch, for the range of their values
+# After a failure so many batches are fed as runs of so few samples. At 1 % bad samples a run of 128
+# fails 72 times of 100 and a run of 16 15 times, and what was decoded beside a bad one is lost.
+SMALL_RUN_BATCHES = 64
+SMALL_RUN_SAMPLES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedBatch:
+    """What a graph makes of a batch. images: (n, channels, height, width). bad: rows that are
+    zeros, and why."""
+
+    images: torch.Tensor
+    bad: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SubBatch:
+    """Rows of one run. inputs: what DALI reads until the run was taken."""
+
+    rows: list[int]
+    inputs: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInFlight:
+    """A batch that DALI works on. marks: rows left out and why; runs: of the others."""
+
+    batch: EncodedBatch
+    draws: Draws
+    marks: dict[int, str]
+    runs: list[SubBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRun:
+    """Rows of a run that failed, and why; None if they weren't tried yet. Not the error: its
+    traceback would hold the batch in a cycle."""
+
+    rows: list[int]
+    reason: str | None
+
+
+class SubBatchSizer:
+    """Decides how batches are cut into sub-batches: small ones while samples fail, else one."""
+
+    def __init__(self) -> None:
+        self._batches = 0  # to be cut small yet
+        self._suspects: set[int] = set()  # ids that once failed: another window may yet decode
+
+    def heighten(self) -> None:
+        """A run has failed: the next batches are cut small."""
+        self._batches = SMALL_RUN_BATCHES
+
+    def suspect(self, ids: Iterable[int]) -> None:
+        """These samples failed: from now on each of them is a sub-batch of its own."""
+        self._suspects.update(ids)
+
+    def cut(self, batch: EncodedBatch, marks: dict[int, str]) -> list[list[int]]:
+        """The rows of each sub-batch, without those in marks. DALI knows no empty one."""
+        rows = [row for row in range(len(batch.encoded)) if row not in marks]
+        alone: list[int] = []
+        if self._suspects:
+            ids = batch.ids.tolist()
+            alone = [row for row in rows if ids[row] in self._suspects]
+            rows = [row for row in rows if ids[row] not in self._suspects]
+        size = SMALL_RUN_SAMPLES if self._batches else max(1, len(rows))
+        self._batches = max(0, self._batches - 1)
+        return [*split_rows(rows, size), *split_rows(alone, 1)]
+
+
+def select_rows(batch: EncodedBatch, draws: Draws, rows: list[int]) -> tuple[EncodedBatch, Draws]:
+    """These rows of a batch and of its draws; all of them are the same objects."""
+    if len(rows) == len(batch.encoded):
+        return batch, draws
+    encoded = [batch.encoded[row] for row in rows]
+    some = replace(batch, ids=batch.ids[rows], encoded=encoded, dims=batch.dims[rows])
+    return some, {name: values[rows] for name, values in draws.items()}
+
+
+def failure_reason(error: RuntimeError) -> str:
+    """The reason of a run that failed. Raises DeviceError where no sample is to blame."""
+    check_machine(error, remedy="a smaller batch, or a smaller prefetch_factor")
+    return reason_of(error)
+
+
+_LOG = logging.getLogger("penstock")
+
+
+class DaliPipeline:
+    """Runs batches through DALI, first in, first out. One thread schedules and takes."""
+
+    def __init__(self, plan: GraphPlan) -> None:
+        dali = load_dali()
+        self._plan = plan
+        self._names = input_names(plan.recipe)
+        self._tensor = dali.tensors.TensorCPU
+        self._tensors = dali.tensors.TensorListCPU
+        self._resident = dali.tensors.TensorListGPU if _on_gpu(plan) else None
+        self._constant = self._blank(plan.batch_size) if plan.constant else None
+        self._pipe = dali.Pipeline(
+            batch_size=plan.batch_size,
+            num_threads=plan.threads,
+            device_id=plan.device_id,
+            prefetch_queue_depth=1,
+            exec_dynamic=True,
+        )
+        with self._pipe:
+            self._pipe.set_outputs(*define_outputs(plan))
+        self._pipe.build()
+        watch(self)
+
+    def disown(self) -> None:
+        """Leave the pipeline alone in a forked child, where DALI's threads aren't."""
+        disown_pipeline(self._pipe)
+
+    def schedule(self, batch: EncodedBatch, draws: Draws) -> tuple[Any, ...]:
+        """Start one run. Returns what must stay alive until after the next take()."""
+        if self._resident is not None:
+            encoded = self._resident(batch.encoded, layout="HWC", contiguous=False)
+        else:
+            tensor = self._tensor
+            # Naming a layout, even an empty one, costs as much as the rest of wrapping a view.
+            if self._plan.pixels:
+                views = [tensor(view, layout="HWC") for view in batch.encoded]
+            else:
+                views = [tensor(view) for view in batch.encoded]
+            encoded = self._tensors(views, contiguous=False)
+        arguments = [self._tensors(draws[name]) for name in self._names]
+        # What lies scattered in the GPU's memory DALI copies into a batch: by one kernel, not by a
+        # copy each.
+        self._pipe.feed_input("encoded", encoded, use_copy_kernel=self._resident is not None)
+        for name, argument in zip(self._names, arguments, strict=True):
+            self._pipe.feed_input(name, argument)
+        self._pipe.schedule_run()
+        return (encoded, *arguments)
+
+    def take(self, samples: int) -> torch.Tensor:
+        """The oldest run's tensor. Raises RuntimeError as DALI does."""
+        import torch
+        from torch.utils.dlpack import from_dlpack
+
+        # On CUDA the tensor is ordered after the stream that is current here, without a wait.
+        on_cuda = self._plan.device == "cuda"
+        stream = torch.cuda.current_stream(self._plan.device_id) if on_cuda else None
+        images = from_dlpack(self._pipe.outputs(cuda_stream=stream)[0].as_tensor())
+        return images if self._constant is None else self._constant[:samples]
+
+    def skip(self) -> None:
+        """Wait for the oldest run and drop what it gives, an error too."""
+        try:
+            self._pipe.outputs()
+        except RuntimeError as error:
+            _LOG.debug("dropped a batch that failed in DALI: %s", reason_of(error))
+
+    def empty(self, samples: int) -> torch.Tensor:
+        """Room for images."""
+        import torch
+
+        plan = self._plan
+        device = plan.device if plan.device_id is None else f"{plan.device}:{plan.device_id}"
+        dtype: torch.dtype = getattr(torch, plan.recipe.dtype)
+        return torch.empty((samples, *plan.recipe.shape), dtype=dtype, device=device)
+
+    def _blank(self, samples: int) -> torch.Tensor:
+        """Zeros in place of images."""
+        return self.empty(samples).zero_()
+
+
+def _on_gpu(plan: GraphPlan) -> bool:
+    """Whether samples come as tensors in the GPU's memory."""
+    return plan.resident and plan.device == "cuda"
+
+
+_SPLIT_WAYS = (
+    4  # sub-batches of a small run that failed: 20 decodes to find one of 16; halving takes 30
+)
+_SIDE_THREADS = 4
+
+
+class FailedRunDecoder:
+    """Decodes samples of failed runs in a pipeline of its own, which keeps the runs that are in
+    flight out of this. It is built once, at the first failure: building failing ones anew leaks."""
+
+    def __init__(self, plan: GraphPlan, caution: SubBatchSizer) -> None:
+        self._plan, self._caution = plan, caution
+        self._side: DaliPipeline | None = None
+        self._copies: deque[_PendingCopy] = deque()
+
+    def decode(
+        self,
+        flight: BatchInFlight,
+        failed: list[FailedRun],
+        images: torch.Tensor,
+        taken: list[torch.Tensor],
+    ) -> DecodedBatch:
+        """Fill in the images of failed runs, zeros where a sample is bad.
+
+        taken: tensors whose copies into images are under way. Raises DeviceError where no sample
+        is to blame.
+        """
+        bad = dict(flight.marks)
+        for run in failed:
+            rows, reason = run.rows, run.reason
+            if reason is not None:
+                self._caution.heighten()
+            if len(rows) == 1 and reason is not None:
+                bad[rows[0]] = reason
+                continue
+            # What failed as a small run is cut further at once; a large one into small runs.
+            size = SMALL_RUN_SAMPLES
+            if reason is not None and len(rows) <= size:
+                size = -(-len(rows) // _SPLIT_WAYS)
+            for few in split_rows(rows, size):
+                bad |= failing_rows(
+                    few, lambda some: self._again(flight, some, images, taken), ways=_SPLIT_WAYS
+                )
+        self._check_blame(flight, {row: why for row, why in bad.items() if row not in flight.marks})
+        if bad:
+            images[list(bad)] = 0
+            self._caution.suspect(int(flight.batch.ids[row]) for row in bad)
+        self._keep_for_copies(taken)
+        return DecodedBatch(images, bad)
+
+    def close(self) -> None:
+        """Release DALI's threads and memory."""
+        self._side = None
+        self._copies.clear()
+
+    def _again(
+        self,
+        flight: BatchInFlight,
+        rows: list[int],
+        images: torch.Tensor,
+        taken: list[torch.Tensor],
+    ) -> None:
+        if self._side is None:
+            plan = self._plan
+            few = min(plan.threads, _SIDE_THREADS)
+            size = min(plan.batch_size, SMALL_RUN_SAMPLES)
+            self._side = DaliPipeline(replace(plan, batch_size=size, threads=few, constant=False))
+        inputs = self._side.schedule(*select_rows(flight.batch, flight.draws, rows))
+        try:
+            taken.append(self._side.take(len(rows)))
+        except RuntimeError as error:
+            failure_reason(error)
+            raise
+        images[rows] = taken[-1]
+        del inputs  # DALI read it until here
+
+    def _check_blame(self, flight: BatchInFlight, bad: dict[int, str]) -> None:
+        """Raises DeviceError where samples would be blamed that show no fault: a codec's failure
+        over a header that can be read, or one unknown reason for a whole batch."""
+        encoded = flight.batch.encoded
+        if not self._plan.pixels:
+            for row, why in bad.items():
+                if why == NO_IMAGE and not isinstance(read_header(encoded[row]), Rejection):
+                    raise machine_error(
+                        f"nvImageCodec fails on sample {int(flight.batch.ids[row])}, whose header "
+                        "it can read"
+                    )
+        tried = len(encoded) - len(flight.marks)
+        if len(bad) == tried > 1 and all(map(is_unclear, bad.values())):
+            raise machine_error(f"all {tried} samples of a batch fail ({next(iter(bad.values()))})")
+
+    def _keep_for_copies(self, taken: list[torch.Tensor]) -> None:
+        """On CUDA copies run on behind us: keep what they read until they are done."""
+        while self._copies and self._copies[0].is_done():
+            self._copies.popleft()
+        if taken and self._plan.device == "cuda":
+            import torch
+
+            event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self._plan.device_id))
+            self._copies.append(_PendingCopy(event, taken))
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingCopy:
+    """Tensors of DALI's that copies still read until the event."""
+
+    event: torch.cuda.Event
+    tensors: list[torch.Tensor]
+
+    def is_done(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+
+_VALUE_RANGE_SAMPLES = 64  # images of the first batch, for the range of their values
 
 
 class Graph:
@@ -101,7 +392,7 @@ class Graph:
             check_headers=check_headers,
             constant=constant_decode,
             pixels=pixels or resident,
-            compiled=device == "cpu" and not constant_decode and resample_node.is_compiled(),
+            compiled=device == "cpu" and not constant_decode and resample_operator.is_compiled(),
             resident=resident,
             **(where := checked_device(device, device_id)),
             windows=(
@@ -114,8 +405,8 @@ class Graph:
         self._flights: deque[BatchInFlight] = deque()
         # DALI may still read the batch that was just taken.
         self._last: BatchInFlight | None = None
-        self._caution = Caution()
-        self._rescue = Rescue(self._plan, self._caution)
+        self._caution = SubBatchSizer()
+        self._rescue = FailedRunDecoder(self._plan, self._caution)
         self._values_seen = self._plan.pixels or constant_decode
 
     @property
@@ -144,7 +435,7 @@ class Graph:
         if not self._values_seen:
             self._values_seen = True
             good = [each for row, each in enumerate(batch.encoded) if row not in marks]
-            warn_of_values(good[:_FIRST_LOOKED_AT])
+            warn_of_values(good[:_VALUE_RANGE_SAMPLES])
         runs = [
             SubBatch(rows, pipe.schedule(*select_rows(batch, draws, rows)))
             for rows in self._caution.cut(batch, marks)
@@ -162,7 +453,7 @@ class Graph:
         decoded = self.outputs_marked()
         if decoded.bad:
             assert ids is not None
-            raise corrupt({int(ids[row]): why for row, why in decoded.bad.items()})
+            raise corrupt_sample_error({int(ids[row]): why for row, why in decoded.bad.items()})
         return decoded.images
 
     def outputs_marked(self) -> DecodedBatch:

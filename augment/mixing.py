@@ -1,12 +1,12 @@
-"""MixUp and CutMix: a batch of decoded images and class numbers to mixed images and soft targets.
+"""Mix the images and class numbers of a batch by MixUp and CutMix, into soft targets.
 
-Who is mixed with whom is the order's business (`pipeline.plan.partners`): partners are neighbours
-in it, so that a rank reads at most two samples more than its own. (A batch turned around, as
-torchvision's is, would make every rank read twice as much.) The shares are keyed by (seed, epoch,
-sample id), so a sample's mixed pixels are the same at any world size, and after any restart, for
-the same global batches.
+The order chooses the partners (`penstock.pipeline.plan.rank_slots`): they are neighbours in it, so
+that a rank reads at most two samples more than its own. (A batch turned around, as torchvision's
+is, would make every rank read twice as much.) The shares are keyed by (seed, epoch, sample id), so
+a sample's mixed pixels are the same at any world size, and after any restart, for the same global
+batches.
 
-What is drawn is numpy; torch comes in where pixels are mixed.
+The draws are made in numpy; torch is imported where pixels are mixed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.keyed import draw_base, keyed_draws
-from penstock.augment.ops import CutMix, Mixing
-from penstock.cache.errors import ConfigError
+from penstock.augment.draw_keys import draw_base, keyed_draws
+from penstock.augment.operations import CutMix, MixingOperation
+from penstock.cache import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
-DRAWS = 5
+MIX_DRAWS = 5
 """Uniform draws that a sample takes: which operation, two of the share, row and column of a box."""
 
 
@@ -59,7 +59,7 @@ class Mixer:
     their key.
     """
 
-    ops: tuple[Mixing, ...]
+    ops: tuple[MixingOperation, ...]
     index: int
     classes: int
     height: int
@@ -97,7 +97,7 @@ def mixer_of(recipe: CheckedRecipe, *, classes: int | None, seed: int) -> Mixer 
 
 
 def draw_mix(
-    ops: Sequence[Mixing],
+    ops: Sequence[MixingOperation],
     uniform: Callable[[int], Floats],
     *,
     partner: Ints,
@@ -107,14 +107,14 @@ def draw_mix(
     """Shares and boxes for one rank's samples; a pure function of each sample.
 
     ops: MixUp, CutMix or both; of both, each sample gets one with probability 1/2.
-    uniform: uniform(DRAWS) gives keyed draws in [0, 1), shape (DRAWS, n).
+    uniform: uniform(MIX_DRAWS) gives keyed draws in [0, 1), shape (MIX_DRAWS, n).
     """
-    which, *rest = uniform(DRAWS)
+    which, *rest = uniform(MIX_DRAWS)
     chosen = (which * len(ops)).astype(np.int64)
     alpha = np.array([op.alpha for op in ops])[chosen]
     boxed = np.array([isinstance(op, CutMix) for op in ops])[chosen]
     share = symmetric_beta(alpha, rest[0], rest[1])
-    box = np.where(boxed[:, None], boxes(share, rest[2], rest[3], height, width), 0)
+    box = np.where(boxed[:, None], cutmix_boxes(share, rest[2], rest[3], height, width), 0)
     area = (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1])
     share = np.where(boxed, 1 - area / (height * width), share)
     return Mix(partner=partner, share=share.astype(np.float32), box=box, boxed=boxed)
@@ -135,7 +135,7 @@ def symmetric_beta(alpha: Floats, first: Floats, second: Floats) -> Floats:
         return np.asarray((1 + np.sign(cosine) / np.sqrt(1 + 1 / squared)) / 2)
 
 
-def boxes(share: Floats, row: Floats, column: Floats, height: int, width: int) -> Ints:
+def cutmix_boxes(share: Floats, row: Floats, column: Floats, height: int, width: int) -> Ints:
     """CutMix's windows: top, left, bottom, right, int64, (n, 4); some may be empty.
 
     The middle is uniform over the pixels, the sides are those of the image times sqrt(1 - share),
@@ -156,7 +156,7 @@ def boxes(share: Floats, row: Floats, column: Floats, height: int, width: int) -
     )
 
 
-def class_count(ops: Sequence[Mixing], known: int | None) -> int:
+def class_count(ops: Sequence[MixingOperation], known: int | None) -> int:
     """Classes of the soft targets: what an operation says, else what the dataset knows.
 
     Raises ConfigError if neither does, or two operations disagree.
@@ -187,12 +187,12 @@ def mix_images(images: torch.Tensor, mix: Mix) -> torch.Tensor:
     if not len(mix.partner):
         return images[:0]
     if images.device.type != "cpu":
-        return _at_once(images, mix)
-    _one_by_one(images.numpy(), mix)
+        return mix_in_kernels(images, mix)
+    _mix_in_place(images.numpy(), mix)
     return images[: len(mix.partner)]
 
 
-def _one_by_one(images: NDArray[Any], mix: Mix) -> None:
+def _mix_in_place(images: NDArray[Any], mix: Mix) -> None:
     """In place, in what fits a core's cache: half the time of whole batches on the CPU.
 
     In numpy: torch would share each of these small steps out among threads that wait for one
@@ -227,7 +227,7 @@ def _blend(
     own[...] = mixed if own.dtype.kind == "f" else np.rint(mixed, out=mixed)
 
 
-def _at_once(images: torch.Tensor, mix: Mix) -> torch.Tensor:
+def mix_in_kernels(images: torch.Tensor, mix: Mix) -> torch.Tensor:
     """In a few kernels for the whole batch: one by one takes some for each sample."""
     import torch
 

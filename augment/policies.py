@@ -1,9 +1,9 @@
-"""Which operation with which strength a learnt policy gives each sample: numpy only.
+"""Choose the operation and strength that a learnt policy gives each sample; numpy only.
 
 The tables are torchvision's (transforms/autoaugment.py, v0.13 and later), which follow RandAugment
 (Cubuk et al. 2019), TrivialAugment (Müller and Hutter 2021) and AutoAugment (Cubuk et al. 2018).
 A policy works in *rounds*, one after the other; in each a sample gets one operation. What is
-decided here, `policy_nodes` does to the pixels.
+decided here, `graph_definition` does to the pixels.
 
 Strengths are computed in float64, where torchvision's are float32, so a translation by what is
 nearly a whole number of pixels may differ by one pixel.
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.ops import AutoAugment, RandAugment, TrivialAugmentWide
+from penstock.augment.operations import AutoAugment, RandAugment, TrivialAugmentWide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from penstock.augment.keyed import Uniform
+    from penstock.augment.draw_keys import Uniform
 
     Floats = NDArray[np.float64]
 
@@ -101,7 +101,7 @@ _AUTO_BINS = 10
 _IDENTITY = 0  # its place in every space
 
 
-def space(op: Policy, height: int, width: int) -> tuple[SpaceEntry, ...]:
+def operation_space(op: Policy, height: int, width: int) -> tuple[SpaceEntry, ...]:
     """The operations that a policy chooses from, for images of this size."""
     if isinstance(op, TrivialAugmentWide):
         return _space(shear=0.99, across=32, down=32, angle=135, enhance=0.99, bits=2)
@@ -157,7 +157,7 @@ _LEARNT = {
 }
 
 
-def learnt(policy: str) -> tuple[tuple[tuple[str, float, int], ...], ...]:
+def learnt_pairs(policy: str) -> tuple[tuple[tuple[str, float, int], ...], ...]:
     """The pairs of an AutoAugment policy: (operation, probability, bin) twice each."""
     pairs = _LEARNT[policy].strip().replace("\n", "|").split("|")
     return tuple(tuple(_rule(text) for text in pair.split(",")) for pair in pairs)
@@ -169,7 +169,7 @@ def _rule(text: str) -> tuple[str, float, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class PolicyChoice:
     """One round's choice per sample, (n,) each.
 
     entry: place in the space. at: bin of the strength. negated: whether its sign is, if it has one.
@@ -180,19 +180,19 @@ class Choice:
     negated: NDArray[np.bool_]
 
 
-def rounds(op: Policy) -> int:
+def round_count(op: Policy) -> int:
     """How many operations a sample gets, one after the other."""
     if isinstance(op, RandAugment):
         return op.num_ops
     return 2 if isinstance(op, AutoAugment) else 1
 
 
-def bins(op: Policy) -> int:
+def bin_count(op: Policy) -> int:
     """How many strengths an operation has."""
     return _AUTO_BINS if isinstance(op, AutoAugment) else op.num_magnitude_bins
 
 
-def choose(op: Policy, uniform: Uniform, height: int, width: int) -> list[Choice]:
+def choose(op: Policy, uniform: Uniform, height: int, width: int) -> list[PolicyChoice]:
     """What each sample gets in each round, for images of this size.
 
     Draws, in their order: RandAugment takes an operation and a sign for each round;
@@ -201,24 +201,26 @@ def choose(op: Policy, uniform: Uniform, height: int, width: int) -> list[Choice
     """
     if isinstance(op, AutoAugment):
         return _learnt_choices(op, uniform)
-    count = len(space(op, height, width))
+    count = len(operation_space(op, height, width))
     if isinstance(op, TrivialAugmentWide):
         which, at, sign = uniform(3)
-        return [Choice(entry=_pick(which, count), at=_pick(at, bins(op)), negated=sign < 0.5)]
+        return [
+            PolicyChoice(entry=_pick(which, count), at=_pick(at, bin_count(op)), negated=sign < 0.5)
+        ]
     draws = uniform(2 * op.num_ops)
     at = np.full(draws.shape[1], op.magnitude)
     return [
-        Choice(entry=_pick(which, count), at=at, negated=sign < 0.5)
+        PolicyChoice(entry=_pick(which, count), at=at, negated=sign < 0.5)
         for which, sign in zip(draws[::2], draws[1::2], strict=True)
     ]
 
 
-def _learnt_choices(op: AutoAugment, uniform: Uniform) -> list[Choice]:
+def _learnt_choices(op: AutoAugment, uniform: Uniform) -> list[PolicyChoice]:
     entry, probability, at = _learnt_table(op)
-    pair, *rest = uniform(1 + 2 * rounds(op))
+    pair, *rest = uniform(1 + 2 * round_count(op))
     number = _pick(pair, len(entry))
     return [
-        Choice(
+        PolicyChoice(
             entry=np.where(happens < probability[number, k], entry[number, k], _IDENTITY),
             at=at[number, k],
             negated=sign < 0.5,
@@ -230,8 +232,8 @@ def _learnt_choices(op: AutoAugment, uniform: Uniform) -> list[Choice]:
 @lru_cache(maxsize=8)
 def _learnt_table(op: AutoAugment) -> tuple[NDArray[np.int64], Floats, NDArray[np.int64]]:
     """Place in the space, probability and bin, shape (pairs, 2) each."""
-    place = {entry.name: number for number, entry in enumerate(space(op, 1, 1))}
-    pairs = learnt(op.policy)
+    place = {entry.name: number for number, entry in enumerate(operation_space(op, 1, 1))}
+    pairs = learnt_pairs(op.policy)
     entry = np.array([[place[name] for name, _, _ in pair] for pair in pairs])
     probability = np.array([[share for _, share, _ in pair] for pair in pairs])
     return entry, probability, np.array([[at for _, _, at in pair] for pair in pairs])
@@ -252,7 +254,7 @@ def policy_inputs(op: Policy) -> list[tuple[str, str, int]]:
     """
     return [
         (f"{name}{number}", dtype, dimensions)
-        for number in range(rounds(op))
+        for number in range(round_count(op))
         for name, dtype, dimensions in (
             ("kind", "int32", 0),
             ("matrix", "float32", 2),
@@ -277,7 +279,7 @@ def policy_draws(op: Policy, uniform: Uniform, height: int, width: int) -> dict[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class PolicyTable:
     """What each (entry of the space, bin, negated) stands for: looked up, it costs a sample 1 us.
 
     kind: int32, (entries,). strength: float64, (entries, bins, 2). value: of the graph, float32, of
@@ -291,12 +293,12 @@ class Table:
 
 
 @lru_cache(maxsize=32)
-def tabulate(op: Policy, height: int, width: int) -> Table:
+def tabulate(op: Policy, height: int, width: int) -> PolicyTable:
     """A policy's table for images of this size."""
-    entries = space(op, height, width)
-    strengths = [_strengths(entry, bins(op)) for entry in entries]
+    entries = operation_space(op, height, width)
+    strengths = [_strengths(entry, bin_count(op)) for entry in entries]
     pairs = list(zip(entries, strengths, strict=True))
-    return Table(
+    return PolicyTable(
         kind=np.array([KINDS.index(entry.kind) for entry in entries], np.int32),
         strength=np.array(strengths),
         value=np.array([_value(entry, strength) for entry, strength in pairs], np.float32),

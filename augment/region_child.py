@@ -1,7 +1,7 @@
-"""Run by `region`: decodes windows on one GPU and compares them with whole images, cropped.
+"""Decode windows on one GPU, as a process of its own, and compare them with whole images, cropped.
 
-Takes {"path": sys.path, "device_id": n} on standard input; None for a device is the CPU. Ends with
-0 if the pixels agree. It imports nothing of ours: it is run by its path.
+`devices` runs it. It takes {"path": sys.path, "device_id": n} on standard input; None for a device
+is the CPU. It ends with 0 if the pixels agree. It imports nothing of ours: it is run by its path.
 """
 
 from __future__ import annotations

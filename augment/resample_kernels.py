@@ -1,4 +1,4 @@
-"""Resize, mirror, normalise and HWC to CHW in one pass over the pixels, compiled by numba.
+"""Resize, mirror, normalise and turn HWC to CHW in one pass over the pixels, compiled by numba.
 
 What DALI does in three passes takes about half of the time that it spends on an image; this pass
 takes a fifth of that, as nothing is written between and only the rows that are needed are blended.

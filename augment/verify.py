@@ -1,10 +1,10 @@
-"""Full decodes of images, before they may enter a dataset.
+"""Verify images by decoding them in full, before they may enter a dataset.
 
 The header is read first: a file that claims 65,535 x 65,535 pixels is turned away before anything
 of that size is reserved, and one without a readable header would crash DALI (see `graph`), as
 would some damaged JPEG 2000 files, which Pillow therefore decodes first, as it does those whose
-damage DALI passes over (see `second_look`). The rest is decoded whole, in groups that are bounded
-in pixels; a group that fails is halved until each culprit stands alone, so good images are never
+damage DALI passes over (see `image_checks`). The rest is decoded whole, in groups that are bounded
+in pixels; a group that fails is halved until each bad image stands alone, so good images are never
 lost with bad ones. Formats that DALI decodes by other code where a recipe asks for a window are
 decoded by halves too.
 
@@ -19,26 +19,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.culprits import failing_rows
-from penstock.augment.dali import disown_pipeline, load_dali
-from penstock.augment.headers import Header, capped_header
-from penstock.augment.second_look import needs_look, refusal
-from penstock.augment.value_ranges import warn_of_values
-from penstock.cache.base.limits import usable_cores
-from penstock.cache.errors import ClosedError, ConfigError
-from penstock.cache.forks import watch
-from penstock.cache.threads import ordered
-from penstock.readers.types import MAX_PIXELS, ImageFacts, Rejection
+from penstock.augment.dali_library import disown_pipeline, load_dali
+from penstock.augment.decode_failures import failing_rows
+from penstock.augment.image_checks import (
+    Header,
+    capped_header,
+    needs_pillow_check,
+    pillow_refusal,
+    warn_of_values,
+)
+from penstock.cache import ClosedError, ConfigError, ordered, watch
+from penstock.cache.base import usable_cores
+from penstock.readers import MAX_PIXELS, ImageFacts, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Self
 
-    from penstock.readers.types import Encoded
+    from penstock.readers import Encoded
 
 # Larger groups are not faster (64, 128, 256 measured), and a bad sample costs more repeats.
 _GROUP_SAMPLES = 64
-_OTHER_WINDOWS = ("bmp", "tiff", "webp")
+_HALVED_CODECS = ("bmp", "tiff", "webp")
 
 
 class ImageVerifier:
@@ -92,7 +94,7 @@ class ImageVerifier:
             halves = [
                 (samples[row], shape)
                 for row, shape in zip(rows, shapes, strict=True)
-                if good[row].codec in _OTHER_WINDOWS
+                if good[row].codec in _HALVED_CODECS
             ]
             if halves:
                 self._decode_halves(*zip(*halves, strict=True))
@@ -134,9 +136,9 @@ class ImageVerifier:
 
     def _refused(self, rows: list[int], samples: Sequence[Encoded]) -> dict[int, Rejection]:
         """Those that DALI mustn't see, among the samples of these rows."""
-        doubtful = [row for row in rows if needs_look(samples[row])]
+        doubtful = [row for row in rows if needs_pillow_check(samples[row])]
         looks = ordered(
-            lambda row: refusal(samples[row]),
+            lambda row: pillow_refusal(samples[row]),
             doubtful,
             workers=self._threads,
             ahead=_GROUP_SAMPLES,

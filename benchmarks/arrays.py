@@ -31,7 +31,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.record import RESULTS, write_result
-from penstock.pipeline.bench.figures import Figure
+from penstock.pipeline.bench import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -25,9 +25,8 @@ from rich.table import Table
 
 from benchmarks.data import Prepared, prepare
 from benchmarks.record import RESULTS, write_result
-from penstock.cache.errors import MissingDependencyError
-from penstock.pipeline.bench.figures import Figure
-from penstock.pipeline.bench.machine import machine, versions
+from penstock.cache import MissingDependencyError
+from penstock.pipeline.bench import Figure, machine, versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

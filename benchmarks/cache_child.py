@@ -93,12 +93,11 @@ def fill(task: dict[str, Any]) -> dict[str, float]:
 
     url, names, sizes, cache ("" for none).
     """
-    from penstock.cache.base.blob import BlobSource, Segment, blob_key
-    from penstock.cache.blobs.remote import Remote
-    from penstock.cache.fetch.fetcher import Fetcher
-    from penstock.cache.fetch.object_range import ObjectRange
-    from penstock.cache.stores.opening import open_store
-    from penstock.cache.threads import ordered
+    from penstock.cache import ordered
+    from penstock.cache.base import BlobSource, ObjectRange, Segment, blob_key
+    from penstock.cache.blobs import Remote
+    from penstock.cache.fetch import Fetcher
+    from penstock.cache.stores import open_store
 
     fetcher = Fetcher(open_store(task["url"], {}))
     objects = list(zip(task["names"], task["sizes"], strict=True))

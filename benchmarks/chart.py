@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.pictures import FAINT, INK, OURS, PAPER
 from benchmarks.readme import ordered
-from penstock.pipeline.bench.adapters.registry import TITLES
+from penstock.pipeline.bench.adapters import TITLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,14 +22,23 @@ from benchmarks.data import Prepared, prepare
 from benchmarks.demo import comparison_table, ratio_lines
 from benchmarks.readme import rewrite, table
 from benchmarks.record import RESULTS, write_result
-from penstock.cache.errors import ConfigError, PenstockError
-from penstock.pipeline.bench.adapters.images import fastest, has_opencv
-from penstock.pipeline.bench.adapters.registry import ADAPTERS, LOADERS, split_installed
-from penstock.pipeline.bench.adapters.work import Work
-from penstock.pipeline.bench.export import export_files
-from penstock.pipeline.bench.machine import machine, versions
-from penstock.pipeline.bench.round import RoundSize
-from penstock.pipeline.bench.rounds import compare, comparison_record
+from penstock.cache import ConfigError, PenstockError
+from penstock.pipeline.bench import (
+    RoundSize,
+    compare,
+    comparison_record,
+    export_files,
+    machine,
+    versions,
+)
+from penstock.pipeline.bench.adapters import (
+    ADAPTERS,
+    LOADERS,
+    Work,
+    fastest,
+    has_opencv,
+    split_installed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.photographs import ImageSet, borrow_images, make_photographs
-from penstock.cache.errors import DestinationError
-from penstock.pipeline.bench.machine import machine
+from penstock.cache import DestinationError
+from penstock.pipeline.bench import machine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,10 +43,7 @@ def prepare(
     workers = int(machine()["cores"])
     if data is None:
         images = make_photographs(
-            out / "photographs",
-            train_images=train_images,
-            eval_images=eval_images,
-            workers=workers,
+            out / "photographs", train_images=train_images, eval_images=eval_images, workers=workers
         )
     else:
         images = borrow_images(data, out / "yours")

@@ -25,19 +25,21 @@ from benchmarks.photographs import ImageSet, borrow_images, make_photographs
 from benchmarks.proof import Verdict, kill_and_resume, train
 from benchmarks.record import write_result
 from benchmarks.train import Job
-from penstock.cache.base.limits import usable_cores
-from penstock.cache.base.sizes import format_size
-from penstock.cache.errors import ConfigError, PenstockError
-from penstock.pipeline.bench.adapters.registry import TITLES
-from penstock.pipeline.bench.adapters.work import Work
-from penstock.pipeline.bench.machine import machine
-from penstock.pipeline.bench.round import RoundSize
-from penstock.pipeline.bench.rounds import ACCELERATOR_SHARE, compare, comparison_record
+from penstock.cache import ConfigError, PenstockError
+from penstock.cache.base import format_size, usable_cores
+from penstock.pipeline.bench import (
+    ACCELERATOR_SHARE,
+    RoundSize,
+    compare,
+    comparison_record,
+    machine,
+)
+from penstock.pipeline.bench.adapters import TITLES, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.pipeline.bench.rounds import Comparison
+    from penstock.pipeline.bench import Comparison
 
 
 LOADERS: tuple[str, ...] = ("penstock", "torch")

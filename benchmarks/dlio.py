@@ -36,9 +36,7 @@ from benchmarks.dlio_jobs import (
 )
 from benchmarks.dlio_task import Task
 from benchmarks.record import RESULTS, write_result
-from penstock.pipeline.bench.children import Child
-from penstock.pipeline.bench.figures import Figure
-from penstock.pipeline.bench.machine import machine, versions
+from penstock.pipeline.bench import Child, Figure, machine, versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -20,8 +20,7 @@ import numpy as np
 from benchmarks.dlio_data import files_below
 from benchmarks.dlio_task import Task, Work
 from benchmarks.dlio_torch import CROP, DETECT, GroupOrder, RowGroups, torch_dataset
-from penstock.pipeline.bench.children import tell
-from penstock.pipeline.bench.play import play
+from penstock.pipeline.bench import play, send_to_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,7 +43,7 @@ class WithStatistics:
         return iter(self._batches)
 
     def statistics(self) -> Statistics:
-        from penstock.pipeline.report.meter import Meter
+        from penstock.pipeline.report import Meter
 
         return Meter(decode_threads=0, device="cpu").snapshot()
 
@@ -116,7 +115,7 @@ def torchs_options(task: Task, data: Any) -> dict[str, Any]:
 def torchs(task: Task) -> Any:
     from torch.utils.data import DataLoader
 
-    from penstock.pipeline.bench.adapters.images import one_thread
+    from penstock.pipeline.bench.adapters import one_thread
 
     data = torch_dataset(task)
     options = torchs_options(task, data) | {"worker_init_fn": one_thread}
@@ -149,7 +148,7 @@ LOADERS: dict[LoaderName, Callable[[Task], Any]] = {
 def raw_read(folder: Path, *, request_bytes: int, seconds: float) -> tuple[int, float]:
     """(bytes, seconds) of reading the files below in requests of that size, in random order, by
     four threads: what the disk can give anybody who reads so. Ends with the data, or the time."""
-    from penstock.cache.threads import ordered
+    from penstock.cache import ordered
 
     size = min(request_bytes, _RAW_MOST_BYTES)
     opened = {path: os.open(path, os.O_RDONLY) for path in files_below(folder)}
@@ -183,10 +182,7 @@ def raw_read(folder: Path, *, request_bytes: int, seconds: float) -> tuple[int, 
 def run(name: LoaderName, task: Task, *, step_s: float, seconds: float) -> dict[str, Any]:
     """One run's figures, as JSON values."""
     played = play(
-        lambda: LOADERS[name](task),
-        seconds=seconds,
-        step_s=step_s,
-        sample_bytes=task.sample_bytes,
+        lambda: LOADERS[name](task), seconds=seconds, step_s=step_s, sample_bytes=task.sample_bytes
     )
     measured = played.figures
     return asdict(measured) | {
@@ -201,16 +197,16 @@ def main(argv: list[str]) -> None:
     """argv: the loader's name or "raw", and a Task as JSON; then step_s and seconds, a line each
     run."""
     task = Task(**json.loads(argv[1]))
-    tell({"ready": argv[0]})
+    send_to_parent({"ready": argv[0]})
     for line in sys.stdin:
         asked = json.loads(line)
         if argv[0] == "raw":
             total, took_s = raw_read(
                 Path(task.pack), request_bytes=task.sample_bytes, seconds=asked["seconds"]
             )
-            tell({"bytes_per_s": total / took_s})
+            send_to_parent({"bytes_per_s": total / took_s})
         else:
-            tell(run(argv[0], task, **asked))  # type: ignore[arg-type]
+            send_to_parent(run(argv[0], task, **asked))  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from benchmarks.photographs import PHOTOGRAPHS, _grain, _noise, _open
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path

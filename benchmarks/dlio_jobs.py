@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.bench.accelerators import Accelerator, accelerator
-from penstock.pipeline.bench.play import SETTLE_BATCHES
+from penstock.cache import ConfigError
+from penstock.pipeline.bench import SETTLE_BATCHES, Accelerator, accelerator
 
 if TYPE_CHECKING:
     from benchmarks.dlio_data import Kind

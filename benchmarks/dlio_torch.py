@@ -137,8 +137,11 @@ def torch_dataset(task: Task) -> Any:
         return EncodedFiles(task.files)
     if task.work == "detect":
         return Detected(task.files)
-    from penstock.pipeline.bench.adapters.images import Crop, fastest
-    from penstock.pipeline.bench.adapters.torch_loader import FolderImages
-    from penstock.pipeline.bench.adapters.work import list_files
+    from penstock.pipeline.bench.adapters import (
+        FolderImages,
+        RandomCropTransform,
+        fastest,
+        list_files,
+    )
 
-    return FolderImages(list_files(Path(task.files)), Crop(CROP, decoder=fastest()))
+    return FolderImages(list_files(Path(task.files)), RandomCropTransform(CROP, decoder=fastest()))

@@ -3,10 +3,11 @@
 Nothing fails by these figures. They show where to look, never what to do: a module with a single
 user may be pure and long enough to stand alone, and a duplicate name may belong to two languages.
 
-Code lines are lines that hold a token other than a comment or a docstring. Imports are the lines
-of import statements, those for type checking included. A module's users are the modules of the
-library that import it. A type test is an `isinstance` that asks for a class of field or of
-operation in another module than the one that defines the class.
+Code lines are lines that hold a token other than a comment or a docstring. Imports are the lines of
+import statements, those for type checking and those of a package's `__init__.pyi` included. A
+module's users are the modules of the library that import it, also by way of its package. A type
+test is an `isinstance` that asks for a class of field or of operation in another module than the
+one that defines the class.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import sys
 import tokenize
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,14 +91,35 @@ def library(root: Path = ROOT) -> dict[str, Module]:
     # A layer is a link in the package, which rglob doesn't follow.
     paths = [*folder.glob("*.py"), *(p for name in LAYERS for p in (folder / name).rglob("*.py"))]
     found = {name: module(path, name) for path in sorted(paths) for name in [_name(path, root)]}
+    exported: dict[str, str] = {}
+    for path in paths:
+        stub = path.with_suffix(".pyi")
+        if path.name == "__init__.py" and stub.exists():
+            package = _name(path, root)
+            exported |= exports(stub, package)
+            lines = len(_code_lines(stub.read_text(encoding="utf-8")))
+            one = found[package]
+            found[package] = replace(
+                one, code_lines=one.code_lines + lines, import_lines=one.import_lines + lines
+            )
     for user in found.values():
         for name in user.imported:
-            parts = name.split(".")
+            parts = exported.get(name, name).split(".")
             while parts and ".".join(parts) not in found:
                 parts.pop()
             if parts and ".".join(parts) != user.name:
                 found[".".join(parts)].users.add(user.name)
     return found
+
+
+def exports(stub: Path, package: str) -> dict[str, str]:
+    """Return the module of each name that a package's `__init__.pyi` exports, both dotted."""
+    return {
+        f"{package}.{alias.name}": f"{package}.{node.module or alias.name}"
+        for node in ast.parse(stub.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
 
 def figures(found: Mapping[str, Module]) -> dict[str, object]:

@@ -28,13 +28,18 @@ from benchmarks.gpu_cases import Answer, Budget, ask, facts, has_cuda, refused
 from benchmarks.gpu_loaders import HW_LOADS, TITLES, GpuWork, Name, opened
 from benchmarks.gpu_watch import known_fields, watched
 from benchmarks.record import RESULTS, write_result
-from penstock.augment.region import WindowDecoding, usable_decoding
-from penstock.pipeline.bench.children import tell
-from penstock.pipeline.bench.cpu import tree_cpu_s
-from penstock.pipeline.bench.figures import Figure
-from penstock.pipeline.bench.machine import machine, versions
-from penstock.pipeline.bench.round import TensorFacts
-from penstock.pipeline.bench.sameness import NotTheSameWorkError, differences, look
+from penstock.augment import WindowDecoding, usable_decoding
+from penstock.pipeline.bench import (
+    Figure,
+    NotTheSameWorkError,
+    TensorFacts,
+    differences,
+    look,
+    machine,
+    send_to_parent,
+    tree_cpu_s,
+    versions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -356,7 +361,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.case:
-        tell(play_here(json.loads(options.case)))
+        send_to_parent(play_here(json.loads(options.case)))
         return 0
     if not has_cuda():
         return refused()

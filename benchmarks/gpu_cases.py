@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu_watch import gpu_facts
-from penstock.pipeline.bench.children import HOME, MARK
+from penstock.pipeline.bench import HOME, MARK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -25,9 +25,7 @@ from rich.console import Console
 from benchmarks.data import prepare
 from benchmarks.gpu_cases import Answer, Budget, ask, facts, has_cuda, refused
 from benchmarks.record import RESULTS, write_result
-from penstock.pipeline.bench.children import tell
-from penstock.pipeline.bench.cpu import tree_cpu_s
-from penstock.pipeline.bench.machine import machine
+from penstock.pipeline.bench import machine, send_to_parent, tree_cpu_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -235,9 +233,7 @@ def _undecoded(case: Case) -> Iterator[Any]:
     import numpy as np
 
     from penstock import Dataset
-    from penstock.augment.draws import draw
-    from penstock.augment.graph import Graph
-    from penstock.augment.recipe import check_recipe
+    from penstock.augment import Graph, check_recipe, draw
 
     with Dataset(case["pack"]) as dataset:
         recipe = check_recipe(recipe_of(case), images=dataset.index.images["image"])
@@ -372,7 +368,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.case:
         case = json.loads(options.case)
-        tell(PLAY[case["what"]](case))
+        send_to_parent(PLAY[case["what"]](case))
         return 0
     if options.what is None:
         parser.error(f"say what to measure: {', '.join(get_args(What))}")

@@ -12,8 +12,15 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from penstock.pipeline.bench.adapters.dali import SMALL_CROP
-from penstock.pipeline.bench.adapters.work import AREA, DEVIATION, MEAN, RATIO, endless, list_files
+from penstock.pipeline.bench.adapters import (
+    AREA,
+    DEVIATION,
+    MEAN,
+    RATIO,
+    SMALL_CROP,
+    endless,
+    list_files,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from benchmarks.data import prepare
 from benchmarks.record import RESULTS, write_result
-from penstock.pipeline.bench.children import Child, tell
+from penstock.pipeline.bench import Child, send_to_parent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -127,7 +127,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     options = parser.parse_args(argv)
     if options.pack:
-        tell(iterate(options.pack, epochs=options.epochs, batch_size=options.batch_size))
+        send_to_parent(iterate(options.pack, epochs=options.epochs, batch_size=options.batch_size))
         return
     measure(
         options.work,

@@ -33,9 +33,8 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.record import RESULTS, write_result
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.bench.cpu import tree_cpu_s
-from penstock.pipeline.bench.figures import Figure
+from penstock.cache import ConfigError
+from penstock.pipeline.bench import Figure, tree_cpu_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -32,8 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import RESULTS, write_result
-from penstock.pipeline.plan.needs import Pace
-from penstock.pipeline.plan.order import Plan, default_lanes, default_window
+from penstock.pipeline.plan import Pace, Plan, default_lanes, default_window
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,14 +23,20 @@ from typing import Any
 import numpy as np
 
 from benchmarks.record import write_result
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.holders import Holders
-from penstock.pipeline.plan.lane_choice import choose_lane_order
-from penstock.pipeline.plan.lane_order import LaneGroups, LaneOrder
-from penstock.pipeline.plan.order import Plan, default_lanes, default_window
-from penstock.pipeline.plan.slots import RankOrder
-from penstock.pipeline.plan.steps import Cursor, Walk
-from penstock.pipeline.plan.world import World
+from penstock.pipeline.plan import (
+    BatchSchedule,
+    Cursor,
+    Holders,
+    LaneGroups,
+    LaneOrder,
+    Plan,
+    RankOrder,
+    Walk,
+    World,
+    choose_lane_order,
+    default_lanes,
+    default_window,
+)
 
 SAMPLES, RANKS = 10**9, 1024
 PLANS = [

@@ -66,13 +66,13 @@ def _thread_times(
 ) -> dict[str, list[float]]:
     """CPU microseconds a sample of the process and of the threads that run Python, each round."""
     from penstock import DataLoader, Dataset, imagenet_train
-    from penstock.augment.graph import Graph
+    from penstock.augment import Graph
 
     parts: dict[str, list[float]] = {name: [] for name in ("process", *_THREADS)}
     constant = functools.partial(Graph, constant_decode=True)
     # The loader offers no such switch, rightly: it is put in where the loader finds its graph.
     with (
-        mock.patch("penstock.pipeline.feed.image_graph.Graph", constant),
+        mock.patch("penstock.pipeline.feed.image_decoding.Graph", constant),
         DataLoader(
             Dataset(str(prepared.pack)),
             batch_size=batch_size,
@@ -114,7 +114,7 @@ def _checksum_us(prepared: Prepared, *, samples: int = 256) -> float:
     from crc32c import crc32c
 
     from penstock import Dataset
-    from penstock.pipeline.plan.order import Plan
+    from penstock.pipeline.plan import Plan
 
     dataset = Dataset(str(prepared.pack))
     rows = Plan(dataset.index.sizes, seed=7, lanes=1, window=1).batch(0, 0, samples)

@@ -33,9 +33,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.record import RESULTS, write_result
-from penstock.pipeline.bench.cpu import tree_cpu_s
-from penstock.pipeline.bench.figures import Figure
-from penstock.pipeline.bench.machine import machine
+from penstock.pipeline.bench import Figure, machine, tree_cpu_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -146,19 +144,16 @@ def batched(rows: Iterable[Pair], work: Work) -> Iterator[Any]:
     """Batches of rows in this process; decoded ones as tensors."""
     import torch
 
-    from penstock.pipeline.bench.adapters.images import Crop, fastest
+    from penstock.pipeline.bench.adapters import RandomCropTransform, fastest
 
-    crop, rng = Crop(224, decoder=fastest()), np.random.default_rng()
+    crop, rng = RandomCropTransform(224, decoder=fastest()), np.random.default_rng()
     some: list[Pair] = []
     for row in rows:
         some.append(row)
         if len(some) == BATCH:
             labels = torch.tensor([label for _, label in some])
             if work == "decoded":
-                yield (
-                    torch.from_numpy(np.stack([crop(image, rng) for image, _ in some])),
-                    labels,
-                )
+                yield (torch.from_numpy(np.stack([crop(image, rng) for image, _ in some])), labels)
             else:
                 yield [image for image, _ in some], labels
             some = []
@@ -175,7 +170,7 @@ class Side:
 def penstock_side(url: Path, work: Work) -> Side:
     """Our loader, default settings."""
     from penstock import DataLoader, Dataset, imagenet_train
-    from penstock.readers.fields.field_types import Bytes
+    from penstock.readers.fields import Bytes
 
     schema: Any = {"image": Bytes()} if work == "bytes" else None
     dataset = Dataset(url, fields=("image", "label"), schema=schema)

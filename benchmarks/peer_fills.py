@@ -20,16 +20,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import DiskCache
-from penstock.cache.base.blob import BlobSource, Segment, blob_key
-from penstock.cache.base.counters import TrafficMeter
-from penstock.cache.blobs.remote import Remote
-from penstock.cache.blobs.store_upstream import StoreUpstream
-from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.peers.peer_client import PeerClient, PeerLimits
-from penstock.cache.peers.peer_directory import NothingPlanned, Peer, PeerDirectory
-from penstock.cache.peers.peer_upstream import PeerUpstream
-from penstock.cache.peers.tokens import PeerSecret
-from penstock.cache.stores.opening import open_store
+from penstock.cache.base import BlobSource, Segment, TrafficMeter, blob_key
+from penstock.cache.blobs import Remote, StoreUpstream
+from penstock.cache.fetch import Fetcher
+from penstock.cache.peers import (
+    NothingPlanned,
+    Peer,
+    PeerClient,
+    PeerDirectory,
+    PeerLimits,
+    PeerSecret,
+    PeerUpstream,
+)
+from penstock.cache.stores import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -32,24 +32,17 @@ from benchmarks import peer_fills
 from benchmarks.peer_fills import fill
 from benchmarks.record import RESULTS, write_result
 from penstock import DiskCache
-from penstock.cache.base.blob import BlobSource, Segment, blob_key
-from penstock.cache.base.peer_settings import Peers
-from penstock.cache.peers.certificates import make_credentials
-from penstock.cache.peers.peer_client import PeerClient
-from penstock.cache.peers.peer_directory import Peer
-from penstock.cache.peers.server_process import PeerServer
-from penstock.cache.peers.tokens import PeerSecret
-from penstock.cache.stores.proxies import Proxies
-from penstock.cache.stores.web_address import Hop
-from penstock.cache.stores.web_client import WebClient
-from penstock.pipeline.bench.figures import Figure
+from penstock.cache.base import BlobSource, Peers, Segment, blob_key
+from penstock.cache.peers import Peer, PeerClient, PeerSecret, PeerServer, make_credentials
+from penstock.cache.stores import Hop, Proxies, WebClient
+from penstock.pipeline.bench import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from benchmarks.peer_fills import Filled
-    from penstock.cache.disk.shelf import Shelf
-    from penstock.cache.peers.protocol import Span
+    from penstock.cache.disk import CacheFolder
+    from penstock.cache.peers import Span
 
 MIB = 2**20
 BLOB_BYTES = 128 * MIB
@@ -155,7 +148,7 @@ def penstock(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
         cache.close()
 
 
-def _put(shelf: Shelf, blob: BlobSource, data: memoryview) -> None:
+def _put(shelf: CacheFolder, blob: BlobSource, data: memoryview) -> None:
     shelf.filling.put(blob, data, group=peer_fills.GROUP, kept=False)
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from penstock.cache.errors import ConfigError, DatasetNotFoundError, MissingDependencyError
+from penstock.cache import ConfigError, DatasetNotFoundError, MissingDependencyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

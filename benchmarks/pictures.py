@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.pipeline.bench.adapters.registry import TITLES
-from penstock.pipeline.bench.adapters.work import DEVIATION, MEAN
+from penstock.pipeline.bench.adapters import DEVIATION, MEAN, TITLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-    from penstock.pipeline.bench.rounds import Comparison
+    from penstock.pipeline.bench import Comparison
 
 INK = "#22303c"
 FAINT = "#8795a1"

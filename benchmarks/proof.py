@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.train import arguments
-from penstock.pipeline.bench.children import Child
+from penstock.pipeline.bench import Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

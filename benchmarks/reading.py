@@ -24,8 +24,8 @@ from benchmarks.cache import slow_store
 from benchmarks.data import prepare
 from benchmarks.record import RESULTS, write_result
 from penstock import DiskCache
-from penstock.cache.base.blob import ReadMode
-from penstock.pipeline.bench.figures import Figure
+from penstock.cache.base import ReadMode
+from penstock.pipeline.bench import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.bench.adapters.registry import ADAPTERS, TITLES
+from penstock.cache import ConfigError
+from penstock.pipeline.bench.adapters import ADAPTERS, TITLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.machine import machine, versions
+from penstock.pipeline.bench import machine, versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -152,10 +152,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
     measure(
-        options.work,
-        rounds=3 if options.quick else 9,
-        results=options.results,
-        console=Console(),
+        options.work, rounds=3 if options.quick else 9, results=options.results, console=Console()
     )
 
 

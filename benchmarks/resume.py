@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import RESULTS, write_result
-from penstock.pipeline.bench.children import Child, tell
+from penstock.pipeline.bench import Child, send_to_parent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,7 +65,7 @@ def memory_kib(field: str) -> int:
 
 def resume_at(start: Start) -> dict[str, float]:
     """Seconds of Plan(...) and of its first batch, and by how many MB memory rose at its peak."""
-    from penstock.pipeline.plan.order import Plan
+    from penstock.pipeline.plan import Plan
 
     sizes = uneven_sizes(start.samples, start.shards)
     before = memory_kib("VmRSS")
@@ -122,16 +122,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--start", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.start:
-        tell(resume_at(Start(**json.loads(options.start))))
+        send_to_parent(resume_at(Start(**json.loads(options.start))))
         return
     scale = (10**6, 10**3, 1) if options.quick else (10**9, 10**6, 3)
     samples, shards, rounds = scale
     measure(
-        samples=samples,
-        shards=shards,
-        rounds=rounds,
-        results=options.results,
-        console=Console(),
+        samples=samples, shards=shards, rounds=rounds, results=options.results, console=Console()
     )
 
 

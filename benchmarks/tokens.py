@@ -33,7 +33,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.record import RESULTS, write_result
-from penstock.pipeline.bench.figures import Figure
+from penstock.pipeline.bench import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ _PLAN = """
 import json, re, sys, time
 import numpy
 from penstock import Dataset
-from penstock.pipeline.plan.settings import make_plan, shuffled_settings
+from penstock.pipeline.plan.job_order import make_plan, shuffled_settings
 def peak():  # of this image; what getrusage says begins with that of the parent
     return int(re.search("VmHWM:\\s*([0-9]+)", open("/proc/self/status").read())[1]) / 1e3
 before = peak()

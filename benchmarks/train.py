@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from penstock.pipeline.bench.children import tell
+from penstock.pipeline.bench import send_to_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +103,7 @@ def run(job: Job, *, tell: Tell) -> None:
     import torch
 
     from penstock import DataLoader, Dataset, imagenet_train
-    from penstock.cache.base.limits import usable_cores
+    from penstock.cache.base import usable_cores
 
     # Half of the cores for the step and DALI's threads beside it: more would wait for one another.
     torch.set_num_threads(max(1, usable_cores() // 2))
@@ -259,7 +259,7 @@ def main(argv: list[str] | None = None) -> None:
     for name in ("epochs", "stop-after", "batch-size", "size", "save-every", "seed"):
         parser.add_argument(f"--{name}", type=int, default=argparse.SUPPRESS)
     parser.add_argument("--learning-rate", type=float, default=argparse.SUPPRESS)
-    run(Job(**vars(parser.parse_args(argv))), tell=tell)
+    run(Job(**vars(parser.parse_args(argv))), tell=send_to_parent)
 
 
 if __name__ == "__main__":

@@ -31,10 +31,8 @@ from rich.table import Table
 
 from benchmarks.photographs import borrow_images, make_photographs
 from benchmarks.record import RESULTS, write_result
-from penstock.cache.errors import ConfigError, PenstockError
-from penstock.pipeline.bench.children import ChildFailedError
-from penstock.pipeline.bench.figures import Figure
-from penstock.pipeline.bench.machine import machine
+from penstock.cache import ConfigError, PenstockError
+from penstock.pipeline.bench import ChildFailedError, Figure, machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -269,12 +267,7 @@ def main(argv: list[str] | None = None, *, console: Console | None = None) -> in
             ).train
         with console.status("") as status:
             played = versus(
-                other,
-                images,
-                cases=options.cases,
-                pairs=pairs,
-                load=load,
-                told=status.update,
+                other, images, cases=options.cases, pairs=pairs, load=load, told=status.update
             )
     except PenstockError as error:
         console.print(str(error), markup=False, highlight=False)

@@ -35,7 +35,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.record import RESULTS, write_result
-from penstock.pipeline.bench.figures import Figure
+from penstock.pipeline.bench import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,7 +101,7 @@ def bare(wanted: list[Span], chunk: int) -> Iterator[int]:
     """Read and decompress every chunk, on a thread a core, each into its own memory."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from penstock.cache.base.limits import usable_cores
+    from penstock.cache.base import usable_cores
 
     order = np.random.default_rng().permutation(len(wanted)).tolist()
     threads = usable_cores()

@@ -1,28 +1,14 @@
-"""Bytes of objects: remote stores and the node's cache. Nothing of samples."""
+"""Fetch the bytes of objects from remote stores and keep them in the node's cache.
 
-from __future__ import annotations
+Nothing here knows of samples.
+"""
 
 import logging
-from typing import TYPE_CHECKING
+
+import lazy_loader
 
 from penstock.cache.secrets import SafeLog
 
-if TYPE_CHECKING:
-    from penstock.cache.disk.disk_cache import DiskCache as DiskCache
-
-__all__ = ["DiskCache"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 logging.getLogger("penstock").addFilter(SafeLog())
-
-
-def __getattr__(name: str) -> object:
-    # SQLite and locks are imported where a cache is made, not with the package's errors.
-    if name == "DiskCache":
-        from penstock.cache.disk.disk_cache import DiskCache
-
-        return DiskCache
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -1,4 +1,6 @@
-"""The error tree, importable by every floor; each error is also a builtin.
+"""Define the tree of errors that Penstock raises; each of them is also a builtin error.
+
+Any layer may import this module.
 
     PenstockError
     ├── ConfigError (ValueError)         an argument, or two that contradict each other

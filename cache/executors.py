@@ -1,9 +1,10 @@
-"""Work that is handed to other people's workers: tasks over any executor of `concurrent.futures`.
+"""Run tasks on the workers of any executor with the interface of `concurrent.futures`.
 
-Dask's `client.get_executor()`, MPI's pool, a process pool and Ray (`ray_executor.py`) are such;
-which worker runs what, and whether a task whose worker died is tried again, is theirs. Ours is that
-tasks are plain values that may run twice, that few are handed out ahead, and that an error says
-whose it is: what a worker raises comes back as a value, since many errors can't be pickled.
+Dask's `client.get_executor()`, MPI's pool, a process pool and Ray (`RayExecutor`) are such
+executors; which worker runs what, and whether a task whose worker died is tried again, they decide.
+Here tasks are plain values that may run twice, few are handed out ahead, and an error names its
+task: what a worker raises comes back as a value, since many errors can't be pickled. Ray is
+imported when a RayExecutor is made.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    wait,
+)
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -24,7 +32,6 @@ from penstock.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
-    from concurrent.futures import Executor
 
 _log = logging.getLogger("penstock")
 
@@ -42,7 +49,7 @@ _DETAILS = ("uri", "missing", "sample_id", "sample_ids")
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
+class _TaskFailure:
     """An error of a worker, as plain values. kind: the class's name."""
 
     kind: str
@@ -77,7 +84,7 @@ class _Call(Generic[T, R]):
     task: T
     version: str
 
-    def run(self) -> _Success[R] | _Failure:
+    def run(self) -> _Success[R] | _TaskFailure:
         if self.version != __version__:
             return _failure(
                 ConfigError(
@@ -91,13 +98,13 @@ class _Call(Generic[T, R]):
             return _failure(error)
 
 
-def _failure(error: PenstockError | OSError) -> _Failure:
+def _failure(error: PenstockError | OSError) -> _TaskFailure:
     details = {name: getattr(error, name) for name in _DETAILS if hasattr(error, name)}
     kind = type(error).__name__ if isinstance(error, PenstockError) else "WorkerError"
-    return _Failure(kind, str(error), worker_name(), details)
+    return _TaskFailure(kind, str(error), worker_name(), details)
 
 
-def _run(call: _Call[T, R]) -> _Success[R] | _Failure:
+def _run(call: _Call[T, R]) -> _Success[R] | _TaskFailure:
     return call.run()
 
 
@@ -134,12 +141,7 @@ def check_executor(executor: object) -> None:
 
 
 def run_tasks(
-    executor: Executor,
-    function: Callable[[T], R],
-    tasks: Iterable[T],
-    *,
-    what: str,
-    total: int,
+    executor: Executor, function: Callable[[T], R], tasks: Iterable[T], *, what: str, total: int
 ) -> Generator[tuple[T, R], None, None]:
     """Run function(task) on an executor's workers; yields (task, result) as they end, in any order.
 
@@ -227,7 +229,7 @@ def _result(future: Future[Any], tally: _Tally) -> Any:
         if type(error).__name__ in _GONE:
             raise _died(error, tally) from error
         raise
-    if isinstance(result, _Failure):
+    if isinstance(result, _TaskFailure):
         raise result.error()
     if not isinstance(result, _Success):
         raise WorkerError(
@@ -280,11 +282,11 @@ def check_everywhere(executor: Executor, function: Callable[[T], object], task: 
     except ModuleNotFoundError as error:
         raise _lacking(error) from error
     for result in found.values():
-        if isinstance(result, _Failure):
+        if isinstance(result, _TaskFailure):
             raise result.error()
 
 
-class _Kept:
+class OpenResources:
     """What a worker process has opened and needs for its next task too."""
 
     lock = threading.Lock()
@@ -296,16 +298,98 @@ class _Kept:
         cls.lock, cls.made = threading.Lock(), OrderedDict()
 
 
-os.register_at_fork(after_in_child=_Kept.forget)
+os.register_at_fork(after_in_child=OpenResources.forget)
 
 
 def keep_open(key: str, make: Callable[[], T]) -> T:
     """What make() gives, made once a process and key; the last few are kept."""
-    with _Kept.lock:
-        if key not in _Kept.made:
-            _Kept.made[key] = make()
-            while len(_Kept.made) > _MOST_KEPT:
-                _Kept.made.popitem(last=False)
-        _Kept.made.move_to_end(key)
-        found: T = _Kept.made[key]
+    with OpenResources.lock:
+        if key not in OpenResources.made:
+            OpenResources.made[key] = make()
+            while len(OpenResources.made) > _MOST_KEPT:
+                OpenResources.made.popitem(last=False)
+        OpenResources.made.move_to_end(key)
+        found: T = OpenResources.made[key]
         return found
+
+
+RETRIES = 3
+"""So often Ray runs a task anew whose worker died."""
+
+
+class RayExecutor(Executor):
+    """An executor over the tasks of Ray, for `executor=` of `pack`, `index` and `warm`.
+
+    Raises MissingDependencyError without Ray, and ConfigError where no Ray runs: call ray.init()
+    first, or give an address.
+    """
+
+    def __init__(self, address: str | None = None, *, num_cpus: float = 1, **options: Any) -> None:
+        """address: as ray.init takes it, such as "auto" or "ray://host:10001"; None: Ray is
+        initialised. num_cpus: cores that a task takes; options: others of ray.remote."""
+        self._ray = ray = _import_ray()
+        self._started = False
+        if not ray.is_initialized():
+            if address is None:
+                raise ConfigError(
+                    "RayExecutor: Ray isn't initialised here. Call ray.init(…) first, or pass an "
+                    'address such as "auto" or "ray://HOST:10001".'
+                )
+            ray.init(address=address, log_to_driver=False)
+            self._started = True
+        told = {"max_retries": RETRIES, "num_cpus": num_cpus, **options}
+        self._remote = ray.remote(**told)(_call_task)
+        self._open: dict[Future[Any], Any] = {}
+        self._lock, self._closed = threading.Lock(), False
+
+    @property
+    def num_workers(self) -> int:
+        """How many tasks run at a time, by the cluster's cores."""
+        return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Run fn(*args, **kwargs) as a task of Ray."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            task = self._remote.remote(fn, args, kwargs)
+            future: Future[T] = task.future()
+            self._open[future] = task
+        future.add_done_callback(self._ended)
+        return future
+
+    def _ended(self, future: Future[Any]) -> None:
+        task = self._open.pop(future, None)
+        if task is not None and future.cancelled():
+            self._ray.cancel(task)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let no more in; leave Ray, if it was joined here."""
+        with self._lock:
+            self._closed = True
+            pending = list(self._open)
+        if cancel_futures:
+            for future in pending:
+                future.cancel()
+        if wait:
+            tasks = [task for future, task in list(self._open.items()) if not future.cancelled()]
+            if tasks:
+                self._ray.wait(tasks, num_returns=len(tasks))
+        if self._started:
+            self._ray.shutdown()
+            self._started = False
+
+
+def _call_task(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    return fn(*args, **kwargs)
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"Ray isn't installed ({error}): pip install ray, on this machine and where its "
+            "workers run."
+        ) from error
+    return ray

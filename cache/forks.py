@@ -1,8 +1,9 @@
-"""What os.fork() copies into a child, and the child must neither use nor take down.
+"""Make objects safe after os.fork(), whose child must neither use nor end what its parent owns.
 
-A forked child has the objects of its parent and none of its threads: whatever waits for one waits
-for ever, at interpreter exit too, and what ends processes or lets locks go would do so to the
-parent. So the owners of such things hear of the fork in the child before anything else runs there.
+A forked child has the objects of its parent and none of its threads: whatever waits for a thread
+waits for ever, at interpreter exit too, and whatever ends processes or releases locks would do so
+to the parent. So the owners of threads, processes and handles are notified of the fork in the
+child, before anything else runs there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What the processes of a job tell one another: through the store of torch's process group.
+"""Share short texts between the processes of a job through the store of torch's process group.
 
-Never a collective, as rank 0 alone may build a loader: who asks gets what was told so far, or waits
-for it with a time limit. Nothing is initialised here; without a process group there is no store.
+It never uses a collective, since rank 0 alone may build a loader: a reader gets what was published
+so far, or waits for it with a time limit. Nothing is initialised here; without a process group
+there is no store.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""All worker processes of Penstock's own are started here.
+"""Start and own all worker processes of Penstock.
 
-A crew is owned, and ends with its owner. Each process has a pipe of its own and does one task at a
-time; who gives it one waits for the answer and for the process's end alike, so that a killed one is
-an error at once. No thread is needed for that.
+Worker processes are owned, and end with their owner. Each has a pipe of its own and does one task
+at a time; the caller waits for the answer and for the end of the process alike, so a killed worker
+is an error at once. No thread is needed for that.
 
-They come from a fork server: a fork of a process with threads would have locks that nobody opens.
+They come from a fork server: a fork of a process with threads would inherit locks that nobody
+releases.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cache.errors import ClosedError, NotPicklableError, StalledError, WorkerError
 from penstock.cache.forks import check_process, leave_to_parent, watch
-from penstock.cache.outcomes import LONGEST_WAIT_S, STALL_TIMEOUT_S, Settled
-from penstock.cache.threads import NAME_PREFIX, end_at_exit, end_with_parent
+from penstock.cache.threads import (
+    LONGEST_WAIT_S,
+    NAME_PREFIX,
+    STALL_TIMEOUT_S,
+    Settled,
+    end_at_exit,
+    end_with_parent,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,7 +50,7 @@ _START_REMEDY = (
 Answer = tuple[Literal["ready", "done", "unusable", "failed"], Any]
 
 
-def exit_words(code: int) -> str:
+def describe_exit(code: int) -> str:
     """How a process ended, by its exit status: a signal's number is negative."""
     if code >= 0:
         return f"exited with status {code}"
@@ -53,7 +60,7 @@ def exit_words(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def sendable(thing: object, *, what: str) -> bytes:
+def pickle_for_worker(thing: object, *, what: str) -> bytes:
     """A thing as bytes for a worker process. Raises NotPicklableError. what: it is, for people."""
     try:
         return pickle.dumps(thing, protocol=_PROTOCOL)
@@ -84,7 +91,7 @@ class _Generation:
     failure: Settled[Exception] = field(default_factory=Settled)
 
 
-class Crew:
+class WorkerProcesses:
     """Worker processes that answer tasks. Any thread may give them some; close() ends them.
 
     They are started by the first task. After a failure they are ended, and the next task starts
@@ -250,7 +257,7 @@ class Crew:
         told = generation.failure.value
         if told is not None:
             return _again(told)
-        how = "ended" if code is None else exit_words(code)
+        how = "ended" if code is None else describe_exit(code)
         about = f"A worker process of {self._name} (pid {worker.process.pid}) {how}"
         if not worker.is_ready and (code is None or code >= 0):
             return WorkerError(

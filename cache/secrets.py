@@ -1,4 +1,4 @@
-"""Credentials stay out of everything that is shown or stored: messages, logs, names, metrics."""
+"""Keep credentials out of everything that is shown or stored: messages, logs, names, metrics."""
 
 from __future__ import annotations
 

@@ -1,13 +1,17 @@
-"""All threads of Penstock are started here.
+"""Start and own all threads of Penstock, and hand over what their calls return.
 
-`Workers` is a small named pool that is owned and closed. `ordered` walks a known future: the
-consumer's own pull submits work, so no feeder thread exists that could block on a full queue.
+`Workers` is a small named pool that is owned and closed. `ordered` runs a function over a known
+sequence: the consumer's own pull submits work, so no feeder thread exists that could block on a
+full queue. `Outcome` is the result of a call on another thread.
 
-The threads are daemons, and not `concurrent.futures`' own: its exit waits for whatever runs, and a
-request to a server that hangs runs for minutes. Instead `_end_all` is the exit: who waits for a
-network is told to stop (`end_at_exit`), and all threads have a short time to end.
+The threads are daemons, and not those of `concurrent.futures`: its exit waits for whatever runs,
+and a request to a server that hangs runs for minutes. Instead `_end_all` is the exit: those that
+wait for a network are told to stop (`end_at_exit`), and all threads have a short time to end.
 
-Nothing here holds a lock: see cache/outcomes.py.
+Nothing here holds a lock. A Ctrl-C may interrupt any call of the main thread, those inside
+Python's own Condition, Event, Semaphore and Future included; the lock then stays taken, and every
+thread that needs it waits for ever. So what several threads decide on is decided in one call in C,
+and threads wait for queues, which are implemented in C entirely.
 """
 
 from __future__ import annotations
@@ -25,21 +29,109 @@ import threading
 import time
 import weakref
 from collections import deque
+from concurrent.futures import CancelledError
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from penstock.cache.errors import ClosedError, StalledError
 from penstock.cache.forks import check_process
-from penstock.cache.outcomes import LONGEST_WAIT_S, STALL_TIMEOUT_S, Outcome, Settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
-_log = logging.getLogger("penstock")
-
 T = TypeVar("T")
 U = TypeVar("U")
 
+# Longer than any honest read of one batch; a stuck NFS mount or disk is reported, not waited for.
+STALL_TIMEOUT_S = 300.0
+
+LONGEST_WAIT_S = 0.5
+"""A Ctrl-C that lands just before a wait begins is noticed only when the wait ends."""
+
+
+class Settled(Generic[T]):
+    """A value that the first who comes settles, for all, in one call in C."""
+
+    def __init__(self) -> None:
+        self._values: dict[None, T] = {}
+
+    def settle(self, value: T) -> T:
+        """The value that holds: this one, or another's that came first."""
+        return self._values.setdefault(None, value)
+
+    @property
+    def value(self) -> T | None:
+        """The value; None while it isn't settled."""
+        return self._values.get(None)
+
+
+class Outcome(Generic[T]):
+    """What becomes of a call on another thread. Any thread may ask, wait and cancel."""
+
+    def __init__(self) -> None:
+        # Annotated: to call a class with its type in brackets takes 4 us.
+        self._fate: Settled[Literal["runs", "cancelled"]] = Settled()
+        self._has_ended = False
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def run(self, fn: Callable[[U], T], item: U) -> None:
+        """Make the call, here and now, unless it was cancelled. For one thread, once."""
+        if self._fate.settle("runs") != "runs":
+            return
+        try:
+            self._results.append(fn(item))
+        except BaseException as error:  # raised again where the result is asked for
+            self._error = error
+            self._end()
+            del self, fn, item  # a traceback holds this frame, and that the error
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._news.put(None)
+
+    def cancel(self) -> bool:
+        """Keep the call from being made; False if it runs or has run."""
+        is_cancelled = self._fate.settle("cancelled") == "cancelled"
+        if is_cancelled:
+            self._news.put(None)
+        return is_cancelled
+
+    def done(self) -> bool:
+        """Whether result() would not wait."""
+        return self._has_ended or self._fate.value == "cancelled"
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is done, in waits that Ctrl-C ends; False: it is not, in that time."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self.done():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            with contextlib.suppress(queue.Empty):
+                self._news.get(timeout=min(left_s, LONGEST_WAIT_S))
+                self._news.put(None)  # for whoever else waits; lost to a Ctrl-C, they look soon
+        return True
+
+    def result(self, timeout: float = STALL_TIMEOUT_S) -> T:
+        """What the call returned, or raise what it raised; CancelledError if it was cancelled.
+        timeout: seconds, then TimeoutError."""
+        if not self.wait(timeout):
+            raise TimeoutError(f"No result after {timeout:g} s.")
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                del self  # as in run()
+        if not self._results:
+            raise CancelledError
+        return self._results[0]
+
+
+_log = logging.getLogger("penstock")
 NAME_PREFIX = "penstock-"
 
 EXIT_TIMEOUT_S = 2.0
@@ -142,7 +234,7 @@ class _Task(NamedTuple):
     item: Any
 
 
-class _Desk:
+class _PoolState:
     """What the threads of a pool share: they don't keep the pool alive.
 
     idle: as many as wait for a task, but for those that a waiting task is meant for.
@@ -172,7 +264,7 @@ class Workers:
     def __init__(self, count: int, *, name: str) -> None:
         self._count = count
         self._name = NAME_PREFIX + name
-        self._desk = _Desk(count)
+        self._desk = _PoolState(count)
         self._places: dict[int, threading.Thread] = {}
         self._threads: list[threading.Thread] = []
         self._closed = False

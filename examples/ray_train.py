@@ -27,8 +27,7 @@ def train_worker(options: dict[str, Any]) -> None:
     """What each of Ray's workers runs."""
     cache = options["cache"]
     dataset = Dataset(
-        options["url"],
-        cache=DiskCache(cache, max_bytes=options["cache_bytes"]) if cache else None,
+        options["url"], cache=DiskCache(cache, max_bytes=options["cache_bytes"]) if cache else None
     )
     loader = DataLoader(  # no prepare_data_loader: it shares samples out itself
         dataset,

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import nn
 
 from penstock import DataLoader, Dataset, DiskCache, Peers, imagenet_eval, imagenet_train
-from penstock.pipeline.report.metrics import serve_metrics
+from penstock.pipeline.report import serve_metrics
 
 
 def parsed() -> argparse.Namespace:

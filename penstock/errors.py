@@ -7,7 +7,7 @@ in `penstock.cache.errors`.
 
 from __future__ import annotations
 
-from penstock.cache.errors import (
+from penstock.cache import (
     BadSampleError,
     ClosedError,
     ConfigError,

@@ -29,18 +29,16 @@ import fsspec
 import numpy as np
 import pytest
 
-from penstock.cache.errors import ConfigError, PenstockError
-from penstock.pipeline.loader import DataLoader
-from penstock.pipeline.plan.world import World
+from penstock.cache import ConfigError, PenstockError
+from penstock.pipeline import DataLoader
+from penstock.pipeline.plan import World
 from penstock.readers import Dataset, pack
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
-from penstock.readers.fields.field_types import NUMBER, PRESENT, Text
+from penstock.readers.fields import NUMBER, PRESENT, DenseColumn, EncodedColumn, RaggedColumn, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.readers.fields.columns import Column, SampleBatch
-    from penstock.readers.fields.schema import Schema
+    from penstock.readers.fields import Column, SampleBatch, Schema
 
 __all__ = ["FormatConformance", "sample_values"]
 

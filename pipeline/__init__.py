@@ -1,31 +1,8 @@
-"""The loader, its order, state and statistics; importing it loads neither torch nor DALI."""
+"""Order, prefetch and deliver the samples of a training job, and report what holds it back.
 
-from __future__ import annotations
+Importing the package loads neither torch nor DALI: its public names are imported at first use.
+"""
 
-import importlib
-from typing import TYPE_CHECKING
+import lazy_loader
 
-if TYPE_CHECKING:
-    from penstock.pipeline.loader import DataLoader
-    from penstock.pipeline.options.order_options import Order
-    from penstock.pipeline.plan.world import World
-    from penstock.pipeline.report.statistics import Statistics
-
-__all__ = ["DataLoader", "Order", "Statistics", "World"]
-
-_HOME = {
-    "DataLoader": "penstock.pipeline.loader",
-    "Order": "penstock.pipeline.options.order_options",
-    "Statistics": "penstock.pipeline.report.statistics",
-    "World": "penstock.pipeline.plan.world",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,56 +1,407 @@
-"""The DataLoader: torch's names and meanings in front of two engines.
+"""Provide the DataLoader, which puts torch's names and meanings in front of two engines.
 
 It is a subclass of torch's because trainers ask for one. For a native dataset torch's constructor
 is never called and nothing of its machinery (worker processes, pin threads) is started; a torch
 dataset goes through torch's constructor, which checks its arguments as users know it, and through
 torch's own workers.
+
+Beside the class stand what trainers expect of it and what it refuses: - An object that can't be a
+dataset is refused when the loader is made. - Samplers show the loader's order and forward
+set_epoch. The loader itself doesn't draw from them; they hold its engine weakly, so that a
+dropped loader stops its threads at once. - Attributes that torch reads again when a pass begins
+may be set later, as programs and trainers do (Lightning's `seed_everything(workers=True)` sets
+worker_init_fn). Every other argument of the constructor has done its work by then, and setting it
+is an error. - `JobSteps` has the methods that count global batches from the job's start.
 """
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+import os
+import weakref
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 import torch.utils.data
 
-from penstock.cache.base.blob import READ_MODE, ReadMode
-from penstock.cache.errors import ClosedError
-from penstock.pipeline.facade import late_attributes
-from penstock.pipeline.facade.arguments import LoaderArguments
-from penstock.pipeline.facade.dataset_check import check_dataset
-from penstock.pipeline.facade.job_steps import JobSteps
-from penstock.pipeline.facade.samplers import PlanBatches, PlanSampler
-from penstock.pipeline.feed.native import NativeEngine
-from penstock.pipeline.options.checks import checked_augment
-from penstock.pipeline.options.foreign_options import planned_batch_size
-from penstock.pipeline.options.order_options import DEFAULT_ORDER, Order
-from penstock.pipeline.options.penstock_options import (
+from penstock.cache import ClosedError, ConfigError, DatasetError, JobStore
+from penstock.cache.base import READ_MODE, ReadMode
+from penstock.pipeline.feed import NativeEngine
+from penstock.pipeline.loader_arguments import LoaderArguments
+from penstock.pipeline.options import (
+    DEFAULT_ORDER,
+    Order,
     PenstockOptions,
     ResidentMode,
+    TorchOptions,
+    WorkerOptions,
+    check_count,
+    check_counts,
+    check_timeout,
+    checked_augment,
+    no_worker_processes,
+    planned_batch_size,
+    refuse_torch_arguments,
+    refuse_with_seed,
 )
-from penstock.pipeline.options.refusals import no_worker_processes
-from penstock.pipeline.options.torch_options import TorchOptions
+from penstock.pipeline.plan import World
 from penstock.pipeline.torch_private import overwrite, show_as_stream, without_worker_context
-from penstock.readers.source import Source
+from penstock.readers import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+_CHECKED_ELEMENTS = 64  # elements of a list
+_WRAPPERS_OF_SEVERAL = (
+    torch.utils.data.ConcatDataset,
+    torch.utils.data.ChainDataset,
+    torch.utils.data.StackDataset,
+)
+_PART_REMEDY = (
+    "take dataset.subset(ids), or dataset.split(0.9, 0.1, seed=0), and give that to the DataLoader"
+)
+_SEVERAL_REMEDY = (
+    "give penstock.concat([a, b]) to one DataLoader to read them end to end, or make a DataLoader "
+    "for each"
+)
+
+
+def check_dataset(dataset: Any) -> None:
+    """Raise ConfigError for what isn't a dataset, DatasetError for a native one inside another.
+
+    A torch dataset passes, and whatever has samples by index, as with torch.
+    """
+    if isinstance(dataset, str | bytes | os.PathLike):
+        shown = os.fsdecode(dataset)
+        raise ConfigError(
+            f"dataset: got the path {shown!r}, wanted a dataset. Pass "
+            f"DataLoader(Dataset({shown!r}), ...), with penstock's Dataset."
+        )
+    if isinstance(dataset, type):
+        raise ConfigError(
+            f"dataset: got the class {dataset.__name__}, wanted an instance of it. Pass "
+            f"{dataset.__name__}(...)."
+        )
+    if isinstance(dataset, torch.utils.data.DataLoader):
+        raise ConfigError(
+            f"dataset: got a {type(dataset).__name__}, wanted the dataset that it reads. Pass its "
+            ".dataset."
+        )
+    _refuse_wrapped(dataset)
+    is_known = isinstance(dataset, torch.utils.data.Dataset)
+    if not is_known and not any(hasattr(dataset, n) for n in ("__getitem__", "__getitems__")):
+        remedy = (
+            "One that is only iterated must be a torch.utils.data.IterableDataset: wrap it in one "
+            "whose __iter__ gives its samples"
+            if hasattr(dataset, "__iter__")
+            else "Pass a penstock.Dataset, a torch dataset, or an object with __getitem__ and "
+            "__len__"
+        )
+        raise ConfigError(
+            f"dataset: got an object of type {type(dataset).__name__}, wanted a dataset. {remedy}."
+        )
+
+
+def _refuse_wrapped(dataset: Any) -> None:
+    inside = _inner_datasets(dataset)
+    if not any(_is_native(part) for part in inside):
+        return
+    name = type(dataset).__name__
+    remedy = _PART_REMEDY if isinstance(dataset, torch.utils.data.Subset) else _SEVERAL_REMEDY
+    raise DatasetError(
+        f"{name} holds a native dataset (penstock.Dataset), which is read whole and by shards, "
+        f"never by index, so torch's wrappers and lists can't hold one. Instead {remedy}."
+    )
+
+
+def _inner_datasets(dataset: Any) -> list[Any]:
+    if isinstance(dataset, torch.utils.data.Subset):
+        return [dataset.dataset]
+    if isinstance(dataset, _WRAPPERS_OF_SEVERAL):
+        inside: Any = dataset.datasets
+        return list(inside.values() if isinstance(inside, dict) else inside)
+    if type(dataset) in (list, tuple):
+        return list(dataset[:_CHECKED_ELEMENTS])
+    if type(dataset) is dict:
+        return list(dataset.values())[:_CHECKED_ELEMENTS]
+    return []
+
+
+def _is_native(part: Any) -> bool:
+    return isinstance(part, Source) or any(_is_native(inner) for inner in _inner_datasets(part))
+
+
+class EpochOrder(Protocol):
+    """The order of an epoch, as an engine knows it."""
+
+    @property
+    def epoch(self) -> int: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def epoch_batches(self) -> Iterator[list[int]]: ...
+    def epoch_samples(self) -> int: ...
+    def __len__(self) -> int: ...
+
+
+class PlanSampler(torch.utils.data.DistributedSampler[int]):
+    """Sample ids of this rank in the loader's current epoch, in order.
+
+    A DistributedSampler, because it is one: trainers that shard what isn't sharded yet look for
+    that.
+    """
+
+    def __init__(self, engine: EpochOrder | None, world: World) -> None:
+        """The engine may come later, by `follow`."""
+        self._engine = None if engine is None else weakref.ref(engine)
+        self.place(world)
+        self.shuffle, self.drop_last, self.seed = True, False, 0
+
+    def place(self, world: World) -> None:
+        """Show the place of this rank from now on."""
+        self.rank, self.num_replicas = world.rank, world.size
+
+    def follow(self, engine: EpochOrder) -> None:
+        """Show this engine's order from now on."""
+        self._engine = weakref.ref(engine)
+
+    def _order(self) -> EpochOrder | None:
+        return None if self._engine is None else self._engine()
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]  # an attribute of torch's
+        """The loader's epoch."""
+        engine = self._order()
+        return 0 if engine is None else engine.epoch
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]  # an attribute of torch's
+        """How many samples this rank has in an epoch."""
+        return len(self)
+
+    def __iter__(self) -> Iterator[int]:
+        for batch in self.batches():
+            yield from batch
+
+    def batches(self) -> Iterator[list[int]]:
+        """Sample ids of this rank in the current epoch, a batch at a time."""
+        engine = self._order()
+        return iter(()) if engine is None else engine.epoch_batches()
+
+    def steps(self) -> int:
+        """How many batches an epoch has."""
+        engine = self._order()
+        return 0 if engine is None else len(engine)
+
+    def __len__(self) -> int:
+        engine = self._order()
+        return 0 if engine is None else engine.epoch_samples()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Forward to the loader; trainers whose only epoch hook is `.sampler.set_epoch` use it."""
+        engine = self._order()
+        if engine is not None:
+            engine.set_epoch(epoch)
+
+
+class PlanBatches(torch.utils.data.BatchSampler):
+    """Sample ids of this rank in batches; some trainers' hook is `.batch_sampler.set_epoch`."""
+
+    sampler: PlanSampler
+
+    def __init__(self, sampler: PlanSampler, batch_size: int, drop_last: bool) -> None:
+        super().__init__(sampler, batch_size, drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches as they are: torch would cut equal ones, but a rank's may differ by one."""
+        return self.sampler.batches()
+
+    def __len__(self) -> int:
+        return self.sampler.steps()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Forward to the loader."""
+        self.sampler.set_epoch(epoch)
+
+
+# torch's arguments about workers and pinning, which its own loader inside is made with.
+WORKER_OPTIONS = tuple(field.name for field in fields(WorkerOptions))
+# Those of torch's arguments that torch honours in a loader's attributes.
+LIVE_OPTIONS = (*WORKER_OPTIONS, "generator")
+# Shown by a native loader as they were given.
+SHOWN_ARGUMENTS = (
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+    "in_order",
+)
+# Read again when a pass begins.
+_LIVE_NATIVE = ("num_workers", "prefetch_factor", "timeout", "pin_memory", "in_order")
+_LIVE_TORCH = (*(set(WORKER_OPTIONS) - {"persistent_workers"}), "collate_fn", "generator")
+
+_NEW_LOADER_REMEDY = (
+    "Make another DataLoader, and hand it this one's state_dict() to go on from here"
+)
+
+
+def is_unchanged(value: Any, there: Any) -> bool:
+    """Whether setting a value in place of the one there would change nothing."""
+    plain = bool | int | float | str
+    return value is there or (
+        isinstance(value, plain) and type(value) is type(there) and value == there
+    )
+
+
+def check_native_attribute(name: str, value: Any) -> None:
+    """Raise ConfigError unless a native loader honours the value from its next pass on."""
+    refuse_torch_arguments({name: value})
+    if name not in _LIVE_NATIVE:
+        raise fixed_argument_error(name)
+    if name in ("num_workers", "prefetch_factor"):
+        check_counts(**{name: value})
+    elif name == "timeout":
+        check_timeout(value)
+
+
+def check_torch_attribute(name: str, value: Any, *, is_ordered: bool, keeps_workers: bool) -> None:
+    """Raise ConfigError unless a loader over a torch dataset honours the value from now on.
+
+    is_ordered: by a seed. keeps_workers: persistent workers are alive, which were started with what
+    stood there then.
+    """
+    if name not in _LIVE_TORCH:
+        raise fixed_argument_error(name)
+    if name == "generator" and is_ordered:
+        refuse_with_seed({name: value})
+    if keeps_workers:
+        raise ConfigError(
+            f"{name} should not be set while persistent workers are alive: they were started with "
+            "the old value and keep it. Set it before the first pass, or drop persistent_workers. "
+            f"{_NEW_LOADER_REMEDY}."
+        )
+
+
+def fixed_argument_error(name: str) -> ConfigError:
+    """The error for an argument that can't change."""
+    return ConfigError(
+        f"{name} should not be set once the loader is made: it would change nothing. "
+        f"{_NEW_LOADER_REMEDY}."
+    )
+
+
+class JobSteps:
+    """A loader's methods that count global batches since the job's start, on all ranks alike.
+
+    It is a part of `DataLoader`, which has what stands in its first lines.
+    """
+
+    _engine: Any
+    _arguments: LoaderArguments
+    if TYPE_CHECKING:
+
+        def _settle(self, *, begins: bool) -> None: ...
+        def _show(self, batch_size: int | None) -> None: ...
+
+    @property
+    def step(self) -> int:
+        """The number of the next global batch, counted from the job's start over all epochs.
+
+        It is in the state, and the same whatever worlds and batches the job was resumed with.
+        Native datasets only. Raises PlanError while the world isn't known.
+        """
+        return self._steps_of_plan("step").step
+
+    def samples_of(self, step: int, *, rank: int | None = None) -> NDArray[np.int64]:
+        """Ids of the samples in the global batch of that number, past or future.
+
+        rank: those of one rank of this world; None: of all, in the order in which the ranks take
+        slices of them. int64, shape (n,), the caller's own. It costs the same for any step, and no
+        reading (`dataset.names` tells the files). Samples that were found bad stand in it as
+        planned. Native datasets only. Raises ConfigError, PlanError for what isn't there.
+        """
+        return self._steps_of_plan("samples_of").samples_of(step, rank=rank)
+
+    def skip(self, steps: int) -> None:
+        """Go on so many global batches later, on every rank alike: past a loss that explodes.
+
+        An iterator that runs goes on there if that is in its epoch, else it ends, and the next one
+        begins there. What was skipped counts as handed out. Native datasets only. Raises
+        ConfigError for a negative number.
+        """
+        self._steps_of_plan("skip").skip(steps)
+
+    def rejoin(self, world: World, *, step: int, store: Any = None) -> None:
+        """Go on at a global batch of the job as a rank of another world, without a restart.
+
+        All ranks of the new world call it with the same step, the number of the next global batch:
+        one that was handed out but never committed, or one ahead. Global batches stay the job's,
+        also where `batch_size` was given, so a rank may get more or fewer samples of each. An
+        iterator that runs goes on there if the step is in its epoch, else it ends, and the next one
+        begins there. It costs the same for any step.
+
+        world: rank and size, from World.detect() or from whatever manages the ranks.
+        store: any of torch's stores that all of the new ranks reach, of these ranks alone (a
+        PrefixStore of the quorum): through it they compare what they read, and agree on what their
+        caches hold. None: the ranks before are compared with if their store still answers, and who
+        reads what stays; so a process that is new must have loaded another one's state_dict().
+        A process that is new makes its loader, loads such a state and calls this.
+
+        Native datasets only. Raises ConfigError and PlanError for a world or a step that can't be,
+        for a global batch below the world, and where ranks differ; StalledError naming the ranks
+        that don't come to the store. The loader is then unchanged.
+        """
+        if not isinstance(world, World):
+            raise ConfigError(f"rejoin: got {world!r}, wanted World(rank, size).")
+        step = check_count("step", step, least=0)
+        if store is not None and not hasattr(store, "compare_set"):
+            raise ConfigError(
+                f"rejoin: got store={store!r}, wanted one of torch.distributed's stores, such as "
+                "PrefixStore(quorum, store), or None."
+            )
+        engine = self._numbered("rejoin")
+        arguments = self._arguments.rejoined(world, seed=engine.options.seed)
+        live = {name: getattr(self, name) for name in SHOWN_ARGUMENTS}
+        job_store = None if store is None else JobStore.of(store)
+        engine.rejoin(arguments.native(live), step=step, store=job_store)
+        self._arguments = arguments
+        self._show(engine.batch_size)
+
+    def _steps_of_plan(self, name: str) -> NativeEngine:
+        """The engine that numbers steps, for the world as it is now."""
+        engine = self._numbered(name)
+        if not engine.has_begun:
+            self._settle(begins=False)
+        return engine
+
+    def _numbered(self, name: str) -> NativeEngine:
+        engine = self._engine
+        if not isinstance(engine, NativeEngine):
+            raise ConfigError(
+                f"loader.{name} works on native datasets (penstock.Dataset), and this is a torch "
+                "dataset, whose state keeps no history of its batches. Count its steps in your "
+                "loop, or point penstock.Dataset at the files."
+            )
+        return engine
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from typing_extensions import TypeVar
 
-    from penstock.augment.field_recipes import Recipes
-    from penstock.pipeline.foreign.engine import ForeignEngine
-    from penstock.pipeline.foreign.ranks import Ranks
-    from penstock.pipeline.foreign.setup import PassSetup
-    from penstock.pipeline.options.foreign_options import ForeignOptions
-    from penstock.pipeline.plan.world import World
-    from penstock.pipeline.report.meter import Meter
-    from penstock.pipeline.report.statistics import Statistics
+    from penstock.augment import Recipes
+    from penstock.pipeline.options import TorchDataOptions
+    from penstock.pipeline.report import Meter, Statistics
+    from penstock.pipeline.torch_data import PassSetup, Ranks, TorchEngine
 
     T_co = TypeVar("T_co", covariant=True, default=Any)
-    Engine = NativeEngine | ForeignEngine
+    Engine = NativeEngine | TorchEngine
 else:
     from typing import TypeVar
 
@@ -202,7 +553,7 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
         options = arguments.torch_options
         options.check_native()
         arguments.choose_seed(options.generator, draws=bool(options.shuffle))
-        for name in late_attributes.AS_GIVEN:
+        for name in SHOWN_ARGUMENTS:
             setattr(self, name, getattr(options, name))
         without_worker_context(self)
         self.worker_init_fn = no_worker_processes
@@ -220,8 +571,7 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
 
     def _init_foreign(self, dataset: Any) -> None:
         # Here and below: a native loader starts without these modules.
-        from penstock.pipeline.foreign.engine import ForeignEngine
-        from penstock.pipeline.foreign.image_split import needs_our_loader
+        from penstock.pipeline.torch_data import TorchEngine, needs_our_loader
 
         arguments = self._arguments
         options, own, world = arguments.torch_options, arguments.own, arguments.world
@@ -241,7 +591,7 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
         if own.augment is not None:
             # Whoever rebuilds this loader would get images without augmentation.
             self.collate_fn = needs_our_loader
-        engine = ForeignEngine(dataset, self._foreign_options(), join_ranks=_join_ranks)
+        engine = TorchEngine(dataset, self._foreign_options(), join_ranks=_join_ranks)
         self._engine = engine
         if sampler is not None:
             sampler.follow(engine)
@@ -250,18 +600,18 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
                 batches = PlanBatches(sampler, self.batch_size, self.drop_last)
                 overwrite(self, "batch_sampler", batches)
 
-    def _foreign_options(self) -> ForeignOptions:
-        from penstock.pipeline.foreign.occurrences import shards
+    def _foreign_options(self) -> TorchDataOptions:
+        from penstock.pipeline.torch_data import shards_by_rank
 
         indices = self.sampler if self.batch_sampler is None else self.batch_sampler
-        live = {name: getattr(self, name) for name in late_attributes.LIVE_OPTIONS}
+        live = {name: getattr(self, name) for name in LIVE_OPTIONS}
         return self._arguments.foreign(
             {**live, "collate_fn": self._collate},
             indices=indices,
             batch_size=self.batch_size,
             is_batched=self.batch_sampler is not None,
             is_planned=self._is_planned,
-            is_sharded=shards(indices),
+            is_sharded=shards_by_rank(indices),
         )
 
     # -- what may change once the loader is made
@@ -269,19 +619,16 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
     def __setattr__(self, name: str, value: Any) -> None:
         """As with torch: what a pass reads may be set before it; the rest raises ConfigError."""
         is_late = self._is_made and name in _ARGUMENTS
-        if is_late and not late_attributes.is_same(value, getattr(self, name, self)):
+        if is_late and not is_unchanged(value, getattr(self, name, self)):
             engine = self._engine
             if isinstance(engine, NativeEngine):
-                late_attributes.check_native(name, value)
+                check_native_attribute(name, value)
             else:
-                late_attributes.check_torch(
-                    name,
-                    value,
-                    is_ordered=self._is_planned,
-                    keeps_workers=engine.keeps_workers,
+                check_torch_attribute(
+                    name, value, is_ordered=self._is_planned, keeps_workers=engine.keeps_workers
                 )
                 if name == "collate_fn":
-                    from penstock.pipeline.foreign.image_split import needs_our_loader
+                    from penstock.pipeline.torch_data import needs_our_loader
 
                     self._collate = value
                     value = value if self._arguments.own.augment is None else needs_our_loader
@@ -301,7 +648,7 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
         if not begins and engine.world == arguments.world:
             return
         if isinstance(engine, NativeEngine):
-            live = {name: getattr(self, name) for name in late_attributes.AS_GIVEN}
+            live = {name: getattr(self, name) for name in SHOWN_ARGUMENTS}
             engine.take_over(arguments.native(live))
         else:
             engine.take_over(self._foreign_options())
@@ -402,9 +749,9 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
 def _join_ranks(setup: PassSetup, meter: Meter) -> Ranks | None:
     if setup.world.processes == 1:
         return None
-    from penstock.pipeline.facade.job_ranks import joined  # a process alone needs none of it
+    from penstock.pipeline.job_ranks import join_job  # a process alone needs none of it
 
-    return joined(setup, meter)
+    return join_job(setup, meter)
 
 
 _ARGUMENTS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {

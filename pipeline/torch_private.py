@@ -1,20 +1,19 @@
-"""Every name that torch doesn't document and this library leans on; no other module uses one, but
-for the process group's store (`cache.job_store`).
+"""Wrap each undocumented torch name that this library uses.
 
-Each stands in a function of its own, and `tests/pipeline/test_torch_private.py` says of each what
-breaks when a release of torch changes it. torch is imported where it is needed.
+No other module uses one, except for the process group's store (`cache.job_store`). Each stands in
+a function of its own, and `tests/pipeline/test_torch_private.py` says of each what breaks when a
+release of torch changes it. torch is imported where it is needed.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.forks import leave_to_parent
+from penstock.cache import leave_to_parent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from multiprocessing.process import BaseProcess
-
 
 # -- the loader
 

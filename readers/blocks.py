@@ -1,8 +1,8 @@
-"""Memory for the copies of a batch's samples, used again once nobody looks into it any more.
+"""Lend memory for the copies of a batch's samples, and use it again once no view of it is left.
 
 Memory that is new for each batch is faulted in page by page, which costs as much as copying into
-it: 15 faults for a sample of 60 KB, in as many heaps as threads read. A block goes back by itself
-when the last view of it is gone, so none is ever reused under anyone.
+it: 15 faults for a sample of 60 KB, in as many heaps as threads read. A block comes back by itself
+when its last view is gone, so none is ever overwritten while somebody still reads it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Blocks:
         views of which keep it from being used again. Drop the first before the second is handed
         on."""
         memory = self._memory(size_bytes)
-        lease = _Lease(memory, self)
+        lease = _BlockLease(memory, self)
         shown = pa.foreign_buffer(memory.ctypes.data, len(memory), base=lease)
         return memory, np.frombuffer(shown, np.uint8)
 
@@ -59,7 +59,7 @@ class Blocks:
             return np.empty(shape, dtype)
         lent = None if self._allocate is None else self._allocate(size_bytes)
         if lent is None:
-            lent = np.asarray(_Lease(self._memory(size_bytes), self))
+            lent = np.asarray(_BlockLease(self._memory(size_bytes), self))
         return lent[:size_bytes].view(dtype).reshape(shape)
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Blocks:
             self._free.clear()
 
 
-class _Lease:
+class _BlockLease:
     """Gives memory back when the last view into it is gone."""
 
     __slots__ = ("_blocks", "_memory")

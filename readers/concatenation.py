@@ -1,4 +1,4 @@
-"""Datasets end to end: one source of the samples of several."""
+"""Join several datasets, or parts of them, end to end into one source of samples."""
 
 from __future__ import annotations
 
@@ -10,28 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.base.blob import READ_MODE
-from penstock.cache.errors import ConfigError, CorruptSampleError
-from penstock.readers.contents import Contents
-from penstock.readers.fields.columns import joined_batches
-from penstock.readers.fields.field_types import ClassLabel, MultiLabel
-from penstock.readers.fields.schema import Schema
-from penstock.readers.fields.selection import stored_fields
-from penstock.readers.formats.summary import join_ranges
+from penstock.cache import ConfigError, CorruptSampleError
+from penstock.cache.base import READ_MODE
+from penstock.readers.fields import ClassLabel, MultiLabel, Schema, joined_batches, stored_fields
+from penstock.readers.formats import join_ranges
 from penstock.readers.remote_shards import RemoteShards
-from penstock.readers.source import Source
+from penstock.readers.sources import Contents, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base.blob import ReadMode
+    from penstock.cache.base import ReadMode
     from penstock.readers.blocks import Blocks
-    from penstock.readers.fields.columns import SampleBatch
-    from penstock.readers.fields.crops import Crop
-    from penstock.readers.fields.field_types import FieldType
-    from penstock.readers.formats.decoded_chunks import DecodedChunks
+    from penstock.readers.fields import ColumnCrop, FieldType, SampleBatch
+    from penstock.readers.formats import DecodedChunks
 
     Ints = NDArray[np.int64]
 
@@ -173,7 +167,7 @@ class Concatenation(Source):
         mode: ReadMode = READ_MODE,
         bad: dict[int, str] | None = None,
         fields: Sequence[str] | None = None,
-        crops: Mapping[str, Crop] | None = None,
+        crops: Mapping[str, ColumnCrop] | None = None,
         blocks: Blocks | None = None,
     ) -> SampleBatch:
         """The samples of rows, in their order: see `Dataset.read`."""
@@ -258,7 +252,7 @@ class Concatenation(Source):
         """Close nothing: the parts are their user's to close."""
 
 
-def _taken(crops: Mapping[str, Crop] | None, places: Ints) -> Mapping[str, Crop] | None:
+def _taken(crops: Mapping[str, ColumnCrop] | None, places: Ints) -> Mapping[str, ColumnCrop] | None:
     return crops and {name: crop.taken(places) for name, crop in crops.items()}
 
 

@@ -1,4 +1,7 @@
-"""The dataset that users name: its arguments, when it opens and closes, and what it hands on."""
+"""Implement `Dataset`: check its arguments, open its index at first use, read and close it.
+
+It also looks up the names of samples that messages, reports and the quarantine file show.
+"""
 
 from __future__ import annotations
 
@@ -12,61 +15,121 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.base.blob import READ_MODE, ReadMode
-from penstock.cache.base.limits import usable_cores
-from penstock.cache.base.sizes import parse_size
-from penstock.cache.errors import ClosedError, ConfigError, DatasetError, PenstockWarning
-from penstock.readers.contents import Contents
-from penstock.readers.fields.arrays import array_form
-from penstock.readers.fields.naming import PLAIN, Naming, renamed_field
-from penstock.readers.fields.selection import (
+from penstock.cache import ClosedError, ConfigError, DatasetError, FetchError, PenstockWarning
+from penstock.cache.base import READ_MODE, ReadMode, Traffic, parse_size, usable_cores
+from penstock.readers.fields import (
+    PLAIN,
+    Naming,
+    array_form,
     check_names,
     check_selection,
     not_chosen,
+    renamed_field,
     stored_fields,
 )
-from penstock.readers.formats.arranging import arrangement_of
-from penstock.readers.formats.format import chosen_by
-from penstock.readers.formats.registry import AUTO, check_format
-from penstock.readers.formats.sampling import AS_THEY_COME, check_sampling
-from penstock.readers.index.opening import Opener, locate_fields
-from penstock.readers.open_source import OpenSource
-from penstock.readers.origin.quarantine import (
+from penstock.readers.files import printable
+from penstock.readers.formats import (
+    AUTO,
+    DEFAULT_SAMPLING,
+    arrangement_of,
+    check_format,
+    check_sampling,
+    chosen_by,
+)
+from penstock.readers.index import IndexOpener, locate_fields
+from penstock.readers.origin import (
     ALLOWED_LEFT_OUT,
     NOT_KNOWN,
     QUARANTINE,
     WARNED_LEFT_OUT,
+    Scratch,
     check_allowed_left_out,
+    check_url,
     left_out_text,
     left_out_total,
     percent,
+    show,
 )
-from penstock.readers.origin.scratch import Scratch
-from penstock.readers.origin.urls import check_url, show
-from penstock.readers.reading.reader import SampleReader
-from penstock.readers.reading.sample_names import sample_names
+from penstock.readers.reading import SampleReader
+from penstock.readers.sources import Contents, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.blobs.remote import Remote
-    from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.cache.blobs import Remote
+    from penstock.cache.disk import DiskCache
     from penstock.readers.blocks import Blocks
-    from penstock.readers.fields.columns import SampleBatch
-    from penstock.readers.fields.crops import Crop
-    from penstock.readers.fields.field_types import FieldType
-    from penstock.readers.formats.arranging import ManifestFile
-    from penstock.readers.formats.decoded_chunks import DecodedChunks
-    from penstock.readers.formats.sampling import Documents, Windows
-    from penstock.readers.index.index import Index
-    from penstock.readers.index.opening import Folder
-    from penstock.readers.origin.quarantine import LeftOut
-    from penstock.readers.origin.urls import Url
+    from penstock.readers.fields import ColumnCrop, FieldType, SampleBatch
+    from penstock.readers.formats import DecodedChunks, DocumentMode, ManifestFile, WindowArgument
+    from penstock.readers.index import Folder, Index
+    from penstock.readers.origin import LeftOut, Url
+    from penstock.readers.reading import OpenShards
     from penstock.readers.remote_shards import RemoteShards
-    from penstock.readers.source import Source
     from penstock.readers.types import Verify
+
+
+class OpenSource(Source):
+    """A source that reads by a reader of its own, once it is open."""
+
+    _reader: SampleReader | None
+
+    @property
+    def bytes_fetched(self) -> int:
+        """Bytes downloaded so far; 0 for a local dataset."""
+        return self.traffic().bytes_remote
+
+    def traffic(self) -> Traffic:
+        """What was read so far, by tier; of a local dataset bytes_disk alone."""
+        return self._reader.traffic() if self._reader is not None else Traffic()
+
+    def release(self, shards: Iterable[int]) -> None:
+        """Forget open shards, so that the cache may drop their blobs; batches that were handed out
+        keep theirs."""
+        if self._reader is not None:
+            self._reader.shards.release(shards)
+
+    def give_back(self) -> None:
+        """Forget those open shards that the cache needn't keep for this dataset's loaders."""
+        if self._reader is not None:
+            self._reader.shards.give_back()
+
+
+def sample_names(
+    index: Index, opened: OpenShards, ids: Iterable[int] | NDArray[np.int64]
+) -> list[str]:
+    """The names of samples: of files below the folder; of a pack those in what it was made from, or
+    where it doesn't hold them, shard and row. Raises ConfigError for ids that don't exist."""
+    wanted = np.asarray(list(ids), np.int64)
+    if len(wanted) and not (wanted.min() >= 0 and wanted.max() < index.samples):
+        raise ConfigError(f"ids: got {wanted.tolist()[:5]}…, wanted 0 to {index.samples - 1}.")
+    shards = np.searchsorted(index.starts, wanted, side="right") - 1
+    rows = wanted - index.starts[shards]
+    if index.is_self_contained:
+        return _source_names(index, opened, shards, rows)
+    found = opened.get(shards.tolist())
+    return [shard.name(row) for shard, row in zip(found, rows.tolist(), strict=True)]
+
+
+def _source_names(
+    index: Index, opened: OpenShards, shards: NDArray[np.int64], rows: NDArray[np.int64]
+) -> list[str]:
+    """A shard at a time: only one's names are in memory."""
+    names = [""] * len(shards)
+    for number in np.unique(shards).tolist():
+        try:
+            (shard,) = opened.get([number])
+            known = shard.source_names()
+        except (DatasetError, FetchError):  # the names of its samples are asked for a report
+            known = None
+        for place in np.flatnonzero(shards == number).tolist():
+            row = int(rows[place])
+            names[place] = (
+                f"{index.shard_name(number)}[{row}]" if known is None else printable(known[row])
+            )
+    return names
+
 
 _log = logging.getLogger("penstock")
 
@@ -118,10 +181,10 @@ class Dataset(OpenSource):
         filesystem: Any | None = None,
         manifest: ManifestFile | None = None,
         schema: Mapping[str, FieldType] | None = None,
-        sample: Windows | None = None,
-        stride: Windows | None = None,
+        sample: WindowArgument | None = None,
+        stride: WindowArgument | None = None,
         dtype: str | None = None,
-        documents: Documents | None = None,
+        documents: DocumentMode | None = None,
         vocabulary: int | None = None,
         decoded_bytes: int | str | None = None,
         allow_left_out: float = ALLOWED_LEFT_OUT,
@@ -228,7 +291,7 @@ class Dataset(OpenSource):
                     index=self._index_folder,
                     format=self._format,
                 )
-                opener = Opener(
+                opener = IndexOpener(
                     origin=origin,
                     scratch=self._scratch,
                     index=self._index_folder,
@@ -299,7 +362,7 @@ class Dataset(OpenSource):
         told = (self._places, self._names, self._manifest, self._types)
         is_as_it_lies = all(each is None for each in (*told, self._max_pixels))
         is_as_it_lies = is_as_it_lies and not (self._renames or self._allow_empty)
-        is_as_it_lies = is_as_it_lies and self._sampling == AS_THEY_COME
+        is_as_it_lies = is_as_it_lies and self._sampling == DEFAULT_SAMPLING
         return is_as_it_lies and not isinstance(self._source, tuple) and self._format == AUTO
 
     def _largest(self, name: str) -> int:
@@ -364,7 +427,7 @@ class Dataset(OpenSource):
         mode: ReadMode = READ_MODE,
         bad: dict[int, str] | None = None,
         fields: Sequence[str] | None = None,
-        crops: Mapping[str, Crop] | None = None,
+        crops: Mapping[str, ColumnCrop] | None = None,
         blocks: Blocks | None = None,
     ) -> SampleBatch:
         """Samples in the order of rows, the bytes of each field checked against their CRC-32C.
@@ -505,11 +568,11 @@ def _kept_chunks(
     remote data in any case, of local ones where the user gave one."""
     if not index.layout.stored("chunks"):
         return ()
-    from penstock.readers.formats.decoded_chunks import DecodedChunks  # others start without it
+    from penstock.readers.formats import DecodedChunks  # others start without it
 
     files = None
     if scratch.is_kept or index.remote is not None:
-        from penstock.readers.formats.chunk_files import ChunkFiles
+        from penstock.readers.formats import ChunkFiles
 
         files = ChunkFiles(scratch.disk_cache, uri=url)
     chunks = DecodedChunks(max_bytes=max_bytes, files=files, url=url)

@@ -1,4 +1,8 @@
-"""The shards of a source that come from afar: through which remote, and what the node keeps."""
+"""Find and fetch the remote shards of a source, and hold a loader's claims on them in the caches.
+
+A source may be joined from datasets that come through several remotes and caches, or lie partly on
+the local disk. Callers use the source's own shard numbers.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.base.counters import joined_traffic
+from penstock.cache.base import joined_traffic
 
 if TYPE_CHECKING:
     import threading
@@ -16,13 +20,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base.blob import BlobSource
-    from penstock.cache.base.counters import Traffic
-    from penstock.cache.blobs.remote import Remote
-    from penstock.cache.disk.disk_cache import DiskCache
-    from penstock.cache.disk.membership import Membership
-    from penstock.readers.fields.crops import Crop
-    from penstock.readers.index.shards import Shards
+    from penstock.cache.base import BlobSource, Traffic
+    from penstock.cache.blobs import Remote
+    from penstock.cache.disk import DiskCache, PinnedShare
+    from penstock.readers.fields import ColumnCrop
+    from penstock.readers.index import IndexShards
 
     Ints = NDArray[np.int64]
 
@@ -38,7 +40,7 @@ class Provider:
     """
 
     remote: Remote
-    shards: Shards
+    shards: IndexShards
     numbers: Ints
 
     def taken(self, numbers: Ints) -> Provider:
@@ -61,7 +63,7 @@ class RemoteShards:
             self._of[provider.numbers != _ABSENT] = place
 
     @classmethod
-    def of_dataset(cls, remote: Remote, shards: Shards, *, count: int) -> RemoteShards:
+    def of_dataset(cls, remote: Remote, shards: IndexShards, *, count: int) -> RemoteShards:
         """All shards of one dataset."""
         numbers = np.arange(count, dtype=np.int64)
         return cls([Provider(remote=remote, shards=shards, numbers=numbers)])
@@ -113,7 +115,7 @@ class RemoteShards:
         return found is not None and found[0].is_left_to_others(found[1])
 
     def wanted_share(
-        self, shard: int, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, Crop]]
+        self, shard: int, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, ColumnCrop]]
     ) -> float:
         """Which share of a shard's bytes the parts of all its samples need that a function draws of
         so many numbers; 1 where samples lie whole. Raises what reading its sidecar raises."""
@@ -257,7 +259,7 @@ class RemoteJobs:
     """A loader's claims in the caches that its shards come through, until leave()."""
 
     def __init__(
-        self, shards: Ints, keys: Sequence[str], jobs: Sequence[tuple[Remote, Membership]]
+        self, shards: Ints, keys: Sequence[str], jobs: Sequence[tuple[Remote, PinnedShare]]
     ) -> None:
         """shards: that the loader reads, ascending; keys: of each, "" where it is local."""
         self._shards, self._keys, self._jobs = shards, tuple(keys), tuple(jobs)

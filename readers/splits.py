@@ -1,7 +1,7 @@
-"""Which samples a selection has, and which go to which part of a split. Pure.
+"""Choose the samples of a subset, and assign samples to the parts of a split. Pure.
 
-A split goes by keyed hashes of the seed and the samples: it is the same in every process and on
-every machine, and nothing needs to be stored.
+A split is decided by keyed hashes of the seed and the samples, so it is the same in every process
+and on every machine, and nothing needs to be stored.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from penstock.cache.base.hashing import keyed_hash
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
+from penstock.cache.base import keyed_hash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,12 +21,11 @@ import numpy as np
 import obstore  # noqa: F401 - imported by the fork server, not by each child
 import pyarrow as pa  # noqa: F401
 
-from penstock.cache.base.blob import BlobSource, BlobSpans, Segment, blob_key
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.blobs.remote import Remote
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.stores.opening import open_store
+from penstock.cache.base import BlobSource, BlobSpans, FetchPolicy, Segment, blob_key
+from penstock.cache.blobs import Remote
+from penstock.cache.disk import DiskCache
+from penstock.cache.fetch import Fetcher
+from penstock.cache.stores import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from pathlib import Path
 
-    from penstock.cache.base.counters import Traffic
+    from penstock.cache.base import Traffic
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # One server serves all tests of a process: torch's workers too, which need torch.

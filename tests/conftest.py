@@ -75,9 +75,7 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _a_cache_directory_of_the_tests_own(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[None]:
+def _a_cache_directory_of_the_tests_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Not the user's: an index may go there. Of child processes too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user-cache")))

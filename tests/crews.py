@@ -15,7 +15,7 @@ from tests import images
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.readers.types import Encoded, ImageFacts, Rejection
+    from penstock.readers import Encoded, ImageFacts, Rejection
 
 KILLS = "PENSTOCK_TEST_KILLS"
 """A folder: each file in it is a worker that has yet to be killed."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image as Pillow
 
-from penstock.readers.fields.field_types import Array, Boxes
-from penstock.readers.packing.packing import pack
+from penstock.readers.fields import Array, Boxes
+from penstock.readers.packing import pack
 from tests import images, tars
 
 if TYPE_CHECKING:

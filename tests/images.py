@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from penstock.readers.types import ImageFacts, Rejection
+from penstock.readers import ImageFacts, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from penstock.readers.types import Encoded
+    from penstock.readers import Encoded
 
 MAX_PIXELS = 2**27
 

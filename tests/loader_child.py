@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from penstock.pipeline.bench.adapters.registry import build, imports, prepare
-from penstock.pipeline.bench.adapters.work import Work
-from penstock.pipeline.bench.children import tell
+from penstock.pipeline.bench import send_to_parent
+from penstock.pipeline.bench.adapters import Work, build, imports, prepare
 
 
 def main(name: str, told: str, batches: int) -> None:
@@ -17,7 +16,7 @@ def main(name: str, told: str, batches: int) -> None:
     source = loader.batches()
     for _ in range(batches):
         images, labels = next(source)
-        tell(
+        send_to_parent(
             {
                 "shape": list(images.shape),
                 "dtypes": [str(images.dtype), str(labels.dtype)],

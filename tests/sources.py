@@ -6,20 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.errors import ConfigError
-from penstock.readers.contents import Contents
-from penstock.readers.fields.columns import DenseColumn, SampleBatch
-from penstock.readers.fields.field_types import ClassLabel, Value
-from penstock.readers.fields.schema import Schema
-from penstock.readers.source import Source
+from penstock.cache import ConfigError
+from penstock.readers import Contents, Source
+from penstock.readers.fields import ClassLabel, DenseColumn, SampleBatch, Schema, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.crops import Crop
-    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.fields import ColumnCrop, FieldType
 
     Ints = NDArray[np.int64]
 
@@ -88,7 +84,7 @@ class Values(Source):
         mode: object = None,
         bad: dict[int, str] | None = None,
         fields: object = None,
-        crops: Mapping[str, Crop] | None = None,
+        crops: Mapping[str, ColumnCrop] | None = None,
         blocks: object = None,
     ) -> SampleBatch:
         del mode, bad, fields, crops, blocks

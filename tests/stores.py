@@ -6,7 +6,7 @@ import hashlib
 import threading
 from typing import TYPE_CHECKING
 
-from penstock.cache.base.store import Answer, ObjectInfo, RequestError
+from penstock.cache.base import Answer, ObjectInfo, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock
-from tests.house import ROOT, all_sources
+from tests.layers import ROOT, all_sources
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ def is_there(name: str) -> bool:
     if re.fullmatch(r"[a-z_][\w/]*/", name) and name.split("/")[0] in TOPS:
         return (ROOT / name).is_dir()
     if found := re.fullmatch(r"penstock\.([A-Z]\w+)", name):
-        return found[1] in penstock.__all__
+        return found[1] in dir(penstock)
     if found := re.fullmatch(r"(?!torch\.)(?:[a-z_]+\.)*([a-z_]+)\.([A-Z]\w+)", name):
         module, attribute = found.groups()
         defined = re.compile(rf"^(class {attribute}\b|{attribute}\b.*=)", re.M)

@@ -17,7 +17,7 @@ import pytest
 import typer
 
 from penstock.pipeline import Statistics
-from penstock.pipeline.cli.main import app
+from penstock.pipeline.cli import app
 from tests.watchdog import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -122,13 +122,13 @@ def test_scripts_say_how_they_are_started(path: Path) -> None:
 def test_what_prometheus_scrapes_has_names_that_are_served() -> None:
     yaml = pytest.importorskip("yaml")
     pytest.importorskip("prometheus_client")
-    from penstock.pipeline.report.metrics import _named
+    from penstock.pipeline.report import field_names
 
     text = (EXAMPLES / "prometheus.yaml").read_text()
     (job,) = yaml.safe_load(text)["scrape_configs"]
     targets = [one for group in job["static_configs"] for one in group["targets"]]
     assert len(set(targets)) == 8
-    fields = {_named(field.name) for field in dataclasses.fields(Statistics)}
+    fields = {field_names(field.name) for field in dataclasses.fields(Statistics)}
     names = {name.removesuffix("_total") for name in re.findall(r"penstock_\w+", text)}
     assert names <= {*fields, "penstock_job_slowest_wait_share"}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.house import FLOORS, ROOT, modules
+from tests.layers import LAYERS, ROOT, modules
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def test_a_wheel_of_the_checkout_is_the_same(wheel: Path, tmp_path: Path) -> Non
 def test_the_sdist_holds_what_its_readme_names(unpacked: Path) -> None:
     """Real folders: no link that an archive tool could lose, and each floor once."""
     assert not [path for path in unpacked.rglob("*") if path.is_symlink()]
-    assert not [floor for floor in FLOORS if (unpacked / floor).exists()]
+    assert not [floor for floor in LAYERS if (unpacked / floor).exists()]
     for name in ("Makefile", "constraints.txt", "CONTRIBUTING.md", "LICENSE", "docs", "tests"):
         assert (unpacked / name).exists(), name
 
@@ -175,7 +175,7 @@ def test_a_checkout_shows_no_floor_by_its_bare_name() -> None:
     code = (
         "import sys, penstock\n"
         "assert all(getattr(penstock, name) is not None for name in penstock.__all__)\n"
-        f"print(sorted({set(FLOORS)} & set(sys.modules)))"
+        f"print(sorted({set(LAYERS)} & set(sys.modules)))"
     )
     assert run(sys.executable, "-c", code, cwd=ROOT) == "[]\n"
 

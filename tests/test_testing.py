@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.cache.errors import PenstockError
-from penstock.readers.fields.columns import DenseColumn
-from penstock.readers.fields.field_types import PRESENT
-from penstock.readers.formats.chunked_shard import Extents
+from penstock.cache import PenstockError
+from penstock.readers.fields import PRESENT, DenseColumn
+from penstock.readers.formats import Extents
 from penstock.testing import FormatConformance
 from tests import field_sets, images, tars
-from tests.house import ROOT
+from tests.layers import ROOT
 from tests.readers.formats import blocks
 from tests.readers.formats.guests import RECORD_BYTES, Cifar
 from tests.readers.formats.test_record_format import GUESTS, install
@@ -33,13 +32,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockW
 
 @pytest.fixture
 def _guests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from penstock.readers.formats import registry
+    from penstock.readers.formats import format_registry
     from tests.readers.formats import guests
 
     monkeypatch.setattr(guests, "CIFAR", Cifar(), raising=False)
     install(monkeypatch, cifar=f"{GUESTS}:CIFAR")
     yield
-    registry.format_named.cache_clear()
+    format_registry.format_named.cache_clear()
 
 
 @pytest.mark.usefixtures("_guests")
@@ -146,7 +145,7 @@ class TestFolder(FormatConformance):
 
     @pytest.fixture(autouse=True)
     def _small_shards(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from penstock.readers.formats.folder.samples import virtual_shards
+        from penstock.readers.formats.folder import virtual_shards
 
         monkeypatch.setattr(virtual_shards, "__kwdefaults__", {"shard_bytes": 3000})
 

@@ -23,17 +23,10 @@ if __name__ == "__main__":
 
     import penstock.augment
     import penstock.pipeline.cli.main
-    import penstock.pipeline.feed.native
+    import penstock.pipeline.feed.native_engine
     import penstock.pipeline.loader
     import penstock.readers.dataset  # noqa: F401
-    from penstock import DataLoader, Dataset, DiskCache, Peers, World  # noqa: F401
-    from penstock.pipeline.feed import (  # noqa: F401
-        agreement,
-        handshake,
-        job_waits,
-        lane_agreement,
-        prefetch,
-    )
+    from penstock import World  # noqa: F401
 
     with contextlib.suppress(ImportError):
         import nvidia.dali.fn

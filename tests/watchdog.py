@@ -104,7 +104,7 @@ class Watchdog:
 
 def _others_cpu_s() -> float:
     """CPU-seconds of this process and its children, but for this thread."""
-    from penstock.pipeline.bench.cpu import tree_cpu_s
+    from penstock.pipeline.bench import tree_cpu_s
 
     return tree_cpu_s() - time.thread_time()
 

@@ -1,7 +1,7 @@
-"""Blobs are the unit of the cache: an object of a store each, or several or ranges end to end.
+"""Define blobs, the unit of the cache: one object of a store, or several objects or ranges joined.
 
-A blob's bytes come from its segments; it is named by a key that hashes what they are, never by a
-name that a remote gave.
+A blob's bytes come from its segments. Its key hashes what the bytes are; it is never a name that a
+remote gave.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counters of what came from the remote, what the cache gave, and what went wrong."""
+"""Count what came from the remote, what the cache served, and what went wrong."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The limits of the requests to one store: stores take their time-outs from here, `cache.fetch` all
-the rest."""
+"""Set the limits of the requests to one store: time-outs, attempts, hedges and connections.
+
+Stores take their time-outs from here; `cache.fetch` uses all the rest.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,18 @@
-"""Folders of our own on the local disk, held open; their files are reached by name from there.
+"""Open folders on the local disk so that no other user can redirect or replace their files.
 
-A cache may lie where other users can write, and the job may be root's. So a path is walked once:
-links on it must be this user's or root's, and what it ends at must be this user's own folder. From
-then on everything is opened relative to the descriptor, never through a link, made only where
-nothing was, and looked at behind the opening: a regular file of this user's, and for writing one
-that has no second name elsewhere.
+A cache may lie where other users can write, and the job may run as root. So a path is walked once:
+links on it must be this user's or root's, and it must end at a folder of this user. From then on
+every file is opened relative to the descriptor of the folder, never through a link; it is created
+only where nothing was, and checked after opening: it must be a regular file of this user, and to be
+written it must have no second name elsewhere. With group permission bits the folder is shared, and
+what the group's other members made there is accepted too.
+
+The file system's type is read from /proc/self/mountinfo, because a cache needs a local one.
+
+`user_cache` is the place for an index or a list that has no better one. XDG_CACHE_HOME is the only
+variable that is read below the command line: a Dataset is opened without one, and where a user
+keeps such files is the user's answer, not an argument of every call. Source: XDG Base Directory
+Specification.
 """
 
 from __future__ import annotations
@@ -12,17 +20,175 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import stat
 import sys
 import threading
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cache.base.descent import FOLDER_FLAGS, descend
-from penstock.cache.base.trust import OTHERS_WRITE, Trust, check_owner, no_file, strange
+from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class StrangeFileError(PermissionError):
+    """A link, another user's file, or something that is no file stands in the place of ours.
+
+    Caught by whoever opens it: a disk's failure, as its base class.
+    """
+
+
+def strange_file_error(reason: str, path: str) -> StrangeFileError:
+    """Make the error for what isn't ours."""
+    return StrangeFileError(errno.EPERM, reason, path)
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Trust decides whether what lies in an open folder is ours.
+
+    owner: the folder's user; mode: of what is made in it; with group bits the folder is shared:
+    what its other members made there is taken as ours.
+    """
+
+    owner: int
+    mode: int
+
+    def check_folder(self, found: os.stat_result, path: str) -> None:
+        """Raise StrangeFileError for a folder of others."""
+        if found.st_uid != self.owner:
+            check_owner(found, path, mode=self.mode)
+
+    def check_file(self, found: os.stat_result, path: str, *, writes: bool) -> None:
+        """Raise StrangeFileError for what is no regular file, of others, or, to be written, has a
+        second name elsewhere."""
+        if not stat.S_ISREG(found.st_mode):
+            raise not_a_file_error(path)
+        if found.st_uid != self.owner:
+            check_owner(found, path, mode=self.mode)
+        if writes and found.st_nlink > 1:
+            raise strange_file_error("it has a second name elsewhere (a hard link)", path)
+
+
+def check_owner(found: os.stat_result, path: str, *, mode: int) -> None:
+    """Raise StrangeFileError for what is neither this user's, nor of a group that shares it."""
+    if found.st_uid == os.geteuid():
+        return
+    is_member = found.st_gid in (os.getegid(), *os.getgroups())
+    if mode & stat.S_IWGRP and is_member and not found.st_mode & stat.S_IWOTH:
+        return
+    raise strange_file_error(f"it belongs to another user (uid {found.st_uid})", path)
+
+
+def not_a_file_error(path: str) -> StrangeFileError:
+    """Make the error for what is no regular file."""
+    return strange_file_error("a link or a folder stands where a file belongs", path)
+
+
+_OCTAL = re.compile(r"\\([0-7]{3})")  # how the kernel writes blanks in paths
+_MOUNTS = "/proc/self/mountinfo"
+# fmt: off
+_NETWORK = frozenset((
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph",
+    "glusterfs", "9p", "afs", "wekafs", "panfs", "orangefs",
+    "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.goofys", "fuse.glusterfs",
+    "fuse.mount-s3", "fuse.juicefs",
+))
+# fmt: on
+
+
+def file_system(path: str) -> str:
+    """Name the type of the file system that holds a path, such as "ext4"; "" where unknown."""
+    path = os.path.realpath(path)
+    best, found = "", ""
+    with contextlib.suppress(OSError), open(_MOUNTS, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            mount, _, rest = line.partition(" - ")
+            fields = mount.split()
+            if len(fields) < 5 or not rest:
+                continue
+            place = _OCTAL.sub(lambda found: chr(int(found[1], 8)), fields[4])
+            inside = path == place or path.startswith(place.rstrip("/") + "/")
+            if inside and len(place) >= len(best):
+                best, found = place, rest.split()[0]
+    return found
+
+
+def is_network(path: str) -> bool:
+    """Whether a path lies on a file system of another machine."""
+    return file_system(path) in _NETWORK
+
+
+def refuse_network(root: str) -> None:
+    """Raise ConfigError for a folder on a network file system."""
+    if is_network(root):
+        raise ConfigError(
+            f"{root}: this folder is on a network file system ({file_system(root)}), wanted a "
+            "local disk: a cache there would be no faster than the data, and its locks don't hold. "
+            "Give a folder on the node's own NVMe."
+        )
+
+
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_LINKS = 40
+
+
+def descend(path: str, mode: int | None) -> int:
+    """Walk to a folder and open it; links of other users are refused.
+
+    mode: make what is missing, the last with these permissions.
+    """
+    left = deque(part for part in os.path.abspath(path).split("/") if part)
+    at, links = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), 0
+    try:
+        while left:
+            name = left.popleft()
+            if mode is not None:
+                _make_missing(name, at, 0o700 if left else mode)
+            with contextlib.suppress(OSError):  # what is mounted when it is looked into, is now
+                os.stat(f"{name}/.", dir_fd=at)
+            found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            seen = os.fstat(found)
+            if not stat.S_ISLNK(seen.st_mode):
+                at, before = found, at
+                os.close(before)
+                continue
+            try:
+                links += 1
+                if seen.st_uid not in (0, os.geteuid()):
+                    raise strange_file_error(
+                        f"{name} is a link of another user (uid {seen.st_uid})", path
+                    )
+                if links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                target = os.readlink("", dir_fd=found)
+            finally:
+                os.close(found)
+            if target.startswith("/"):
+                at, before = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), at
+                os.close(before)
+            left.extendleft(reversed([part for part in target.split("/") if part]))
+        return os.open(".", FOLDER_FLAGS, dir_fd=at)
+    finally:
+        os.close(at)
+
+
+def _make_missing(name: str, at: int, mode: int) -> None:
+    try:
+        os.stat(name, dir_fd=at, follow_symlinks=False)
+    except FileNotFoundError:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=at)
+            if mode & 0o077:
+                os.chmod(name, mode & 0o7777, dir_fd=at)
+
 
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a pipe mustn't be waited for
 _WRITES = os.O_WRONLY | os.O_RDWR
@@ -79,7 +245,7 @@ class Folder:
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 reason = "a link or a file stands where a folder of the cache belongs"
-                raise strange(reason, path) from None
+                raise strange_file_error(reason, path) from None
             raise
         inside = Folder(fd, path, self._mode)
         self._trust.check_folder(os.fstat(fd), path)
@@ -109,7 +275,7 @@ class Folder:
             fd = os.open(name, flags | _FILE, dir_fd=self.fd)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                raise no_file(os.path.join(self.path, name)) from None
+                raise not_a_file_error(os.path.join(self.path, name)) from None
             raise
         try:
             path = os.path.join(self.path, name)
@@ -133,7 +299,7 @@ class Folder:
                 return self.open(name, flags)
             with contextlib.suppress(FileExistsError):
                 return self.create(name, flags)
-        raise strange("it comes and goes", os.path.join(self.path, name))
+        raise strange_file_error("it comes and goes", os.path.join(self.path, name))
 
     def check(self, name: str) -> None:
         """Raise StrangeFileError for what others could have put there; nothing if it isn't there.
@@ -217,3 +383,15 @@ class Folder:
     ) -> None:
         if not is_finalizing():
             close(self.fd)
+
+
+def user_cache() -> bytes | None:
+    """`$XDG_CACHE_HOME/penstock`, else `~/.cache/penstock`; None for a user without a home."""
+    folder = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(folder):  # the specification has others ignored
+        return os.path.join(os.fsencode(folder), b"penstock")
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    return os.path.join(os.fsencode(home), b".cache", b"penstock") if home.is_absolute() else None

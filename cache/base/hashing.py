@@ -1,4 +1,4 @@
-"""Keyed hashes: random numbers that have a name instead of a history.
+"""Compute keyed hashes: random numbers that are named by their keys instead of by a history.
 
 A draw is `unit(keyed_hash(seed, epoch, sample, number))`: the same on every rank and thread and in
 any order, with no state to save. The order and the augmentation draws both come from here.

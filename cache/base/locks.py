@@ -1,4 +1,4 @@
-"""Locks that the kernel frees when their holder dies: byte ranges of a file, by open description.
+"""Lock byte ranges of a file, with locks that the kernel releases when their holder dies.
 
 Open-file-description locks (fcntl(2), F_OFD_SETLK) are what a node-wide cache needs: one file has
 room for 2^63 locks, so that a blob needs no descriptor of its own; two opens of one process exclude
@@ -100,11 +100,7 @@ class ByteLocks:
 
 
 def wait_for(
-    got: Callable[[], bool],
-    *,
-    timeout_s: float,
-    what: str,
-    stop: threading.Event | None = None,
+    got: Callable[[], bool], *, timeout_s: float, what: str, stop: threading.Event | None = None
 ) -> None:
     """Ask until got() is true. what: for the error. stop: ends the wait early, with the error.
 

@@ -1,4 +1,4 @@
-"""How the caches of a job's nodes serve one another, as users say it."""
+"""Hold and check the user's settings for serving the cache to the job's other nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Parse and format sizes and rates as people write them, such as "1.5TB" and "100Gb/s"."""
 
 from __future__ import annotations
 

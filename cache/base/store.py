@@ -1,8 +1,9 @@
-"""Remote stores: what every store can do, and what can go wrong with one request.
+"""Define what every remote store can do, what a request brings, and how it can fail.
 
-A store makes one request and tells what became of it; `cache.fetch` retries, hedges and counts.
-Of `cache.stores`, `http_store` serves http(s), `obstore_store` s3, gs and az, `fsspec_store` every
-other URL and whatever file system object a user passes.
+A store makes one request and reports its result; `cache.fetch` retries, hedges and counts. Of
+`cache.stores`, `http_store` serves http(s), `obstore_store` s3, gs and az, `fsspec_store` every
+other URL and whatever file system object a user passes. An `ObjectRange` is what one request for
+data asks a store for.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept(Answer):
+class StreamedAnswer(Answer):
     """The answer where whoever asked has taken the bytes as they came: data is empty."""
 
 
@@ -132,3 +133,22 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let connections go. Safe to call twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectRange:
+    """An object range is bytes [start, end) of an object.
+
+    version: what the object must be; None for whatever is there. may_lack: where the object isn't
+    there, the answer is `ABSENT`.
+    """
+
+    path: str
+    start: int
+    end: int
+    version: str | None
+    may_lack: bool = False
+
+    def read(self, store: Store) -> Answer:
+        """Ask a store for it once. Raises RequestError."""
+        return store.read(self.path, (self.start, self.end), version=self.version)

@@ -1,18 +1,37 @@
-"""The node's cache as one dataset uses it: under its own name, until the dataset is closed."""
+"""Open the blobs that the node's cache keeps for one dataset.
+
+Blobs belong to the dataset's group in the folder, until the dataset is closed; the jobs of this
+process that read the dataset decide what is kept of it. A cached blob is read through a map and
+fetches nothing itself: it is whole, or a fill where there is space for one.
+
+`BlockSums` checks a whole blob block by block, each at its first read. It is for samples that have
+no checksums of their own: what came first is trusted, and later damage by the disk is noticed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from crc32c import crc32c
+
+from penstock.cache.disk import BLOCK_BYTES, part_name
 from penstock.cache.errors import ClosedError, PenstockError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
-    from penstock.cache.base.blob import BlobSource
-    from penstock.cache.disk.disk_cache import DiskCache
-    from penstock.cache.disk.lookup import Lookup
-    from penstock.cache.disk.shelf import Shelf
+    from numpy.typing import NDArray
+
+    from penstock.cache.base import Blob, BlobSource, FileMap, Folder, ReadMode
+    from penstock.cache.disk import CacheFolder, DiskCache, Fill, FolderLayout, Lookup, PinnedShare
+
+    Bytes = NDArray[np.uint8]
+    Spans = Sequence[tuple[int, int]]
+    Ints = NDArray[np.int64]
 
 
 class DatasetCache:
@@ -26,7 +45,7 @@ class DatasetCache:
         self.group, self.label = group, label
         self._closed = False
 
-    def use(self, act: Callable[[Shelf], Any]) -> Any:
+    def use(self, act: Callable[[CacheFolder], Any]) -> Any:
         """Act on the cache as `DiskCache.use` does; None without a folder. Raises ClosedError."""
         cache = self._open()
         return cache.use(act) if cache is not None else None
@@ -65,3 +84,259 @@ class DatasetCache:
     def close(self) -> None:
         """Refuse what comes behind this. Safe to call twice."""
         self._closed = True
+
+
+class DatasetJobs:
+    """Holds a dataset's live jobs in the node's cache. Safe for several threads.
+
+    cache: None keeps nothing. group, label: see DatasetCache.
+    """
+
+    def __init__(self, cache: DiskCache | None, *, group: str, label: str) -> None:
+        self._cache, self._group, self._label = cache, group, label
+        self._lock = threading.Lock()
+        self._jobs: tuple[PinnedShare, ...] = ()
+
+    def __len__(self) -> int:
+        """How many were joined and not left."""
+        return len(self._jobs)
+
+    def keeps(self, key: str) -> bool:
+        """Whether the cache would keep a blob of this key: for one of the jobs, or without any."""
+        jobs = self._jobs
+        return self._cache is not None and (not jobs or any(job.pins(key) for job in jobs))
+
+    def join(self, keys: Sequence[str], sizes: Iterable[int]) -> PinnedShare | None:
+        """Begin a job; None without a cache. See Remote.join."""
+        if self._cache is None:
+            return None
+        job = self._cache.join(self._group, label=self._label, keys=keys, sizes=sizes)
+        with self._lock:
+            self._jobs = (*self._jobs, job)
+        return job
+
+    def leave(self, job: PinnedShare) -> None:
+        """End a job. Safe to call twice."""
+        with self._lock:
+            self._jobs = tuple(other for other in self._jobs if other is not job)
+        job.leave()
+
+    def close(self) -> None:
+        """End all jobs. Safe to call twice."""
+        for job in self._jobs:
+            self.leave(job)
+
+
+class CachedBlob:
+    """A cached blob lies on the local disk, whole or being filled.
+
+    Its map keeps the file from eviction. publish: makes a whole fill a blob that others find;
+    ensure: brings spans before the buffer is read. inode: of the file that is mapped.
+    """
+
+    is_cached = True
+
+    def __init__(
+        self,
+        layout: FolderLayout,
+        source: BlobSource,
+        mapped: FileMap,
+        fill: Fill | None,
+        *,
+        inode: int,
+        publish: Callable[[Fill, Bytes], None],
+        ensure: Callable[[CachedBlob, Spans], None],
+    ) -> None:
+        self.source = source
+        self.fill = fill
+        self.inode = inode
+        self._layout = layout
+        self._publish, self._ensure = publish, ensure
+        self._buffer = mapped.buffer()
+        self._address = mapped.address
+        self.data: Bytes = np.frombuffer(self._buffer, np.uint8)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every byte is here."""
+        fill = self.fill
+        return fill is None or fill.is_whole
+
+    @property
+    def has_name(self) -> bool:
+        """False once it was taken out of the cache: its room is free when this is let go."""
+        return any(
+            _inode(folder, name) == self.inode
+            for folder, name in (
+                (self._layout.blobs, self.source.key),
+                (self._layout.fills, part_name(self.source.key)),
+            )
+        )
+
+    def settle(self) -> None:
+        """If the fill has become whole, publish it and forget it."""
+        fill = self.fill
+        if fill is not None and fill.is_whole:
+            self._publish(fill, self.data)
+            if self._layout.blobs.has(self.source.key):
+                self.fill = None
+
+    @property
+    def path(self) -> bytes | None:
+        """The path of the local file, whole or being filled."""
+        whole, fill = self._layout.blob(self.source.key), self.fill
+        if fill is None or self._layout.blobs.has(self.source.key):
+            return os.fsencode(whole)
+        return os.fsencode(fill.part)
+
+    def buffer(self, spans: Spans) -> Any:
+        """A buffer in which at least these spans are filled, as `Blob.buffer` says."""
+        self._ensure(self, spans)
+        return self._buffer
+
+    def address(self) -> int | None:
+        """Where the file is mapped, for madvise."""
+        return self._address
+
+    def views(self, starts: Sequence[int], ends: Sequence[int]) -> list[Bytes]:
+        """Give spans as views of the map."""
+        data = self.data
+        return [data[start:end] for start, end in zip(starts, ends, strict=True)]
+
+    def copies(self, starts: Sequence[int], ends: Sequence[int]) -> list[Bytes]:
+        """Give the same by reading the file. Raises OSError, EOFError (the file is too short)."""
+        found: list[Bytes] = []
+        fd = self._reopened()
+        if fd is None:  # taken out meanwhile: nobody can truncate what has no name
+            return [view.copy() for view in self.views(starts, ends)]
+        try:
+            for start, end in zip(starts, ends, strict=True):
+                room = np.empty(end - start, np.uint8)
+                view, got = room.data, 0
+                while got < len(view) and (more := os.preadv(fd, [view[got:]], start + got)):
+                    got += more
+                if got < len(view):
+                    raise EOFError(f"{self.source.uri}: its copy ends before byte {end}")
+                room.flags.writeable = False
+                found.append(room)
+        finally:
+            os.close(fd)
+        return found
+
+    def _reopened(self) -> int | None:
+        """A descriptor of the file that is mapped; None if it has no name any more."""
+        key = self.source.key
+        # It may be published between the two looks.
+        for folder, name in (
+            (self._layout.blobs, key),
+            (self._layout.fills, part_name(key)),
+            (self._layout.blobs, key),
+        ):
+            with contextlib.suppress(FileNotFoundError):
+                fd = folder.open(name)
+                if os.fstat(fd).st_ino == self.inode:
+                    return fd
+                os.close(fd)
+        return None
+
+
+def _inode(folder: Folder, name: str) -> int | None:
+    with contextlib.suppress(FileNotFoundError):
+        return folder.stat(name).st_ino
+    return None
+
+
+class BlobOpener:
+    """Makes cached blobs of what a folder holds. ensure: brings spans of a blob before its buffer
+    is read."""
+
+    def __init__(
+        self,
+        cache: DatasetCache,
+        memberships: DatasetJobs,
+        *,
+        ensure: Callable[[CachedBlob, Sequence[tuple[int, int]]], None],
+    ) -> None:
+        self._cache, self._memberships, self._ensure = cache, memberships, ensure
+
+    def open(self, source: BlobSource) -> CachedBlob | None:
+        """Open a blob that is here or has room here; None if the cache doesn't keep it."""
+        for _ in range(2):  # it may be published between the two looks
+            found: CachedBlob | None = self._cache.look(lambda lookup: self._find(lookup, source))
+            if found is None and self._memberships.keeps(source.key):
+                found = self._cache.use(lambda shelf: self._begin(shelf, source))
+            if found is not None:
+                return found
+        return None
+
+    def _find(self, lookup: Lookup, source: BlobSource) -> CachedBlob | None:
+        mapped = lookup.find(source.key, source.size_bytes)
+        return None if mapped is None else self._blob(lookup.layout, source, mapped, None)
+
+    def _begin(self, shelf: CacheFolder, source: BlobSource) -> CachedBlob | None:
+        begun = shelf.filling.begin(source, group=self._cache.group, pinned=bool(self._memberships))
+        if begun is None:
+            return None
+        fill, mapped = begun
+        blob = self._blob(shelf.layout, source, mapped, fill)
+        blob.settle()  # who fetched the last piece may have died before it published
+        return blob
+
+    def _blob(
+        self, layout: FolderLayout, source: BlobSource, mapped: FileMap, fill: Fill | None
+    ) -> CachedBlob:
+        cache = self._cache
+
+        def publish(fill: Fill, data: Any) -> None:
+            cache.use(
+                lambda shelf: shelf.filling.publish(
+                    source, fill, data, group=cache.group, kept=False
+                )
+            )
+
+        return CachedBlob(
+            layout, source, mapped, fill, inode=mapped.inode, publish=publish, ensure=self._ensure
+        )
+
+
+class BlockSums:
+    """The checksums of one blob's blocks. crcs: as the books have them. Safe for several threads:
+    two may check one block."""
+
+    def __init__(self, blob: CachedBlob, crcs: bytes) -> None:
+        self._blob = blob
+        self._wanted = np.frombuffer(crcs, "<u4")
+        self._is_right = np.zeros(len(self._wanted), np.bool_)
+        self._are_all_right = False
+
+    def are_right(self, starts: Ints, ends: Ints, mode: ReadMode) -> bool:
+        """Whether bytes [start, end) of the blob are those that came. int64, shape (n,). mode:
+        "pread" reads the file. Raises OSError, EOFError with it."""
+        if self._are_all_right:
+            return True
+        some = ends > starts
+        low, high = starts[some] // BLOCK_BYTES, (ends[some] - 1) // BLOCK_BYTES
+        for first, last in zip(low.tolist(), high.tolist(), strict=True):
+            for block in range(first, last + 1):
+                if not self._is_right[block] and not self._check(block, mode):
+                    return False
+        self._are_all_right = bool(self._is_right.all())
+        return True
+
+    def _check(self, block: int, mode: ReadMode) -> bool:
+        start = block * BLOCK_BYTES
+        end = min(start + BLOCK_BYTES, len(self._blob.data))
+        read = self._blob.copies if mode == "pread" else self._blob.views
+        (data,) = read([start], [end])
+        self._is_right[block] = crc32c(data) == self._wanted[block]
+        return bool(self._is_right[block])
+
+
+def block_sums(blob: Blob, cache: DatasetCache) -> BlockSums | None:
+    """As `Remote.block_sums`."""
+    if not isinstance(blob, CachedBlob) or blob.fill is not None:
+        return None
+    row = cache.use(lambda shelf: shelf.catalogue.blobs.row(blob.source.key))
+    if row is None or row.crcs is None or len(row.crcs) != -(-len(blob.data) // BLOCK_BYTES) * 4:
+        return None
+    return BlockSums(blob, row.crcs)

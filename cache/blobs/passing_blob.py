@@ -1,20 +1,31 @@
-"""A blob that isn't kept: its bytes come from upstream each time. It fetches nothing itself."""
+"""Read around the cache: bytes of blobs that are kept nowhere, into fresh memory.
+
+The bytes of a passing blob come from upstream each time.
+"""
 
 from __future__ import annotations
 
 import mmap
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base.segments import Segments
+import numpy as np
+
+from penstock.cache.base import ABSENT, ObjectRange, absent_bytes
+from penstock.cache.blobs.blob_requests import BlobRequest, object_changed
 from penstock.cache.blobs.upstream import BlobRange
-from penstock.cache.fetch.object_range import ObjectRange
+from penstock.cache.disk import Segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.cache.base.blob import BlobSource
+    from numpy.typing import NDArray
+
+    from penstock.cache.base import Answer, BlobSource, BlobSpans, TrafficMeter
+    from penstock.cache.blobs.blob_requests import Requester
 
     Spans = Sequence[tuple[int, int]]
+    Bytes = NDArray[np.uint8]
 
 _MAP_NORESERVE = 0x4000  # Linux; Python's module names it from 3.12 on
 
@@ -73,3 +84,103 @@ class PassingBlob:
     def address(self) -> int | None:
         """Always None: nothing is mapped from a file."""
         return None
+
+
+class PassingReads:
+    """Reads blobs that pass. range_bytes: of one request at most; meter: counts what came."""
+
+    def __init__(self, requester: Requester, *, range_bytes: int, meter: TrafficMeter) -> None:
+        self._requester, self._meter = requester, meter
+        self._range_bytes = range_bytes
+
+    def open(self, source: BlobSource) -> PassingBlob:
+        """Open a blob that isn't kept; fetches nothing."""
+        return PassingBlob(source, self._fill_buffer)
+
+    def requests(
+        self, blob: PassingBlob, starts: Sequence[int], ends: Sequence[int]
+    ) -> tuple[list[Bytes], list[BlobRequest]]:
+        """Make arrays, and the requests that fill them in when they are sent."""
+        found: list[Bytes] = [np.empty(0, np.uint8)] * len(starts)
+        requests: list[BlobRequest] = []
+        for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            ranges = self._ranges(blob, start, end)
+            if len(ranges) == 1:
+                (one,) = ranges
+                requests.append(BlobRequest(one, self._take_one(blob, one, found, place)))
+            elif ranges:  # over several objects, or a large one
+                room = np.empty(end - start, np.uint8)
+                found[place] = room.view()
+                found[place].flags.writeable = False
+                requests += [
+                    BlobRequest(one, self._take_some(blob, one, room, one.start - start))
+                    for one in ranges
+                ]
+        return found, requests
+
+    def read(self, wanted: Sequence[BlobSpans]) -> list[list[Bytes]]:
+        """Read the bytes of all spans, whatever the cache has of them. Raises FetchError."""
+        found: list[list[Bytes]] = []
+        requests: list[BlobRequest] = []
+        for want in wanted:
+            arrays, more = self.requests(self.open(want.blob.source), want.starts, want.ends)
+            found.append(arrays)
+            requests += more
+        self._requester.send(requests)
+        return found
+
+    def _ranges(self, blob: PassingBlob, start: int, end: int) -> list[BlobRange]:
+        """What to ask for, as much at a time as is best."""
+        count = max(1, -(-(end - start) // self._range_bytes))
+        cuts = pairwise(start + (end - start) * i // count for i in range(count + 1))
+        return [one for low, high in cuts for one in blob.ranges(low, high)]
+
+    def _fill_buffer(self, blob: PassingBlob, spans: Sequence[tuple[int, int]]) -> None:
+        """Bring spans into a blob's buffer."""
+        self._requester.send(
+            [
+                BlobRequest(one, self._take_buffer(blob, one))
+                for start, end in spans
+                for one in self._ranges(blob, start, end)
+            ]
+        )
+
+    def _take_one(
+        self, blob: PassingBlob, wanted: BlobRange, found: list[Bytes], place: int
+    ) -> Callable[[Answer], None]:
+        def take(answer: Answer) -> None:
+            sample = np.frombuffer(self._checked(blob, wanted, answer), np.uint8)
+            sample.flags.writeable = False
+            found[place] = sample
+
+        return take
+
+    def _take_some(
+        self, blob: PassingBlob, wanted: BlobRange, room: Bytes, at: int
+    ) -> Callable[[Answer], None]:
+        def take(answer: Answer) -> None:
+            data = np.frombuffer(self._checked(blob, wanted, answer), np.uint8)
+            room[at : at + len(data)] = data
+
+        return take
+
+    def _take_buffer(self, blob: PassingBlob, wanted: BlobRange) -> Callable[[Answer], None]:
+        def take(answer: Answer) -> None:
+            blob.put(wanted.start, self._checked(blob, wanted, answer))
+
+        return take
+
+    def _checked(self, blob: PassingBlob, wanted: BlobRange, answer: Answer) -> Any:
+        """The bytes of an answer that is of the right object."""
+        if answer is ABSENT:
+            return absent_bytes(wanted.start, wanted.end)
+        version, same = answer.version, True
+        if blob.segments.is_of_one_object:
+            if blob.version is None and version:
+                blob.version = version
+            same = not version or version == blob.version
+        if not same or answer.object_bytes != wanted.segment.whole_bytes:
+            blob.version = None
+            raise object_changed(blob.source, wanted.segment)
+        self._meter.add(bytes_passed=len(memoryview(answer.data)))
+        return answer.data

@@ -1,4 +1,8 @@
-"""Where bytes of blobs come from that aren't on the local disk: ranges of a blob by its key."""
+"""Define an upstream: where bytes of blobs come from that aren't on the local disk.
+
+An upstream fetches ranges of blobs, which it knows by their keys. `StoreUpstream` is the one of a
+dataset without peers.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from penstock.cache.base.blob import BlobSource, Segment
-    from penstock.cache.base.store import Answer
-    from penstock.cache.fetch.object_range import ObjectRange
+    from penstock.cache.base import Answer, BlobSource, ObjectRange, Segment
+    from penstock.cache.fetch import Fetcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,3 +92,65 @@ class Upstream(Protocol):
 
     def close(self) -> None:
         """End threads of its own. Safe to call twice."""
+
+
+class StoreUpstream:
+    """Asks the store for every range, through a fetcher."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+
+    @property
+    def range_bytes(self) -> int:
+        """How many bytes are best asked for at a time."""
+        return self._fetcher.policy.range_bytes
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a range may take until it has failed."""
+        return self._fetcher.policy.retry_timeout_s
+
+    def fetch(
+        self,
+        ranges: Sequence[BlobRange],
+        deliver: Callable[[int, Answer], None],
+        *,
+        urgent: bool = True,
+    ) -> None:
+        """Fetch ranges from the store, as `Upstream.fetch` says."""
+        self._fetcher.fetch([one.stored for one in ranges], deliver, urgent=urgent)
+
+    def room_for_fills(self, key: str, most: int) -> AbstractContextManager[int]:
+        """Grant ranges that aren't urgent, as `Upstream.room_for_fills` says."""
+        del key
+        return self._fetcher.room_for_fills(most)
+
+    def let_fills(self, room: Callable[[int, int], int]) -> None:
+        """Set the connections of fills beside batches, as `Upstream.let_fills` says."""
+        fetcher = self._fetcher
+        most = fetcher.policy.max_connections
+        fetcher.fills_beside_urgent = room(fetcher.fills_beside_urgent, most)
+
+    def request_time(self) -> tuple[float, float]:
+        """Seconds of recent requests, mean and 99th percentile."""
+        return self._fetcher.request_time()
+
+    def uri(self, path: str) -> str:
+        """Name an object as the errors of `fetch` do."""
+        return self._fetcher.uri(path)
+
+    def is_near(self, key: str) -> bool:
+        """Never: all is the store's."""
+        del key
+        return False
+
+    def is_left_to_others(self, key: str) -> bool:
+        """Never: it costs the same at any time."""
+        del key
+        return False
+
+    def doubt(self, key: str) -> None:
+        """The store is the origin of all."""
+
+    def close(self) -> None:
+        """The fetcher is its owner's to close."""

@@ -1,4 +1,4 @@
-"""Looking at a cache folder, and putting it in order, beside the jobs that use it."""
+"""List, verify, evict and repair the content of a cache folder, beside the jobs that use it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.cache.base.machine import read_error
-from penstock.cache.base.trust import StrangeFileError
+from penstock.cache.base import StrangeFileError, read_error
 from penstock.cache.disk.block_crcs import crcs_of_file
+from penstock.cache.disk.cache_folder import CacheFolder
 from penstock.cache.disk.fill_marks import part_name
-from penstock.cache.disk.layout import Layout
-from penstock.cache.disk.shelf import Shelf
+from penstock.cache.disk.folder_layout import FolderLayout
 from penstock.cache.errors import ConfigError, PenstockWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.base.locks import ByteLocks
-    from penstock.cache.disk.blob_table import BlobRow, State
+    from penstock.cache.base import ByteLocks
+    from penstock.cache.disk.catalogue import BlobRow, State
 
 T = TypeVar("T")
 
@@ -99,18 +98,18 @@ class Verification:
     unknown: int = 0
 
 
-def on_shelf(path: str | os.PathLike[str], act: Callable[[Shelf], T]) -> T:
+def on_folder(path: str | os.PathLike[str], act: Callable[[CacheFolder], T]) -> T:
     """Return act(shelf) of a cache that is there; act is called again if it finds the catalogue
     damaged. What was repaired is one PenstockWarning. Raises ConfigError, OSError, sqlite3.Error.
     """
     root = os.path.abspath(os.fspath(path))
-    if not Layout.is_cache(root):
+    if not FolderLayout.is_cache(root):
         found = "it has no format.json" if os.path.isdir(root) else "no folder is there"
         raise ConfigError(
             f"{root}: this isn't a cache folder: {found}. Give the folder that was passed as "
             "cache= (or --cache)."
         )
-    shelf = Shelf(root, max_bytes=None)
+    shelf = CacheFolder(root, max_bytes=None)
     try:
         return shelf.mending(lambda: act(shelf))
     finally:
@@ -120,16 +119,16 @@ def on_shelf(path: str | os.PathLike[str], act: Callable[[Shelf], T]) -> T:
 
 
 def list_blobs(path: str | os.PathLike[str]) -> list[BlobRecord]:
-    """List all blobs of a cache, least recently used first. Raises as `on_shelf`."""
-    return on_shelf(path, _records)
+    """List all blobs of a cache, least recently used first. Raises as `on_folder`."""
+    return on_folder(path, _records)
 
 
 def stat(path: str | os.PathLike[str]) -> CacheSummary:
-    """Sum up a cache: its limit, use and jobs. Raises as `on_shelf`."""
-    return on_shelf(path, _summary)
+    """Sum up a cache: its limit, use and jobs. Raises as `on_folder`."""
+    return on_folder(path, _summary)
 
 
-def _summary(shelf: Shelf) -> CacheSummary:
+def _summary(shelf: CacheFolder) -> CacheSummary:
     shelf.leftovers.forget_dead_jobs()
     records = _records(shelf)
     labels = shelf.catalogue.labels.all()
@@ -168,10 +167,10 @@ def verify(
     path: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
 ) -> Verification:
     """Read every whole blob and compare its checksums; wrong ones are dropped, so that they are
-    fetched again. progress: called with (done bytes, all bytes). Raises as `on_shelf`, ReadError
+    fetched again. progress: called with (done bytes, all bytes). Raises as `on_folder`, ReadError
     where the machine is to blame: no memory, no open files, missing rights, a mount that fails."""
 
-    def act(shelf: Shelf) -> Verification:
+    def act(shelf: CacheFolder) -> Verification:
         rows = shelf.catalogue.blobs.rows(state="ready")
         total = sum(row.size_bytes for row in rows)
         records = {one.key: one for one in _records(shelf)}
@@ -196,10 +195,10 @@ def verify(
             unknown=unknown,
         )
 
-    return on_shelf(path, act)
+    return on_folder(path, act)
 
 
-def _fault(shelf: Shelf, row: BlobRow) -> str | None:
+def _fault(shelf: CacheFolder, row: BlobRow) -> str | None:
     """Return what is wrong with a blob, "" if nothing is; None if it was evicted meanwhile."""
     for folder in (shelf.layout.blobs, shelf.layout.unverified):
         path = f"{folder.path}/{row.key}"
@@ -231,10 +230,10 @@ def evict(
     """Take out blobs that no live job pins or has mapped, least recently used first, until at most
     to_bytes are left (0 without), of one dataset if label is given: (blobs, bytes) that went.
 
-    Raises ConfigError for a label that isn't there; else as `on_shelf`.
+    Raises ConfigError for a label that isn't there; else as `on_folder`.
     """
 
-    def act(shelf: Shelf) -> tuple[int, int]:
+    def act(shelf: CacheFolder) -> tuple[int, int]:
         if label is None:
             return shelf.evictor.evict_to(to_bytes or 0)
         labels = shelf.catalogue.labels.all()
@@ -247,32 +246,32 @@ def evict(
         went = [shelf.evictor.evict_to(to_bytes or 0, group=group) for group in groups]
         return sum(blobs for blobs, _ in went), sum(size for _, size in went)
 
-    return on_shelf(path, act)
+    return on_folder(path, act)
 
 
 def clear(path: str | os.PathLike[str]) -> tuple[int, int, int]:
     """Take out everything that no live job pins or has mapped: (blobs, bytes) that went, bytes
-    that are left. Raises as `on_shelf`."""
-    return on_shelf(
+    that are left. Raises as `on_folder`."""
+    return on_folder(
         path, lambda shelf: (*shelf.evictor.evict_to(0), shelf.catalogue.blobs.used_bytes)
     )
 
 
 def gc(path: str | os.PathLike[str]) -> tuple[int, int]:
     """Put a cache in order: dead jobs, fills that nobody works on, what was dropped, files that the
-    books don't know: (things put right, bytes freed). Raises as `on_shelf`."""
+    books don't know: (things put right, bytes freed). Raises as `on_folder`."""
 
-    def act(shelf: Shelf) -> tuple[int, int]:
+    def act(shelf: CacheFolder) -> tuple[int, int]:
         with shelf.catalogue.writing():
             before = shelf.catalogue.blobs.used_bytes
             mended = shelf.reconcile()
             mended += shelf.leftovers.remove_fills()
         return mended, before - shelf.catalogue.blobs.used_bytes
 
-    return on_shelf(path, act)
+    return on_folder(path, act)
 
 
-def _records(shelf: Shelf) -> list[BlobRecord]:
+def _records(shelf: CacheFolder) -> list[BlobRecord]:
     labels = shelf.catalogue.labels.all()
     probe = shelf.layout.locks("readers")
     try:
@@ -294,7 +293,7 @@ def _records(shelf: Shelf) -> list[BlobRecord]:
         probe.close()
 
 
-def _in_use(shelf: Shelf, row: BlobRow, probe: ByteLocks) -> bool:
+def _in_use(shelf: CacheFolder, row: BlobRow, probe: ByteLocks) -> bool:
     at = shelf.layout
     places = (
         (at.blobs, row.key),

@@ -1,4 +1,4 @@
-"""Checksums of a blob's blocks, as the books keep them: CRC-32C of each MiB."""
+"""Compute the CRC-32C of each block (1 MiB) of a blob, as the catalogue stores it."""
 
 from __future__ import annotations
 

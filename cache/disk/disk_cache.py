@@ -1,27 +1,175 @@
-"""The cache that users make: a folder of the node's own disk, and a limit.
+"""Offer users the node's cache: a folder on a local disk with a limit, opened at first use.
 
-What is wrong with the arguments is an error; what is wrong with the disk never ends a job.
+Wrong arguments are an error. Whatever is wrong with the folder's disk (full, read-only, another
+user's) costs one warning and, for a while, the use of the cache, but never the job: without the
+cache every byte comes from the remote.
 """
 
 from __future__ import annotations
 
 import os
+import sqlite3
 import tempfile
+import threading
+import time
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base.folders import remove_own_folder
-from penstock.cache.base.peer_settings import Peers
-from penstock.cache.base.sizes import format_size, parse_size
-from penstock.cache.disk.access import FolderAccess
-from penstock.cache.disk.membership import Membership
-from penstock.cache.errors import ConfigError
+from penstock.cache.base import (
+    Peers,
+    StrangeFileError,
+    format_size,
+    is_shortage,
+    machine_remedy,
+    parse_size,
+    remove_own_folder,
+)
+from penstock.cache.disk.cache_folder import CacheFolder
+from penstock.cache.disk.lookup import Lookup
+from penstock.cache.disk.pinning import PinnedShare
+from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning, StalledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from penstock.cache.disk.lookup import Lookup
-    from penstock.cache.disk.shelf import Shelf
+DISK_ERRORS = (OSError, sqlite3.Error, StalledError)
+"""What a disk can do to us. A catalogue that can't be had in time counts as one of these."""
+
+# After a failed write the disk is left alone for a while: a full one doesn't empty by asking.
+_RETRY_DISK_S = 30.0
+
+
+class FolderAccess:
+    """A FolderAccess opens a cache folder for whoever wants to act on it.
+
+    Safe for several threads, not across fork. path, max_bytes, mode: see DiskCache; max_bytes: None
+    takes the folder's own.
+    """
+
+    def __init__(self, path: str, *, max_bytes: int | None, mode: int) -> None:
+        self._path, self._max_bytes, self._mode = path, max_bytes, mode
+        self._lock = threading.RLock()
+        self.shelf: CacheFolder | None = None
+        self._readable: Lookup | None = None  # in its place, where it can't be written
+        self._warned = False
+        self._no_writes_until_s = self._no_reads_until_s = 0.0
+        self.owner = os.getpid()
+
+    def use(self, act: Callable[[CacheFolder], Any]) -> Any:
+        """Return act(shelf), or None where the folder can't be written. Raises what act raises
+        beside what a disk does."""
+        shelf = self._writable() if time.monotonic() >= self._no_writes_until_s else None
+        return None if shelf is None else self._try(act, shelf, shelf)
+
+    def look(self, act: Callable[[Lookup], Any]) -> Any:
+        """Return act(lookup) for what a folder may still do that is full or can't be written; None
+        where it can't be read. Raises as `use` does."""
+        if time.monotonic() < self._no_reads_until_s:
+            return None
+        shelf, lookup = self._readable_now()
+        return None if lookup is None else self._try(act, lookup, shelf)
+
+    def _try(
+        self, act: Callable[[Any], Any], subject: CacheFolder | Lookup, shelf: CacheFolder | None
+    ) -> Any:
+        try:
+            if shelf is None:
+                return act(subject)
+            try:
+                return shelf.mending(lambda: act(subject))
+            finally:
+                self._warn_of_damage(shelf)
+        except DISK_ERRORS as error:
+            if isinstance(error, PenstockError) and not isinstance(error, StalledError):
+                raise
+            self.give_up(error)
+            return None
+
+    def open(self) -> None:
+        """Open the folder now. Raises ConfigError; a disk that fails is one PenstockWarning."""
+        self._writable()
+
+    def _writable(self) -> CacheFolder | None:
+        self._check_process()
+        with self._lock:
+            if self.shelf is None and time.monotonic() >= self._no_writes_until_s:
+                self._open()
+            return self.shelf
+
+    def _readable_now(self) -> tuple[CacheFolder | None, Lookup | None]:
+        self._check_process()
+        with self._lock:
+            is_open = self.shelf is not None or self._readable is not None
+            if not is_open and time.monotonic() >= self._no_writes_until_s:
+                self._open()
+            shelf = self.shelf
+            return shelf, shelf.lookup if shelf is not None else self._readable
+
+    def _check_process(self) -> None:
+        if os.getpid() != self.owner:
+            raise ConfigError(
+                f"DiskCache({self._path!r}) was made before this process was forked, and its locks "
+                'are its parent\'s. Pass multiprocessing_context="forkserver" (or "spawn"), or '
+                "make the dataset in the worker."
+            )
+
+    def _open(self) -> None:
+        try:
+            shelf = CacheFolder(self._path, max_bytes=self._max_bytes, mode=self._mode)
+            exposed = shelf.layout.others_may_write()
+        except DISK_ERRORS as error:
+            if isinstance(error, PenstockError) and not isinstance(error, StalledError):
+                raise
+            if self._readable is None:  # what was published needs no database
+                self._readable = Lookup.at(self._path, mode=self._mode)
+            self.give_up(error)
+            return
+        self.shelf, self._readable = shelf, None
+        self._warn_of_damage(shelf)
+        if exposed is not None:
+            self._warn(
+                f"{exposed}: other users may write into this cache, so they can take files out of "
+                "it and put others in. Their files aren't used. `chmod go-w` mends it; for a "
+                "cache that a group shares pass mode=0o770."
+            )
+
+    def give_up(self, error: BaseException, *, reads: bool = False) -> None:
+        """Write nothing for a while, and say so once. reads: read nothing, either."""
+        self._no_writes_until_s = time.monotonic() + _RETRY_DISK_S
+        if reads:
+            self._no_reads_until_s = self._no_writes_until_s
+        if self._warned:
+            return
+        self._warned = True
+        reason = getattr(error, "strerror", None) or str(error)
+        name = error.filename if isinstance(error, OSError) else None
+        if isinstance(name, str | bytes) and name != self._path:
+            reason = f"{os.fsdecode(name)}: {reason}"
+        remedy = machine_remedy(error)
+        if isinstance(error, StrangeFileError):
+            remedy = "Give each user a folder of their own, or share one: DiskCache(mode=0o770)."
+        remedy = remedy or "Check the disk's space, inodes and rights."
+        if not is_shortage(error):
+            remedy += f" `penstock doctor {self._path}` shows more."
+        self._warn(
+            f"{self._path}: the cache can't be used ({reason}): what isn't in it comes from the "
+            f"remote each time. {remedy} It is tried again every {_RETRY_DISK_S:.0f} s."
+        )
+
+    def _warn_of_damage(self, shelf: CacheFolder) -> None:
+        if shelf.damage and (text := shelf.take_damage()) is not None:
+            self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(text, PenstockWarning, stacklevel=2)
+
+    def close(self) -> None:
+        """Let the folder go; open blobs stay readable. Safe to call twice."""
+        with self._lock:
+            if self.shelf is not None and os.getpid() == self.owner:
+                self.shelf.close()
+            self.shelf = self._readable = None
 
 
 class DiskCache:
@@ -99,7 +247,7 @@ class DiskCache:
         PenstockWarning."""
         self._access.open()
 
-    def use(self, act: Callable[[Shelf], Any]) -> Any:
+    def use(self, act: Callable[[CacheFolder], Any]) -> Any:
         """Return act(shelf), or None where the folder can't be written. Raises what act raises
         beside what a disk does."""
         return self._access.use(act)
@@ -122,7 +270,7 @@ class DiskCache:
         """Path of the folder NAME/KEY inside for other modules' files (indexes), NAME made; of a
         cache that can't be written only what is there. None if there is none."""
 
-        def make(shelf: Shelf) -> str:
+        def make(shelf: CacheFolder) -> str:
             return shelf.layout.top.folder(name, make=True).beneath(key)
 
         def find(lookup: Lookup) -> str | None:
@@ -134,13 +282,13 @@ class DiskCache:
 
     def join(
         self, group: str, *, label: str, keys: Sequence[str], sizes: Iterable[int]
-    ) -> Membership:
+    ) -> PinnedShare:
         """Make a live job of this process, whose share of the limit is pinned until leave().
 
         group: of the dataset. label: for people. keys, sizes: blobs that this node reads in an
         epoch, and their bytes.
         """
-        return Membership(self.use, group=group, label=label, keys=keys, sizes=sizes)
+        return PinnedShare(self.use, group=group, label=label, keys=keys, sizes=sizes)
 
     def close(self) -> None:
         """Let the folder go; open blobs stay readable. Safe to call twice."""

@@ -1,4 +1,4 @@
-"""What is there of a blob that is being filled, read by somebody who knows only its key.
+"""Read which pieces of a blob that is being filled are there, knowing only the blob's key.
 
 A fill's map holds a header, one byte a piece (1: it is there), and where the pieces begin unless
 each has PIECE_BYTES: pieces of many objects end where the objects do. No numpy: the process that

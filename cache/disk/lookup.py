@@ -1,28 +1,52 @@
-"""Finding whole blobs in a cache folder and mapping them: all that a hit needs, and no database."""
+"""Find whole blobs in a cache folder and map them: all that a hit needs, and no database.
+
+The last use of a blob is noted at each hit, and written to the catalogue now and then.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sqlite3
+import time
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from penstock.cache.base.locks import wait_for
-from penstock.cache.base.mapping import Map
-from penstock.cache.base.trust import StrangeFileError
-from penstock.cache.disk.damage import reading
-from penstock.cache.disk.layout import Layout
-from penstock.cache.disk.tables import NAME_QUERY, read_name_row
+from penstock.cache.base import FileMap, StrangeFileError, wait_for
+from penstock.cache.disk.catalogue import NAME_QUERY, read_name_row
+from penstock.cache.disk.catalogue_file import as_database_errors
+from penstock.cache.disk.folder_layout import FolderLayout
 from penstock.cache.errors import StalledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.base.locks import ReaderLocks
-    from penstock.cache.disk.catalogue import Catalogue
-    from penstock.cache.disk.tables import Known
-    from penstock.cache.disk.uses import UseLog
+    from penstock.cache.base import ReaderLocks
+    from penstock.cache.disk.catalogue import BlobTable, Catalogue, Known
+
+_MOST_NOTED = 256
+
+
+class UseLog:
+    """A UseLog has the last uses by this process that the books don't have yet."""
+
+    def __init__(self, blobs: BlobTable) -> None:
+        self._blobs = blobs
+        self._used_s: dict[str, float] = {}
+
+    def note(self, key: str) -> None:
+        """Note that a blob is used now. Books that can't be written miss it."""
+        self._used_s[key] = time.time()
+        if len(self._used_s) >= _MOST_NOTED:
+            with contextlib.suppress(OSError, sqlite3.Error):
+                self.flush()
+
+    def flush(self) -> None:
+        """Write last uses down. Raises OSError, sqlite3.Error."""
+        if self._used_s:
+            used_s, self._used_s = self._used_s, {}
+            self._blobs.touch(used_s)
+
 
 _EVICTOR_S = 5.0
 
@@ -33,7 +57,7 @@ class Lookup:
     It takes no locks and changes nothing.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: FolderLayout) -> None:
         self.layout = layout
 
     @classmethod
@@ -41,7 +65,7 @@ class Lookup:
         """The lookup of a folder of this user's, or of root's alone; None if it isn't a cache or
         can't be read. Raises ConfigError for a newer format."""
         try:
-            layout = Layout(root, mode=mode, reads_roots=True)
+            layout = FolderLayout(root, mode=mode, reads_roots=True)
             layout.check_format()
         except OSError:
             return None
@@ -59,7 +83,7 @@ class Lookup:
         found |= dict.fromkeys(layout.names("unverified"), 1.0)
         return found | dict.fromkeys(layout.names("blobs"), 1.0)
 
-    def find(self, key: str, size_bytes: int | None) -> Map | None:
+    def find(self, key: str, size_bytes: int | None) -> FileMap | None:
         """Map a whole blob; None if it isn't there. One of another size isn't that blob."""
         try:
             fd = self.layout.blobs.open(key)
@@ -78,22 +102,22 @@ class Lookup:
         """What a store said last of a name."""
         # Read as they lie: a log that nobody has put into the books is left out.
         place = os.path.join(os.readlink(f"/proc/self/fd/{self.layout.top.fd}"), "catalogue.db")
-        with contextlib.suppress(sqlite3.Error, OSError), reading():
+        with contextlib.suppress(sqlite3.Error, OSError), as_database_errors():
             self.layout.top.check("catalogue.db")
             books = sqlite3.connect(f"file:{quote(place)}?immutable=1", uri=True)
             with contextlib.closing(books):
                 return read_name_row(books.execute(NAME_QUERY, (path,)).fetchone(), path)
         return False, None
 
-    def _map(self, key: str, fd: int, inode: int) -> Map | None:
+    def _map(self, key: str, fd: int, inode: int) -> FileMap | None:
         """Map an open blob."""
         del key, inode
-        return Map(fd)
+        return FileMap(fd)
 
     def _refuse(self, key: str) -> None:
         """What stands there isn't the blob."""
 
-    def _find_unopenable(self, key: str, size_bytes: int | None, error: OSError) -> Map | None:
+    def _find_unopenable(self, key: str, size_bytes: int | None, error: OSError) -> FileMap | None:
         """What to give for a blob that can't be opened."""
         del size_bytes
         if isinstance(error, StrangeFileError):
@@ -110,7 +134,7 @@ class LockedLookup(Lookup):
 
     def __init__(
         self,
-        layout: Layout,
+        layout: FolderLayout,
         *,
         catalogue: Catalogue,
         readers: ReaderLocks,
@@ -126,7 +150,7 @@ class LockedLookup(Lookup):
         """What a store said last of a name."""
         return self._catalogue.names.recall(path)
 
-    def _map(self, key: str, fd: int, inode: int) -> Map | None:
+    def _map(self, key: str, fd: int, inode: int) -> FileMap | None:
         readers = self._readers
         # An evictor holds it for a moment only, whether it takes the file or not.
         what = self.layout.blob(key)
@@ -136,7 +160,7 @@ class LockedLookup(Lookup):
             return None
         try:
             is_linked = bool(os.fstat(fd).st_nlink)
-            mapped = Map(fd, on_unmap=lambda: readers.let_go(inode)) if is_linked else None
+            mapped = FileMap(fd, on_unmap=lambda: readers.let_go(inode)) if is_linked else None
         except BaseException:
             readers.let_go(inode)
             raise
@@ -149,7 +173,7 @@ class LockedLookup(Lookup):
     def _refuse(self, key: str) -> None:
         self._drop(key)
 
-    def _find_unopenable(self, key: str, size_bytes: int | None, error: OSError) -> Map | None:
+    def _find_unopenable(self, key: str, size_bytes: int | None, error: OSError) -> FileMap | None:
         if isinstance(error, FileNotFoundError):
             return self.find(key, size_bytes) if self._take_over(key) else None
         if not isinstance(error, StrangeFileError):

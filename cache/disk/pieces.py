@@ -1,33 +1,87 @@
-"""How a blob is cut into pieces: what can be fetched alone. Pure.
+"""Divide a blob into the pieces that can be fetched alone, and find the objects that hold them.
 
-That is 4 KiB of a single object and of ranges of objects, and one object each of many whole ones.
+A piece is 4 KiB of a single object and of ranges of objects, and one object each of many whole
+ones. One request can ask for a stretch: bytes that lie in a row in one object.
+
+The module is pure.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-
-from penstock.cache.base.segments import Segments, Stretch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base.blob import BlobSource
+    from penstock.cache.base import BlobSource, Segment
+
+    Ints = NDArray[np.int64]
+
+
+class Stretch(NamedTuple):
+    """A stretch is bytes [start, end) of a blob that one request can ask for: from byte `at` of the
+    object that the segment is of."""
+
+    segment: Segment
+    at: int
+    start: int
+    end: int
+
+
+class Segments:
+    """The segments of a blob as a table.
+
+    starts: where each begins in the blob, and the end, int64, shape (segments + 1,). begins: where
+    stretches begin, which are cut only by their objects, int64, shape (stretches,).
+    is_of_one_object: all bytes are of one object.
+    """
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self._segments = segments
+        sizes = np.fromiter((one.size_bytes for one in segments), np.int64, len(segments))
+        self.starts: Ints = np.concatenate(([0], np.cumsum(sizes)))
+        first: list[int] = []
+        path, end = None, 0
+        for number, one in enumerate(segments):
+            if one.size_bytes:
+                if one.path != path or one.start != end:
+                    first.append(number)
+                path, end = one.path, one.start + one.size_bytes
+        self._first = first
+        self.begins: Ints = self.starts[:-1][first]
+        self.is_of_one_object = len({segments[number].path for number in first}) <= 1
+
+    @property
+    def sizes(self) -> Ints:
+        """The bytes of each."""
+        return np.diff(self.starts)
+
+    def stretches(self, start: int, end: int) -> Iterator[Stretch]:
+        """Divide bytes [start, end) of the blob into such that lie in a row in one object."""
+        place = int(np.searchsorted(self.begins, start, side="right")) - 1
+        while start < end:
+            begin = int(self.begins[place])
+            is_last = place + 1 == len(self.begins)
+            upto = end if is_last else min(end, int(self.begins[place + 1]))
+            segment = self._segments[self._first[place]]
+            yield Stretch(segment, segment.start + start - begin, start, upto)
+            start, place = upto, place + 1
+
 
 PIECE_BYTES = 4096
 OBJECTS_AT_ONCE = 64
 
 PieceSpan = tuple[int, int]
-"""Pieces [first, end)."""
+"""BlobPieces [first, end)."""
 
 
-class Pieces:
-    """Pieces tell where each piece of a blob begins, and which of them hold given bytes. Pure.
+class BlobPieces:
+    """BlobPieces tell where each piece of a blob begins, and which of them hold given bytes. Pure.
 
     are_small: none has more than PIECE_BYTES. is_of_one_object: all bytes are of one object.
     """
@@ -78,7 +132,7 @@ class Pieces:
         else:
             low = np.searchsorted(self._starts, first, side="right") - 1
             high = np.searchsorted(self._starts, last, side="left")
-        return merge(zip(low.tolist(), high.tolist(), strict=True))
+        return merge_spans(zip(low.tolist(), high.tolist(), strict=True))
 
     def stretches(self, pieces: PieceSpan) -> Iterator[Stretch]:
         """Divide the bytes of some pieces into such that lie in a row in one object."""
@@ -93,7 +147,7 @@ class Pieces:
         """Cut a span into such that are asked for at a time: one request of at most range_bytes, or
         several small ones."""
         if self._starts is None:
-            yield from cut(pieces, most=max(1, range_bytes // PIECE_BYTES))
+            yield from cut_span(pieces, most=max(1, range_bytes // PIECE_BYTES))
             return
         low, high = pieces
         while low < high:
@@ -110,7 +164,7 @@ class Pieces:
             low = end
 
 
-def merge(spans: Iterator[PieceSpan] | list[PieceSpan]) -> list[PieceSpan]:
+def merge_spans(spans: Iterator[PieceSpan] | list[PieceSpan]) -> list[PieceSpan]:
     """Sort spans, and merge them where they touch or overlap."""
     result: list[PieceSpan] = []
     for low, high in sorted(spans):
@@ -121,13 +175,13 @@ def merge(spans: Iterator[PieceSpan] | list[PieceSpan]) -> list[PieceSpan]:
     return result
 
 
-def cut(pieces: PieceSpan, *, most: int) -> Iterator[PieceSpan]:
+def cut_span(pieces: PieceSpan, *, most: int) -> Iterator[PieceSpan]:
     """Cut a span into spans of at most so many pieces."""
     for low in range(pieces[0], pieces[1], most):
         yield low, min(low + most, pieces[1])
 
 
-def bridge(spans: list[PieceSpan], *, waste: int) -> list[PieceSpan]:
+def bridge_gaps(spans: list[PieceSpan], *, waste: int) -> list[PieceSpan]:
     """Join sorted spans over their smallest gaps, of at most `waste` pieces in all."""
     gaps = sorted(
         (after[0] - before[1], place)

@@ -1,7 +1,7 @@
-"""Files in a cache folder that one process keeps for itself: what it made, and can make again.
+"""Keep files in a cache folder for one process alone: what it made, and can make again.
 
-They are entered into the books as fills that nobody publishes, so they count into the limit, are
-never found by another process, and go like any fill that a dead process left.
+They are entered into the catalogue as fills that nobody publishes, so they count towards the limit,
+are never found by another process, and are removed like any fill that a dead process left.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import threading
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base.blob import BlobSource, Segment
-from penstock.cache.disk.leftovers import PRIVATE
+from penstock.cache.base import BlobSource, Segment
+from penstock.cache.disk.eviction import PRIVATE
 
 if TYPE_CHECKING:
-    from penstock.cache.base.mapping import Map
+    from penstock.cache.base import FileMap
+    from penstock.cache.disk.cache_folder import CacheFolder
     from penstock.cache.disk.disk_cache import DiskCache
-    from penstock.cache.disk.fills import Fill
-    from penstock.cache.disk.shelf import Shelf
+    from penstock.cache.disk.fill_files import Fill
 
 MOST_SHARE = 0.5
 """Of the folder's limit, what such files of all processes take: the rest is the blobs'."""
@@ -27,9 +27,9 @@ MOST_SHARE = 0.5
 class PrivateFile:
     """A file that was just made, of zeros. buffer: its map, as a read-only pyarrow buffer."""
 
-    def __init__(self, files: PrivateFiles, key: str, fill: Fill, map: Map) -> None:
+    def __init__(self, files: PrivateFiles, key: str, fill: Fill, map: FileMap) -> None:
         self._files, self._key, self._fill = files, key, fill
-        self._map: Map | None = map
+        self._map: FileMap | None = map
         self.size_bytes = fill.pieces.size_bytes
 
     def buffer(self) -> Any:
@@ -72,7 +72,7 @@ class PrivateFiles:
         segment = Segment(path="", size_bytes=size_bytes, version=None)
         source = BlobSource(key=key, uri=self._uri, segments=[segment], size_bytes=size_bytes)
 
-        def begin(shelf: Shelf) -> tuple[Fill, Map] | None:
+        def begin(shelf: CacheFolder) -> tuple[Fill, FileMap] | None:
             if not self._has_swept:
                 self._has_swept = True
                 shelf.leftovers.remove_private()
@@ -97,7 +97,7 @@ class PrivateFiles:
         if not waiting:
             return
 
-        def remove(shelf: Shelf) -> set[str]:
+        def remove(shelf: CacheFolder) -> set[str]:
             blobs = shelf.catalogue.blobs
             with shelf.catalogue.writing():
                 rows = {key: blobs.row(key) for key in waiting}

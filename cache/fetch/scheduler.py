@@ -1,6 +1,9 @@
-"""What to send next, and what becomes of what came back: decisions without threads, lock or clock.
+"""Decide which request is sent next, repeated, hedged or given up, without threads, lock or clock.
 
-Times are seconds of one monotonic clock that the caller reads.
+A call of one caller has several requests, and each request may have several attempts. Times are
+seconds of one monotonic clock that the caller reads. A request that takes longer than others of its
+size is sent a second time; one that has had its time, alone or with its whole call, or at a host
+that never answered, becomes a FetchError that names the remedy.
 """
 
 from __future__ import annotations
@@ -8,22 +11,274 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from typing import TYPE_CHECKING
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from penstock.cache.fetch.backoff import backoff_s
-from penstock.cache.fetch.connection_budget import ConnectionBudget
-from penstock.cache.fetch.deadlines import Deadlines
-from penstock.cache.fetch.failures import fetch_error
-from penstock.cache.fetch.health import Health
-from penstock.cache.fetch.hedging import Hedging
-from penstock.cache.fetch.requests import Attempt
+from penstock.cache.base import RequestError
+from penstock.cache.errors import FetchError, ObjectChangedError
+from penstock.cache.fetch.connections import ConnectionBudget, Health, backoff_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from penstock.cache.base.fetch_policy import FetchPolicy
-    from penstock.cache.base.store import RequestError
-    from penstock.cache.fetch.requests import Call, Request
+    from penstock.cache.base import FetchPolicy
+    from penstock.cache.errors import PenstockError
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StoreRequest:
+    """A request asks a store for one thing, as often as it takes.
+
+    run: makes the request once; size_bytes: of the answer, as expected.
+    """
+
+    number: int
+    uri: str
+    run: Callable[[], Any]
+    size_bytes: int
+    may_hedge: bool
+    attempts: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    in_flight: int = 0
+    is_hedged: bool = False
+    is_done: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """An attempt is one request on its way, for the first time, again or as a hedge."""
+
+    request: StoreRequest
+    is_hedge: bool = False
+    has_ended: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Call:
+    """A call is what one caller asks for: some requests, and where their answers go.
+
+    unsent: not begun; retries: (when, number, request) to try again; undelivered: how many answers
+    are still to come.
+    """
+
+    deliver: Callable[[int, Any], None]
+    urgent: bool
+    unsent: deque[StoreRequest]
+    undelivered: int
+    began_s: float
+    began_round: int
+    limit_s: float
+    retries: list[tuple[float, int, StoreRequest]] = field(default_factory=list)
+    in_flight: dict[int, StoreRequest] = field(default_factory=dict)
+    delivering: int = 0
+    is_open: bool = True
+    error: BaseException | None = None
+    last_failure: RequestError | None = None
+
+    def begun(self) -> Iterator[StoreRequest]:
+        """The requests that were sent at least once and aren't done."""
+        yield from self.in_flight.values()
+        for _, _, request in self.retries:
+            yield request
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether a request waits to be sent, for the first time or again."""
+        return bool(self.unsent) or self.is_due_again(now_s)
+
+    def is_due_again(self, now_s: float) -> bool:
+        """Whether one that failed has had its pause."""
+        return bool(self.retries) and self.retries[0][0] <= now_s
+
+
+FORKED = (
+    "its connections belong to the process that opened them, and this is a forked child. Use "
+    'multiprocessing_context="forkserver" (or "spawn"), and make the dataset inside the worker'
+)
+
+_REMEDIES = {
+    "transient": "Check that the server is up and the network, or raise retry_timeout in "
+    "storage_options.",
+    "unreachable": "Check the host and the port in the URL (or endpoint_url), and that the server "
+    "is up.",
+    "throttled": "The store asks for fewer requests: use larger shards, fewer jobs at a time, or "
+    "raise retry_timeout in storage_options.",
+    "missing": "Check the path for a typing error; if it was there, the dataset changed since it "
+    "was indexed: run `penstock index` again.",
+    "denied": "Check the credentials, the region and the endpoint in storage_options; a public "
+    "bucket wants anon=True. Of what isn't there a store says the same to those who may not list: "
+    "check the path, too.",
+    "changed": "It was replaced after it was indexed: run `penstock index` (or upload the pack) "
+    "again, and don't write to a dataset while jobs read it.",
+    "refused": "Trying again would not help.",
+}
+
+
+def fetch_error(request: StoreRequest, failure: RequestError | None, now_s: float) -> PenstockError:
+    """Make the FetchError (or ObjectChangedError) of a request that is given up.
+
+    failure: the last one of its call; None if there was none, so it just took too long.
+    """
+    failure = failure or RequestError("transient", "no answer came")
+    tries = f"{request.attempts} attempt{'s' if request.attempts != 1 else ''}"
+    took_s = now_s - request.first_s if request.first_s else 0.0
+    kind = ObjectChangedError if failure.kind == "changed" else FetchError
+    return kind(
+        f"{request.uri}: not fetched after {tries} in {took_s:.1f} s "
+        f"({failure.kind}: {failure}). {failure.remedy or _REMEDIES[failure.kind]}",
+        uri=request.uri,
+        missing=failure.kind == "missing",
+    )
+
+
+class RequestTimes:
+    """Keeps times of recent requests by size class (powers of two), for hedges and look-ahead."""
+
+    RECENT = 256
+    REFRESH = 16
+    """A class's quantile is worked out again after so many more requests: sorting costs 20 us."""
+
+    def __init__(self, policy: FetchPolicy) -> None:
+        self._policy = policy
+        self._classes: dict[int, deque[float]] = {}
+        self._counts: dict[int, int] = {}
+        self._late: dict[int, tuple[int, float]] = {}
+        self._recent: deque[float] = deque(maxlen=self.RECENT)
+
+    def add(self, size_bytes: int, seconds: float) -> None:
+        """Note a request that succeeded."""
+        name = size_bytes.bit_length()
+        self._classes.setdefault(name, deque(maxlen=self.RECENT)).append(seconds)
+        self._counts[name] = self._counts.get(name, 0) + 1
+        if size_bytes:
+            self._recent.append(seconds)
+
+    def late_after_s(self, size_bytes: int) -> float | None:
+        """How long a request of this size may take before it is hedged; None: too few seen."""
+        name = size_bytes.bit_length()
+        count = self._counts.get(name, 0)
+        if count < self._policy.hedge_least:
+            return None
+        seen, late = self._late.get(name, (0, 0.0))
+        if not seen or count - seen >= self.REFRESH:
+            times = sorted(self._classes[name])
+            late = max(
+                quantile(times, self._policy.hedge_quantile),
+                self._policy.hedge_factor * quantile(times, 0.5),
+                self._policy.hedge_floor_s,
+            )
+            self._late[name] = count, late
+        return late
+
+    def summary(self) -> tuple[float, float]:
+        """(mean, 99th percentile) of recent requests for bytes; (0.0, 0.0) before the first."""
+        if not self._recent:
+            return 0.0, 0.0
+        return sum(self._recent) / len(self._recent), quantile(sorted(self._recent), 0.99)
+
+
+def quantile(ordered: list[float], share: float) -> float:
+    """The smallest of sorted values that at least `share` of them don't pass."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+class Hedging:
+    """Finds requests that take much longer than others did, and keeps their hedges few.
+
+    Not locked: the fetcher's lock is held around it. times: of the requests that succeeded.
+    """
+
+    def __init__(self, policy: FetchPolicy, health: Health) -> None:
+        self.times = RequestTimes(policy)
+        self._most_share = policy.max_hedge_share
+        self._health = health
+        self._requests = self._hedges = 0
+        self._bytes = self._hedged_bytes = 0
+
+    def sent(self, size_bytes: int) -> None:
+        """Note that a request was sent that is no hedge."""
+        self._requests += 1
+        self._bytes += size_bytes
+
+    def late(self, call: Call, now_s: float, *, most: int) -> Iterator[StoreRequest]:
+        """Pick at most so many requests of a call to be sent again now; each counts as hedged."""
+        for request in call.in_flight.values():
+            if most <= 0 or not self._may_hedge:
+                return
+            late_s = self._late_after_s(request)
+            if late_s is not None and now_s - request.last_s >= late_s:
+                request.is_hedged = True
+                self._requests += 1
+                self._hedges += 1
+                self._hedged_bytes += request.size_bytes
+                most -= 1
+                yield request
+
+    def due_s(self, request: StoreRequest, now_s: float) -> float | None:
+        """Seconds until a request in flight is late; None if it won't be hedged."""
+        late_s = self._late_after_s(request)
+        if late_s is None or not self._may_hedge:
+            return None
+        return request.last_s + late_s - now_s
+
+    @property
+    def _may_hedge(self) -> bool:
+        # Both shares: late ranges are rather large ones, and over a link that is full all are late.
+        share = self._most_share
+        is_in_count = self._hedges <= share * self._requests
+        return is_in_count and self._hedged_bytes <= share * self._bytes
+
+    def _late_after_s(self, request: StoreRequest) -> float | None:
+        if not request.may_hedge or request.is_hedged or self._health.is_gone:
+            return None
+        return self.times.late_after_s(request.size_bytes)
+
+
+class Deadlines:
+    """Says which request a call has waited for long enough, and when to look again."""
+
+    def __init__(self, policy: FetchPolicy, health: Health) -> None:
+        self._first_contact_s = policy.first_contact_s
+        self._health = health
+
+    def passed(self, call: Call, now_s: float) -> StoreRequest | None:
+        """Find the request that a call fails with, as it or the whole call has had its time."""
+        for request in call.begun():
+            if now_s - request.first_s >= call.limit_s:
+                return request
+        if now_s - self._moved_s(call) >= call.limit_s and (
+            waiting := call.unsent or [again for _, _, again in call.retries]
+        ):
+            return waiting[0]
+        contact_s = self._contact_s(call, now_s)
+        if contact_s is not None and contact_s <= 0:
+            return next(call.begun(), None)
+        return None
+
+    def next_s(self, call: Call, now_s: float) -> Iterator[float]:
+        """Give the seconds until each of a call's deadlines."""
+        if call.unsent or call.retries:
+            yield self._moved_s(call) + call.limit_s - now_s
+        else:
+            yield call.limit_s
+        if contact_s := self._contact_s(call, now_s):
+            yield contact_s
+        for request in call.in_flight.values():
+            yield request.first_s + call.limit_s - now_s
+
+    def _contact_s(self, call: Call, now_s: float) -> float | None:
+        """Seconds that a host has left which nobody listens at, and which never answered: it is
+        rather misspelt than down. None where that isn't so."""
+        failure = call.last_failure
+        if failure is None or failure.kind != "unreachable" or self._health.last_success_s:
+            return None
+        return call.began_s + self._first_contact_s - now_s
+
+    def _moved_s(self, call: Call) -> float:
+        """When the remote last answered this fetcher, or the call began."""
+        return max(call.began_s, self._health.last_success_s or 0.0)
+
 
 HEDGE_THREADS = 8
 """Attempts beside those of the connections, for hedges."""
@@ -85,7 +340,7 @@ class Scheduler:
         chosen += self._hedges(call, now_s)
         return chosen, self._next_look_s(call, now_s, wait_s)
 
-    def _begin(self, call: Call, request: Request, now_s: float) -> Attempt:
+    def _begin(self, call: Call, request: StoreRequest, now_s: float) -> Attempt:
         request.attempts += 1
         request.in_flight += 1
         request.last_s = now_s
@@ -203,7 +458,7 @@ class Scheduler:
             )
             heapq.heappush(call.retries, (now_s + pause_s, request.number, request))
 
-    def _is_enough(self, call: Call, request: Request) -> bool:
+    def _is_enough(self, call: Call, request: StoreRequest) -> bool:
         """Whether a failed request was tried as often as it may be, or all are failing."""
         call.began_round = min(call.began_round, self.health.rounds)
         tries = max(

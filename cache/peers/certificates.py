@@ -1,9 +1,9 @@
-"""TLS between nodes: certificates that a job makes for itself, or files of one's own; both sides'.
+"""Make or load the TLS certificates that nodes show one another, and check them on both sides.
 
-A job's authority follows from its secret, so whoever knows the secret has the same one and nothing
-is handed around: a node's certificate, signed by it, holds for the node's address. Both sides show
-one and check the other's, by OpenSSL; nothing is ever left unchecked. Keys are drawn anew by each
-process, and stay in memory.
+A job's authority follows from its secret, so every process that knows the secret has the same one
+and nothing is handed around: a node's certificate, signed by it, holds for the node's address. Both
+sides show one and check the other's, by OpenSSL; nothing is ever left unchecked. Keys are drawn
+anew by each process, and stay in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base.peer_settings import Peers, TlsFiles
+from penstock.cache.base import Peers, TlsFiles
 from penstock.cache.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:

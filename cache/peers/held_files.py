@@ -1,7 +1,7 @@
-"""What a node holds for others: whole blobs and fills of its cache folder, read and never changed.
+"""Read the whole blobs and fills of the node's cache folder for other nodes, changing nothing.
 
-Each file that is open here is held against the evictor as by every reader: a shared lock that
-stands for its inode, behind which the file must still have its name. Nothing but `blobs/` and
+Each file that is open here is protected from the evictor as by every reader: a shared lock that
+stands for its inode, after which the file must still have its name. Nothing but `blobs/` and
 `fills/` is looked into, and only by keys.
 """
 
@@ -15,17 +15,23 @@ import sqlite3
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from penstock.cache.base.locks import ReaderLocks
-from penstock.cache.disk.blob_table import CRCS_QUERY, HELD_QUERY, read_crcs
-from penstock.cache.disk.damage import reading
-from penstock.cache.disk.fill_marks import FillMarks, map_name, part_name
-from penstock.cache.disk.layout import Layout
+from penstock.cache.base import ReaderLocks
+from penstock.cache.disk import (
+    CRCS_QUERY,
+    HELD_QUERY,
+    FillMarks,
+    FolderLayout,
+    as_database_errors,
+    map_name,
+    part_name,
+    read_crcs,
+)
 from penstock.cache.peers.protocol import is_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.cache.base.folders import Folder
+    from penstock.cache.base import Folder
 
 _PROBE_STEP = 2**18
 _MOST_LOOKED_AT = 64
@@ -98,7 +104,7 @@ class HeldFiles:
     """
 
     def __init__(self, root: str, *, mode: int) -> None:
-        self._layout = Layout(root, mode=mode)
+        self._layout = FolderLayout(root, mode=mode)
         self._readers = ReaderLocks(self._layout.top.open_or_create("readers.lock"))
         self._books: sqlite3.Connection | None = None
         self._books_inode = 0
@@ -182,7 +188,7 @@ class HeldFiles:
 
     def _ask(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
         """What the books answer; nothing where they can't be read, or are made anew just now."""
-        with contextlib.suppress(sqlite3.Error, OSError), reading():
+        with contextlib.suppress(sqlite3.Error, OSError), as_database_errors():
             inode = self._layout.top.stat("catalogue.db").st_ino
             if self._books is None or inode != self._books_inode:
                 self._close_books()

@@ -1,7 +1,8 @@
-"""Which peers to ask for a blob: those that said they hold it, then those that the plan names.
+"""Choose the peers to ask for a blob: first those that said they hold it, then those of the plan.
 
 What each peer holds of a dataset is a sorted array of 64 bits of each key, so that a million shards
-take 8 MB; two keys that share them cost a request that is answered with a no.
+take 8 MB; two keys that share them cost a request that is answered with a no. A peer that failed or
+gave wrong bytes is left alone for a while.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from penstock.cache.peers.peer_health import PeerHealth
 from penstock.cache.peers.protocol import key_prefix
 
 if TYPE_CHECKING:
@@ -22,6 +22,44 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Marks = NDArray[np.uint64]
+
+_FIRST_REST_S, _LONGEST_REST_S = 1.0, 120.0
+_WRONG_COUNTS = 4
+"""An answer with wrong bytes weighs like so many in a row that failed, and isn't forgotten."""
+_MOST_DOUBLINGS = 10
+
+
+class PeerHealth:
+    """Judges one peer by what became of requests to it. Not locked.
+
+    Each failure in a row doubles its rest; an answer ends it. Wrong bytes are never made good.
+    """
+
+    def __init__(self) -> None:
+        self._failures = self._wrong = 0
+        self._rests_until_s = 0.0
+
+    def rests(self, now_s: float) -> bool:
+        """Whether it is left alone for now."""
+        return now_s < self._rests_until_s
+
+    def answered(self) -> None:
+        """Note an answer, if only a no."""
+        self._failures = 0
+
+    def failed(self, now_s: float, *, is_wrong: bool = False) -> float:
+        """Note a request without an answer, or with one that was wrong; seconds that it is left
+        alone for."""
+        # Of many that fail at one moment, one makes the rest longer.
+        if self.rests(now_s) and not is_wrong:
+            return self._rests_until_s - now_s
+        self._failures += 1
+        self._wrong += is_wrong
+        doublings = min(self._failures - 1 + _WRONG_COUNTS * self._wrong, _MOST_DOUBLINGS)
+        rest_s = min(_FIRST_REST_S * 2.0**doublings, _LONGEST_REST_S)
+        self._rests_until_s = max(self._rests_until_s, now_s + rest_s)
+        return self._rests_until_s - now_s
+
 
 log = logging.getLogger("penstock")
 
@@ -82,7 +120,7 @@ class NothingPlanned:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _HeldList:
     """What a peer said it holds of a dataset, and when."""
 
     marks: Marks
@@ -101,7 +139,7 @@ class PeerDirectory:
         self._lock = threading.Lock()
         self._peers: dict[int, Peer] = {}
         self._health: dict[Peer, PeerHealth] = {}
-        self._told: dict[Peer, _Told] = {}
+        self._told: dict[Peer, _HeldList] = {}
         self._faults: dict[Peer, str] = {}  # of those that never said what they hold
         self._lacks: dict[tuple[Peer, str], float] = {}
         self._known: dict[str, tuple[Peer, ...]] = {}
@@ -190,7 +228,7 @@ class PeerDirectory:
         """Take over what a peer says it holds."""
         with self._lock:
             if peer in self._health:
-                self._told[peer] = _Told(marks, now_s)
+                self._told[peer] = _HeldList(marks, now_s)
                 self._known.clear()
                 self._holders.clear()
 

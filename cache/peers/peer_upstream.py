@@ -1,36 +1,215 @@
-"""The other nodes' caches as an upstream: asked before the store, which has what they haven't.
+"""Fetch ranges from the other nodes' caches first, and from the store what they don't have.
 
-Ranges that nobody is known to hold go to the store at once, beside those that peers are asked for;
-what peers don't give follows. Whatever a peer does costs its ranges a request to the store and a
-bounded time, and never fails a call.
+Ranges that no peer is known to hold are requested from the store at once, beside those that peers
+are asked for; what peers don't give follows. Whatever a peer does costs its ranges a request to the
+store and a bounded time, and never fails a call. Each range is delivered once, and none after the
+call's end.
+
+Peers are asked what they hold before the first range, and again after misses.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.cache.base.counters import TrafficMeter
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.base.store import Answer
-from penstock.cache.errors import PenstockError
-from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.peers.deliveries import Deliveries
-from penstock.cache.peers.half_ranges import HalfRange, Pieces
-from penstock.cache.peers.peer_lists import PeerLists
-from penstock.cache.peers.peer_ranges import NOT_THERE, Given, peer_ranges
-from penstock.cache.peers.peer_store import PeerStore
-from penstock.cache.threads import Workers
+from penstock.cache.base import Answer, FetchPolicy, ObjectRange, TrafficMeter
+from penstock.cache.errors import ClosedError, PenstockError, PenstockWarning, StalledError
+from penstock.cache.fetch import Fetcher
+from penstock.cache.peers.peer_store import (
+    NOT_THERE,
+    PartialAnswer,
+    PartialRange,
+    PeerStore,
+    RangesAnswer,
+    list_name,
+    peer_ranges,
+)
+from penstock.cache.threads import STALL_TIMEOUT_S, Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from penstock.cache.blobs.upstream import BlobRange, Upstream
+    from penstock.cache.blobs import BlobRange, Upstream
     from penstock.cache.peers.peer_client import Keep, PeerClient
     from penstock.cache.peers.peer_directory import Peer, PeerDirectory, PlannedHolders
+    from penstock.cache.threads import Outcome
+
+
+class Deliveries:
+    """Passes answers on to a caller's `deliver` until the first of its exceptions, or the end.
+
+    Safe for several threads. number: a range's place in the call.
+    """
+
+    def __init__(self, deliver: Callable[[int, Answer], None]) -> None:
+        self._deliver = deliver
+        self._changed = threading.Condition()
+        self._done: set[int] = set()
+        self._active = 0
+        self._keeping: set[int] = set()
+        self._is_over = False
+        self.error: BaseException | None = None
+
+    def give(self, number: int, answer: Answer) -> None:
+        """Deliver one answer; nothing where it was delivered or all is over. Raises what `deliver`
+        raised, once it has."""
+        with self._changed:
+            if self.error is not None:
+                raise self.error
+            if self._is_over or number in self._done:
+                return
+            self._done.add(number)
+            # Nothing of another's may land behind what is delivered.
+            self._settle(lambda: number not in self._keeping)
+            self._active += 1
+        try:
+            self._deliver(number, answer)
+        except BaseException as error:
+            self.error = self.error or error
+            raise
+        finally:
+            with self._changed:
+                self._active -= 1
+                self._changed.notify_all()
+
+    def keep(self, number: int, act: Callable[[], None]) -> None:
+        """Do what keeps some bytes of a range that isn't delivered. Raises what that raises, and
+        ClosedError where all is over."""
+        with self._changed:
+            if self.error is not None:
+                raise self.error
+            if self._is_over or number in self._done:
+                raise ClosedError("Others have brought what a peer was asked for.")
+            self._active += 1
+            self._keeping.add(number)
+        try:
+            act()
+        except BaseException as error:
+            self.error = self.error or error
+            raise
+        finally:
+            with self._changed:
+                self._active -= 1
+                self._keeping.discard(number)
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Deliver nothing more; returns when nothing is being delivered. Raises StalledError."""
+        with self._changed:
+            self._is_over = True
+            self._settle(lambda: not self._active)
+
+    def _settle(self, is_settled: Callable[[], bool]) -> None:
+        if not self._changed.wait_for(is_settled, timeout=STALL_TIMEOUT_S):
+            raise StalledError(
+                f"Bytes that were fetched could not be stored for {STALL_TIMEOUT_S:.0f} s. The "
+                "local disk may hang: try to list the cache folder."
+            )
+
+    def left(self, numbers: list[int]) -> list[int]:
+        """Those of some ranges that weren't delivered."""
+        with self._changed:
+            return [number for number in numbers if number not in self._done]
+
+
+_FIRST_S = 4.0
+"""So long the first ranges wait for what peers say they hold."""
+_AGAIN_S, _SOON_S = 10.0, 2.0
+"""Lists are asked for again behind so long: short ones sooner, as they cost little."""
+_SHORT = 100_000  # blobs in all of them
+_MOST = 64
+"""Peers that are asked at a time."""
+_SHOWN = 5  # of those that don't answer
+_NO_ANSWER = (
+    f"no answer within {_FIRST_S:.0f} s. Check the address, that the job runs there, and that no "
+    "firewall is in between: `penstock doctor --peer ADDRESS` tries each stage."
+)
+
+
+class PeerLists:
+    """Keeps a directory's lists of what peers hold. Safe for several threads.
+
+    pool: asks beside the threads that read.
+    """
+
+    def __init__(
+        self,
+        directory: PeerDirectory,
+        fetcher: Fetcher,
+        pool: Workers,
+        *,
+        look: Callable[[], Sequence[Peer] | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """look: who is there by now, asked before lists are asked for again."""
+        self._look = look
+        self._directory, self._fetcher, self._pool = directory, fetcher, pool
+        self._clock = clock
+        self._first: Outcome[None] | None = None
+        self._wait_until_s = 0.0
+        self._due_s = 0.0
+        self._has_missed = self._has_warned = False
+
+    def missed(self) -> None:
+        """Note that a range had to be fetched from the remote: somebody may hold more by now."""
+        self._has_missed = True
+
+    def hear(self) -> None:
+        """Have the lists asked for where that is due; the first time wait for them, a while."""
+        now_s = self._clock()
+        if self._first is None:
+            self._due_s, self._wait_until_s = now_s + _SOON_S, now_s + _FIRST_S
+            self._first = self._pool.submit(self._ask, None)
+        elif self._has_missed and now_s >= self._due_s:
+            self._due_s, self._has_missed = now_s + self._again_s, False
+            self._pool.submit(self._look_and_ask, None)
+        if not self._first.done():
+            self._first.wait(self._wait_until_s - now_s)
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn_of_silence()
+
+    @property
+    def _again_s(self) -> float:
+        share = min(1.0, self._directory.told_blobs / _SHORT)
+        return _SOON_S + share * (_AGAIN_S - _SOON_S)
+
+    def _warn_of_silence(self) -> None:
+        directory = self._directory
+        silent = [peer for peer in directory.peers[:_MOST] if not directory.has_heard(peer)]
+        reasons: dict[str, list[Peer]] = {}
+        for peer in silent:
+            reasons.setdefault(directory.fault(peer) or _NO_ANSWER, []).append(peer)
+        for reason, peers in reasons.items():
+            shown = ", ".join(f"node {one.node} ({one.address})" for one in peers[:_SHOWN])
+            more = f" and {len(peers) - _SHOWN} more" if len(peers) > _SHOWN else ""
+            held = "they hold" if len(peers) > 1 else "it holds"
+            warnings.warn(
+                f"peers: {shown}{more}: {reason} As long as that is so, what {held} comes from the "
+                "remote.",
+                PenstockWarning,
+                stacklevel=2,
+            )
+
+    def _look_and_ask(self, _: None) -> None:
+        peers = None if self._look is None else self._look()
+        if peers is not None:
+            self._directory.know(peers)
+        self._ask(None)
+
+    def _ask(self, _: None) -> None:
+        due = self._directory.unheard(self._clock(), older_s=self._again_s / 2, most=_MOST)
+        wanted = [ObjectRange(path=list_name(peer), start=0, end=1, version=None) for peer in due]
+        with contextlib.suppress(PenstockError):  # closed, or late; who is asked notes the rest
+            self._fetcher.fetch(wanted, lambda *_: None)
+
 
 log = logging.getLogger("penstock")
 
@@ -223,7 +402,7 @@ class PeerUpstream:
         *,
         urgent: bool,
     ) -> None:
-        pieces: dict[int, Pieces] = {}
+        pieces: dict[int, PartialAnswer] = {}
         if not others:
             self._ask_peers(fetcher, ranges, asked, gate, pieces, urgent=urgent)
         else:
@@ -244,13 +423,13 @@ class PeerUpstream:
         ranges: Sequence[BlobRange],
         numbers: list[int],
         gate: Deliveries,
-        pieces: dict[int, Pieces],
+        pieces: dict[int, PartialAnswer],
         *,
         urgent: bool,
     ) -> None:
         """Put pieces together, and ask the store for what no peer gave: whole ranges, and what lies
         beside pieces."""
-        halves = {n: HalfRange(ranges[n], pieces[n].pieces) for n in numbers if n in pieces}
+        halves = {n: PartialRange(ranges[n], pieces[n].pieces) for n in numbers if n in pieces}
         wanted = [(n, gap) for n, half in halves.items() for gap in half.gaps]
         wanted += [(n, ranges[n]) for n in numbers if n not in halves]
         for number, half in halves.items():
@@ -291,7 +470,7 @@ class PeerUpstream:
         ranges: Sequence[BlobRange],
         numbers: list[int],
         gate: Deliveries,
-        pieces: dict[int, Pieces],
+        pieces: dict[int, PartialAnswer],
         *,
         urgent: bool,
     ) -> None:
@@ -305,9 +484,9 @@ class PeerUpstream:
             return lambda start, data, crc: gate.keep(number, lambda: keep(start, data, crc))
 
         def deliver(place: int, answers: Answer) -> None:
-            assert isinstance(answers, Given)
+            assert isinstance(answers, RangesAnswer)
             for number, answer in zip(wanted[place].numbers, answers.answers, strict=True):
-                if isinstance(answer, Pieces):
+                if isinstance(answer, PartialAnswer):
                     pieces[number] = answer
                 elif answer is not NOT_THERE:
                     whole_bytes = ranges[number].segment.whole_bytes

@@ -1,4 +1,4 @@
-"""What the nodes of a job say to one another: paths, headers, ranges and limits. Pure.
+"""Define what the nodes of a job send one another: paths, headers, ranges and limits. Pure.
 
     GET /v2/blobs/<key>   Range: bytes=a-b,c-d   206  bytes of a blob, one range behind another,
                                                       with the CRC-32C of each stretch of them
@@ -9,8 +9,8 @@
     GET /v2/any           Range: bytes=a-b       as of a blob: of one that the server chooses
 
 It is HTTP/1.1, and nothing of it but this: no other methods, no bodies of requests, and of several
-ranges no multipart answer. Every request is signed (tokens.py); whoever isn't of the job learns
-nothing but the time.
+ranges no multipart answer. Every request is signed (tokens.py); a client that isn't of the
+job learns nothing but the time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import re
 from email.utils import formatdate, parsedate_to_datetime
 from typing import TYPE_CHECKING
 
-from penstock.cache.disk.block_crcs import BLOCK_BYTES
+from penstock.cache.disk import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

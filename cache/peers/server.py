@@ -1,8 +1,17 @@
-"""The process that serves a node's cache to the other nodes.
+"""Serve a node's cache to the other nodes of the job, in a process of its own.
 
-It is started by server_process.py, reads a spec from its standard input, says on its standard
-output when it serves, and ends when nobody of its node uses it any more. It loads neither torch nor
-numpy: 30 MB. One thread does all but waiting for the disk.
+It is started by server_process.py, reads a spec from its standard input, reports on its standard
+output when it serves, and ends when no process of its node uses it any more. It loads neither torch
+nor numpy: 30 MB. One thread does all but waiting for the disk.
+
+The requests of a connection follow one another, each with limits in bytes and time. Plain bodies go
+from the file to the socket with sendfile, as much as the socket takes at once; what the disk has to
+bring, and all that is encrypted, is sent by a task. Nothing is read ahead of a request that is
+being answered, and of a body only a small part is ever in memory.
+
+There are limits on the connections in all and from one address. A connection is unknown until a
+request on it was rightly signed. Where all places are taken, the unknown connection that has been
+there longest is closed, so silent connections keep nobody out.
 """
 
 from __future__ import annotations
@@ -13,6 +22,7 @@ import errno
 import ipaddress
 import json
 import logging
+import math
 import os
 import resource
 import signal
@@ -20,21 +30,493 @@ import socket
 import sys
 import time
 from asyncio.sslproto import SSLProtocol
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from penstock.cache.base.folders import Folder
-from penstock.cache.base.locks import ByteLocks, wait_for
-from penstock.cache.peers.answers import Replies
-from penstock.cache.peers.connection import Connection, Office
-from penstock.cache.peers.doors import Doors, Limits
+from penstock.cache.base import ByteLocks, Folder, wait_for
+from penstock.cache.peers.answers import (
+    AT_ONCE_BYTES,
+    END,
+    Responder,
+    add_crcs,
+    add_crcs_at_once,
+    read_head,
+)
 from penstock.cache.peers.held_files import HeldFiles
-from penstock.cache.peers.server_spec import FOLDER, LIFE_BYTE, ServerSpec
-from penstock.cache.peers.users import LogToUsers, UserConnection, Users, socket_path
+from penstock.cache.peers.protocol import MOST_HEAD_BYTES
+from penstock.cache.peers.server_control import (
+    LIFE_BYTE,
+    SERVERS_FOLDER,
+    LogToUsers,
+    ServerSpec,
+    UserConnection,
+    Users,
+    socket_path,
+)
 from penstock.cache.secrets import SafeLog
 from penstock.cache.threads import Workers
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
+
+    from penstock.cache.peers.answers import ServerReply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """What one server grants. head_s: for a TLS handshake, and for a request from its first byte,
+    or from the connection's beginning. idle_s: between requests. write_s: for each MiB that is
+    sent."""
+
+    connections: int = 512
+    of_one_address: int = 256
+    head_s: float = 10.0
+    idle_s: float = 75.0
+    write_s: float = 20.0
+
+
+class CountedConnection(Protocol):
+    """A connection, as far as the doors know it."""
+
+    @property
+    def address(self) -> str: ...
+
+    def abort(self) -> None:
+        """End it at once; it leaves the doors."""
+
+
+class ConnectionCounter:
+    """Counts who is connected. Pure: it decides, guests carry out."""
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self.limits = limits
+        self._strangers: dict[CountedConnection, None] = {}  # the longest there first
+        self._known: set[CountedConnection] = set()
+        self._of: Counter[str] = Counter()
+
+    def enter(self, guest: CountedConnection) -> bool:
+        """Whether a new connection may stay; an older stranger may have to go for it."""
+        limits, address = self.limits, guest.address
+        if self._of[address] >= limits.of_one_address:
+            victim = next((one for one in self._strangers if one.address == address), None)
+        elif self.count >= limits.connections:
+            victim = next(iter(self._strangers), None)
+        else:
+            self._add(guest)
+            return True
+        if victim is None:
+            return False
+        self.leave(victim)
+        victim.abort()
+        self._add(guest)
+        return True
+
+    def _add(self, guest: CountedConnection) -> None:
+        self._strangers[guest] = None
+        self._of[guest.address] += 1
+
+    def know(self, guest: CountedConnection) -> None:
+        """Note that a guest is of the job."""
+        if guest in self._strangers:
+            del self._strangers[guest]
+            self._known.add(guest)
+
+    def leave(self, guest: CountedConnection) -> None:
+        """Note that a guest is gone. Safe to call twice."""
+        if guest in self._strangers or guest in self._known:
+            self._strangers.pop(guest, None)
+            self._known.discard(guest)
+            self._of[guest.address] -= 1
+            if not self._of[guest.address]:
+                del self._of[guest.address]
+
+    @property
+    def count(self) -> int:
+        """How many are connected."""
+        return len(self._strangers) + len(self._known)
+
+    def clear(self) -> None:
+        """Send all away."""
+        for guest in [*self._strangers, *self._known]:
+            guest.abort()
+
+
+_STEP = 2**20
+_TLS_STEP = 2**16
+"""Of more the C library would get and give back pages for each step: twice the CPU time."""
+_WAITING_BYTES = 2**15
+"""So much of what is encrypted may wait for the socket; asyncio's own limit is 512 KiB."""
+_TLS_SHUTDOWN_S = 1.0
+_HANDSHAKE = b"\x16"
+
+
+class ServerContext:
+    """What the connections of one server share. tls: None where they are plain.
+
+    readers: threads that wait for the disk. refused: told the address of each who isn't of the job.
+    """
+
+    def __init__(
+        self,
+        replies: Responder,
+        doors: ConnectionCounter,
+        *,
+        readers: Workers,
+        tls: ssl.SSLContext | None,
+        refused: Callable[[str], None],
+    ) -> None:
+        self.replies, self.doors, self.readers = replies, doors, readers
+        self.tls, self.refused = tls, refused
+
+    async def in_thread(self, act: Callable[[], object]) -> None:
+        """Do what may wait for the disk. Raises what it raises."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def settle(error: Exception | None) -> None:
+            if not done.done():
+                done.set_result(None) if error is None else done.set_exception(error)
+
+        def run(_: None) -> None:
+            error: Exception | None = None
+            try:
+                act()
+            except (OSError, EOFError) as failed:
+                error = failed
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settle, error)
+
+        self.readers.submit(run, None)
+        await done
+
+
+class PlainBody:
+    """Spans of a file on their way through a socket that has nothing else to send. at: bytes sent.
+
+    The head leaves with the first of them: whoever waits is woken once. Raises OSError, EOFError.
+    """
+
+    def __init__(self, reply: ServerReply, raw: socket.socket) -> None:
+        assert reply.file is not None
+        self.reply, self._file, self._raw = reply, reply.file, raw
+        self._head = memoryview(reply.head())
+        self.at, self._length = 0, reply.length
+        self._at_hand = AT_ONCE_BYTES
+        self._is_corked = len(reply.spans) > 1
+        if self._is_corked:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+
+    def is_at_hand(self) -> bool:
+        """Whether the next part needn't wait for the disk. Looked at once a MiB."""
+        if self.at >= self._at_hand:
+            parts = self.reply.parts(self.at, 2 * _STEP)
+            if not all([self._file.is_in_memory(*part) for part in parts]):
+                self.uncork()
+                return False
+            self._at_hand = self.at + _STEP
+        return True
+
+    def send(self) -> bool:
+        """Send what the socket takes, of a long body a part; whether all is sent."""
+        with contextlib.suppress(BlockingIOError):
+            if self._head:
+                sent = self._raw.send(self._head, socket.MSG_MORE)
+                self._head = self._head[sent:]
+            if not self._head:
+                self._send_part()
+        if self.at < self._length:
+            return False
+        self.uncork()
+        return True
+
+    def _send_part(self) -> None:
+        to, fd = self._raw.fileno(), self._file.fd
+        for start, end in self.reply.parts(self.at, _STEP):
+            sent = os.sendfile(to, fd, start, end - start)
+            if not sent:
+                raise EOFError("the file is shorter than it was")
+            self.at += sent
+            if sent < end - start:  # the socket is full
+                return
+
+    def uncork(self) -> None:
+        """Let what was held back go: another sends the rest, or there is none."""
+        if self._is_corked:
+            self._is_corked = False
+            self._raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+
+
+class ServerConnection(asyncio.BufferedProtocol):
+    """A Connection answers what comes on one socket."""
+
+    def __init__(self, office: ServerContext) -> None:
+        self._office = office
+        self._limits = office.doors.limits
+        self._loop = asyncio.get_running_loop()
+        self._plain: asyncio.Transport | None = None
+        self._transport: asyncio.Transport | None = None
+        # asyncio's own room for what comes, 256 KiB each time, would be pages got and given back.
+        self._room = memoryview(bytearray(MOST_HEAD_BYTES))
+        self._buffer = bytearray()
+        self._is_busy = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = math.inf
+        self._task: asyncio.Task[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._raw: socket.socket | None = None  # the same socket, past the transport
+        self._body: PlainBody | None = None
+        self.address = ""
+
+    # -- what the loop tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._plain = plain = cast("asyncio.Transport", transport)
+        peer = plain.get_extra_info("peername")
+        self.address = str(peer[0]) if peer else ""
+        if not self._office.doors.enter(self):
+            plain.abort()
+            return
+        self._wait(self._limits.head_s)
+        if self._office.tls is None:
+            self._transport = plain
+            self._raw = socket.socket(fileno=os.dup(plain.get_extra_info("socket").fileno()))
+        else:
+            plain.pause_reading()
+            self._task = self._loop.create_task(self._secure(plain, self._office.tls))
+
+    async def _secure(self, plain: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        try:
+            secured = await self._loop.start_tls(
+                plain,
+                self,
+                tls,
+                server_side=True,
+                ssl_handshake_timeout=self._limits.head_s,
+                ssl_shutdown_timeout=_TLS_SHUTDOWN_S,
+            )
+        except OSError as error:  # no TLS, or nobody's certificate: they are told nothing
+            # Its frames hold the handshake's objects, and one of these holds it: 50 KB of OpenSSL's
+            # a stranger, that only the collector of cycles would find.
+            error.__traceback__ = error.__context__ = None
+            self._task = None
+            self._office.refused(self.address)
+            self.abort()
+            return
+        if secured is None or secured.is_closing():
+            self.abort()
+            return
+        secured.set_write_buffer_limits(high=_WAITING_BYTES)
+        self._transport = secured
+        self._task = None
+        self._wait(self._limits.head_s)
+        self._next()  # a request may have come with the handshake's end
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        return self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._buffer += self._room[:nbytes]
+        if not self._is_busy:
+            self._next()
+        elif len(self._buffer) > MOST_HEAD_BYTES:
+            self.abort()
+
+    def pause_writing(self) -> None:
+        self._drained = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._office.doors.leave(self)
+        self.resume_writing()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        self._end_body()
+        if self._raw is not None:
+            self._raw.close()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        # Of a handshake that was broken off the loop tells nobody.
+        self._office.doors.leave(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        for transport in (self._transport, self._plain):
+            if transport is not None:
+                transport.abort()
+
+    def _wait(self, limit_s: float) -> None:
+        """Expect something within a time, or end."""
+        self._due_s = due_s = self._loop.time() + limit_s
+        # One that fires too early looks again: a new timer for each request would cost more.
+        if self._timer is None or self._timer.when() > due_s:
+            self._set_timer(due_s)
+
+    def _set_timer(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._due_s <= self._loop.time():
+            self.abort()
+        elif self._due_s < math.inf:
+            self._set_timer(self._due_s)
+
+    # -- one request behind another
+
+    def _next(self) -> None:
+        at = self._buffer.find(END)
+        if self._is_busy or self._transport is None or self._transport.is_closing():
+            return
+        is_tls = self._buffer[:1] == _HANDSHAKE  # who speaks it would wait for its time limit
+        if at < 0 and len(self._buffer) <= MOST_HEAD_BYTES and not is_tls:
+            return
+        request = read_head(self._buffer[:at]) if at >= 0 else None
+        del self._buffer[: at + len(END) if at >= 0 else len(self._buffer)]
+        self._is_busy = True
+        self._due_s = math.inf
+        self._answer(self._transport, self._office.replies.answer(request))
+
+    def _answer(self, transport: asyncio.Transport, reply: ServerReply) -> None:
+        if reply.is_known:
+            self._office.doors.know(self)
+        elif not reply.keeps:
+            self._office.refused(self.address)
+        try:
+            if not add_crcs_at_once(reply):
+                self._begin_task(transport, reply, -1)
+                return
+            if self._raw is None or reply.file is None or transport.get_write_buffer_size():
+                at = self._send_head(transport, reply)
+                if at < reply.length:
+                    self._begin_task(transport, reply, at)
+                else:
+                    self._finish(transport, reply)
+                return
+            body = PlainBody(reply, self._raw)
+            if body.send():
+                self._finish(transport, reply)
+                return
+        except (OSError, EOFError):
+            reply.close()
+            self.abort()
+            return
+        transport.pause_reading()
+        self._body = body
+        self._wait(self._limits.write_s)
+        self._loop.add_writer(self._raw.fileno(), self._send_on, transport, body)
+
+    def _send_on(self, transport: asyncio.Transport, body: PlainBody) -> None:
+        """The socket takes more of a plain body."""
+        before = body.at // _STEP
+        try:
+            if not body.is_at_hand():
+                self._end_body(keep=True)
+                self._begin_task(transport, body.reply, body.at)
+                return
+            is_sent = body.send()
+        except (OSError, EOFError):
+            self.abort()
+            return
+        if is_sent:
+            self._end_body(keep=True)
+            self._finish(transport, body.reply)
+        elif body.at // _STEP > before:
+            self._wait(self._limits.write_s)
+
+    def _end_body(self, *, keep: bool = False) -> None:
+        """Send no more of a plain body. keep: its file stays open."""
+        body, self._body = self._body, None
+        if body is not None:
+            assert self._raw is not None
+            self._loop.remove_writer(self._raw.fileno())
+            if not keep:
+                body.reply.close()
+
+    def _begin_task(self, transport: asyncio.Transport, reply: ServerReply, at: int) -> None:
+        transport.pause_reading()
+        self._due_s = math.inf
+        self._task = self._loop.create_task(self._send(transport, reply, at))
+
+    def _send_head(self, transport: asyncio.Transport, reply: ServerReply) -> int:
+        """Send the head, and a small body with it; returns how many bytes of the body."""
+        is_small = reply.file is None and reply.length <= _WAITING_BYTES
+        transport.write(reply.head() + reply.body if is_small else reply.head())
+        return reply.length if is_small else 0
+
+    def _finish(self, transport: asyncio.Transport, reply: ServerReply) -> None:
+        reply.close()
+        self._is_busy, self._task = False, None
+        if not reply.keeps:
+            transport.close()
+            self._wait(self._limits.write_s)  # for what is still to be sent
+            return
+        self._wait(self._limits.idle_s)
+        transport.resume_reading()
+        if self._buffer:
+            self._wait(self._limits.head_s)
+            self._loop.call_soon(self._next)
+
+    async def _send(self, transport: asyncio.Transport, reply: ServerReply, at: int) -> None:
+        """Send the rest of an answer, from byte `at` of its body; -1: and its head."""
+        office = self._office
+        try:
+            if at < 0:
+                await office.in_thread(lambda: add_crcs(reply))
+                at = self._send_head(transport, reply)
+            while at < reply.length:
+                async with asyncio.timeout(self._limits.write_s):
+                    at += await self._send_step(transport, reply, at)
+            self._finish(transport, reply)
+        except (OSError, EOFError, RuntimeError):  # gone, too slow, closing; or a file that is cut
+            self.abort()
+        finally:
+            reply.close()
+
+    async def _send_step(self, transport: asyncio.Transport, reply: ServerReply, at: int) -> int:
+        """Send a part of a body; how many bytes."""
+        file = reply.file
+        if file is None:
+            step = min(_WAITING_BYTES, reply.length - at)
+            transport.write(memoryview(reply.body)[at : at + step])
+            await self._drain(transport)
+            return step
+        is_plain = self._office.tls is None
+        first, end = next(reply.parts(at, _STEP if is_plain else _TLS_STEP))
+        if not file.is_in_memory(first, end):
+            await self._office.in_thread(lambda: file.load(first, end))
+        if is_plain:
+            # Only fileno() is asked of the file.
+            some = cast("Any", file)
+            await self._loop.sendfile(transport, some, first, end - first, fallback=False)
+            return end - first
+        data = os.pread(file.fd, end - first, first)
+        if not data:
+            raise EOFError("the file is shorter than it was")
+        transport.write(data)
+        await self._drain(transport)
+        return len(data)
+
+    async def _drain(self, transport: asyncio.Transport) -> None:
+        """Wait until most of what was written is sent. Raises ConnectionError."""
+        assert self._plain is not None
+        # That of TLS doesn't notice the other side's end, and takes the rest of the body.
+        if transport.is_closing() or self._plain.is_closing():
+            raise ConnectionResetError
+        if self._drained is not None:
+            await asyncio.shield(self._drained)
+
 
 _log = logging.getLogger("penstock")
 
@@ -54,7 +536,7 @@ class AddressError(OSError):
     """The server can't listen at its address."""
 
 
-class Refusals:
+class StrangerCounter:
     """Counts connections and requests of strangers, and says so once a minute at most."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -122,7 +604,7 @@ def _listen_to_users(folder: Folder, name: str) -> socket.socket:
 async def serve(spec: ServerSpec, name: str, tell: Callable[[dict[str, Any]], None]) -> None:
     """Serve until nobody uses it. tell: what who started it is told. Raises OSError."""
     loop = asyncio.get_running_loop()
-    folder = Folder.at(spec.root, mode=spec.mode).folder(FOLDER)
+    folder = Folder.at(spec.root, mode=spec.mode).folder(SERVERS_FOLDER)
     life = ByteLocks(folder.open_or_create(f"{name}.lock"))
     # A forerunner whose last user has just left is about to end.
     wait_for(lambda: life.lock(LIFE_BYTE), timeout_s=_LIFE_S, what=f"the server {name}")
@@ -146,14 +628,14 @@ async def serve(spec: ServerSpec, name: str, tell: Callable[[dict[str, Any]], No
     # Each encrypted connection would have 256 KiB to read into, for requests of 300 bytes.
     SSLProtocol.max_size = 2**14
     tls = None if spec.credentials is None else spec.credentials.server_context()
-    doors = Doors(Limits())
+    doors = ConnectionCounter(ServerLimits())
     readers = Workers(_READERS, name="peer-read")
-    replies = Replies(held, {spec.secret.job: spec.secret})
-    office = Office(replies, doors, readers=readers, tls=tls, refused=Refusals().note)
+    replies = Responder(held, {spec.secret.job: spec.secret})
+    office = ServerContext(replies, doors, readers=readers, tls=tls, refused=StrangerCounter().note)
     to_users = await loop.create_unix_server(
         lambda: UserConnection(users), sock=_listen_to_users(folder, name)
     )
-    to_peers = await loop.create_server(lambda: Connection(office), sock=listener)
+    to_peers = await loop.create_server(lambda: ServerConnection(office), sock=listener)
     tell({"port": port, "is_taken": is_taken})
     try:
         loop.call_later(_FIRST_USER_S, lambda: None if users.count else done.set())

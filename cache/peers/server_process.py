@@ -1,4 +1,4 @@
-"""The server of this node's cache as one process uses it: found or started, watched, started again.
+"""Find or start the server of this node's cache, watch it, and start another when it dies.
 
 One process a node, cache folder, address and secret serves all of them. It isn't this process,
 whose GIL is the training loop's, and no fork of it, whose threads it would lack.
@@ -20,23 +20,27 @@ from collections import deque
 from multiprocessing import connection
 from typing import TYPE_CHECKING
 
-from penstock.cache.base.locks import ByteLocks
+from penstock.cache.base import ByteLocks
 from penstock.cache.errors import ConfigError, PenstockWarning, StalledError, WorkerError
 from penstock.cache.forks import check_process, watch
 from penstock.cache.peers.certificates import credentials_of
-from penstock.cache.peers.own_settings import not_local
-from penstock.cache.peers.server_spec import FOLDER, START_BYTE, ServerSpec, server_name
+from penstock.cache.peers.server_control import (
+    SERVERS_FOLDER,
+    START_BYTE,
+    ServerLine,
+    ServerSpec,
+    not_local,
+    server_name,
+)
 from penstock.cache.peers.tokens import SECRET_VARIABLE
-from penstock.cache.peers.users import ServerLine
-from penstock.cache.processes import exit_words
+from penstock.cache.processes import describe_exit
 from penstock.cache.threads import Workers, end_at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.base.folders import Folder
-    from penstock.cache.base.peer_settings import Peers
-    from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.cache.base import Folder, Peers
+    from penstock.cache.disk import DiskCache
     from penstock.cache.peers.tokens import PeerSecret
 
 _log = logging.getLogger("penstock")
@@ -79,7 +83,7 @@ class PeerServer:
         self._peers, self._secret, self._moved = peers, secret, moved
         self._credentials = credentials_of(peers, secret)
         self._name = server_name(peers, secret)
-        folder = cache.use(lambda shelf: shelf.layout.top.folder(FOLDER, make=True))
+        folder = cache.use(lambda shelf: shelf.layout.top.folder(SERVERS_FOLDER, make=True))
         if folder is None:
             raise OSError(f"{cache.path}: the cache can't be used, so it isn't served to others.")
         self._root, self._mode = cache.path, cache.mode
@@ -251,7 +255,7 @@ class PeerServer:
             lines = [line.strip() for line in text.decode("utf-8", "replace").splitlines()]
             said = " | ".join([line for line in lines if line][-_STDERR_LINES:])
         self._close_stderr()
-        how = "ended" if code is None else exit_words(code)
+        how = "ended" if code is None else describe_exit(code)
         pid = pid if process is None else process.pid
         last = f" Its last words: {said}" if said else ""
         look = " If it wasn't you, the machine may lack memory: see `dmesg`."

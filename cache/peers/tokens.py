@@ -1,9 +1,11 @@
-"""Who may ask: signed tokens that say what is asked for and end within minutes, and their secret.
+"""Sign requests between nodes with tokens that expire within minutes, and find the job's secret.
 
 A token is an HMAC-SHA256 by the job's secret over the method, the path, the range and the time at
 which it expires, so one that is overheard asks for nothing else, and soon for nothing. Clocks of
 nodes may differ: an answer's Date says the server's, and a proof that the server knows the secret,
 so that nobody else sets a client's clock. Tokens and secrets are in no message and no log.
+
+The secret comes from a file, from the environment, or is drawn by the first process of the job.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from penstock.cache.base.trust import OTHERS_WRITE
+from penstock.cache.base import OTHERS_WRITE
 from penstock.cache.errors import ConfigError
 from penstock.cache.peers.protocol import date_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.cache.base import Peers
+    from penstock.cache.job_store import JobStore
 
 TOKEN_LIFE_S = 120
 """So long a token holds after it was signed."""
@@ -134,7 +138,7 @@ def authorize(secret: PeerSecret, question: Question, *, now_s: float) -> str:
     return f"{_SCHEME} {secret.job}.{expiry}.{_signature(secret, question, expiry)}"
 
 
-def check(
+def check_token(
     find: Callable[[str], PeerSecret | None], question: Question, token: str, *, now_s: float
 ) -> PeerSecret | Refusal:
     """The secret that rightly signed a question; why not, else. find: a secret by its job's name.
@@ -154,7 +158,7 @@ def job_of(token: str) -> str | None:
     return None if found is None else found[1]
 
 
-def prove(secret: PeerSecret, token: str, date: str) -> str:
+def prove_server(secret: PeerSecret, token: str, date: str) -> str:
     """What stands in an answer's `PROOF_HEADER`. token: of the request. date: the answer's Date."""
     return _signed(secret.value, "proof", token, date).hex()
 
@@ -162,7 +166,7 @@ def prove(secret: PeerSecret, token: str, date: str) -> str:
 def server_time(secret: PeerSecret, token: str, date: str, proof: str) -> float | None:
     """The server's clock, seconds since the epoch, where the answer proves that it is the job's;
     None where it doesn't. date, proof: of the answer, "" where they are missing."""
-    if not proof.isascii() or not hmac.compare_digest(prove(secret, token, date), proof):
+    if not proof.isascii() or not hmac.compare_digest(prove_server(secret, token, date), proof):
         return None
     return date_of(date)
 
@@ -176,3 +180,25 @@ def _signed(key: bytes, *parts: str) -> bytes:
     # Each part behind its length: no two lists of parts are one text.
     text = "".join([f"{len(part)}:{part}" for part in ("penstock-peers-2", *parts)])
     return hmac.digest(key, text.encode("utf-8", "surrogateescape"), "sha256")
+
+
+_drawn: list[PeerSecret] = []
+"""Of this process's job. A job whose members change draws none anew: its servers run on."""
+
+
+def job_secret(settings: Peers, store: JobStore | None, token: str | None) -> PeerSecret:
+    """The secret that the job's nodes share. store: of the job. token: what the environment says.
+    Raises ConfigError where there is none, JobStoreError."""
+    if settings.token_file is not None:
+        return PeerSecret.of_file(settings.token_file)
+    if token is not None:
+        return PeerSecret.of_text(token, what=f"the environment's {SECRET_VARIABLE}")
+    if store is None:
+        raise ConfigError(
+            "peers: without a process group the nodes have no secret in common. Pass token_file=, "
+            f"or set {SECRET_VARIABLE} alike on all of them."
+        )
+    mine = _drawn[0] if _drawn else PeerSecret.draw()
+    found = PeerSecret.of_text(store.under("peers").first("secret", mine.text), what="the store")
+    _drawn[:] = [found]
+    return found

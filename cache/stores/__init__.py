@@ -1,1 +1,5 @@
-"""Remote stores: what every store can do, and the stores behind each kind of URL."""
+"""Open and read remote stores: web servers, buckets of s3, gs and az, and what fsspec serves."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,23 +1,115 @@
-"""Every URL that obstore doesn't serve, and file system objects of users, through fsspec.
+"""Open and read through fsspec the URLs that no store of ours serves, and users' file systems.
 
 fsspec has no conditional reads, so a read is followed by a look at the object's version. That one
 look is enough where the caller says which version it wants: the version was seen before the read,
 it is there after it, and objects don't go back to an older version.
+
+What an exception means for a request is worked out for any back end: botocore's, aiohttp's, the
+disk's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from penstock.cache.base.store import Answer, ObjectInfo, RequestError
-from penstock.cache.stores.fsspec_failures import failed_request
+from penstock.cache.base import Answer, Failure, ObjectInfo, RequestError
+from penstock.cache.errors import ConfigError, FetchError
+from penstock.cache.secrets import clean_message, find_secrets, redact, store_scope
+from penstock.cache.stores.storage_options import FETCH_OPTIONS, StoreAddress, fetch_policy
+from penstock.cache.stores.web_answers import retry_after_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from penstock.cache.base import Store
+
+_REFUSED = frozenset(
+    {errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTSUP, errno.EROFS, errno.EINVAL}
+)
+_UNREACHABLE = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
+_FILE_REMEDIES: dict[Failure, str] = {
+    "denied": "Give this user the right to read it (and the folders above it).",
+    "transient": "Check the disk or the mount (`ls`, `dmesg`), or mount it again.",
+}
+
+
+def failed_request(error: Exception, secrets: tuple[str, ...]) -> RequestError:
+    """Make a RequestError of what any fsspec back end raised for one request."""
+    chain = _causes(error)
+    status = next((found for cause in chain if (found := _status(cause))), 0)
+    headers = next((seen for cause in chain if (seen := _headers(cause))), {})
+    kind = _kind(error, status)
+    after_s = retry_after_s(headers) if kind in ("throttled", "transient") else None
+    text = clean_message(error, secrets)
+    # No status and an errno: of a file on a mount, where there are no credentials to check.
+    is_of_a_file = not status and isinstance(error, OSError) and bool(error.errno)
+    remedy = _FILE_REMEDIES.get(kind) if is_of_a_file else None
+    return RequestError(kind, text, retry_after_s=after_s, remedy=remedy)
+
+
+def _kind(error: Exception, status: int) -> Failure:
+    if isinstance(error, FileNotFoundError | NotADirectoryError) or status == 404:
+        return "missing"
+    if isinstance(error, PermissionError) or status in (401, 403):
+        return "denied"
+    if status in (412, 416):
+        return "changed"
+    if status in (429, 503):
+        return "throttled"
+    if status >= 500 or status in (408, 425):
+        return "transient"
+    if isinstance(error, OSError) and error.errno in _UNREACHABLE:
+        return "unreachable"
+    if (
+        status >= 300
+        or getattr(error, "errno", None) in _REFUSED
+        or isinstance(
+            error,
+            TypeError
+            | ValueError
+            | LookupError
+            | AttributeError
+            | NotImplementedError
+            | ImportError
+            | IsADirectoryError,
+        )
+    ):
+        return "refused"
+    return "transient"
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The exception and what it was raised from, outermost first."""
+    chain = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) and inner not in chain:
+        chain.append(inner)
+    return chain
+
+
+def _status(error: BaseException) -> int:
+    """An HTTP status: of aiohttp, botocore, requests/httpx, azure, gcsfs; 0 if there is none."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        found: Any = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        found = getattr(response, "status_code", None) or getattr(error, "status_code", None)
+    found = found or getattr(error, "status", None) or getattr(error, "code", None)
+    return int(found) if str(found).isdigit() else 0
+
+
+def _headers(error: BaseException) -> Mapping[str, Any]:
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        found: Any = response.get("ResponseMetadata", {}).get("HTTPHeaders")
+    else:
+        found = getattr(response, "headers", None) or getattr(error, "headers", None)
+    return found if hasattr(found, "items") else {}
+
 
 _VERSION_KEYS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "Content-MD5", "checksum")
 _TIME_KEYS = (
@@ -249,3 +341,77 @@ class FsspecStore:
         return lambda *args, **kwargs: sync(
             self._fs.loop, own, *args, timeout=self._timeout_s, **kwargs
         )
+
+
+def open_by_fsspec(address: StoreAddress) -> Store:
+    """Open the store of any URL that fsspec understands.
+
+    Raises ConfigError, FetchError, ImportError.
+    """
+    import fsspec
+
+    shown, policy = address.display_url, address.policy
+    theirs = {name: value for name, value in address.options.items() if name not in FETCH_OPTIONS}
+    try:
+        fs, root = fsspec.url_to_fs(address.url, **theirs)
+    except ImportError:
+        raise
+    except ValueError as error:
+        raise ConfigError(
+            f"{shown}: not a URL that can be opened ({clean_message(error, address.secrets)}). "
+            "Wanted a local path, file://, s3://, gs://, https:// or another scheme that fsspec "
+            "knows."
+        ) from None
+    # Opening may reach for credentials or the network; each backend has its own exception tree.
+    except Exception as error:
+        raise FetchError(
+            f"{shown}: could not be opened ({clean_message(error, address.secrets)}). Check "
+            "storage_options.",
+            uri=shown,
+        ) from None
+    return FsspecStore(
+        fs,
+        root=str(root),
+        url=shown,
+        scope=store_scope(theirs),
+        secrets=address.secrets,
+        timeout_s=min(policy.retry_timeout_s, 3 * policy.read_timeout_s),
+    )
+
+
+def open_filesystem(url: str, fs: Any, secrets: tuple[str, ...]) -> Store:
+    """Open the store of a user's own file system object. url: of the root."""
+    options = dict(getattr(fs, "storage_options", None) or {})
+    secrets = tuple(sorted({*secrets, *find_secrets(options)}, key=len, reverse=True))
+    if (web := _plain_web(url, fs, options, secrets)) is not None:
+        return web
+    return FsspecStore(
+        fs,
+        root=str(fs._strip_protocol(url)),
+        url=redact(url).rstrip("/"),
+        scope=store_scope(options),
+        secrets=secrets,
+    )
+
+
+def _plain_web(
+    url: str, fs: Any, options: Mapping[str, Any], secrets: tuple[str, ...]
+) -> Store | None:
+    """fsspec's http as our own, which bounds answers and gives redirects no login; None where it
+    holds what only it understands (a session, cookies, request arguments)."""
+    if (
+        type(fs).__module__ != "fsspec.implementations.http"
+        or type(fs).__name__ != "HTTPFileSystem"
+    ):
+        return None
+    if getattr(fs, "encoded", False):
+        return None
+    from penstock.cache.stores.http_store import open_http
+
+    try:
+        policy = fetch_policy(options)
+        return open_http(
+            StoreAddress(url=url, scheme="http", options=options, policy=policy, secrets=secrets)
+        )
+    except ConfigError:
+        return None

@@ -1,29 +1,36 @@
-"""s3, gs and az: objects of a bucket, by signed URLs where they will do and by obstore elsewhere.
+"""Read objects of s3, gs and az: by signed URLs where possible, by obstore otherwise.
 
 An s3 object's bytes come by a URL that obstore signs (9 us) and the web client fetches: that
 shows every header, follows no redirect with a login and can be ended, for less CPU time a byte.
 obstore itself asks where a signed URL won't do, and for gs and az, which sign by request headers;
-there the other way is for what follows a throttled request: obstore doesn't show Retry-After.
+there signed URLs serve what follows a throttled request: obstore doesn't show Retry-After.
 
 Synchronous calls in threads, not async: 0.55 CPU-s/GB for 8 MiB ranges and 1.2 for 100 kB, where
 async takes twice that for the small ones. Retries are `cache.fetch`'s, so obstore's are off, but
 for a listing's later pages.
+
+obstore's own threads don't survive a fork: after it was used, a forked child would hang, so stores
+refuse there. Its panics are BaseExceptions, and are raised as RustPanicError instead.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import re
+import threading
+import time
+from collections import OrderedDict
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from penstock.cache.base.store import Answer, ObjectInfo, RequestError
-from penstock.cache.stores.answer_headers import is_strong
-from penstock.cache.stores.obstore_failures import ObstoreFailures, Throttling
-from penstock.cache.stores.obstore_listing import ObstoreListing, meta_version
-from penstock.cache.stores.obstore_process import check_process
-from penstock.cache.stores.range_support import RangeSupport
-from penstock.cache.stores.signing import UnsignableError
+from penstock.cache.base import Answer, Failure, ObjectInfo, RequestError
+from penstock.cache.secrets import hide
+from penstock.cache.stores.tls import CERTIFICATE_REMEDY, certificate_fault_of
+from penstock.cache.stores.web_answers import RangeSupport, bucket_failure, is_strong
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,6 +39,289 @@ if TYPE_CHECKING:
 
     from penstock.cache.stores.web_client import WebClient
     from penstock.cache.stores.web_objects import WebObjects
+
+_FORKED = (
+    "obstore was used before this process was forked, and would hang here. Use "
+    'multiprocessing_context="forkserver" (or "spawn"), and make the dataset inside the worker'
+)
+
+
+class _Process:
+    """Whether obstore runs in this process, or ran in the one that this was forked from."""
+
+    is_used = False
+    is_forked = False
+
+    @classmethod
+    def forked(cls) -> None:
+        cls.is_forked = cls.is_forked or cls.is_used
+        cls.is_used = False
+
+
+os.register_at_fork(after_in_child=_Process.forked)
+
+
+def check_process(pid: int) -> None:
+    """Raise RequestError where obstore would hang; from here on it is used.
+
+    That is in any process but that of the pid, and in a forked child of one that used it.
+    """
+    if _Process.is_forked or os.getpid() != pid:
+        raise RequestError("refused", _FORKED)
+    _Process.is_used = True
+
+
+class RustPanicError(RuntimeError):
+    """obstore met something that its authors thought impossible: its panic as an Exception."""
+
+
+@contextlib.contextmanager
+def rust_errors() -> Iterator[None]:
+    """Make an Exception of a panic of Rust's, a BaseException that would pass every handler."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RustPanicError(str(error)) from None
+
+
+_SIGNED_FOR = timedelta(hours=1)
+_USED_S, _MOST_KEPT = 60.0, 4096
+
+
+class UnsignableError(Exception):
+    """obstore can't sign a URL here: without a key of its own it has to ask somebody."""
+
+
+class Signer:
+    """A Signer makes URLs of keys, each used for a minute. anonymous: without the signature."""
+
+    def __init__(self, store: Any, *, anonymous: bool) -> None:
+        self._store = store
+        self._anonymous = anonymous
+        self._lock = threading.Lock()
+        self._signed: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
+
+    def __call__(self, method: str, key: str) -> str:
+        """The URL of a key for a method. Raises UnsignableError."""
+        now_s = time.monotonic()
+        with self._lock:
+            url, until_s = self._signed.get((method, key), ("", 0.0))
+        if now_s < until_s:
+            return url
+        url = self._sign(method, key)
+        with self._lock:
+            self._signed[method, key] = url, now_s + _USED_S
+            while len(self._signed) > _MOST_KEPT:
+                self._signed.popitem(last=False)
+        return url
+
+    def _sign(self, method: str, key: str) -> str:
+        import obstore
+
+        try:
+            with rust_errors():
+                url = str(obstore.sign(self._store, method, key, _SIGNED_FOR))  # type: ignore[call-overload]
+        except Exception as error:  # obstore's tree; its own requests tell what is wrong
+            raise UnsignableError(type(error).__name__) from None
+        return url.partition("?")[0] if self._anonymous else url
+
+
+_STATUS = re.compile(r"status(?: code)?: (\d{3})")
+_UNREACHABLE = re.compile(
+    r"connection refused|dns error|no route to host|network is unreachable", re.IGNORECASE
+)
+_PATIENT_S = 10.0
+"""So long after a throttled request others go where Retry-After is seen."""
+
+
+class Throttling:
+    """Throttling knows whether a store asked for fewer requests a moment ago."""
+
+    def __init__(self) -> None:
+        self._last_s = -math.inf
+
+    def note(self) -> None:
+        """Note that a request was throttled now."""
+        self._last_s = time.monotonic()
+
+    @property
+    def is_recent(self) -> bool:
+        """Whether one was, so shortly ago that others may be too."""
+        return time.monotonic() < self._last_s + _PATIENT_S
+
+
+class ObstoreFailures:
+    """ObstoreFailures makes RequestErrors of what obstore raises. bucket: its name, for people."""
+
+    def __init__(
+        self, *, bucket: str, secrets: tuple[str, ...], ranges: RangeSupport, throttling: Throttling
+    ) -> None:
+        self._bucket, self._secrets = bucket, secrets
+        self._ranges, self._throttling = ranges, throttling
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Turn what obstore raises inside into a RequestError."""
+        try:
+            with rust_errors():
+                yield
+        except RequestError:
+            raise
+        except Exception as error:  # obstore's tree: sorted there
+            raise self._failure(error) from None
+
+    def _failure(self, error: Exception) -> RequestError:
+        """What an exception means. Its text holds URLs and a dump: both are left out."""
+        whole = str(error)
+        text = whole.partition("\n\nDebug source")[0].partition("\n")[0]
+        if (fault := certificate_fault_of(whole)) is not None:
+            return RequestError("refused", fault, remedy=CERTIFICATE_REMEDY)
+        kind = _kind(error, whole)
+        stated, shown, remedy = bucket_failure(whole, self._bucket)
+        if shown:
+            kind, text = stated or kind, shown
+        elif kind == "unreachable" and (cause := _UNREACHABLE.search(whole)) is not None:
+            text = cause[0]
+        elif "without LOCATION" in whole:
+            text = "the bucket is in another region than the one that was asked"
+            remedy = "Give the bucket's region= in storage_options."
+        if kind == "throttled":
+            self._throttling.note()
+        if kind == "transient" and _is_whole_answer(error):
+            found = self._ranges.failure()
+            kind, text = found.kind, str(found)
+        if "169.254.169.254" in text:
+            kind = "denied"
+            text = "no credentials were found, neither in storage_options nor in the environment"
+        if isinstance(error, OSError) and error.filename and kind == "refused":
+            text = f"{error.strerror}: {os.fsdecode(error.filename)}"
+        return RequestError(kind, hide(text, self._secrets), remedy=remedy)
+
+
+def _kind(error: Exception, text: str) -> Failure:
+    from obstore import exceptions
+
+    if isinstance(error, exceptions.PreconditionError | exceptions.NotModifiedError):
+        return "changed"
+    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+        return "denied"
+    if isinstance(error, FileNotFoundError):
+        return "missing"
+    if isinstance(error, RustPanicError):
+        return "refused"
+    if _is_whole_answer(error):
+        return "transient"
+    if not isinstance(error, exceptions.GenericError | TimeoutError):
+        return "refused"
+    status = int(found[1]) if (found := _STATUS.search(text)) else 0
+    if status in (429, 503):
+        return "throttled"
+    if status in (401, 403):
+        return "denied"
+    if status == 404:  # of a listing: there is no such bucket
+        return "missing"
+    if status == 416:
+        return "changed"
+    # A redirect that can't be followed: the bucket is in another region, as the text says.
+    if (
+        "builder error" in text
+        or "without LOCATION" in text
+        or (300 <= status < 500 and status not in (408, 425))
+    ):
+        return "refused"
+    if _UNREACHABLE.search(text):
+        return "unreachable"
+    return "transient"
+
+
+def _is_whole_answer(error: Exception) -> bool:
+    return type(error).__name__ == "NotSupportedError" and "RangeNotSupported" in str(error)
+
+
+_PAGE = 1000
+_NO_TIME = datetime.fromtimestamp(0, UTC)
+
+
+class ObstoreListing:
+    """An ObstoreListing lists the objects of a bucket below a root.
+
+    store, retrying: obstore's, without retries and with: later pages are too many to begin anew,
+    and only obstore can fetch one again. root: of obstore's keys.
+    """
+
+    def __init__(self, store: Any, retrying: Any, *, root: str, failures: ObstoreFailures) -> None:
+        self._store, self._retrying = store, retrying
+        self._root = root
+        self._failures = failures
+
+    def walk(self, key: str, folder: str) -> Iterator[ObjectInfo]:
+        """All objects below a key. folder: its path below the root. Raises RequestError."""
+        import obstore
+
+        # The first page says at once what is wrong.
+        page = self._page(iter(obstore.list(self._store, key or None, chunk_size=_PAGE)))
+        yield from without_markers([self._info(meta) for meta in page], folder)
+        if len(page) < _PAGE:
+            return
+        after = str(page[-1]["path"])
+        rest = iter(obstore.list(self._retrying, key or None, offset=after, chunk_size=_PAGE))
+        while page := self._page(rest):
+            yield from without_markers([self._info(meta) for meta in page], folder)
+
+    def _page(self, listing: Iterator[Any]) -> list[Any]:
+        with self._failures.explaining():
+            return list(next(listing, ()))
+
+    def top(self, key: str, folder: str) -> tuple[list[ObjectInfo], list[str]]:
+        """Objects directly at a key, and names of folders there. Raises RequestError."""
+        import obstore
+
+        with self._failures.explaining():
+            found = obstore.list_with_delimiter(self._store, key or None)
+        folders = [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
+        markers = {folder, *(f"{folder}/{name}".lstrip("/") for name in folders)}
+        infos = [self._info(meta) for meta in found["objects"]]
+        return [info for info in infos if info.size_bytes or info.path not in markers], folders
+
+    def _info(self, meta: Any) -> ObjectInfo:
+        path = str(meta["path"])
+        if self._root:
+            path = path.removeprefix(self._root).lstrip("/")
+        return ObjectInfo(path=path, size_bytes=int(meta["size"]), version=meta_version(meta))
+
+
+def meta_version(meta: Any) -> str:
+    """Tell an object's version: its etag without quotes (weak ones with W/), else size and time.
+
+    "" where neither is there.
+    """
+    if tag := meta.get("e_tag"):
+        return str(tag).replace('"', "")
+    when = meta.get("last_modified")
+    return f"{meta['size']}-{when.timestamp():.6f}" if when and when != _NO_TIME else ""
+
+
+def without_markers(infos: list[ObjectInfo], folder: str) -> list[ObjectInfo]:
+    """Leave out the empty objects that some tools put in a folder's place. Pure.
+
+    obstore cuts the "/" off their names, and a store's listing has a folder's marker right
+    before what is in it.
+    """
+    if not infos:
+        return []
+    following = [*infos[1:], None]
+    return [
+        info
+        for info, after in zip(infos, following, strict=True)
+        if info.size_bytes
+        or not (
+            info.path in ("", folder)
+            or (after is not None and after.path.startswith(f"{info.path}/"))
+        )
+    ]
+
 
 T = TypeVar("T")
 _MAYBE_THE_URL = ("none", "AccessDenied", "ExpiredToken", "InvalidToken")
@@ -171,11 +461,7 @@ class ObstoreStore:
         return answer
 
     def _read_by_obstore(
-        self,
-        key: str,
-        span: tuple[int, int] | None,
-        version: str | None,
-        most_bytes: int | None,
+        self, key: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None
     ) -> Answer:
         import obstore
 

@@ -1,4 +1,4 @@
-"""Certificates: what is trusted, and what is wrong with one that isn't.
+"""Decide which TLS certificates are trusted, and explain what is wrong with one that isn't.
 
 A certificate doesn't become right by asking again, so its faults are final and named.
 """
@@ -15,7 +15,7 @@ from penstock.cache.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-REMEDY = (
+CERTIFICATE_REMEDY = (
     'Give the authority that signed it in storage_options, as root_certificate="/path/ca.crt" (or '
     "verify=), and the name that is in the certificate in the URL or endpoint_url; verify=False "
     "trusts anybody."

@@ -1,19 +1,25 @@
-"""Where a web request may go: origins, public addresses and redirects. Pure.
+"""Decide where a web request may go: origins, public addresses, redirects, proxies and logins.
 
 A redirect is the server's word, so it never widens what a request may do: another origin gets no
-login, no cookie and no header of the user's; TLS is never given up; and who was at a public address
-isn't sent to one of this machine or this network (a metadata service, a neighbour's console).
+login, no cookie and no header of the user's; TLS is never given up; and a client that was at a
+public address isn't sent to one of this machine or this network (a metadata service, a
+neighbour's console).
 """
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import re
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit, urlunsplit
 
-from penstock.cache.base.store import RequestError
+from penstock.cache.base import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MOST_REDIRECTS = 10
 _PORTS = {"http": 80, "https": 443}
@@ -128,3 +134,41 @@ def is_public(address: str) -> bool:
         if inner:
             return is_public(str(inner))
     return found.is_global and not found.is_multicast and not found.is_reserved
+
+
+def basic_auth(login: Any) -> str:
+    """Make the Authorization header of (user, password), a tuple or aiohttp's BasicAuth."""
+    text = base64.b64encode(f"{login[0]}:{login[1]}".encode()).decode()
+    return f"Basic {text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proxies:
+    """Proxies tell which proxy an origin is reached through.
+
+    by_scheme: of "http", "https" or "all": http://[user:password@]host:port; excludes: hosts that
+    are reached without (NO_PROXY's syntax).
+    """
+
+    by_scheme: Mapping[str, str] = field(default_factory=dict)
+    excludes: str = ""
+
+    @classmethod
+    def of_environment(cls) -> Proxies:
+        """What the environment says, as urllib understands it."""
+        from urllib.request import getproxies_environment
+
+        found = dict(getproxies_environment())
+        return cls(excludes=found.pop("no", ""), by_scheme=found)
+
+    def of(self, origin: WebOrigin) -> str | None:
+        """The proxy for an origin; None: it is reached directly."""
+        found = self.by_scheme.get(origin.scheme) or self.by_scheme.get("all")
+        if not found:
+            return None
+        from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
+
+        host = f"{origin.host}:{origin.port}"
+        if proxy_bypass_environment(host, {"no": self.excludes, **self.by_scheme}):
+            return None
+        return found if "://" in found else f"http://{found}"

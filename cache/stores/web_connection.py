@@ -1,6 +1,8 @@
-"""One connection of the web client: sending a request, reading a head, and being ended by others.
+"""Open, keep and end the connections of the web client.
 
-Every read has a limit in bytes and in time.
+A connection is made directly or through a proxy, to an address that is checked after its name was
+looked up, with TLS where the URL asks for it. It is kept for the next request to its origin. Every
+read has a limit in bytes and in time, and any thread can end all connections at once.
 """
 
 from __future__ import annotations
@@ -9,17 +11,22 @@ import contextlib
 import errno
 import select
 import socket
+import threading
 import time
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
-from penstock.cache.base.store import RequestError
-from penstock.cache.stores.tls import REMEDY, certificate_fault
+from penstock.cache.base import RequestError
+from penstock.cache.stores.tls import CERTIFICATE_REMEDY, certificate_fault
+from penstock.cache.stores.web_address import basic_auth, is_public
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import ssl
+    from collections.abc import Callable, Iterator
 
-    from penstock.cache.stores.web_address import WebOrigin
+    from penstock.cache.stores.web_address import Proxies, WebOrigin
 
 _HEAD_BYTES = 64 * 2**10
 _FIRST_READ = 16 * 2**10
@@ -207,7 +214,7 @@ def request_failure(
     if is_late or isinstance(error, BlockingIOError):  # the kernel's own limit
         return RequestError("transient", f"nothing came for {read_timeout_s:.3g} s")
     if (fault := certificate_fault(error)) is not None:
-        return RequestError("refused", fault, remedy=REMEDY)
+        return RequestError("refused", fault, remedy=CERTIFICATE_REMEDY)
     if isinstance(error, UnicodeEncodeError):
         return RequestError("refused", "a header holds characters that HTTP can't send")
     reason = getattr(error, "strerror", None) or type(error).__name__
@@ -240,3 +247,230 @@ def parse_head(head: str) -> tuple[int, dict[str, str]]:
     if protocol == "HTTP/1.0" and "keep-alive" not in headers.get("connection", "").lower():
         headers[":old"] = "1"
     return int(status), headers
+
+
+class ConnectionPool:
+    """A ConnectionPool keeps connections by origin. Safe for several threads.
+
+    is_aborted: none is given any more.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[WebOrigin, list[Connection]] = {}
+        self._live: set[Connection] = set()
+        self.is_aborted = False
+        weakref.finalize(self, _close_all, self._idle)
+
+    def take(self, origin: WebOrigin, *, only_public: bool) -> Connection | None:
+        """Take a kept connection that still works; None if there is none. Raises RequestError."""
+        now_s = time.monotonic()
+        while True:
+            with self._lock:
+                self.check()
+                kept = self._idle.get(origin)
+                fit = [each for each in kept or () if each.is_public or not only_public]
+                if kept is None or not fit:
+                    return None
+                connection = fit[-1]
+                kept.remove(connection)
+                self._live.add(connection)
+            if connection.is_fit(now_s):
+                return connection
+            self.put_back(connection, keep=False)
+
+    def add(self, connection: Connection) -> None:
+        """Count a new connection, which may only be about to be made. Raises RequestError behind
+        abort, when it is in the pool already."""
+        with self._lock:
+            self._live.add(connection)
+        self.check()
+
+    def put_back(self, connection: Connection, *, keep: bool) -> None:
+        """Keep a connection for others, or end it. Safe to call twice."""
+        with self._lock:
+            if connection not in self._live:
+                return
+            self._live.discard(connection)
+            keep = keep and not self.is_aborted
+            if keep:
+                connection.rest()
+                self._idle.setdefault(connection.origin, []).append(connection)
+        if not keep:
+            connection.close()
+
+    def check(self) -> None:
+        """Raise RequestError if the pool was aborted."""
+        if self.is_aborted:
+            raise RequestError("refused", "closed")
+
+    def abort(self) -> None:
+        """End all requests, now and later. Safe to call twice."""
+        with self._lock:
+            self.is_aborted = True
+            live = list(self._live)
+            idle = [each for some in self._idle.values() for each in some]
+            self._idle.clear()
+        for connection in live:
+            connection.abort()
+        for connection in idle:
+            connection.close()
+
+
+def _close_all(idle: dict[WebOrigin, list[Connection]]) -> None:
+    """Of a pool that nobody has any more."""
+    while idle:
+        for connection in idle.popitem()[1]:
+            connection.close()
+
+
+class Dialer:
+    """A Dialer makes connections to origins, directly or through proxies.
+
+    pool: has them from the first moment, so that it can end them. tls: makes the context at the
+    first https request. resolve, public: of names and addresses, for tests.
+    """
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        *,
+        timeouts: Timeouts,
+        proxies: Proxies,
+        tls: Callable[[], ssl.SSLContext],
+        make: type[Connection] = Connection,
+        resolve: Callable[[str, int], list[tuple[int, Any]]] | None = None,
+        public: Callable[[str], bool] = is_public,
+    ) -> None:
+        self._pool = pool
+        self._timeouts = timeouts
+        self._proxies = proxies
+        self._make_tls = tls
+        self._make = make
+        self._tls: ssl.SSLContext | None = None
+        self._tls_lock = threading.Lock()
+        self._resolve = resolve or _addresses
+        self._public = public
+
+    def connect(self, origin: WebOrigin, *, only_public: bool) -> Connection:
+        """Open a connection to an origin. only_public: to an address of the internet, or not at
+        all. Raises RequestError."""
+        deadline_s = time.monotonic() + self._timeouts.connect_s
+        proxy = self._proxies.of(origin)
+        if proxy is None:
+            connection = self._dial(origin.host, origin.port, only_public, deadline_s, origin)
+        else:
+            connection = self._dial_proxy(proxy, origin, only_public, deadline_s)
+        with self._kept_if_well(connection):
+            if origin.scheme == "https":
+                with connection.explaining():
+                    self._secure(connection, origin.host, deadline_s)
+            connection.watch()
+        return connection
+
+    @contextlib.contextmanager
+    def _kept_if_well(self, connection: Connection) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._pool.put_back(connection, keep=False)
+            raise
+
+    def _dial(
+        self, host: str, port: int, only_public: bool, deadline_s: float, origin: WebOrigin
+    ) -> Connection:
+        """A plain connection. The address that is connected to is the one that is judged, so a name
+        can't mean one thing to the check and another to the connection."""
+        try:
+            found = self._resolve(host, port)
+        except (OSError, ValueError) as error:
+            raise self._failure(error, origin) from None
+        last: Exception | None = None
+        for number, (family, address) in enumerate(found):
+            public = self._public(address[0])
+            if only_public and not public:
+                continue
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            connection = self._make(sock, origin, is_public=public, timeouts=self._timeouts)
+            try:
+                with self._kept_if_well(connection):
+                    self._pool.add(connection)
+                    left_s = deadline_s - time.monotonic()
+                    sock.settimeout(max(0.05, left_s / (len(found) - number)))
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    sock.connect(address)
+            except OSError as failed:
+                last = failed
+                continue
+            return connection
+        if last is None:
+            raise RequestError(
+                "refused",
+                f"a public server redirects to {origin.url}, which is an address of this machine "
+                "or network: such a redirect isn't followed",
+            )
+        if isinstance(last, TimeoutError):
+            raise RequestError(
+                "transient", f"no connection to {origin.url} in {self._timeouts.connect_s:.3g} s"
+            )
+        raise self._failure(last, origin)
+
+    def _failure(self, error: Exception, origin: WebOrigin) -> RequestError:
+        self._pool.check()
+        return request_failure(error, origin, read_timeout_s=self._timeouts.read_s)
+
+    def _dial_proxy(
+        self, proxy: str, origin: WebOrigin, only_public: bool, deadline_s: float
+    ) -> Connection:
+        """Through a proxy, which looks names up itself: only addresses and this machine's names can
+        be judged here."""
+        parts = urlsplit(proxy)
+        if parts.scheme != "http" or not parts.hostname:
+            raise RequestError(
+                "refused", f"a proxy of the kind {parts.scheme}://, wanted http://host:port"
+            )
+        is_private = _is_literal(origin.host) and not self._public(origin.host)
+        if only_public and (is_private or origin.host.rpartition(".")[2] == "localhost"):
+            raise RequestError("refused", f"a public server redirects to {origin.url}")
+        connection = self._dial(parts.hostname, parts.port or 80, False, deadline_s, origin)
+        connection.is_public = not is_private
+        login = ""
+        if parts.username is not None:
+            user = unquote(parts.username), unquote(parts.password or "")
+            login = f"Proxy-Authorization: {basic_auth(user)}\r\n"
+        if origin.scheme == "http":
+            connection.prefix = origin.url
+            connection.proxy_headers = login
+            return connection
+        with self._kept_if_well(connection):
+            host = origin.url.partition("://")[2]
+            head = f"CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n{login}\r\n"
+            connection.send(head, b"", deadline_s)
+            status = connection.read_head(deadline_s).status
+            if status != 200:
+                raise RequestError(
+                    "denied" if status in (403, 407) else "transient",
+                    f"the proxy answered with status {status}",
+                )
+        return connection
+
+    def _secure(self, connection: Connection, host: str, deadline_s: float) -> None:
+        with self._tls_lock:
+            if self._tls is None:
+                self._tls = self._make_tls()
+            context = self._tls
+        connection.sock.settimeout(self._timeouts.patience_s(deadline_s))
+        connection.sock = context.wrap_socket(
+            connection.sock, server_hostname=host, do_handshake_on_connect=False
+        )
+        connection.sock.do_handshake()
+
+
+def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
+    """Addresses of a name, as (family, address)."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(int(family), address) for family, _, _, _, address in found]
+
+
+def _is_literal(host: str) -> bool:
+    return ":" in host or host.replace(".", "").isdigit()

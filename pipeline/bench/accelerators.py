@@ -1,4 +1,4 @@
-"""Accelerators that a benchmark emulates: how long each one's training step takes, on what.
+"""List the accelerators that a benchmark emulates, with the time of a training step on each.
 
 A storage or loader benchmark needs no accelerator: its step is a wait of the length that was
 measured on a real one (DLIO; MLPerf Storage). The steps, batch sizes and mean sample sizes of
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +60,7 @@ def _table(*accelerators: Accelerator) -> dict[str, Accelerator]:
 ACCELERATORS = _table(
     Accelerator(name="h100-resnet50", step_s=0.224, batch_size=400, sample_bytes=114_660),
     Accelerator(
-        name="h100-unet3d",
-        step_s=0.323,
-        batch_size=7,
-        sample_bytes=146_600_628,
-        has_images=False,
+        name="h100-unet3d", step_s=0.323, batch_size=7, sample_bytes=146_600_628, has_images=False
     ),
     Accelerator(
         name="h100-cosmoflow",
@@ -76,11 +72,7 @@ ACCELERATORS = _table(
     ),
     Accelerator(name="a100-resnet50", step_s=0.435, batch_size=400, sample_bytes=114_660),
     Accelerator(
-        name="a100-unet3d",
-        step_s=0.636,
-        batch_size=7,
-        sample_bytes=146_600_628,
-        has_images=False,
+        name="a100-unet3d", step_s=0.636, batch_size=7, sample_bytes=146_600_628, has_images=False
     ),
     Accelerator(
         name="a100-cosmoflow",
@@ -106,11 +98,7 @@ ACCELERATORS = _table(
         samples=1_170_301,
     ),
     Accelerator(
-        name="b200-flux",
-        step_s=1.35,
-        batch_size=48,
-        sample_bytes=2_164_832,
-        samples=4_296 * 288,
+        name="b200-flux", step_s=1.35, batch_size=48, sample_bytes=2_164_832, samples=4_296 * 288
     ),
     # 240 makes a step of half a second.
     Accelerator(name="dgx-pod", step_s=0.5, batch_size=240, sample_bytes=500_000, samples=300_000),

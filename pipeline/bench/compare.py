@@ -1,4 +1,8 @@
-"""`penstock bench --against`: other loaders on the user's own data, beside Penstock."""
+"""Compare other loaders with Penstock on the user's own data (`penstock bench --against`).
+
+Where another loader can't read the dataset, its samples are exported as files in class folders,
+bytes unchanged.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +12,76 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.augment.geometric_ops import RandomResizedCrop
-from penstock.augment.presets import imagenet_train
-from penstock.cache.base.limits import usable_cores
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.bench.adapters.registry import OURS, split_installed
-from penstock.pipeline.bench.adapters.work import Work, list_files
-from penstock.pipeline.bench.export import export_files
-from penstock.pipeline.bench.round import RoundSize
-from penstock.pipeline.bench.rounds import compare
-from penstock.readers.fields.selection import class_field, image_fields
-from penstock.readers.origin.local import LocalFolder
+import numpy as np
+
+from penstock.augment import RandomResizedCrop, imagenet_train
+from penstock.cache import ConfigError, DatasetError
+from penstock.cache.base import usable_cores
+from penstock.pipeline.bench.adapters import OURS, Work, list_files, split_installed
+from penstock.pipeline.bench.rounds import RoundSize, compare
+from penstock.readers import Rejection
+from penstock.readers.fields import IMAGE_HEAD_BYTES, DenseColumn, class_field, image_fields, sniff
+from penstock.readers.origin import LocalFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.augment.field_recipes import Recipes
+    from penstock.augment import Recipes
     from penstock.pipeline.bench.rounds import Comparison, Summary
-    from penstock.readers import Dataset
-    from penstock.readers.index.index import Index
-    from penstock.readers.source import Source
+    from penstock.readers import Dataset, Source
+    from penstock.readers.index import Index
+
+_DIGITS = 19  # of the largest int64: folders sort by name as labels do
+_CHUNK = 256  # samples a read; a remote set's shards are fetched one or a few at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """samples: how many were written. same_labels: the files' class folders in order give each
+    sample the label that it has in the dataset; not so where labels are missing or start above 0.
+    """
+
+    samples: int
+    same_labels: bool
+
+
+def export_files(dataset: Source, folder: Path, *, most_samples: int | None = None) -> Export:
+    """Write `<folder>/<label>/<id>.<codec>`, bytes unchanged: the first most_samples, or all.
+
+    The first field of images, and the first of classes; samples without go to one class. Raises
+    ConfigError for a dataset whose batches have no images, what Dataset.read raises, and
+    WriteError's base OSError where the folder can't be written.
+    """
+    contents = dataset.contents
+    count = min(contents.samples, most_samples if most_samples is not None else contents.samples)
+    images = image_fields(contents.schema, dataset.fields)
+    classes = class_field(contents.schema, dataset.fields)
+    if not images:
+        raise ConfigError(f"{dataset.url}: its batches have no images that could be written out.")
+    seen: set[int] = set()
+    for start in range(0, count, _CHUNK):
+        read = dataset.read(contents.rows(np.arange(start, min(count, start + _CHUNK))))
+        batch, column = read.encoded(images[0]), read.columns.get(classes or "")
+        labels = column.values.tolist() if isinstance(column, DenseColumn) else [0] * len(read)
+        for number, label, encoded in zip(batch.ids.tolist(), labels, batch.encoded, strict=True):
+            place = folder / f"{label:0{_DIGITS}d}"
+            if label not in seen:
+                seen.add(label)
+                place.mkdir(parents=True, exist_ok=True)
+            (place / f"{number:012d}.{_suffix(encoded[:IMAGE_HEAD_BYTES].tobytes())}").write_bytes(
+                encoded.data
+            )
+    return Export(samples=count, same_labels=classes is not None and seen == set(range(len(seen))))
+
+
+def _suffix(head: bytes) -> str:
+    codec = sniff(head)
+    if isinstance(codec, Rejection):
+        raise DatasetError(
+            f"A sample is no image ({codec.reason}), so no other loader can read it."
+        )
+    return {"jpeg": "jpg", "jpeg2000": "jp2", "pnm": "ppm"}.get(codec, codec)
+
 
 MOST_SAMPLES = 8192
 """As many samples are written out as files at most: enough for some dozens of batches, which the
@@ -177,8 +231,7 @@ class _ComparedFiles:
 
 
 def _local_files(url: str | Source, place: Path, most_samples: int) -> _ComparedFiles:
-    from penstock.readers import Dataset
-    from penstock.readers.source import Source
+    from penstock.readers import Dataset, Source
 
     if isinstance(url, Dataset):
         return _files_of(url, place, most_samples)

@@ -1,30 +1,109 @@
-"""One measured run of a loader: as fast as batches come, or with an emulated training step.
+"""Play one measured run of a loader and return its figures.
 
-The step is a wait that leaves the cores alone, as a process does whose accelerator computes. What
-a loader had ready when the measuring began would flatter it: the first batches, more than any
-loader of ours keeps ready, are taken and not counted.
+Batches are taken as fast as they come, or with an emulated training step. The step is a wait that
+leaves the cores alone, as a process does whose accelerator computes. What a loader had ready when
+the measuring began would flatter it: the first batches, more than any loader of ours keeps ready,
+are taken and not counted. CPU time is that of the whole tree of processes, workers that still run
+included.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import statistics
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.bench.cpu import tree_cpu_s
-from penstock.pipeline.bench.figures import RunFigures
-from penstock.pipeline.plan.sizing.au import au_percent
+from penstock.cache import ConfigError
+from penstock.pipeline.plan.sizing import au_percent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from penstock.pipeline.report.facts import LoaderFacts
-    from penstock.pipeline.report.statistics import Statistics
+    from penstock.pipeline.report import LoaderFacts, Statistics
+
+
+def tree_cpu_s() -> float:
+    """CPU-seconds of this process and all of its children so far, those that still run included.
+
+    Linux keeps a CPU clock for every process, in nanoseconds; clock_getcpuclockid(3) names it by
+    the complement of the process id shifted left by three, plus 2 (the scheduler's clock).
+    """
+    ended = os.times()
+    total = time.process_time() + ended.children_user + ended.children_system
+    for pid in _descendants(os.getpid()):
+        with contextlib.suppress(OSError):  # it ended meanwhile: os.times counts it next time
+            total += time.clock_gettime((~pid << 3) | 2)
+    return total
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread or process ended meanwhile
+            for child in map(int, children.read_text().split()):
+                yield child
+                yield from _descendants(child)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A median over the rounds and the lowest and highest round."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Figure:
+        return cls(median=statistics.median(values), low=min(values), high=max(values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """What one run gave. Its first batch and what filled the read-ahead are left out unless said.
+
+    samples, batches, seconds: of the measured part; bytes: encoded bytes of its samples.
+    samples_per_s, bytes_per_s, cpu_s_per_1000: of the measured part; the CPU time of this process
+    and its children. first_batch_s: from before the loader is built to its first batch, imports
+    not counted.
+    wait_p50_s, wait_p99_s, wait_share: of the steps' waits for a batch. step_s: median measured
+    length of the emulated step, 0 without one. au: accelerator utilisation in per cent, see
+    `pipeline.plan.sizing.au`; 0 without a step. bytes_by_tier: bytes from "remote", "peers",
+    "disk" and "memory" while it ran.
+    """
+
+    samples: int
+    batches: int
+    seconds: float
+    bytes: int
+    cpu_s: float
+    first_batch_s: float
+    wait_p50_s: float
+    wait_p99_s: float
+    wait_share: float
+    step_s: float
+    au: float
+    bytes_by_tier: Mapping[str, int]
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def cpu_s_per_1000(self) -> float:
+        return 1000 * self.cpu_s / self.samples if self.samples else 0.0
+
 
 # Batches in front of the measured part: those in DALI, those prepared, and one on its way.
 SETTLE_BATCHES = 6
@@ -43,7 +122,7 @@ class Loader(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class MeasuredRun:
     """One measured run of a loader, and what charts and verdicts need beside it.
 
     facts: what the loader knows of the measured part. waits_s: every measured step's wait for its
@@ -73,7 +152,7 @@ def play(
     settle: int = SETTLE_BATCHES,
     sample_bytes: float | None = None,
     progress: Callable[[float], None] | None = None,
-) -> Run:
+) -> MeasuredRun:
     """Build a loader, take batches for so many seconds (two at least), close it.
 
     make_loader: called once, within the time to first batch; batches are tensors, or tuples whose
@@ -113,7 +192,7 @@ def play(
         loader.close()
     facts = after.facts.since(before.facts)
     size_bytes = facts.bytes_read if sample_bytes is None else round(sample_bytes * steps.samples)
-    return Run(
+    return MeasuredRun(
         figures=_run_figures(
             steps,
             size_bytes=size_bytes,
@@ -143,14 +222,13 @@ def floor_au(batch: Any, *, step_s: float, seconds: float) -> float:
 def import_all() -> None:
     """Import what a loader imports at its first use: no run pays for it in its first batch."""
     import penstock.pipeline.loader
-    from penstock.augment import resample_node
-    from penstock.augment.dali import load_dali
-    from penstock.cache.errors import MissingDependencyError
+    from penstock.augment import load_dali, resample_operator
+    from penstock.cache import MissingDependencyError
 
     assert penstock.pipeline.loader
     try:
         load_dali()
-        resample_node.is_compiled()
+        resample_operator.is_compiled()
     except MissingDependencyError:
         return  # a run that needs it says so where it builds its graph
 

@@ -1,8 +1,9 @@
-"""One loader in a process of its own: it plays rounds when asked to and tells what each cost.
+"""Play the rounds of one loader in a process of its own, and report what each cost.
 
-Loaders must not share a process: torch's workers are forked, which is unsafe beside DALI's threads,
-and one loader's read-ahead would burn the cores in another's round. Here a round builds its loader,
-measures, and closes it, so that nothing runs between two rounds. Imports are done before the first.
+Loaders must not share a process: torch's workers are forked, which is unsafe beside DALI's
+threads, and one loader's read-ahead would burn the cores in another's round. Here a round builds
+its loader, measures, and closes it, so that nothing runs between two rounds. Imports are done
+before the first.
 
 The parent writes one JSON object a line to stdin (a RoundSize) and reads one a line from stdout.
 """
@@ -16,17 +17,15 @@ import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.bench.adapters.registry import build, imports, prepare
-from penstock.pipeline.bench.adapters.work import Work
-from penstock.pipeline.bench.children import tell
-from penstock.pipeline.bench.cpu import tree_cpu_s
-from penstock.pipeline.bench.round import Round, RoundSize
-from penstock.pipeline.bench.sameness import look
+from penstock.pipeline.bench.adapters import Work, build, imports, prepare
+from penstock.pipeline.bench.child_process import send_to_parent
+from penstock.pipeline.bench.play import tree_cpu_s
+from penstock.pipeline.bench.rounds import Round, RoundSize, look
 
 if TYPE_CHECKING:
     import torch
 
-    from penstock.pipeline.bench.adapters.work import Batches
+    from penstock.pipeline.bench.adapters import Batches
 
 
 def play(name: str, work: Work, size: RoundSize) -> Round:
@@ -98,9 +97,9 @@ def main(argv: list[str]) -> None:
     name, work = argv[0], Work.from_json(argv[1])
     imports(name)
     prepare(name, work)
-    tell({"ready": name})
+    send_to_parent({"ready": name})
     for line in sys.stdin:
-        tell(asdict(play(name, work, RoundSize(**json.loads(line)))))
+        send_to_parent(asdict(play(name, work, RoundSize(**json.loads(line)))))
 
 
 if __name__ == "__main__":

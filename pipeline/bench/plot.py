@@ -1,4 +1,7 @@
-"""A bench's result as a picture: each stage's ceiling beside the run, its waits, other loaders."""
+"""Draw the result of a bench: each stage's ceiling beside the run, its waits, other loaders.
+
+It needs the extra `plot`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.errors import ConfigError, MissingDependencyError
-from penstock.pipeline.bench.report import OURS, STAGE_TITLES, limiting_stage, loader_figures
+from penstock.cache import ConfigError, MissingDependencyError
+from penstock.pipeline.bench.bench_report import OURS, STAGE_TITLES, limiting_stage, loader_figures
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.bench.bench import BenchResult
+    from penstock.pipeline.bench.measurement import BenchResult
 
 ENDINGS = (".png", ".svg", ".pdf")
 _OURS, _LIMIT, _OTHER, _INK = "#0b6e99", "#c8553d", "#b8c4cc", "#22303a"
@@ -51,7 +54,7 @@ def plot(result: BenchResult, path: Path) -> None:
 
 def draw(result: BenchResult) -> Any:
     """A matplotlib figure of the result."""
-    charts = [("Samples a second: each stage alone, and the whole of it", _rates(result))]
+    charts = [("Samples a second: each stage alone, and the whole of it", bars_of(result))]
     if loader_figures(result):
         charts.append(("Samples a second, played in turns", _loaders(result)))
     heights = [_BAR_INCHES * (len(bars) + 1.6) for _, bars in charts] + [2.2]
@@ -82,7 +85,7 @@ class _ChartBar:
     note: str = ""
 
 
-def _rates(result: BenchResult) -> list[_ChartBar]:
+def bars_of(result: BenchResult) -> list[_ChartBar]:
     """The run, and each stage alone; the one that is the limit stands out."""
     limit, share = limiting_stage(result), result.diagnosis.of_ceiling
     run = (

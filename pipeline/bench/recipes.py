@@ -1,8 +1,8 @@
-"""The recipes that `penstock bench` plays, by name.
+"""Resolve the name of a recipe that `penstock bench` plays.
 
-A recipe is named by imagenet, imagenet-eval, auto (imagenet where there are images, else the fields
-as they are), none (nothing is decoded: what reading alone can do), or module:name of a user's own
-recipe or function that makes one.
+A recipe is named by imagenet, imagenet-eval, auto (imagenet where there are images, else the
+fields as they are), none (nothing is decoded, which measures reading alone), or module:name of a
+user's own recipe or function that makes one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.errors import ConfigError, RecipeError
+from penstock.cache import ConfigError, RecipeError
 
 if TYPE_CHECKING:
-    from penstock.augment.field_recipes import Recipes
+    from penstock.augment import Recipes
 
 AUTO = "auto"
 RECIPES = (AUTO, "imagenet", "imagenet-eval", "none")

@@ -1,28 +1,218 @@
-"""Interleaved rounds of several loaders over the same work: medians, spreads, paired ratios.
+"""Play interleaved rounds of several loaders over the same work: medians, spreads, paired ratios.
 
 Every round plays all loaders one after the other, in turning order, so that a drifting machine
-drifts for all of them. Ratios are taken inside a round and then the median over the rounds.
-Loaders whose tensors differ are not compared: that is an error.
+drifts for all of them. Ratios are taken inside a round and then the median over the rounds. The
+loaders' tensors are compared before their times are: loaders whose tensors differ are not
+compared, which is an error.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.adapters.registry import TITLES
-from penstock.pipeline.bench.children import Child, ChildFailedError
-from penstock.pipeline.bench.figures import Figure
-from penstock.pipeline.bench.round import Round, RoundSize, TensorFacts, round_from_json
-from penstock.pipeline.bench.sameness import LOOKED_SAMPLES, check_same_work
+from penstock.cache import PenstockError
+from penstock.pipeline.bench.adapters import TITLES
+from penstock.pipeline.bench.child_process import Child, ChildFailedError
+from penstock.pipeline.bench.play import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from penstock.pipeline.bench.adapters.work import Work
+    import torch
+
+    from penstock.pipeline.bench.adapters import Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFacts:
+    """What a loader's tensors look like, to tell whether two loaders do the same work.
+
+    samples, label_mean, label_deviation: how many were looked at; of their labels.
+    spread: deviation of the images' own means, of the channel where it is largest: what chance does
+    to a mean over few images.
+    mean, deviation: of each channel over all pixels, in normalised units.
+    detail: mean absolute difference of horizontal neighbours; a resize without antialiasing raises
+    it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    label_dtype: str
+    samples: int
+    label_mean: float
+    label_deviation: float
+    spread: float
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    detail: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSize:
+    """How many batches a round has.
+
+    looked: taken at first; their pixels are looked at.
+    settle: taken next, more than any loader keeps ready, so that the timed ones come at the rate at
+    which they are made.
+    timed: taken as fast as they come.
+    stepped: each followed by step_ms in which this process leaves the cores alone, as it does while
+    an accelerator trains.
+    seed: of the order and the crops; another one each round, so that pooled pixels average well.
+    """
+
+    looked: int = 2
+    settle: int = 5
+    timed: int = 16
+    stepped: int = 12
+    step_ms: float = 0.0
+    seed: int = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one round cost.
+
+    build_s: the constructor; first_batch_s: from its return to the first batch.
+    images, wall_s, cpu_s: of the timed batches; cpu_s counts this process and its children.
+    stepped: batches that a step followed; wait_s, step_s: their time in the loader and in the step.
+    """
+
+    build_s: float
+    first_batch_s: float
+    images: int
+    wall_s: float
+    cpu_s: float
+    stepped: int
+    wait_s: float
+    step_s: float
+    pixels: TensorFacts
+
+    @property
+    def images_per_s(self) -> float:
+        return self.images / self.wall_s
+
+    @property
+    def cpu_s_per_1000(self) -> float:
+        return 1000 * self.cpu_s / self.images
+
+    @property
+    def batch_wait_ms(self) -> float:
+        return 1000 * self.wait_s / max(1, self.stepped)
+
+    @property
+    def batch_step_ms(self) -> float:
+        return 1000 * self.step_s / max(1, self.stepped)
+
+    @property
+    def wait_share(self) -> float:
+        return self.wait_s / (self.wait_s + self.step_s) if self.step_s else 0.0
+
+
+def round_from_json(values: dict[str, Any]) -> Round:
+    """A round as its process wrote it: JSON has lists where TensorFacts has tuples."""
+    pixels: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in values["pixels"].items()
+    }
+    return Round(**(values | {"pixels": TensorFacts(**pixels)}))
+
+
+# Beside what chance may add; a forgotten or doubled normalisation moves a mean by 0.5 and more.
+MEAN_TOLERANCE = 0.15
+DEVIATION_TOLERANCE = 0.12
+DETAIL_TOLERANCE = 0.25  # relative; a resize without antialiasing, or nearest, is beyond
+LABEL_TOLERANCE = 0.05  # of the labels' mean and deviation, in deviations
+CHANCE = 4.0  # standard errors of the difference of two means over other samples
+# So many samples of each loader are looked at, at least: enough for these tolerances to tell.
+LOOKED_SAMPLES = 1024
+
+
+class NotTheSameWorkError(PenstockError, ValueError):
+    """Two loaders' tensors differ, so their times say nothing about one another."""
+
+
+def look(batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> TensorFacts:
+    """The facts of some batches of (n, 3, size, size) images and (n,) labels."""
+    import torch
+
+    images = torch.cat([images for images, _ in batches]).float()
+    labels = torch.cat([labels for _, labels in batches])
+    return TensorFacts(
+        shape=tuple(batches[0][0].shape),
+        dtype=str(batches[0][0].dtype),
+        label_dtype=str(batches[0][1].dtype),
+        samples=len(labels),
+        label_mean=float(labels.double().mean()),
+        label_deviation=float(labels.double().std(correction=0)),
+        spread=float(images.mean(dim=(2, 3)).std(dim=0, correction=0).max()),
+        mean=tuple(images.mean(dim=(0, 2, 3)).tolist()),
+        deviation=tuple(images.std(dim=(0, 2, 3)).tolist()),
+        detail=float((images[..., 1:] - images[..., :-1]).abs().mean()),
+    )
+
+
+def check_same_work(seen: Mapping[str, Sequence[TensorFacts]], *, pooled: bool) -> None:
+    """Compare every loader's tensors with the first one's; pooled: the statistics of their pixels
+    and labels too, of LOOKED_SAMPLES or more. Raises NotTheSameWorkError."""
+    looks = {name: pooled_facts(rounds) for name, rounds in seen.items()}
+    reference_name, reference = next(iter(looks.items()))
+    for name, pixels in looks.items():
+        for what, mine, wanted, same in differences(pixels, reference, pooled=pooled):
+            if not same:
+                raise NotTheSameWorkError(
+                    f"{name}: {what} of its batches is {mine}, but {wanted} at {reference_name}. "
+                    "They don't do the same work, so they aren't compared. Give both the same "
+                    "images and operations."
+                )
+
+
+def differences(
+    pixels: TensorFacts, reference: TensorFacts, *, pooled: bool
+) -> Iterator[tuple[str, object, object, bool]]:
+    """What was compared, the value here and there, and whether they count as the same."""
+    for what in ("shape", "dtype", "label_dtype"):
+        mine, wanted = getattr(pixels, what), getattr(reference, what)
+        yield what, mine, wanted, mine == wanted
+    if not pooled:
+        return
+    chance = CHANCE * math.sqrt(1 / pixels.samples + 1 / reference.samples)
+    for what, tolerance in (("mean", MEAN_TOLERANCE), ("deviation", DEVIATION_TOLERANCE)):
+        mine, wanted = getattr(pixels, what), getattr(reference, what)
+        apart = max(abs(a - b) for a, b in zip(mine, wanted, strict=True))
+        allowed = tolerance + chance * max(pixels.spread, reference.spread)
+        yield f"channels' {what}", mine, wanted, apart <= allowed
+    near = math.isclose(pixels.detail, reference.detail, rel_tol=DETAIL_TOLERANCE)
+    yield "detail", pixels.detail, reference.detail, near
+    allowed = (LABEL_TOLERANCE + chance) * max(reference.label_deviation, pixels.label_deviation)
+    for what in ("label_mean", "label_deviation"):
+        mine, wanted = getattr(pixels, what), getattr(reference, what)
+        yield what, mine, wanted, abs(mine - wanted) <= allowed
+
+
+def pooled_facts(looks: Sequence[TensorFacts]) -> TensorFacts:
+    """The statistics of all rounds, from what each saw of equally many samples."""
+
+    def mean(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+        return tuple(statistics.fmean(column) for column in zip(*rows, strict=True))
+
+    return TensorFacts(
+        shape=looks[-1].shape,
+        dtype=looks[-1].dtype,
+        label_dtype=looks[-1].label_dtype,
+        samples=sum(look.samples for look in looks),
+        label_mean=statistics.fmean(look.label_mean for look in looks),
+        label_deviation=statistics.fmean(look.label_deviation for look in looks),
+        spread=statistics.fmean(look.spread for look in looks),
+        mean=mean([look.mean for look in looks]),
+        deviation=mean([look.deviation for look in looks]),
+        detail=statistics.fmean(look.detail for look in looks),
+    )
+
 
 # The accelerator of the stepped batches takes this share of what the fastest loader was heard to
 # deliver: that one can keep up, if its read-ahead is any good, and the others show by how much they
@@ -108,7 +298,7 @@ def compare(
 
     Raises NotTheSameWorkError where the loaders' tensors differ, ChildFailedError where one fails.
     """
-    size = fitted(size, work, rounds=rounds)
+    size = fitted_size(size, work, rounds=rounds)
     played: dict[str, list[Round]] = {name: [] for name in names}
     with contextlib.ExitStack() as stack:
         players = []
@@ -129,7 +319,7 @@ def compare(
     )
 
 
-def fitted(size: RoundSize, work: Work, *, rounds: int) -> RoundSize:
+def fitted_size(size: RoundSize, work: Work, *, rounds: int) -> RoundSize:
     """The round with enough batches for this work.
 
     Enough are looked at to tell whether the work is the same; more are taken to settle than torch's

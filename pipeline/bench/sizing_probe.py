@@ -1,4 +1,4 @@
-"""What this machine does of a sizing's figures: its disk, decoding, and the URL's store."""
+"""Measure this machine's disk and decoding, and the URL's store, for `penstock plan --measure`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.cache.fetch.object_range import ObjectRange
-from penstock.cache.threads import ordered
-from penstock.pipeline.bench.bench import workload_ceilings
+from penstock.cache import ordered
+from penstock.cache.base import ObjectRange
+from penstock.pipeline.bench.measurement import workload_ceilings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.pipeline.bench.workload import Workload
-    from penstock.readers.source import Source
+    from penstock.readers import Source
 
 _DISK_BYTES, _BLOCK, _READERS = 2**28, 2**20, 8
 _LEAST_STORE_BYTES = 2**26  # of a dataset whose objects tell what a store gives

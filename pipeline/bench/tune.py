@@ -1,9 +1,9 @@
-"""A short search for the settings that are fastest, by runs of some seconds.
+"""Search for the fastest loader settings by runs of some seconds.
 
-One setting after the other, from the default uphill: a value is taken if it is faster by more than
-two runs of the same settings differ, twice over. That finds what is worth having (another thread, a
-deeper read-ahead, another way to read); a grid would take an hour to find a per cent that is gone
-the next day.
+The search takes one setting after the other, from the default uphill: a value is taken if it is
+faster by more than two runs of the same settings differ, twice over. That finds what is worth
+having (another thread, a deeper read-ahead, another way to read); a grid would take an hour to
+find a per cent that is gone the next day.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base.blob import READ_MODE
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
+from penstock.cache.base import READ_MODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from penstock.cache.base.blob import ReadMode
+    from penstock.cache.base import ReadMode
 
 # Differences below this are noise even where two runs happened to agree.
 LEAST_NOISE = 0.02
@@ -31,7 +31,7 @@ MOST_NOISE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class LoaderSettings:
     """The settings of a native loader that its speed depends on, by the loader's names.
 
     num_workers: decode threads. prefetch_factor: batches in decoding at a time.
@@ -55,15 +55,15 @@ class Axis:
     values: tuple[Any, ...]
     tie: bool = False
 
-    def of(self, setup: Setup, place: int) -> Setup:
+    def of(self, setup: LoaderSettings, place: int) -> LoaderSettings:
         return replace(setup, **{self.name: self.values[place]})
 
 
 @dataclass(slots=True)
-class SetupRuns:
+class SettingsRuns:
     """One setup, and the samples/s of each of its runs."""
 
-    setup: Setup
+    setup: LoaderSettings
     runs: list[float] = field(default_factory=list)
 
     @property
@@ -76,17 +76,17 @@ class SearchResult:
     """What a search found. setups: those tried, in the order of their first run; noise: as a
     share."""
 
-    best: Setup
-    setups: tuple[SetupRuns, ...]
+    best: LoaderSettings
+    setups: tuple[SettingsRuns, ...]
     noise: float
 
 
 def tune(
-    start: Setup,
+    start: LoaderSettings,
     axes: Sequence[Axis],
-    measure: Callable[[Setup], float],
+    measure: Callable[[LoaderSettings], float],
     *,
-    on_run: Callable[[Setup, float], None] | None = None,
+    on_run: Callable[[LoaderSettings, float], None] | None = None,
 ) -> SearchResult:
     """The fastest setup that a walk along the axes finds, beginning at start.
 
@@ -95,7 +95,7 @@ def tune(
 
     Raises ConfigError for an axis without start's value; what measure raises.
     """
-    search = _Search(measure, on_run)
+    search = _SettingsSearch(measure, on_run)
     search.run(start)
     search.run(start)
     low, high = sorted(search.runs_of(start).runs)
@@ -107,7 +107,7 @@ def tune(
 
 
 def axes_for(
-    start: Setup, *, cores: int, samples: int, given: Collection[str] = ()
+    start: LoaderSettings, *, cores: int, samples: int, given: Collection[str] = ()
 ) -> tuple[Axis, ...]:
     """What is worth trying on so many cores. samples: of the dataset, the most that a batch can
     have. given: names of settings that aren't to be touched."""
@@ -122,27 +122,29 @@ def axes_for(
     return tuple(axis for axis in axes if axis.name not in given)
 
 
-class _Search:
+class _SettingsSearch:
     """The runs of a search so far."""
 
     def __init__(
-        self, measure: Callable[[Setup], float], on_run: Callable[[Setup, float], None] | None
+        self,
+        measure: Callable[[LoaderSettings], float],
+        on_run: Callable[[LoaderSettings, float], None] | None,
     ) -> None:
         self._measure, self._on_run = measure, on_run
-        self.setups: dict[Setup, SetupRuns] = {}
+        self.setups: dict[LoaderSettings, SettingsRuns] = {}
 
-    def runs_of(self, setup: Setup) -> SetupRuns:
+    def runs_of(self, setup: LoaderSettings) -> SettingsRuns:
         return self.setups[setup]
 
-    def run(self, setup: Setup) -> float:
+    def run(self, setup: LoaderSettings) -> float:
         """One more run; its samples/s."""
         rate = self._measure(setup)
-        self.setups.setdefault(setup, SetupRuns(setup)).runs.append(rate)
+        self.setups.setdefault(setup, SettingsRuns(setup)).runs.append(rate)
         if self._on_run is not None:
             self._on_run(setup, rate)
         return rate
 
-    def beats(self, new: Setup, best: Setup, *, by: float) -> bool:
+    def beats(self, new: LoaderSettings, best: LoaderSettings, *, by: float) -> bool:
         """Whether a setup is faster by that share (slower by no more than it where negative), in a
         first run and then in another one of both: one lucky run is no reason to change."""
         if self.run(new) <= (1 + by) * self.runs_of(best).samples_per_s:
@@ -150,7 +152,9 @@ class _Search:
         return self.run(new) > (1 + by) * self.run(best)
 
 
-def _along(axis: Axis, best: Setup, search: _Search, noise: float) -> Setup:
+def _along(
+    axis: Axis, best: LoaderSettings, search: _SettingsSearch, noise: float
+) -> LoaderSettings:
     """The best setup along one axis: down while that isn't worse or is better, else up."""
     try:
         begin = axis.values.index(getattr(best, axis.name))

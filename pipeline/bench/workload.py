@@ -1,28 +1,66 @@
-"""What `penstock bench` is asked to measure, as a value, and the loader that does it."""
+"""Describe what one `penstock bench` measures, and build the dataset and the loader that do it.
+
+`WholeSamples` is the dataset of the recipe "none": it reads and checks samples and makes nothing
+of them, which measures reading alone.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base.blob import READ_MODE
-from penstock.cache.base.limits import usable_cores
-from penstock.cache.errors import ConfigError, PlanError
+from penstock.cache import ConfigError, PlanError
+from penstock.cache.base import READ_MODE, usable_cores
 from penstock.pipeline.bench.accelerators import accelerator as accelerator_named
-from penstock.pipeline.bench.tune import Setup
-from penstock.pipeline.plan.world import World
-from penstock.readers.fields.selection import image_fields
-from penstock.readers.formats.registry import AUTO as ANY_FORMAT
-from penstock.readers.formats.sampling import AS_THEY_COME, Sampling
-from penstock.readers.origin.urls import show
+from penstock.pipeline.bench.tune import LoaderSettings
+from penstock.pipeline.plan import World
+from penstock.readers import Dataset
+from penstock.readers.fields import ID, SampleBatch, image_fields
+from penstock.readers.formats import AUTO as ANY_FORMAT
+from penstock.readers.formats import DEFAULT_SAMPLING, Sampling
+from penstock.readers.origin import show
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from penstock.cache.base import ReadMode
     from penstock.pipeline.bench.recipes import NamedRecipe
     from penstock.pipeline.loader import DataLoader
-    from penstock.readers import Dataset
+    from penstock.readers import Blocks
+    from penstock.readers.fields import ColumnCrop
+
+
+class WholeSamples(Dataset):
+    """A dataset whose batches read and check its fields, and hand out ids alone.
+
+    Its arguments are those of `Dataset`.
+    """
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What a batch has."""
+        return (ID,)
+
+    def read(
+        self,
+        rows: NDArray[np.int64],
+        *,
+        mode: ReadMode = READ_MODE,
+        bad: dict[int, str] | None = None,
+        fields: Sequence[str] | None = None,
+        crops: Mapping[str, ColumnCrop] | None = None,
+        blocks: Blocks | None = None,
+    ) -> SampleBatch:
+        """Read rows as `Dataset.read` does; without fields= the columns are dropped."""
+        batch = super().read(rows, mode=mode, bad=bad, fields=fields, crops=crops, blocks=blocks)
+        if fields is not None:
+            return batch
+        return SampleBatch(ids=batch.ids, columns={}, bytes_read=batch.bytes_read)
+
 
 # ImageNet's usual batch for one accelerator; a smaller dataset gives what it has.
 DEFAULT_BATCH = 256
@@ -52,7 +90,7 @@ class Workload:
     fields: tuple[str, ...] | Mapping[str, str] | None = None
     manifest: str | None = None
     format: str = ANY_FORMAT
-    sampling: Sampling = AS_THEY_COME
+    sampling: Sampling = DEFAULT_SAMPLING
 
     @property
     def place(self) -> str:
@@ -61,7 +99,6 @@ class Workload:
 
     def dataset(self) -> Dataset:
         """The dataset, not open yet; the caller closes it."""
-        from penstock.pipeline.bench.whole_samples import WholeSamples
         from penstock.readers import Dataset
 
         kind = WholeSamples if self.recipe.reads_only else Dataset
@@ -82,7 +119,7 @@ class Workload:
         images = image_fields(dataset.schema, dataset.fields)
         return replace(self, recipe=self.recipe.settled(has_images=bool(images)))
 
-    def setup(self, dataset: Dataset) -> Setup:
+    def setup(self, dataset: Dataset) -> LoaderSettings:
         """What is given, and the loader's own defaults for the rest. Raises PlanError for a batch
         larger than the dataset."""
         samples = len(dataset)
@@ -93,13 +130,13 @@ class Workload:
                 f"--batch-size: got {size}{whose}, and {self.place} has {samples:,} samples: no "
                 f"batch could be filled. Pass --batch-size {samples} or less, or a larger dataset."
             )
-        return Setup(
+        return LoaderSettings(
             batch_size=size,
             num_workers=self.num_workers or World(0, 1).threads(usable_cores()),
             prefetch_factor=2 if self.recipe.shuffled else 1,
         )
 
-    def loader(self, dataset: Dataset, setup: Setup) -> DataLoader:
+    def loader(self, dataset: Dataset, setup: LoaderSettings) -> DataLoader:
         """The loader of a run, on this process alone."""
         from penstock.pipeline.loader import DataLoader
 
@@ -123,7 +160,7 @@ class Workload:
         names = {"DataLoader", "Dataset", *self.recipe.names}
         return "\n".join([f"from penstock import {', '.join(sorted(names))}", *self.recipe.imports])
 
-    def line(self, setup: Setup) -> str:
+    def line(self, setup: LoaderSettings) -> str:
         """The Python that builds the loader of this setup; what is a default of the loader's is
         left out. None says what a recipe does that only reads."""
         options = [f"batch_size={setup.batch_size}"]

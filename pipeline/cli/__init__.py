@@ -1,5 +1,5 @@
-"""The `penstock` command: a table of library calls."""
+"""Provide the `penstock` command as a table of library calls, one module per command."""
 
-from penstock.pipeline.cli.main import main
+import lazy_loader
 
-__all__ = ["main"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,6 @@
-"""`python -m penstock.pipeline.cli`, where the `penstock` script isn't on the path."""
+"""Run `penstock` as `python -m penstock.pipeline.cli`, where the script isn't on the path."""
+
+from __future__ import annotations
 
 import sys
 

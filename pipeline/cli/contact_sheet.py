@@ -1,4 +1,7 @@
-"""Pictures of a batch in rows, with captions: images with their masks, boxes and points."""
+"""Draw the images of a batch in rows, with captions, masks, boxes and points.
+
+It needs Pillow.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.errors import MissingDependencyError
+from penstock.cache import MissingDependencyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,7 +1,8 @@
-"""`penstock doctor --url`: does a store answer, accept the credentials, list and serve ranges.
+"""Test that a store answers, accepts the credentials, lists and serves ranges.
 
-`probe` asks once a question, without the retries of a training job: a doctor shall tell what is
-wrong now, not hide it for two minutes. `store_checks` judges what it found.
+This is `penstock doctor --url`. `probe` asks each question once, without the retries of a
+training job: a doctor reports what is wrong now and doesn't hide it for two minutes.
+`store_checks` judges what it found.
 """
 
 from __future__ import annotations
@@ -10,15 +11,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base.sizes import format_size
-from penstock.cache.base.store import ObjectInfo, RequestError
-from penstock.cache.errors import FetchError, MissingDependencyError
-from penstock.pipeline.cli.check import Check, count
+from penstock.cache import FetchError, MissingDependencyError
+from penstock.cache.base import ObjectInfo, RequestError, format_size
+from penstock.pipeline.cli.doctor_checks import Check, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from penstock.cache.base.store import Failure, Store
+    from penstock.cache.base import Failure, Store
 
 # Enough for a median that one slow handshake doesn't move, few enough for a metered store.
 PROBES = 9
@@ -78,8 +78,8 @@ class StoreFacts:
 
 def store_facts(url: str, options: Mapping[str, Any]) -> StoreFacts:
     """Ask the store of a URL. Raises ConfigError for a URL or options that make no sense."""
-    from penstock.cache.secrets import redact
-    from penstock.cache.stores.opening import open_store
+    from penstock.cache import redact
+    from penstock.cache.stores import open_store
 
     try:
         store = open_store(url, options)

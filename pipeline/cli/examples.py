@@ -1,5 +1,7 @@
-"""Examples that each command's help ends with; a test parses all of them and runs those that need
-neither a store nor minutes."""
+"""List the examples that each command's help ends with.
+
+A test parses all of them and runs those that need neither a store nor minutes.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +58,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "penstock cache evict cached --to 500GB",
             "penstock cache evict cached --dataset s3://bucket/photos-pack",
         ),
-        "cache clear": (
-            "penstock cache clear cached",
-            "penstock cache clear cached --yes",
-        ),
+        "cache clear": ("penstock cache clear cached", "penstock cache clear cached --yes"),
         "cache gc": ("penstock cache gc cached",),
     }
 )

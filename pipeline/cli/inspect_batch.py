@@ -1,9 +1,12 @@
-"""`penstock inspect --batch`: one batch, exactly as a model would get it, for people to look at."""
+"""Load one batch, exactly as a model would get it, and report its fields, values and samples.
+
+This is `penstock inspect --batch`.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,33 +15,182 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.cli.batch_report import (
-    BatchReport,
-    batch_fields,
-    batch_samples,
-    value_ranges,
-)
+from penstock.cache import ConfigError
 from penstock.pipeline.cli.contact_sheet import Picture, contact_sheet
-from penstock.readers.fields.field_types import (
+from penstock.readers.fields import (
     PRESENT,
     Boxes,
+    ClassLabel,
     Keypoints,
     Mask,
+    fields_handed_out,
+    image_fields,
     number_name,
 )
-from penstock.readers.fields.selection import fields_handed_out, image_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from penstock.augment import Normalize, Operation
-    from penstock.pipeline.cli.options import Recipe
+    from penstock.pipeline.cli.command_options import Recipe
     from penstock.readers import Dataset
-    from penstock.readers.fields.schema import Schema
+    from penstock.readers.fields import Schema
+
+_TEXT_CHARACTERS = 60
+_NUMBERS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchField:
+    """One field of the batch that is shown.
+
+    shape: of the tensor; of what has no common shape the first sample's, None in place of the
+    lengths that differ. dtype: "str" and "bytes" of what isn't numbers. present: samples that have
+    it.
+    """
+
+    name: str
+    type: str
+    shape: list[int | None]
+    dtype: str
+    present: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRange:
+    """Values of a field, or of one channel of an image field, over the whole batch, as the model
+    gets them."""
+
+    name: str
+    min: float
+    max: float
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSample:
+    """Which sample stands where in the batch. values: of its other fields, for people."""
+
+    id: int
+    name: str
+    values: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """What a batch holds."""
+
+    seed: int
+    epoch: int
+    augment: str
+    fields: list[BatchField]
+    values: list[ValueRange]
+    samples: list[BatchSample]
+
+
+def batch_fields(batch: Mapping[str, Any], schema: Schema) -> list[BatchField]:
+    """The fields of a batch by name: tensors, Ragged, or lists."""
+    return [
+        _field(name, column, batch.get(name + PRESENT), schema)
+        for name, column in batch.items()
+        if not name.endswith(PRESENT)
+    ]
+
+
+def _field(name: str, column: Any, present: Any, schema: Schema) -> BatchField:
+    kind = type(schema[name]).__name__ if name in schema else "Value"
+    shape: list[int | None]
+    if hasattr(column, "shape"):
+        shape, dtype = list(map(int, column.shape)), column.dtype
+    elif isinstance(column, list):
+        shape, dtype = [len(column)], type(column[0]).__name__ if column else "-"
+    else:
+        shape = [len(column), *_lengths([each.shape for each in column])]
+        dtype = column.values.dtype
+    return BatchField(
+        name=name,
+        type=kind,
+        shape=shape,
+        dtype=str(dtype).split(".")[-1],
+        present=len(column) if present is None else int(present.sum()),
+    )
+
+
+def _lengths(shapes: Sequence[tuple[int, ...]]) -> list[int | None]:
+    """The lengths that all samples share; None for the others."""
+    return [
+        one.pop() if len(one := set(lengths)) == 1 else None
+        for lengths in zip(*shapes, strict=False)
+    ]
+
+
+def value_ranges(
+    batch: Mapping[str, Any], image_fields: Sequence[str], *, number: str
+) -> list[ValueRange]:
+    """Ranges of all that are numbers, of images a channel at a time; without the samples' own,
+    which the batch has under the name `number`."""
+    ranges: list[ValueRange] = []
+    for name, column in batch.items():
+        if name == number or name.endswith(PRESENT) or isinstance(column, list):
+            continue
+        values = (column if hasattr(column, "shape") else column.values).cpu().numpy()
+        if name in image_fields:
+            ranges += [
+                _range(f"{name} {channel}", values[:, channel])
+                for channel in range(values.shape[1])
+            ]
+        elif values.size:
+            ranges.append(_range(name, values))
+    return ranges
+
+
+def _range(name: str, values: NDArray[Any]) -> ValueRange:
+    return ValueRange(
+        name=name,
+        min=float(values.min()),
+        max=float(values.max()),
+        mean=float(values.mean(dtype=np.float64)),
+        std=float(values.std(dtype=np.float64)),
+    )
+
+
+def batch_samples(
+    batch: Mapping[str, Any], names: Sequence[str], schema: Schema, shown: Sequence[str]
+) -> list[BatchSample]:
+    """The samples with what their other fields hold. names: of the samples; shown: the fields."""
+    ids = batch[number_name(schema)].tolist()
+    return [
+        BatchSample(
+            id=int(number),
+            name=name,
+            values={field: _value(batch, schema, field, row) for field in shown},
+        )
+        for row, (number, name) in enumerate(zip(ids, names, strict=True))
+    ]
+
+
+def _value(batch: Mapping[str, Any], schema: Schema, field: str, row: int) -> str:
+    """One value for people: a class by name, text and numbers cut short, else its shape."""
+    present = batch.get(field + PRESENT)
+    if present is not None and not present[row]:
+        return "-"
+    value, type = batch[field][row], schema.get(field)
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    if isinstance(value, str):
+        line = " ".join(value.split())
+        return line if len(line) <= _TEXT_CHARACTERS else line[: _TEXT_CHARACTERS - 1] + "…"
+    if isinstance(type, ClassLabel) and not value.dim():
+        number = int(value)
+        return type.names[number] if 0 <= number < len(type.names) else str(number)
+    if value.numel() <= _NUMBERS and value.dim() <= 1:
+        return " ".join(f"{each:.4g}" for each in value.reshape(-1).tolist()) or "empty"
+    return " x ".join(map(str, value.shape))
+
 
 MOST_SAMPLES = 1024
 _SQUARE = 224
@@ -65,7 +217,7 @@ def open_with_all_fields(url: str, **options: Any) -> Dataset:
     return Dataset(url, **options).select(*fields, number_name(schema))
 
 
-def look(
+def load_batch(
     dataset: Dataset, *, size: int, recipe: Recipe, seed: int, epoch: int
 ) -> tuple[BatchReport, list[Picture]]:
     """The first batch of an epoch, and its images for the eye.
@@ -75,13 +227,13 @@ def look(
     """
     from penstock.augment import Normalize
     from penstock.pipeline.loader import DataLoader
-    from penstock.pipeline.plan.world import World
+    from penstock.pipeline.plan import World
 
     if not 1 <= size <= MOST_SAMPLES:
         raise ConfigError(f"--batch: got {size}, wanted 1 to {MOST_SAMPLES}.")
     schema = dataset.schema
     images = list(image_fields(schema, dataset.fields))
-    ops, words = _fitting(dataset, images, recipe)
+    ops, words = _recipe_for(dataset, images, recipe)
     with DataLoader(
         dataset,
         batch_size=min(size, len(dataset)),
@@ -109,7 +261,7 @@ def look(
     return report, drawn
 
 
-def _fitting(
+def _recipe_for(
     dataset: Dataset, images: list[str], recipe: Recipe
 ) -> tuple[tuple[Operation, ...] | None, str]:
     """A recipe that makes tensors of the images, and words for it: images of different sizes make
@@ -171,7 +323,7 @@ def pixels_for_the_eye(images: NDArray[Any], normalize: Normalize | None) -> NDA
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
 
 
-def show(
+def show_batch(
     url: str, report: BatchReport, pictures: list[Picture], *, out: Path | None, as_json: bool
 ) -> None:
     """Write the contact sheet where wanted, and tell the rest. Raises ConfigError for a sheet of a

@@ -1,4 +1,4 @@
-"""Entry point: exit codes, errors for people, and the table of commands.
+"""Register the commands of `penstock`, run one, and return its exit code.
 
 0 done, 1 the thing failed, 2 used wrongly, 130 interrupted. `--json` prints one object on stdout;
 everything else goes to stderr.
@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 from rich.console import Console
 
-from penstock.cache.base.machine import machine_remedy
-from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning
-from penstock.cache.threads import end_interrupted
-from penstock.pipeline.cli.bench import bench
-from penstock.pipeline.cli.cache import app as cache_app
-from penstock.pipeline.cli.datasets import index, pack
-from penstock.pipeline.cli.doctor import doctor
+from penstock.cache import ConfigError, PenstockError, PenstockWarning, end_interrupted
+from penstock.cache.base import machine_remedy
+from penstock.pipeline.cli.bench_command import bench
+from penstock.pipeline.cli.cache_command import app as cache_app
+from penstock.pipeline.cli.doctor_command import doctor
 from penstock.pipeline.cli.examples import epilog, prose
-from penstock.pipeline.cli.inspect import inspect
-from penstock.pipeline.cli.plan import plan
-from penstock.pipeline.cli.warm import warm
+from penstock.pipeline.cli.inspect_command import inspect
+from penstock.pipeline.cli.pack_command import index, pack
+from penstock.pipeline.cli.plan_command import plan
+from penstock.pipeline.cli.warm_command import warm
 from penstock.version import __version__
 
 if TYPE_CHECKING:
@@ -75,10 +74,10 @@ def _show_warning(
     """One line for people; where in the code it arose is no use to them."""
     del filename, lineno, file, line
     name = "warning" if issubclass(category, PenstockWarning) else category.__name__
-    _tell(f"[yellow]{name}:[/] ", str(message))
+    _print_to_stderr(f"[yellow]{name}:[/] ", str(message))
 
 
-def _tell(label: str, message: str) -> None:
+def _print_to_stderr(label: str, message: str) -> None:
     try:
         stderr = Console(stderr=True)
         stderr.print(label, end="")
@@ -107,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
             code = left.code if isinstance(left.code, int) else 1
             if code == INTERRUPTED:
                 end_interrupted()
-                _tell(
+                _print_to_stderr(
                     "",
                     "Interrupted. What pack, index or warm had finished stays: the same command "
                     "goes on from there.",
@@ -115,6 +114,6 @@ def main(arguments: list[str] | None = None) -> int:
             return code
         except (PenstockError, OSError) as error:
             remedy = None if isinstance(error, PenstockError) else machine_remedy(error)
-            _tell("[bold red]error:[/] ", f"{error}. {remedy}" if remedy else str(error))
+            _print_to_stderr("[bold red]error:[/] ", f"{error}. {remedy}" if remedy else str(error))
             return 2 if isinstance(error, ConfigError) else 1
     return 0

@@ -1,24 +1,27 @@
-"""AU against nodes as a picture: the first epoch and later ones, and where the store ends it."""
+"""Draw accelerator utilisation against nodes, for the first epoch and later ones.
+
+Lines show where the store limits them. It needs the extra `plot`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.bench.plot import check_plot, figure_type
-from penstock.pipeline.plan.sizing.forecast import Forecast, forecast
+from penstock.cache import ConfigError
+from penstock.pipeline.bench import check_plot, figure_type
+from penstock.pipeline.plan.sizing import Forecast, forecast
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.plan.sizing.values import Setup
+    from penstock.pipeline.plan.sizing import ClusterSetup
 
 NODES = tuple(2**power for power in range(11))
 _FIRST, _LATER, _LINE, _INK = "#c8553d", "#0b6e99", "#8a959d", "#22303a"
 
 
-def sweep(setup: Setup) -> list[Forecast]:
+def sweep(setup: ClusterSetup) -> list[Forecast]:
     """The same job on 1 to 1,024 nodes: each GPU keeps its batch, so the global batch grows, as
     far as an epoch has two steps (AU leaves out the first)."""
     job = setup.job
@@ -31,14 +34,14 @@ def sweep(setup: Setup) -> list[Forecast]:
     return found
 
 
-def plot_plan(setup: Setup, path: Path, *, title: str) -> None:
+def plot_plan(setup: ClusterSetup, path: Path, *, title: str) -> None:
     """Write the picture. Raises ConfigError for a place that can't be written to,
     MissingDependencyError without matplotlib."""
     check_plot(path)
     draw_plan(setup, title=title).savefig(path, dpi=150)
 
 
-def draw_plan(setup: Setup, *, title: str) -> Any:
+def draw_plan(setup: ClusterSetup, *, title: str) -> Any:
     """A matplotlib figure of `sweep`."""
     found = sweep(setup)
     if not found:
@@ -87,7 +90,7 @@ def _name_ends(axes: Any, last: Forecast) -> None:
         )
 
 
-def _remote_lines(axes: Any, setup: Setup, found: list[Forecast]) -> None:
+def _remote_lines(axes: Any, setup: ClusterSetup, found: list[Forecast]) -> None:
     """The nodes up to which the store's bandwidth feeds an epoch that fetches all of its bytes,
     and one that fetches what the caches don't keep."""
     store = setup.store

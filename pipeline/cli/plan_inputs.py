@@ -1,24 +1,25 @@
-"""What `penstock plan` was told, as a setup, with each figure's origin."""
+"""Build a sizing's setup from the options of `penstock plan`, and record each figure's origin."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.cache.base.sizes import format_size, parse_rate, parse_size
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.bench.accelerators import ACCELERATORS, accelerator
-from penstock.pipeline.plan.sizing.checks import check_count, check_figure
-from penstock.pipeline.plan.sizing.values import (
+from penstock.cache import ConfigError
+from penstock.cache.base import format_size, parse_rate, parse_size
+from penstock.pipeline.bench import ACCELERATORS, accelerator
+from penstock.pipeline.plan.sizing import (
+    ClusterSetup,
     DataFigures,
     JobFigures,
     NodeFigures,
-    Setup,
     StoreFigures,
+    check_count,
+    check_figure,
 )
 
 if TYPE_CHECKING:
-    from penstock.pipeline.bench.accelerators import Accelerator
+    from penstock.pipeline.bench import Accelerator
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class KnownData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
+class SizingOptions:
     """The options as they came; see `plan_options`. given: names of those that aren't defaults."""
 
     samples: int | None
@@ -105,7 +106,7 @@ def model_named(name: str) -> Accelerator:
         ) from None
 
 
-def setup_of(options: PlanOptions, known: KnownData | None) -> tuple[Setup, Assumptions]:
+def setup_of(options: SizingOptions, known: KnownData | None) -> tuple[ClusterSetup, Assumptions]:
     """The setup that was asked for. known: of the URL. Raises ConfigError for what can't be."""
     notes = Assumptions()
     model = _model(options)
@@ -119,10 +120,10 @@ def setup_of(options: PlanOptions, known: KnownData | None) -> tuple[Setup, Assu
         "label correlation, decoded chunks, other jobs on the cache, indexes, start of processes"
     )
     notes.note("not counted", left_out, "docs/sizing.md")
-    return Setup(data=data, node=_node(options, known, notes), store=store, job=job), notes
+    return ClusterSetup(data=data, node=_node(options, known, notes), store=store, job=job), notes
 
 
-def _model(options: PlanOptions) -> Accelerator | None:
+def _model(options: SizingOptions) -> Accelerator | None:
     if (options.model is None) == (options.samples_per_s is None):
         both = options.model is not None
         raise ConfigError(
@@ -134,7 +135,7 @@ def _model(options: PlanOptions) -> Accelerator | None:
 
 
 def _data(
-    options: PlanOptions, known: KnownData | None, model: Accelerator | None, notes: Assumptions
+    options: SizingOptions, known: KnownData | None, model: Accelerator | None, notes: Assumptions
 ) -> DataFigures:
     samples, origin = _first(
         (options.samples, "given"),
@@ -180,7 +181,7 @@ def _data(
 
 
 def _job(
-    options: PlanOptions,
+    options: SizingOptions,
     known: KnownData | None,
     model: Accelerator | None,
     samples: int,
@@ -236,7 +237,7 @@ def _job(
     )
 
 
-def _is_encrypted(options: PlanOptions) -> bool:
+def _is_encrypted(options: SizingOptions) -> bool:
     """Whether peers encrypt, as they do unless told not to. Raises ConfigError without peers."""
     if "tls" in options.given and not options.peers:
         wrong = "--tls" if options.tls else "--no-tls"
@@ -247,7 +248,7 @@ def _is_encrypted(options: PlanOptions) -> bool:
     return options.peers and options.tls
 
 
-def _node(options: PlanOptions, known: KnownData | None, notes: Assumptions) -> NodeFigures:
+def _node(options: SizingOptions, known: KnownData | None, notes: Assumptions) -> NodeFigures:
     disk, origin = _rate(
         options, "nvme_bandwidth", known.nvme_bytes_per_s if known is not None else None
     )
@@ -269,7 +270,7 @@ def _node(options: PlanOptions, known: KnownData | None, notes: Assumptions) -> 
     )
 
 
-def _store(options: PlanOptions, known: KnownData | None, notes: Assumptions) -> StoreFigures:
+def _store(options: SizingOptions, known: KnownData | None, notes: Assumptions) -> StoreFigures:
     measured = known.store_bytes_per_s if known is not None else None
     bandwidth, origin = _rate(options, "store_bandwidth", measured)
     stream, stream_origin = _rate(options, "stream_bandwidth", None)
@@ -294,14 +295,14 @@ def _store(options: PlanOptions, known: KnownData | None, notes: Assumptions) ->
     )
 
 
-def _is_local(options: PlanOptions, known: KnownData | None) -> bool:
+def _is_local(options: SizingOptions, known: KnownData | None) -> bool:
     if options.local is not None:
         return options.local
     of_a_store = any(name.startswith("store_") for name in options.given)
     return known is not None and known.is_local and not of_a_store
 
 
-def _rate(options: PlanOptions, name: str, measured: float | None) -> tuple[float, str]:
+def _rate(options: SizingOptions, name: str, measured: float | None) -> tuple[float, str]:
     """Bytes a second: as given, as measured, else the default."""
     told: Any = getattr(options, name)
     if measured is not None and name not in options.given:
@@ -310,7 +311,7 @@ def _rate(options: PlanOptions, name: str, measured: float | None) -> tuple[floa
     return parse_rate(told or DEFAULT_STORE_BANDWIDTH, what=option), _origin(options, name)
 
 
-def _origin(options: PlanOptions, name: str, otherwise: str = "default") -> str:
+def _origin(options: SizingOptions, name: str, otherwise: str = "default") -> str:
     return "given" if name in options.given else otherwise
 
 

@@ -1,4 +1,4 @@
-"""What `penstock plan` says: as one object, and as tables for people."""
+"""Report the forecast of `penstock plan`: as one JSON object, and as tables for people."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from penstock.cache.base.sizes import format_size
+from penstock.cache.base import format_size
 from penstock.pipeline.cli.plan_inputs import DECODED_ELSEWHERE, DECODING
-from penstock.pipeline.plan.needs import AHEAD_BYTES
-from penstock.pipeline.plan.sizing.changes import changes, duration
-from penstock.pipeline.plan.sizing.costs import (
+from penstock.pipeline.plan import AHEAD_BYTES
+from penstock.pipeline.plan.sizing import (
+    MOST_READERS,
     PEER_CLIENT_S_PER_GB,
     PEER_TLS_CLIENT_S_PER_GB,
     RAM_SHARE,
+    WORDS,
+    changes,
+    duration,
 )
-from penstock.pipeline.plan.sizing.geometry import MOST_READERS
-from penstock.pipeline.plan.sizing.tiers import WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
 
-    from penstock.pipeline.plan.sizing.forecast import EpochForecast, Forecast
-    from penstock.pipeline.plan.sizing.simulation import SimulatedEpoch
+    from penstock.pipeline.plan.sizing import EpochForecast, Forecast, SimulatedEpoch
 
 _SOURCES = {
     "remote": "the store",
@@ -41,9 +41,7 @@ _LEGEND = (
 
 
 def plan_values(
-    found: Forecast,
-    assumptions: dict[str, dict[str, str]],
-    walked: Sequence[SimulatedEpoch] = (),
+    found: Forecast, assumptions: dict[str, dict[str, str]], walked: Sequence[SimulatedEpoch] = ()
 ) -> dict[str, Any]:
     """The fields of `--json`; docs/sizing.md names their units. walked: epochs of a simulation."""
     job, geometry = found.setup.job, found.geometry

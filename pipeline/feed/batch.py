@@ -1,4 +1,6 @@
-"""A batch on its way to the training loop: what it is for, and what each stage adds to it."""
+"""Hold one rank's share of a global batch while it passes through the stages of
+`batch_pipeline`.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,9 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from penstock.augment.draws import Draws
-    from penstock.augment.mixing import Mix
-    from penstock.pipeline.plan.slots import Slots
-    from penstock.pipeline.plan.steps import Step
-    from penstock.readers.fields.columns import DenseColumn, RaggedColumn, SampleBatch
+    from penstock.augment import Draws, Mix
+    from penstock.pipeline.plan import RankSlots, Step
+    from penstock.readers.fields import DenseColumn, RaggedColumn, SampleBatch
 
 Output = tuple[Any, ...] | dict[str, Any]
 """What is handed out: tensors, `Ragged`s and lists in field order, or by field."""
@@ -50,7 +50,7 @@ class Batch:
     """
 
     step: Step
-    slots: Slots
+    slots: RankSlots
     own: NDArray[np.int64]
     content: SampleBatch
     bad: Mapping[int, str]

@@ -1,4 +1,4 @@
-"""Freezes a job's order from what its user asked for, checks it, and says what it costs."""
+"""Freeze a job's order from its user's options, check it, and warn of what it costs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import PenstockWarning, PlanError
-from penstock.pipeline.options.order_options import check_shuffles
-from penstock.pipeline.plan.advice import advice, uneven_words
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.job_order import JobOrder, buckets_of
-from penstock.pipeline.plan.settings import ordered_settings, shuffled_settings
-from penstock.pipeline.plan.steps import Walk
+from penstock.cache import PenstockWarning, PlanError
+from penstock.pipeline.options import check_shuffles
+from penstock.pipeline.plan import (
+    BatchSchedule,
+    JobOrder,
+    Walk,
+    advice,
+    buckets_of,
+    ordered_settings,
+    shuffled_settings,
+    uneven_words,
+)
 
 if TYPE_CHECKING:
-    from penstock.pipeline.options.native_options import NativeOptions
-    from penstock.pipeline.plan.lane_order import LaneOrder
-    from penstock.pipeline.plan.settings import PlanSettings
-    from penstock.readers.contents import Contents
-    from penstock.readers.source import Source
+    from penstock.pipeline.options import NativeOptions
+    from penstock.pipeline.plan import LaneOrder, PlanSettings
+    from penstock.readers import Contents, Source
 
 
 def freeze_order(
@@ -47,10 +50,7 @@ def _by_tokens(
     lane_order: LaneOrder | None,
 ) -> JobOrder:
     """The order of a job whose batches are cut by tokens."""
-    from penstock.pipeline.feed.token_order import (  # other jobs need none of it
-        check_resumed,
-        freeze_buckets,
-    )
+    from penstock.pipeline.feed.token_batches import check_resumed, freeze_buckets
 
     if settings is None:
         buckets = freeze_buckets(source, options)
@@ -65,7 +65,7 @@ def bucket_order(
     source: Source, settings: PlanSettings, lane_order: LaneOrder | None = None
 ) -> JobOrder:
     """The order of a job whose settings cut batches by tokens."""
-    from penstock.pipeline.plan.bucket_walk import BucketWalk  # other jobs need none of it
+    from penstock.pipeline.plan import BucketWalk  # other jobs need none of it
 
     told, found = settings.buckets, buckets_of(source, settings, lane_order)
     assert told is not None
@@ -134,7 +134,7 @@ def _few_shards(order: JobOrder, options: NativeOptions) -> str | None:
     contents, nodes = order.source.contents, options.world.nodes
     if nodes == 1 or options.order.lanes is not None or order.source.remote_shards is None:
         return None
-    from penstock.pipeline.plan.sizing.reach import few_shards_words  # one node needs none of it
+    from penstock.pipeline.plan.sizing import few_shards_words  # one node needs none of it
 
     return few_shards_words(
         samples=contents.samples,

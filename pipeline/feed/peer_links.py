@@ -1,4 +1,7 @@
-"""What a loader tells its remotes of the job's other nodes: where they are, who may hold what."""
+"""Inform a loader's remotes of the job's other nodes: their addresses, and who may hold which blob.
+
+Loaded only where peers are in use.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.job_store import JobStore
-from penstock.cache.peers.peer_exchange import NodeRanks
-from penstock.cache.peers.peer_link import PeerLink
-from penstock.cache.peers.peer_secret import job_secret
-from penstock.cache.peers.peer_upstream import PeerUpstream
-from penstock.pipeline.feed.lane_agreement import held_of_groups
-from penstock.pipeline.plan.held_lanes import held_bytes_of_lanes
-from penstock.pipeline.plan.holders import Holders
-from penstock.pipeline.plan.needs import node_ranks
-from penstock.pipeline.plan.nodes import MOST_LEVEL, level_text, levels_of
-from penstock.pipeline.plan.order import Plan
-from penstock.pipeline.plan.settings import make_plan
-from penstock.pipeline.plan.world import peer_token
+from penstock.cache import JobStore
+from penstock.cache.peers import NodeRanks, PeerLink, PeerUpstream, job_secret
+from penstock.pipeline.members import held_of_groups
+from penstock.pipeline.plan import (
+    MOST_LEVEL,
+    Holders,
+    Plan,
+    held_bytes_of_lanes,
+    level_text,
+    levels_of,
+    make_plan,
+    node_ranks,
+    peer_token,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.cache.disk.disk_cache import DiskCache
-    from penstock.pipeline.plan.job_order import JobOrder
-    from penstock.pipeline.plan.world import World
-    from penstock.readers.remote_shards import RemoteShards
+    from penstock.cache.disk import DiskCache
+    from penstock.pipeline.plan import JobOrder, World
+    from penstock.readers import RemoteShards
 
 
 class PlannedNodes:

@@ -1,15 +1,18 @@
-"""Where a loader is in its job, and nowhere else: what its user was handed so far."""
+"""Hold the position of a loader in its job: what its user has received so far.
+
+No other object holds it, and a state is made from it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.plan.steps import Cursor
+from penstock.cache import ConfigError
+from penstock.pipeline.plan import Cursor
 
 if TYPE_CHECKING:
-    from penstock.pipeline.plan.steps import Step, Walk
+    from penstock.pipeline.plan import Step, Walk
 
 
 @dataclass(frozen=True, slots=True)

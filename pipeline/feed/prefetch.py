@@ -1,8 +1,8 @@
-"""What a loader of a remote dataset fetches before it is asked: batches ahead and shards ahead.
+"""Decide how far ahead of a loader the bytes of a remote dataset are fetched: batches and shards.
 
-No thread waits here. Each batch that is handed out counts as consumption; from that and from the
-measured request times follows how many batches to read ahead (`plan.needs.LookAhead`), and whole
-shards are filled beside them (`filler`).
+No thread waits here. Each batch that is delivered counts as consumption. From that and from the
+measured request times follows how many batches to read ahead (`plan.needs.LookAhead`); whole shards
+are filled beside them (`shard_fills`).
 """
 
 from __future__ import annotations
@@ -12,27 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.pipeline.feed.filler import Filler
-from penstock.pipeline.feed.node_share import NodeShare
-from penstock.pipeline.plan.needs import (
-    LookAhead,
-    Needs,
-    room_for_fills,
-    shards_of_ranks,
-    widening,
-)
-from penstock.pipeline.report.facts import TierFacts
-from penstock.readers.fields.selection import stored_fields
+from penstock.pipeline.feed.shard_fills import Filler, NodeShare
+from penstock.pipeline.plan import LookAhead, Needs, room_for_fills, shards_of_ranks, widening
+from penstock.pipeline.report import TierFacts
+from penstock.readers.fields import stored_fields
 
 if TYPE_CHECKING:
-    from penstock.augment.array_draws import ArrayDraws
-    from penstock.cache.job_store import JobStore
+    from penstock.augment import ArrayDraws
+    from penstock.cache import JobStore
     from penstock.pipeline.feed.peer_links import PeerLinks
-    from penstock.pipeline.plan.job_order import JobOrder
-    from penstock.pipeline.plan.steps import Cursor
-    from penstock.pipeline.plan.world import World
-    from penstock.readers.remote_shards import RemoteShards
-    from penstock.readers.source import Source
+    from penstock.pipeline.plan import Cursor, JobOrder, World
+    from penstock.readers import RemoteShards, Source
 
 FILLED_SHARE = 0.9
 """Shards are filled whole where an epoch's crops touch at least that much of their bytes. Below it
@@ -82,7 +72,7 @@ class Prefetch:
         self._least = least_ahead
         self._seen = remote.traffic()
         self._handed_out: float | None = None
-        self._peers = peer_links(remote, order, world, store)
+        self._peers = make_peer_links(remote, order, world, store)
         self._filler: Filler | None = None
         if self._share.is_cached and fills:
             self._filler = Filler(
@@ -133,10 +123,7 @@ class Prefetch:
         self._look_ahead.count_misses(misses)
         if before is not None:
             self._look_ahead.count_batch(
-                size_bytes,
-                period_s=now - before,
-                waited_s=waited_s,
-                missed=misses > 0,
+                size_bytes, period_s=now - before, waited_s=waited_s, missed=misses > 0
             )
         self._remote.let_fills(
             lambda now, most: room_for_fills(now, ready_share=ready_share, most=most),
@@ -175,7 +162,7 @@ class Prefetch:
             self._peers.close()
 
 
-def peer_links(
+def make_peer_links(
     remote: RemoteShards, order: JobOrder, world: World, store: JobStore | None
 ) -> PeerLinks | None:
     """The ties to the job's other nodes, where a cache has some; None otherwise. store: a part of

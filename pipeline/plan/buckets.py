@@ -1,22 +1,27 @@
-"""Batches by tokens: samples of about one length together, as many as a number of tokens takes.
+"""Cut batches by tokens: samples of about one length together, up to a number of tokens. Pure.
 
     position -> pool (a run of the stream) -> its samples by length -> cut into batches -> shuffled
 
 A pool is some dozens of global batches of the stream in a row. Its samples are sorted by length and
-cut so that no batch holds more tokens than it may; then its batches change places. So a pool is the
+cut so that no batch holds more tokens than it may; then its batches are permuted. So a pool is the
 same set of samples as without it, any pool can be computed alone, and positions count samples as
-ever: a resume costs one pool, at any world size.
+before: a resume costs one pool, at any world size.
 
-A global batch consists of bins: equal numbers of its samples, in the order of the stream, so that
-a bin keeps to few lanes. There are as many as the job's first world has ranks, and no bin holds
-more than its share of the tokens: a batch takes fewer samples until that is so. Ranks take whole
-bins. (Bins filled by first fit or dealt by length hold 1 to 3 % more, but then every rank reads
-every lane.)
+A global batch consists of bins: equal numbers of its samples, in the order of the stream, so that a
+bin keeps to few lanes. There are as many as the job's first world has ranks, and no bin holds more
+than its share of the tokens: a batch takes fewer samples until that is so. Ranks take whole bins.
+(Bins filled by first fit or dealt by length hold 1 to 3 % more, but then every rank reads every
+lane.)
 
-What a batch takes is the sum of its lengths, or where short samples are filled up its longest one
+What a batch takes is the sum of its lengths, or, where short samples are padded, its longest one
 times its samples. (Bucketing by length within pools: Vaswani et al., "Attention Is All You Need",
 2017, section 5.1, batch "by approximate sequence length"; the pool bounds how far from its place a
 sample is moved.)
+
+How many batches a pool has follows from the lengths of its samples, so a step's number has no
+closed form: `BucketWalk` counts it from a step whose number is known, pool by pool. Pools that the
+job went through are counted on the way; others cost what their samples' lengths cost (0.5 us a
+sample), up to a limit.
 """
 
 from __future__ import annotations
@@ -29,10 +34,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.base.hashing import keyed_hash
-from penstock.cache.errors import PlanError
-from penstock.pipeline.plan.job_plan import Places
-from penstock.pipeline.plan.steps import Cursor
+from penstock.cache import PlanError
+from penstock.cache.base import keyed_hash
+from penstock.pipeline.plan.order import SlotSamples
+from penstock.pipeline.plan.walk import Cursor, Walk
 from penstock.pipeline.plan.world import first_slot
 
 if TYPE_CHECKING:
@@ -40,7 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.job_plan import JobPlan
+    from penstock.pipeline.plan.order import JobPlan
 
     Ints = NDArray[np.int64]
     Lengths = Callable[[Ints], Ints]
@@ -58,7 +63,7 @@ MOST_COUNTED = 2**24
 """Samples whose lengths are looked up to number a step that the job didn't come by: 8 s."""
 
 
-def too_far(samples: int) -> PlanError:
+def counting_error(samples: int) -> PlanError:
     """The error for a step whose number takes too much counting."""
     return PlanError(
         f"With batch_tokens= the number of a step is counted by the lengths of all samples between "
@@ -245,7 +250,7 @@ class Buckets:
             counts = self._counts_of(epoch)[first:end].copy()
             missing = (np.flatnonzero(counts == 0) + first).tolist()
         if (looked := len(missing) * self.settings.pool) > MOST_COUNTED:
-            raise too_far(looked)
+            raise counting_error(looked)
         total = int(counts.sum())
         for number in missing:
             total += len(self.pool(epoch, number * self.settings.pool).ends)
@@ -354,7 +359,7 @@ class BucketPlan:
         told = f"{self._plan.fingerprint} {self._buckets.settings}"
         return hashlib.sha256(told.encode()).hexdigest()
 
-    def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Places:
+    def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> SlotSamples:
         """Slots [low, high) of the positions [position, position + size), clipped at the end of the
         epoch. Raises PlanError for what lies outside."""
         count = min(size, self.samples - position)
@@ -372,8 +377,8 @@ class BucketPlan:
             parts.append(part)
             at += len(part)
         if not parts:
-            return Places(rows=np.empty((0, 2), np.int64))
-        return Places(rows=parts[0].copy() if len(parts) == 1 else np.concatenate(parts))
+            return SlotSamples(rows=np.empty((0, 2), np.int64))
+        return SlotSamples(rows=parts[0].copy() if len(parts) == 1 else np.concatenate(parts))
 
     def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
         """The number that each slot of a global batch has where lanes have no order of their own,
@@ -399,3 +404,120 @@ class BucketPlan:
         """Shards that ranks [first, end) mainly read in any epoch: those of their lanes. As batches
         hold lanes in changing shares, some samples of their neighbours' come too."""
         return self._plan.shards(global_batch, first=first, end=end, world=world)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketWalk(Walk):
+    """How an epoch is cut into global batches by tokens. schedule: of one size, a usual one's."""
+
+    buckets: Buckets
+
+    def step_size(self, at: Cursor) -> int:
+        """Samples of the step that begins at a cursor: to the end of the batch that it lies in."""
+        if at.position >= self.samples:
+            return 0
+        pool = self.buckets.pool(at.epoch, at.position)
+        within = at.position - pool.start
+        return int(pool.ends[np.searchsorted(pool.ends, within, side="right")]) - within
+
+    def left(self, cursor: Cursor, *, most: int | None = None) -> int:
+        """Steps from a cursor to the end of its epoch; most: who asks needs no more."""
+        count, at = 0, cursor
+        while at.position < self.samples and (most is None or count < most):
+            pool = self.buckets.pool(at.epoch, at.position)
+            count += int((pool.ends > at.position - pool.start).sum())
+            at = Cursor(at.epoch, pool.start + len(pool.rows))
+        return count if most is None else min(count, most)
+
+    # -- numbers
+
+    def step_number(self, cursor: Cursor) -> int:
+        """The number of the first step that begins at or behind a cursor.
+
+        Raises PlanError where too many samples' lengths lie between it and what is known.
+        """
+        place, number = self.buckets.known
+        if cursor < place:
+            return number - self._between(cursor, place)
+        return number + self._between(place, cursor)
+
+    def cursor_of(self, step: int) -> Cursor:
+        """Where a step begins, by its number. Raises PlanError for a negative one, and for one that
+        is too far from what is known."""
+        if step < 0:
+            raise PlanError(f"step: got {step:,}, wanted 0 or more.")
+        buckets = self.buckets
+        place, number = buckets.known
+        epoch, pool, looked = place.epoch, buckets.number(place.position), 0
+        # Steps from the pool's first one on.
+        wanted = step - number + self._in_pool(epoch, place.position)
+        while wanted < 0:
+            if pool == 0:
+                epoch, pool = epoch - 1, buckets.pools
+                if epoch < 0:
+                    raise PlanError(f"step: got {step:,}, which no epoch of this job has.")
+                if (total := buckets.total(epoch)) is not None and wanted + total < 0:
+                    wanted, pool = wanted + total, 0
+                    continue
+            pool -= 1
+            count, more = buckets.count(epoch, pool, pool + 1)
+            wanted, looked = wanted + count, _added(looked, more)
+        while True:
+            if pool == 0 and (total := buckets.total(epoch)) is not None and wanted >= total:
+                wanted, epoch = wanted - total, epoch + 1
+                continue
+            count, more = buckets.count(epoch, pool, pool + 1)
+            if wanted < count:
+                found = buckets.pool(epoch, pool * buckets.settings.pool)
+                return Cursor(epoch, found.start + int(_begins(found.ends)[wanted]))
+            wanted, looked, pool = wanted - count, _added(looked, more), pool + 1
+            if pool == buckets.pools:
+                epoch, pool = epoch + 1, 0
+
+    def know(self, cursor: Cursor, step: int | None) -> None:
+        """Note the number of the step at a cursor, to count from there."""
+        if step is not None:
+            self.buckets.known = cursor, step
+
+    def learn(self, other: Walk) -> None:
+        """Take over what was counted by the walk before."""
+        if isinstance(other, BucketWalk):
+            self.buckets.learn(other.buckets)
+
+    def _between(self, begin: Cursor, end: Cursor) -> int:
+        """Steps that begin at or behind one cursor and before another."""
+        if begin.epoch == end.epoch:
+            return self._count(begin.epoch, begin.position, end.position)[0]
+        total, looked = self._count(begin.epoch, begin.position, self.samples)
+        for epoch in range(begin.epoch + 1, end.epoch):
+            count, more = self._count(epoch, 0, self.samples)
+            total, looked = total + count, _added(looked, more)
+        return total + self._count(end.epoch, 0, end.position)[0]
+
+    def _count(self, epoch: int, begin: int, end: int) -> tuple[int, int]:
+        """Steps of an epoch that begin in positions [begin, end), and samples looked at for it."""
+        buckets = self.buckets
+        if begin >= self.samples or begin >= end:
+            return 0, 0
+        if begin == 0 and end >= self.samples:
+            return buckets.count(epoch, 0, buckets.pools)
+        first, last = buckets.number(begin), buckets.number(end)
+        count, looked = buckets.count(epoch, first, last)
+        return count + self._in_pool(epoch, end) - self._in_pool(epoch, begin), looked
+
+    def _in_pool(self, epoch: int, position: int) -> int:
+        """Batches of a position's pool that begin before it."""
+        if self.buckets.number(position) * self.buckets.settings.pool == position:
+            return 0
+        pool = self.buckets.pool(epoch, position)
+        return int(np.searchsorted(_begins(pool.ends), position - pool.start, side="left"))
+
+
+def _begins(ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], ends[:-1]])
+
+
+def _added(looked: int, more: int) -> int:
+    if looked + more > MOST_COUNTED:
+        raise counting_error(looked + more)
+    return looked + more

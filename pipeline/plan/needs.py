@@ -1,8 +1,8 @@
-"""What a node will read, and how far and how fast to fetch ahead of it. Pure: no I/O, no threads.
+"""Compute what a node will read, and how far and how fast to fetch ahead of it. Pure.
 
 Two mechanisms follow from it. Batches ahead (`LookAhead`): exact ranges of the samples of the next
-batches, as many as hide the store's latency. And whole shards ahead (`Needs`, `Pace`): in the order
-of first need, at a pace that never asks the store for much more than training consumes.
+batches, as many as hide the store's latency. Whole shards ahead (`Needs`, `Pace`): in the order of
+first need, at a pace that never asks the store for much more than training consumes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.base.sizes import format_size
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
+from penstock.cache.base import format_size
 from penstock.pipeline.plan.world import first_slot
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.job_plan import JobPlan
-    from penstock.pipeline.plan.steps import Cursor, Walk
+    from penstock.pipeline.plan.order import JobPlan
+    from penstock.pipeline.plan.walk import Cursor, Walk
     from penstock.pipeline.plan.world import World
 
     Ints = NDArray[np.int64]

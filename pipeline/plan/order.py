@@ -1,26 +1,32 @@
-"""The order of samples: a pure function of (sizes, seed, epoch, position), the same on every rank.
+"""Compute the order of samples: a pure function of (sizes, seed, epoch, position).
 
     (epoch, p) -> lane = p % L, strand = p % 2L, offset = p // 2L -> window -> (shard, row)
 
-Shards are dealt out to L lanes and laid end to end (`lanes`); in each epoch a lane takes
-its pieces in another order, and samples change places within windows of about W shards
-(`windows`). So W·L shards are open at once and each is read once an epoch, where a full
-shuffle would read each many times; lanes stay where they are, so a node keeps reading the shards
-that it holds; and nothing is a history: any position costs the same, at any world size. A global
-batch is the positions [p, p + B), so B may change in mid-epoch. Ranks take slices of it sorted by
-lane: where the ranks divide the lanes, they share no shard but those that lie across two lanes.
+The order is the same on every rank. Shards are dealt out to L lanes and laid end to end (`lanes`).
+In each epoch a lane takes its pieces in another order, and samples are permuted within windows of
+about W shards (`windows`). So W·L shards are open at once and each is read once an epoch, where a
+full shuffle would read each many times. Lanes stay fixed, so a node keeps reading the shards that
+it holds. Nothing depends on history: any position costs the same, at any world size. A global batch
+is the positions [p, p + B), so B may change in mid-epoch. Ranks take slices of it sorted by lane:
+where the ranks divide the lanes, they share no shard but those that lie across two lanes.
 
-Data often come sorted (by class, by day), so that what is near in the index is alike. Two things
-see to it that what meets in a batch isn't. Shards are dealt like cards: the index is cut into runs,
-and a lane gets a share of every run, so it holds what the whole dataset holds. And a lane is spun
-from two strands of different shards, odd runs for the one and even runs for the other, which take
-turns: neighbours in a lane never come from one shard, so mixing may pair neighbours
-(`pipeline.plan.partners`), and no rank reads another's samples for that.
+Data often come sorted (by class, by day), so neighbours in the index are alike. Two rules keep such
+neighbours out of one batch. Shards are dealt like cards: the index is cut into runs, and a lane
+gets a share of every run, so it holds what the whole dataset holds. And a lane has two strands of
+different shards, odd runs for the one and even runs for the other, which alternate: neighbours in a
+lane never come from one shard, so mixing may pair neighbours (`plan.rank_slots`), and no rank reads
+another's samples for that.
 
 Rejected: a generator that is walked (a resume costs a replay); lanes counted in shards (uneven
 shards make uneven lanes); a table of highly composite lane numbers (it divides no power-of-two
 batch); partners from another lane (they are another rank's) or half a batch away (likewise, where
 ranks share a lane).
+
+`JobPlan` is the interface that all who walk the stream use, whatever the plan is made of. Of data
+that are decoded in units, a window is counted in units. A unit is decoded as a whole and kept until
+its rows were read, so such a window costs memory, which a window of shards doesn't. But units are
+permuted in all of their lane, not just inside a window: a window needs as many of them as the rows
+of one unit take to spread, and no more.
 """
 
 from __future__ import annotations
@@ -30,26 +36,90 @@ import math
 import operator
 import threading
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.cache.base.hashing import keyed_hash, unit
-from penstock.cache.errors import PlanError
-from penstock.pipeline.plan.job_plan import Places
-from penstock.pipeline.plan.lane_order import ordered_slots, own_slots
-from penstock.pipeline.plan.lanes import LaneLayout, StrandPieces, cut, deal, lanes_of_slots, lay
-from penstock.pipeline.plan.units import units_of
-from penstock.pipeline.plan.windows import UnitBorders, Windows, window_count
+from penstock.cache import PlanError
+from penstock.cache.base import keyed_hash, unit
+from penstock.pipeline.plan.lanes import (
+    LaneLayout,
+    StrandPieces,
+    cut_strands,
+    deal_shards,
+    lanes_of_slots,
+    order_pieces,
+    ordered_slots,
+    own_slots,
+)
+from penstock.pipeline.plan.windows import EpochWindows, UnitBorders, units_of, window_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
-    from penstock.pipeline.plan.lane_order import LaneOrder
+    from penstock.pipeline.plan.lanes import LaneOrder
+    from penstock.readers import Contents
 
     Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SlotSamples:
+    """Samples of a batch, in the order of its slots.
+
+    rows: (shard, row), int64, shape (n, 2). epochs: of the part that each comes from, int64, shape
+    (n,); None where that is the stream's own, as with one part.
+    """
+
+    rows: Ints
+    epochs: Ints | None = None
+
+
+class JobPlan(Protocol):
+    """Says which sample stands where in a job's stream, and what that needs when.
+
+    A plan is made of one part or of several. Shards are numbered over all parts, end to end, as a
+    `readers.source.Source` has them: so the shard says the part, and who reads, fetches or counts
+    by shards needn't know of parts. One dataset (a selection of one, datasets end to end) is a plan
+    of one part: `order.Plan`. A mixture is a plan of several: each position belongs to one part, by
+    exact shares in any stretch of the stream and of a batch's slots, and each part goes through
+    epochs of its own, which draws are keyed by.
+
+    samples: positions of an epoch of the stream. sizes: samples of each shard, int64, shape
+    (shards,). lanes, window: for people. open_shards: mean shards that are mixed at a time.
+    bins: parts of a global batch that ranks take whole (`world.first_slot`); 1: none.
+    fingerprint: of all that the order depends on, as hex; batch and world are not among that.
+    """
+
+    samples: int
+    sizes: Ints
+    lanes: int
+    window: int
+    bins: int
+
+    @property
+    def open_shards(self) -> float: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> SlotSamples:
+        """Slots [low, high) of the global batch [position, position + size), which is clipped at
+        the end of the epoch. Raises PlanError for what lies outside."""
+
+    def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
+        """(shard, row) of one rank's slots of a global batch, those from `world.first_slot` of the
+        rank to that of the next. int64, shape (slots, 2)."""
+
+    def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
+        """The number that each slot of a global batch has in the plan's own order, whatever order
+        the lanes have, int64, shape (slots,): a permutation. None where that is the slot's."""
+
+    def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
+        """Shards that ranks [first, end) of a world read in any epoch, int64, ascending."""
+
 
 # Part of every fingerprint. To be raised with any change of the order: states of the old one are
 # then refused rather than continued wrongly. tests/pipeline/plan/test_order.py holds golden values.
@@ -102,15 +172,15 @@ class Plan:
         units: Sequence[ArrayLike] | None = None,
         lane_order: LaneOrder | None = None,
     ) -> None:
-        lanes = _whole("lanes", lanes, at_least=1)
-        window = _whole("window", window, at_least=1)
+        lanes = _integer("lanes", lanes, at_least=1)
+        window = _integer("window", window, at_least=1)
         if not 0.0 <= reshuffle <= 1.0:
             raise PlanError(f"reshuffle: got {reshuffle!r}, wanted a share of shards from 0 to 1.")
         ordered = seed is None
         self.sizes = _checked_sizes(sizes)
         self.samples = int(self.sizes.sum())
         self.bins = 1
-        self.seed = None if seed is None else _whole("seed", seed)
+        self.seed = None if seed is None else _integer("seed", seed)
         self.lanes = 1 if ordered else lanes
         self.window = 1 if ordered else window
         self.reshuffle = 0.0 if ordered else float(reshuffle)
@@ -162,11 +232,11 @@ class Plan:
         place and the offset. Returns int64, shape (slots, 2), the caller's own. Raises PlanError
         for a position beyond the end, negative values, size < world, and a rank outside [0, world).
         """
-        world = _whole("world", world, at_least=1)
-        rank = _whole("rank", rank, at_least=0)
+        world = _integer("world", world, at_least=1)
+        rank = _integer("rank", rank, at_least=0)
         if rank >= world:
             raise PlanError(f"rank must be in [0, {world}), got {rank}.")
-        size = _whole("size", size, at_least=1)
+        size = _integer("size", size, at_least=1)
         if size < world:
             raise PlanError(
                 f"A global batch of {size} can't give each of {world} ranks a sample. Raise the "
@@ -176,12 +246,12 @@ class Plan:
         low, high = rank * count // world, (rank + 1) * count // world
         return self.places(epoch, position, size, low=low, high=high).rows
 
-    def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Places:
+    def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> SlotSamples:
         """Slots [low, high) of the global batch [position, position + size), as `batch` has them.
 
         Raises PlanError for slots that the batch, clipped at the end of the epoch, hasn't.
         """
-        epoch = _whole("epoch", epoch, at_least=0)
+        epoch = _integer("epoch", epoch, at_least=0)
         count = self._count(position, size)
         if not 0 <= low <= high <= count:
             raise PlanError(f"slots [{low}, {high}): wanted some within [0, {count}).")
@@ -190,7 +260,7 @@ class Plan:
         else:
             lane, offset = ordered_slots(position, count, self._lane_at, low=low, high=high)
         if not len(lane):
-            return Places(rows=np.empty((0, 2), dtype=np.int64))
+            return SlotSamples(rows=np.empty((0, 2), dtype=np.int64))
         strand = lane
         if self.strands > self.lanes:
             strand = offset & _ONE
@@ -201,14 +271,14 @@ class Plan:
             state = self._epoch(epoch)
             if state.windows is not None:
                 offset = state.windows.shuffled(strand, offset)
-        return Places(rows=state.layout.rows(state.strand_start[strand] + offset))
+        return SlotSamples(rows=state.layout.rows(state.strand_start[strand] + offset))
 
     def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
         """The number that each slot of a batch has with lane 0 first, int64, shape (slots,); None
         where that is its own."""
         if self._lane_at is None:
             return None
-        _whole("epoch", epoch, at_least=0)
+        _integer("epoch", epoch, at_least=0)
         return own_slots(position, self._count(position, size), self._lane_at)
 
     def ids(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
@@ -226,12 +296,12 @@ class Plan:
         `reshuffle` all that hold a sample. Two things may touch a few others: the shorter last
         batch of an epoch, and partners of mixing. int64, ascending, shape (shards,).
         """
-        world = _whole("world", world, at_least=1)
+        world = _integer("world", world, at_least=1)
         if not 0 <= first < end <= world:
             raise PlanError(f"ranks [{first}, {end}): wanted some within [0, {world}).")
         if self.reshuffle or not self.samples:
             return self._filled_shards()
-        count = min(_whole("global_batch", global_batch, at_least=1), self.samples)
+        count = min(_integer("global_batch", global_batch, at_least=1), self.samples)
         low, high = first * count // world, end * count // world
         begin, stop = lanes_of_slots(low, high, count=count, lanes=self.lanes)
         bounds = np.concatenate([[0], np.cumsum(self._cut.strand_pieces)])
@@ -247,12 +317,14 @@ class Plan:
 
     def pieces(self, epoch: int) -> StrandPieces:
         """Where shards lie in an epoch: the same in all, unless `reshuffle` moves some."""
-        return self._cut_shards(_whole("epoch", epoch, at_least=0)) if self.reshuffle else self._cut
+        return (
+            self._cut_shards(_integer("epoch", epoch, at_least=0)) if self.reshuffle else self._cut
+        )
 
     def _count(self, position: int, size: int) -> int:
         """Slots of a global batch: fewer than its size at the end of the epoch."""
-        position = _whole("position", position, at_least=0)
-        size = _whole("size", size, at_least=1)
+        position = _integer("position", position, at_least=0)
+        size = _integer("size", size, at_least=1)
         if position > self.samples:
             raise PlanError(
                 f"position {position} is beyond the epoch's {self.samples} samples. A state of "
@@ -273,13 +345,13 @@ class Plan:
         pieces = self._cut_shards(number) if self.reshuffle else self._cut
         start = pieces.strand_start
         if self.seed is None:
-            return _Epoch(layout=lay(pieces, None), strand_start=start, windows=None)
+            return _Epoch(layout=order_pieces(pieces, None), strand_start=start, windows=None)
         hashes = keyed_hash(self.seed, _PIECE, number, np.arange(len(pieces.rows)))
-        layout, borders = lay(pieces, hashes), None
+        layout, borders = order_pieces(pieces, hashes), None
         if self._units is not None:
             longest = self._units.longest
             borders = UnitBorders(begin=layout.begin, strand_start=start, longest=longest)
-        windows = Windows(
+        windows = EpochWindows(
             keys=(self.seed, _WINDOW, number),
             strand_rows=np.diff(start),
             rows=self._window_rows(),
@@ -307,7 +379,7 @@ class Plan:
         shards = self._filled_shards()
         if self.seed is not None and len(shards):
             pairs = np.arange(max(1, len(shards) // self.strands))
-            order = deal(
+            order = deal_shards(
                 keyed_hash(self.seed, _SHARD, shards),
                 swaps=keyed_hash(self.seed, _STRAND, pairs),
                 halves=self.strands // self.lanes,
@@ -319,8 +391,8 @@ class Plan:
             keys = keyed_hash(self.seed, _MOVED, epoch, movers)
             shards[moves] = movers[np.argsort(keys, kind="stable")]
         if (units := self._units) is None:
-            return cut(self.sizes, shards, strands=self.strands)
-        pieces = cut(units.rows, units.of_shards(shards), strands=self.strands)
+            return cut_strands(self.sizes, shards, strands=self.strands)
+        pieces = cut_strands(units.rows, units.of_shards(shards), strands=self.strands)
         first_row = pieces.first_row + units.first_row[pieces.shard]
         return replace(pieces, shard=units.shard[pieces.shard], first_row=first_row)
 
@@ -331,7 +403,7 @@ class _Epoch:
 
     layout: LaneLayout
     strand_start: Ints
-    windows: Windows | None
+    windows: EpochWindows | None
 
 
 def default_lanes(global_batch: int, shards: int) -> int:
@@ -440,7 +512,7 @@ def _checked_sizes(sizes: ArrayLike | Sequence[int]) -> Ints:
     return checked
 
 
-def _whole(name: str, value: object, *, at_least: int | None = None) -> int:
+def _integer(name: str, value: object, *, at_least: int | None = None) -> int:
     try:
         number = value if type(value) is int else operator.index(value)  # type: ignore[arg-type]  # what isn't whole raises
     except TypeError:
@@ -448,3 +520,64 @@ def _whole(name: str, value: object, *, at_least: int | None = None) -> int:
     if at_least is not None and number < at_least:
         raise PlanError(f"{name}: got {number}, wanted {at_least} or more.")
     return number
+
+
+WINDOW_BYTES = 4 * 2**30
+"""Decoded units that all windows together keep by default. The same on every machine, as the order
+is: what a quarter of a small training node's memory holds, and all of its ranks together."""
+
+LEAST_UNITS = 16
+"""Open units at least, however large they are: docs/order.md has what fewer would mix."""
+
+MIXED_BATCHES = 32
+"""Global batches that the open units hold at least, where they are small enough."""
+
+
+def unit_count(contents: Contents) -> int:
+    """Units of all shards."""
+    assert contents.units is not None
+    return sum(map(len, contents.units))
+
+
+def live_share(rows: float) -> float:
+    """The part of a window's units that is kept decoded in its middle, where it is largest: those
+    of which some rows were read and some weren't. rows: of a unit. Of units of one row none is."""
+    return max(0.0, 1 - 2 ** (1 - rows))
+
+
+def open_units(contents: Contents, *, lanes: int, window: int) -> float:
+    """Units that all lanes together mix at a time, of a shuffled job: W·L, or more where what is
+    left of a lane widens its windows, up to twice."""
+    assert contents.units is not None
+    units, samples = unit_count(contents), contents.samples
+    split = np.count_nonzero(contents.sizes) >= SHARDS_PER_LANE * lanes
+    strands = 2 * lanes if split else lanes
+    longest = max((int(rows.max(initial=0)) for rows in contents.units if len(rows) > 1), default=0)
+    if longest:  # else each shard is one, which windows may cut
+        longest = max(int(rows.max(initial=0)) for rows in contents.units)
+    rows = max(1, window * samples * lanes // (max(1, units) * strands), longest)
+    return units / window_count(samples // strands, rows)
+
+
+def default_unit_window(contents: Contents, lanes: int, *, global_batch: int) -> int:
+    """W of data in units; at least 1.
+
+    Wanted are as many units as `default_window` wants shards, and `MIXED_BATCHES` of samples. What
+    they take decoded is at most `WINDOW_BYTES`, but `LEAST_UNITS` are open in any case, and
+    `LEAST_WINDOW` in each lane.
+    """
+    units = unit_count(contents)
+    rows = contents.samples / max(1, units)
+    as_shards = default_window(
+        units,
+        lanes,
+        global_batch=global_batch,
+        icc=contents.icc,
+        shuffled=contents.shuffled,
+        rows=rows,
+    )
+    wanted = max(as_shards * lanes, MIXED_BATCHES * global_batch / max(rows, 1.0))
+    kept_bytes = contents.unit_bytes * live_share(rows)
+    if kept_bytes * wanted > WINDOW_BYTES:
+        wanted = max(WINDOW_BYTES / kept_bytes, LEAST_UNITS, LEAST_WINDOW * lanes)
+    return max(1, math.ceil(min(wanted, units) / lanes))

@@ -1,14 +1,16 @@
-"""The state of a loader: fingerprints, plan, batches, epoch, position. JSON, well under 10 kB."""
+"""Save and check the state of a loader: fingerprints, plan, batches, epoch, position. Pure.
+
+It is JSON, well under 10 kB.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from penstock.cache.errors import PlanError, ResumeError
-from penstock.pipeline.plan.batch_schedule import MOST_KEPT, BatchSchedule
-from penstock.pipeline.plan.settings import PlanSettings
-from penstock.pipeline.plan.steps import Cursor, Walk
+from penstock.cache import PlanError, ResumeError
+from penstock.pipeline.plan.job_order import PlanSettings
+from penstock.pipeline.plan.walk import MOST_KEPT, BatchSchedule, Cursor, Walk
 
 STATE_VERSION = 3
 NATIVE, TORCH = "a loader over a native dataset", "a loader over a torch dataset"
@@ -246,3 +248,35 @@ def other_order(saved: str, rebuilt: str) -> ResumeError:
         "this release orders samples differently. Resume with the release that wrote the state, or "
         "start without one."
     )
+
+
+def resumed_schedule(
+    state: LoaderState, wanted: BatchSchedule | None, *, drop_last: bool
+) -> BatchSchedule:
+    """The state's batches up to its place, and from there on those that are wanted; None: its own.
+
+    Past batches are remembered for the steps' numbers, as far as a state has room. Where epochs end
+    in another way from here on (drop_last), those before can't be numbered by the same rule: then
+    the numbers go on, and what steps before held is forgotten.
+    """
+    walk, cursor = state.walk, state.cursor
+    at = walk.sample(cursor)
+    schedule = state.schedule.continued(at, wanted)
+    if drop_last != state.drop_last:
+        return schedule.forgotten_before(at, walk.step_number(cursor))
+    if len(schedule.entries) <= MOST_KEPT:
+        return schedule
+    walk = Walk(samples=state.samples, schedule=schedule, drop_last=drop_last)
+    oldest = schedule.entries[-MOST_KEPT][0]
+    step = walk.step_number(Cursor(*divmod(oldest, state.samples)))
+    return schedule.forgotten_before(walk.sample(walk.cursor_of(step)), step)
+
+
+def moved_state(state: LoaderState, cursor: Cursor) -> LoaderState:
+    """The state of a job that went from there to another place, to the start of a batch."""
+    at = state.walk.sample(cursor)
+    moved = replace(state, epoch=cursor.epoch, position=cursor.position, bad=0)
+    if state.plan.buckets is not None:
+        return replace(moved, step=None)
+    moved = replace(moved, schedule=state.schedule.continued(at))
+    return replace(moved, step=moved.walk.step_number(cursor))

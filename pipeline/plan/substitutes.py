@@ -1,6 +1,6 @@
-"""Who stands in for a sample that can't be used: a pure function of seed, epoch and sample id.
+"""Choose the substitute of a bad sample: a pure function of seed, epoch and sample id.
 
-So batch, world and restart don't change it: a few attempts in the same shard, whose bytes are at
+So batch, world and restart don't change it. A few attempts go to the same shard, whose bytes are at
 hand, then anywhere. A substitute that is bad too leads to the next attempt.
 """
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.base.hashing import keyed_hash
+from penstock.cache.base import keyed_hash
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,37 +1,112 @@
-"""Shuffling inside windows: samples of a strand change places with near ones only. Pure but cached.
+"""Shuffle samples inside windows: samples of a strand change places with near ones only. Pure.
 
-A window decides how many shards are open at once, and it turns over as a whole. Were all strands to
-turn over together, the demand for new shards would come in bursts of 12 times the consumption; so
+A window decides how many shards are open at once, and it turns over as a whole. If all strands
+turned over together, the demand for new shards would come in bursts of 12 times the consumption. So
 their inner boundaries are shifted by up to half a window: evenly over all strands and, as a node
 reads strands in a row, nearly so over a node's. A strand's ends stay where they are: its first and
 last windows are half to one and a half times as long as the others, and a strand that is one window
 isn't cut at all.
 
-Where shards are decoded in units, a boundary goes to the begin of the unit that it would cut: so no
-unit is in two windows, and each is decoded once and let go.
+A shard may consist of decode units, which have to be decoded as a whole. Lanes run over shards, so
+that what a node owns stays whole; inside a lane units are permuted and windows mix them. A window's
+boundary moves to the begin of the unit that it would cut: so no unit is in two windows, and each is
+decoded once and released.
 
-The order in a window is that of keyed hashes, so any window can be computed alone; two windows a
-strand are kept, as a walk needs.
+The order in a window is that of keyed hashes, so any window can be computed alone. Two windows a
+strand are cached, as a walk needs.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.base.hashing import keyed_hash, splitmix64
-from penstock.cache.errors import PlanError
+from penstock.cache import PlanError
+from penstock.cache.base import keyed_hash, splitmix64
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
-    Hashes = NDArray[np.uint64]
     Ints = NDArray[np.int64]
+    Hashes = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DecodeUnits:
+    """The units of all shards, end to end.
+
+    rows: of each unit, at least 1. shard: that it is of. first_row: of it in its shard. All int64,
+    shape (units,). first: units before each shard, and of all, int64, shape (shards + 1,).
+    """
+
+    rows: Ints
+    shard: Ints
+    first_row: Ints
+    first: Ints
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def longest(self) -> int:
+        """Rows of the longest unit."""
+        return int(self.rows.max(initial=0))
+
+    def of_shards(self, shards: Ints) -> Ints:
+        """The units of these shards, shard after shard: numbers, int64, shape (n,)."""
+        begin, counts = self.first[shards], self.first[shards + 1] - self.first[shards]
+        before = np.cumsum(counts) - counts
+        return np.repeat(begin - before, counts) + np.arange(int(counts.sum()), dtype=np.int64)
+
+
+def units_of(sizes: Ints, given: Sequence[ArrayLike] | None) -> DecodeUnits | None:
+    """Check what a plan was given as `units`; None where each shard is one unit.
+
+    given: for each shard the rows of its units, in the order of the rows; or one number where all
+    have as many, but for a shorter last one. Raises PlanError for units that don't add up to their
+    shards.
+    """
+    if given is None:
+        return None
+    if len(given) != len(sizes):
+        raise PlanError(
+            f"units: got those of {len(given)} shards, wanted those of each of the {len(sizes)}: "
+            "a list of rows for every shard."
+        )
+    each = [_rows(n, units, size) for n, (units, size) in enumerate(zip(given, sizes, strict=True))]
+    counts = np.array([len(units) for units in each], np.int64)
+    if (counts <= 1).all() and all(u.sum() == n for u, n in zip(each, sizes, strict=True)):
+        return None
+    rows = np.concatenate(each)
+    first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    shard = np.repeat(np.arange(len(sizes), dtype=np.int64), counts)
+    ends = np.cumsum(rows)
+    total = np.concatenate([[0], ends])[first]
+    if (wrong := np.flatnonzero(np.diff(total) != sizes)).size:
+        at = int(wrong[0])
+        raise PlanError(
+            f"units: those of shard {at} have {int(total[at + 1] - total[at])} rows, and the shard "
+            f"has {int(sizes[at])}. Units cover their shard, each row once."
+        )
+    return DecodeUnits(rows=rows, shard=shard, first_row=ends - rows - total[shard], first=first)
+
+
+def _rows(shard: int, given: ArrayLike, size: int) -> Ints:
+    units: NDArray[Any] = np.asarray(given)
+    if units.ndim > 1 or (units.size and (units.dtype.kind not in "iu" or units.min() < 1)):
+        raise PlanError(
+            f"units: got {given!r:.80} for shard {shard}, wanted the rows of its units: whole "
+            "numbers from 1 on."
+        )
+    if not units.ndim:
+        return np.diff([*range(0, int(size), int(units)), size]).astype(np.int64)
+    return units.astype(np.int64)
+
 
 MAX_WINDOW = 2**32  # samples: an index within a window has 32 bits, beside 32 of its hash
 
@@ -40,7 +115,7 @@ _GROUP = 2**16  # samples that are sorted together: 16 bits of window, 32 of has
 
 
 def window_count(shortest: int, rows: int) -> int:
-    """Windows of every strand: as many of so many rows as the shortest one has room for."""
+    """EpochWindows of every strand: as many of so many rows as the shortest one has room for."""
     return max(1, shortest // rows)
 
 
@@ -64,7 +139,7 @@ class UnitBorders:
         return before
 
 
-class Windows:
+class EpochWindows:
     """The windows of one epoch's strands, and the permutations of those in use.
 
     keys: what the permutations depend on, beside strand and window number.

@@ -1,21 +1,25 @@
-"""Finds out which rank of how many this process is.
+"""Find out which rank of how many this process is.
 
-The only module that asks the environment about the job (the operating system's limits are
+This is the only module that asks the environment about the job (the operating system's limits are
 `cache.base.limits`). A running process group knows best; before there is one, the launcher's
 variables say the same. What a job scheduler sets for a whole job isn't believed: under Slurm a
 batch script has SLURM_PROCID=0 and SLURM_NTASKS of 8 though it runs once, and a loader that took
 itself for rank 0 of 8 would skip most of the data.
+
+A torch DeviceMesh describes replicas of a model, each of several processes. No torch is loaded for
+it: a mesh is there already, and asked by its public names.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.errors import PlanError
+from penstock.cache import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -141,7 +145,6 @@ class World:
 
     def in_mesh(self, mesh: Any) -> World:
         """This process of all as one of a replica's, as `from_mesh`. Raises PlanError."""
-        from penstock.pipeline.plan.mesh import node_of, replicas_of  # other jobs need none of it
 
         replicas = replicas_of(mesh, self.rank)
         first = self.rank - self.local_rank
@@ -413,11 +416,7 @@ _LAUNCHERS: tuple[Callable[[Mapping[str, str]], World | None], ...] = (
 
 
 def _from_names(
-    environ: Mapping[str, str],
-    rank: str,
-    size: str,
-    local_rank: str | None,
-    local_size: str | None,
+    environ: Mapping[str, str], rank: str, size: str, local_rank: str | None, local_size: str | None
 ) -> World | None:
     """The world that four variables tell; None if neither of the first two is set.
 
@@ -443,8 +442,7 @@ def _from_names(
             names.append(local_size)
             of = _number(environ, local_size)
     return _checked(
-        tuple(names),
-        lambda: World(values["rank"], values["size"], local_rank=here, local_size=of),
+        tuple(names), lambda: World(values["rank"], values["size"], local_rank=here, local_size=of)
     )
 
 
@@ -464,3 +462,59 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 def _first(environ: Mapping[str, str], *names: str) -> str | None:
     return next((name for name in names if name in environ), None)
+
+
+def replicas_of(mesh: Any, process: int) -> list[int]:
+    """The processes that are at this one's place in each replica, in the replicas' order.
+
+    Raises PlanError for a mesh of other dimensions or without names, and for one that this process
+    isn't in.
+    """
+    _check(mesh)
+    replicas = [int(one) for one in mesh.mesh.flatten().tolist()]
+    if process not in replicas:
+        raise PlanError(
+            f"World.from_mesh: process {process} isn't among the mesh's {len(replicas)} "
+            "processes. Make the mesh over all processes of the job, on each of them."
+        )
+    return replicas
+
+
+def _check(mesh: Any) -> None:
+    names = getattr(mesh, "mesh_dim_names", None)
+    if not hasattr(mesh, "mesh") or not hasattr(mesh, "ndim"):
+        raise PlanError(
+            f"World.from_mesh: got {type(mesh).__name__}, wanted the part of a torch DeviceMesh "
+            'over the replicas: World.from_mesh(mesh["dp"]).'
+        )
+    if not names:
+        raise PlanError(
+            "World.from_mesh: the mesh's dimensions have no names, so nobody can tell which are "
+            'replicas of the model. Make it by init_device_mesh(..., mesh_dim_names=("dp", "tp")) '
+            'and pass mesh["dp"].'
+        )
+    if mesh.ndim != 1:
+        listed = ", ".join(f"{name!r}" for name in names)
+        raise PlanError(
+            f"World.from_mesh: got a mesh of {mesh.ndim} dimensions ({listed}), wanted the one "
+            f"over replicas that get batches of their own: mesh[{names[0]!r}]. Where several are "
+            'that (sharded replicas), pass mesh["a", "b"]._flatten("dp").'
+        )
+
+
+def node_of(replicas: list[int], process: int, node: range) -> tuple[int, int]:
+    """Ranks [first, end) that have a process on this node; this rank alone where that isn't sure.
+
+    replicas: as `replicas_of`. Processes are numbered by the mesh's dimensions, so these are one
+    stride apart, and all else follows. node: the processes of this node, if they are in a row.
+    """
+    rank = replicas.index(process)
+    alone = rank, rank + 1
+    size = len(replicas)
+    stride = replicas[1] - replicas[0] if size > 1 else 1
+    is_even = all(b - a == stride for a, b in itertools.pairwise(replicas))
+    if stride < 1 or not is_even or (process // stride) % size != rank:
+        return alone
+    ranks = sorted({one // stride % size for one in node})
+    in_a_row = ranks == list(range(ranks[0], ranks[-1] + 1))
+    return (ranks[0], ranks[-1] + 1) if node.start >= 0 and in_a_row and rank in ranks else alone

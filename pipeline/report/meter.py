@@ -1,7 +1,7 @@
-"""What a loader counts about itself while the loop runs.
+"""Count what a loader delivers and how long the training loop waits for it.
 
-Measured at two places only: where the training loop waits for a batch, and where bytes are read.
-What the tiers did is the cache's own count (`cache.base.counters`).
+Time is measured at two places only: where the training loop waits for a batch, and where bytes
+are read. The cache counts its own traffic (`cache.base.counters`).
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.base.counters import Traffic
-from penstock.pipeline.report.facts import LoaderFacts
+from penstock.cache.base import Traffic
 from penstock.pipeline.report.probes import ReadProbe
+from penstock.pipeline.report.run_facts import LoaderFacts
 from penstock.pipeline.report.statistics import Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from penstock.pipeline.report.diagnosis import Diagnosis
-    from penstock.pipeline.report.facts import (
+    from penstock.pipeline.report.job_statistics import JobStatistics
+    from penstock.pipeline.report.run_facts import (
         ChunkFacts,
         CoreSpeeds,
         MapFacts,
         ResidentFacts,
-        ShardFacts,
+        ShardFigures,
         TierFacts,
     )
-    from penstock.pipeline.report.job import JobStatistics
 
 _WAITS_KEPT = 4096
-_COUNTED = (
+_TRAFFIC_FIELDS = (
     "bytes_remote",
     "bytes_peers",
     "peer_requests",
@@ -75,7 +75,7 @@ class Meter:
     device: str
     usable_cores: int = 1
     url: str = ""
-    shards: ShardFacts | None = None
+    shards: ShardFigures | None = None
     output: tuple[int, int] | None = None
     decodes: bool = True
     probe: ReadProbe = field(default_factory=ReadProbe)
@@ -126,7 +126,7 @@ class Meter:
         """The statistics as of now, with the verdict that follows from them. briefly: without what
         takes a while, the cores and the other processes."""
         # Here: a loader that nobody asks starts without the modules that judge.
-        from penstock.readers.formats.decoded_counts import DecodedCounts
+        from penstock.readers.formats import DecodedCounts
 
         waits = np.array(self.waits or [0.0])
         remote = self.remote() if self.remote is not None else None
@@ -150,7 +150,7 @@ class Meter:
             load_s=self.load_s,
             map_s=facts.map.seconds if facts.map else 0.0,
             bytes_disk=traffic.bytes_disk,
-            **{name: getattr(traffic, name) for name in _COUNTED},
+            **{name: getattr(traffic, name) for name in _TRAFFIC_FIELDS},
             bytes_memory=resident.bytes_memory if resident else 0,
             resident_hits=resident.hits if resident else 0,
             resident_bytes=resident.size_bytes if resident else 0,
@@ -217,7 +217,7 @@ class Meter:
 
     def _cores(self) -> CoreSpeeds:
         """How fast the cores are, looked at now and then."""
-        from penstock.pipeline.report.cores import core_speeds
+        from penstock.pipeline.report.probes import core_speeds
 
         now = time.monotonic()
         if self.cores is None or now >= self.cores_due_s:

@@ -1,4 +1,4 @@
-"""A loader's statistics for Prometheus and TensorBoard (extra `metrics`).
+"""Export a loader's statistics to Prometheus and TensorBoard (extra `metrics`).
 
 Nothing is counted here: both read `loader.statistics()` when they are asked.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.cache.errors import MissingDependencyError
+from penstock.cache import MissingDependencyError
 from penstock.pipeline.report.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from wsgiref.simple_server import WSGIServer
 
-    from penstock.pipeline.plan.world import World
+    from penstock.pipeline.plan import World
 
 # Fields that only grow; all other numbers are gauges.
 _COUNTERS = frozenset(
@@ -151,7 +151,7 @@ class _Collector:
         }
         for name, value in _numbers(found):
             kind = CounterMetricFamily if name in _COUNTERS else GaugeMetricFamily
-            metric = kind(_named(name), _HELP.format(name), labels=list(labels))
+            metric = kind(field_names(name), _HELP.format(name), labels=list(labels))
             metric.add_metric(list(labels.values()), value)
             yield metric
         limit = GaugeMetricFamily(
@@ -184,7 +184,7 @@ def _of_job(found: Statistics, labels: dict[str, str]) -> Iterator[Any]:
     yield slowest
 
 
-def _named(field: str) -> str:
+def field_names(field: str) -> str:
     """Prometheus wants units at the end and spelt out."""
     if field.endswith("_s") and not field.endswith("_per_s"):
         field = field.removesuffix("_s") + "_seconds"

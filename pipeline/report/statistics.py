@@ -1,18 +1,17 @@
-"""What a loader tells about itself: a frozen snapshot, whose `str` says what holds the job back."""
+"""Snapshot what a loader has measured of itself; its `str` says what holds the job back."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from penstock.cache.base.sizes import format_size
+from penstock.cache.base import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.pipeline.report.causes import Cause, Limit
-    from penstock.pipeline.report.facts import LoaderFacts
-    from penstock.pipeline.report.job import JobStatistics
+    from penstock.pipeline.report.job_statistics import JobStatistics
+    from penstock.pipeline.report.run_facts import Cause, Limit, LoaderFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Boxes and points in images: their forms in storage, and which of them can't be.
+"""Convert boxes from their storage formats, and check boxes and keypoints against their image.
 
 All arithmetic is float32, as what is handed out is.
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.errors import DatasetError
+from penstock.cache import DatasetError
 from penstock.readers.fields.columns import EncodedColumn, RaggedColumn
 from penstock.readers.fields.field_types import Boxes, Keypoints
 from penstock.readers.types import UNFIT, Rejection

@@ -1,8 +1,7 @@
-"""Payloads to values at read time: pure functions of bytes that were checked when they were
-indexed.
+"""Decode the payloads of texts, arrays and masks at read time. Pure.
 
-Codecs and shapes may come from anybody's index. What doesn't fit its payload is a ValueError whose
-words are a reason against the sample.
+The payloads were checked when they were indexed. Codecs and shapes may come from anybody's
+index. A payload that doesn't fit them is a ValueError whose words are a reason against the sample.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fields.facts import array_codec
 from penstock.readers.fields.masks import TOO_WIDE, narrow, npy_mask, read_mask, sniff_mask
-from penstock.readers.fields.npy import read_npy_header
-from penstock.readers.types import MAX_PIXELS, Rejection
+from penstock.readers.fields.npy_header import read_npy_header
+from penstock.readers.types import MAX_PIXELS, Rejection, array_codec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""Checking samples before they may enter a dataset: every field once, wholly.
+"""Check every field of a sample completely before the sample may enter a dataset.
 
-Images are decoded by whoever is plugged in (`verify`), masks by Pillow; of everything else the
-structure is checked. What a field is in the schema says what is asked of it; nothing is guessed
-from its bytes. Sound and video are known by their first bytes only: nobody decodes them yet.
+Images are decoded by the installed decoder (`verify`), masks by Pillow; of everything else the
+structure is checked. A field's type in the schema says what is asked of it; nothing is guessed from
+its bytes. Sound and video are checked by their first bytes only: nothing decodes them yet.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
 from penstock.readers.fields.boxes import check_boxes, check_keypoints
 from penstock.readers.fields.decode import decode_array
-from penstock.readers.fields.facts import Facts
 from penstock.readers.fields.field_types import (
     Array,
     Audio,
@@ -37,11 +36,11 @@ from penstock.readers.fields.masks import (
     read_mask,
     sniff_mask,
 )
-from penstock.readers.fields.media import HEAD_BYTES, sniff_audio, sniff_video
-from penstock.readers.fields.npy import read_npy_header
-from penstock.readers.fields.strictly import strictly
-from penstock.readers.fields.verify import find_verify, image_verdicts
-from penstock.readers.types import MAX_PIXELS, ImageFacts, Rejection, pixel_refusal
+from penstock.readers.fields.npy_header import read_npy_header
+from penstock.readers.fields.sniff import MEDIA_HEAD_BYTES, sniff_audio, sniff_video
+from penstock.readers.fields.strict_pillow import strict_pillow
+from penstock.readers.fields.verification import find_verify, image_verdicts
+from penstock.readers.types import MAX_PIXELS, Facts, ImageFacts, Rejection, pixel_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fields.field_types import FieldType
-    from penstock.readers.fields.npy import NpyHeader
+    from penstock.readers.fields.npy_header import NpyHeader
     from penstock.readers.fields.schema import Schema
     from penstock.readers.types import Encoded, Verify
 
@@ -116,12 +115,7 @@ class _Columns:
     """The fields of some samples, while these are checked one by one."""
 
     def __init__(
-        self,
-        samples: Spans,
-        schema: Schema,
-        images: Checked,
-        masks: Checked,
-        noted: Noted,
+        self, samples: Spans, schema: Schema, images: Checked, masks: Checked, noted: Noted
     ) -> None:
         self._samples, self._schema, self._noted = samples, schema, noted
         self._images, self._masks = images, masks
@@ -230,7 +224,7 @@ def _check(
             return _payload(data, 0, (), "bytes")
         case Audio() | Video():
             sniff = sniff_audio if isinstance(type, Audio) else sniff_video
-            container = sniff(data[:HEAD_BYTES].tobytes())
+            container = sniff(data[:MEDIA_HEAD_BYTES].tobytes())
             if isinstance(container, Rejection):
                 return container
             return _payload(data, 0, (), container)
@@ -293,7 +287,7 @@ def _mask(data: Encoded, type: Mask, *, max_pixels: int) -> Facts | Rejection:
             return refusal
         classes = narrow(_values(data, header))
     else:
-        with strictly() as said:
+        with strict_pillow() as said:
             classes = read_mask(data, codec, max_pixels=max_pixels)
         if said and isinstance(classes, Rejection):
             return Rejection("; ".join((classes.reason, *said)))

@@ -1,4 +1,4 @@
-"""The types that a field of a sample can have: frozen values that know no I/O.
+"""Define the types that a field of a sample can have: frozen values without I/O.
 
 Names follow Hugging Face's `Features` and torchvision's `tv_tensors` where those have one.
 """
@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from penstock.cache.errors import ConfigError, explain_arguments
+from penstock.cache import ConfigError, explain_arguments
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh", "xyxy_norm", "xywh_norm", "cxcywh_norm"]
 
 AUTO_DTYPE = "auto"
 """Stands for the dtype that the data have, until an index has seen them all."""
 
-_DTYPES = frozenset(
+DTYPES = frozenset(
     (
         "bool",
         "int8",
@@ -338,9 +338,9 @@ def _dtype(what: str, dtype: object) -> str:
         name = "" if dtype is None else np.dtype(dtype).newbyteorder("=").name  # type: ignore[call-overload]
     except (TypeError, ValueError):
         name = ""
-    if name not in _DTYPES:
+    if name not in DTYPES:
         raise ConfigError(
-            f"{what}: got dtype={dtype!r}, wanted one of {', '.join(sorted(_DTYPES))}."
+            f"{what}: got dtype={dtype!r}, wanted one of {', '.join(sorted(DTYPES))}."
         )
     return str(name)
 

@@ -1,8 +1,8 @@
-"""Masks: a class number for each pixel, decoded by Pillow, which keeps palettes and 16 bits.
+"""Decode masks, which hold a class number for each pixel, from image files and arrays.
 
-DALI would turn a palette to luma and 16 bits to 8, and each is another class. What Pillow itself
-would scale (grey PNG and TIFF of 2 and 4 bits) is scaled back; what it would invert or guess is
-refused.
+Pillow decodes them, because it keeps palettes and 16 bits. DALI would turn a palette to luma and
+16 bits to 8, and each is another class. What Pillow itself would scale (grey PNG and TIFF of 2 and
+4 bits) is scaled back; what it would invert or guess is refused.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.base.machine import machine_remedy
-from penstock.readers.fields.npy import MAGIC
+from penstock.cache.base import machine_remedy
+from penstock.readers.fields.npy_header import MAGIC
 from penstock.readers.types import MAX_PIXELS, Rejection, pixel_refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.npy import NpyHeader
+    from penstock.readers.fields.npy_header import NpyHeader
     from penstock.readers.types import Encoded
 
 TOO_WIDE = (

@@ -1,25 +1,41 @@
-"""A schema: the fields of a dataset's samples, by name and in order, each with its type."""
+"""Describe a dataset's fields: their names, order and types, and which of them a batch has.
+
+`Schema` maps names to types. The fields of a batch are those that the user selects, else a default
+choice. `Naming` translates between the names that a user gave and those in the index.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+import dataclasses
+from collections.abc import Container, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
 from penstock.readers.fields.field_types import (
     FIELD_TYPES,
+    PRESENT,
     Array,
+    Audio,
     Boxes,
     ClassLabel,
     FieldType,
     Image,
     Mask,
     MultiLabel,
+    Video,
     check_field_name,
     from_json,
     is_field_name,
+    is_number,
+    number_name,
     to_json,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.readers.fields.columns import SampleBatch
 
 MAX_FIELDS = 4096
 _Type = TypeVar("_Type")
@@ -119,3 +135,250 @@ class Schema(Mapping[str, FieldType]):
             return cls(fields)
         except ConfigError as error:
             raise ValueError(str(error)) from error
+
+
+LABEL = "label"
+"""The classes that are handed out beside images where nobody chooses."""
+
+LABELS = (LABEL, "labels")
+"""Whole numbers of these names are taken for classes, where nothing says more of them."""
+
+_SHOWN = 4
+_UNDECODABLE = (Audio, Video)  # by anything that is built yet
+
+
+def base_name(field: str) -> str:
+    """The field that a companion such as "caption.present" belongs to; others are their own."""
+    return field.removesuffix(PRESENT)
+
+
+def stored_fields(fields: Iterable[str], schema: Container[str]) -> tuple[str, ...]:
+    """The fields of a schema that these are made of, each once, in order."""
+    return tuple(dict.fromkeys(base_name(each) for each in fields if not is_number(each, schema)))
+
+
+def default_fields(schema: Schema, lacking: Mapping[str, int]) -> tuple[str, ...]:
+    """The fields of a batch where nobody chose any.
+
+    The first images and the classes named "label" where both are there; a caption that is found
+    too must not break `for images, labels in loader`. Else all that can be handed out. What some
+    samples lack isn't chosen. lacking: how many samples lack a field, of those that some lack.
+    """
+    whole = dict.fromkeys(name for name in schema if not lacking.get(name))  # in order
+    image = next((name for name in whole if isinstance(schema[name], Image)), None)
+    if image is not None and LABEL in whole and isinstance(schema[LABEL], ClassLabel):
+        return image, LABEL
+    return tuple(name for name in fields_handed_out(schema) if name in whole)
+
+
+def image_fields(schema: Schema, fields: Iterable[str]) -> tuple[str, ...]:
+    """Those of some fields, the schema's or not, that are images."""
+    return tuple(name for name in fields if isinstance(schema.get(name), Image))
+
+
+def class_field(schema: Schema, fields: Iterable[str]) -> str | None:
+    """The first of some fields that is a class."""
+    return next((name for name in fields if isinstance(schema.get(name), ClassLabel)), None)
+
+
+def fields_handed_out(schema: Schema) -> tuple[str, ...]:
+    """The fields that batches can have."""
+    return tuple(name for name, type in schema.items() if not isinstance(type, _UNDECODABLE))
+
+
+def not_chosen(schema: Schema, lacking: Mapping[str, int]) -> str:
+    """What `default_fields` would choose but for the samples that lack it, as a sentence; ""
+    where there is nothing."""
+    chosen = default_fields(schema, lacking)
+    if not any(isinstance(type, Image) for type in schema.values()):
+        raw = next((name for name in schema if isinstance(schema[name], _UNDECODABLE)), None)
+        if raw is not None:
+            return (
+                f'batches have {chosen} where nobody names fields=: "{raw}" is '
+                f"{type(schema[raw]).__name__}, which nothing decodes yet. To have its bytes pass "
+                f'schema={{"{raw}": Bytes()}} (of a pack: when it is packed).'
+            )
+    left = [name for name in default_fields(schema, {}) if name not in chosen]
+    if not left:
+        return ""
+    told = ", ".join(f'"{name}" ({lacking[name]:,})' for name in left[:_SHOWN])
+    return (
+        f"batches have {chosen} where nobody names fields=: some samples lack {told}"
+        f"{' and others' if len(left) > _SHOWN else ''}. To have it too, name it and what says "
+        f'which have it: fields=(…, "{left[0]}", "{left[0]}{PRESENT}").'
+    )
+
+
+def check_names(fields: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    """The names that a user gave, as a tuple; None: they are left open. Whether they are there is
+    checked once the schema is known. Raises ConfigError."""
+    if fields is None:
+        return None
+    # A set has no order, and would give images and labels in another one in each process.
+    is_listed = isinstance(fields, Iterable) and not isinstance(fields, Set | bytes)
+    wanted = (fields,) if isinstance(fields, str) else tuple(fields) if is_listed else ()
+    if not wanted or not all(isinstance(field, str) for field in wanted):
+        raise ConfigError(
+            f'fields: got {fields!r}, wanted names of fields, such as ("image", "label", "id").'
+        )
+    for place, field in enumerate(wanted):
+        if field in wanted[:place]:
+            raise ConfigError(f"fields: got {field!r} twice in {list(wanted)}: name it once.")
+    return wanted
+
+
+def check_selection(
+    fields: tuple[str, ...] | None,
+    schema: Schema,
+    lacking: Mapping[str, int],
+    *,
+    url: str,
+    says_why: bool = False,
+    left_out: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:
+    """The fields of a batch, in order.
+
+    fields: as `check_names` gives them. lacking: as for `default_fields`. left_out: what is there
+    and no field, and why; says_why: its format tells more where a mapping asks for it. Raises
+    ConfigError for those that the dataset hasn't, that nothing decodes, and that some samples lack
+    where nobody asked which; and where there is nothing that can be chosen.
+    """
+    there = [*schema, number_name(schema)]
+    if fields is None:
+        chosen = default_fields(schema, lacking)
+        if not chosen:
+            raise ConfigError(
+                f"{url} has no field that all samples have and that can be handed out, so name "
+                f"what you want by fields=. Its fields: {there}."
+            )
+        return chosen
+    for field in fields:
+        name = base_name(field)
+        if name not in schema and not is_number(field, schema):
+            if why := (left_out or {}).get(name):
+                raise ConfigError(f"fields: {field!r} of {url} can't be a field: {why}.")
+            hint = "; labels need one sub-folder a class" if field == LABEL else ""
+            if says_why:
+                hint = f', or see why it was left out: fields={{"{field}": "{field}"}}'
+            raise ConfigError(f"fields: got {field!r}, and {url} has {there}. Ask for those{hint}.")
+        if name not in schema or field.endswith(PRESENT):
+            continue
+        if isinstance(schema[name], _UNDECODABLE):
+            kind = type(schema[name]).__name__
+            raise ConfigError(
+                f"fields: {field!r} is {kind}, which nothing decodes yet. Leave it out, or declare "
+                f'it as Bytes, schema={{"{field}": Bytes()}} (of a pack: when it is packed), and '
+                f"decode it yourself."
+            )
+        if lacking.get(name) and name + PRESENT not in fields:
+            raise ConfigError(
+                f"fields: {lacking[name]:,} samples of {url} have no {field!r}. Either add "
+                f'"{name}{PRESENT}" to fields=, a bool a sample that says which have it (the '
+                "others are empty or zeros), or leave the field out and give those samples one."
+            )
+    return fields
+
+
+_Value = TypeVar("_Value")
+
+
+def check_renames(names: object) -> dict[str, str]:
+    """What `rename` was given: new names by the old ones. Raises ConfigError."""
+    if not isinstance(names, dict) or not all(isinstance(old, str) for old in names):
+        raise ConfigError(
+            f"rename: got {names!r}, wanted new names of fields by the old ones, such as "
+            '{"image": "pixel_values"}.'
+        )
+    for new in names.values():
+        check_field_name(new, what="rename")
+    return dict(names)
+
+
+def renamed_field(name: str, names: Mapping[str, str]) -> str:
+    """A field, or what says which samples have it, under its new name. names: by the old ones."""
+    if name in names:
+        return names[name]
+    base = base_name(name)
+    return name if base == name else names.get(base, base) + PRESENT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Naming:
+    """The names of a dataset's fields. schema: under the new names; by_new, by_stored: of the
+    fields that have another name than in the index, the other."""
+
+    schema: Schema
+    by_new: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    by_stored: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        schema: Schema,
+        places: Mapping[str, str],
+        renames: Iterable[Mapping[str, str]],
+        *,
+        url: str,
+    ) -> Naming:
+        """The names after `fields=` with names in place of places, and then each `rename`. places:
+        stored names by the new ones; renames: new names by those before. Raises ConfigError."""
+        own = {name: name for name in schema}
+        steps = [{old: new for new, old in places.items()}, *renames]
+        if len(steps[0]) < len(places):
+            raise ConfigError(f"fields: got {dict(places)}, wanted each field of {url} once.")
+        for step in steps:
+            unknown = [old for old in step if old not in own]
+            if unknown:
+                raise ConfigError(
+                    f"fields: got {unknown[0]!r}, and {url} has {list(own)}: name one of those"
+                    + (", or a place where a field lies." if step is steps[0] else ".")
+                )
+            after = {step.get(name, name): stored for name, stored in own.items()}
+            if len(after) < len(own):
+                twice = next(new for old, new in step.items() if new in own and new not in step)
+                raise ConfigError(
+                    f"fields: {url} has a field {twice!r} already: give that another name too."
+                )
+            own = after
+        by_stored = {stored: new for new, stored in own.items() if new != stored}
+
+        def renamed(type: FieldType) -> FieldType:
+            of: Any = getattr(type, "of", None)
+            return type if of not in by_stored else replace(type, of=by_stored[of])  # type: ignore[arg-type]
+
+        return cls(
+            schema=Schema({by_stored.get(n, n): renamed(type) for n, type in schema.items()})
+            if by_stored
+            else schema,
+            by_new={new: stored for stored, new in by_stored.items()},
+            by_stored=by_stored,
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all names are those of the index."""
+        return not self.by_new
+
+    def stored_name(self, name: str) -> str:
+        """A field's name in the index, by its new one."""
+        return renamed_field(name, self.by_new)
+
+    def new_name(self, name: str) -> str:
+        """A field's new name, by that in the index."""
+        return renamed_field(name, self.by_stored)
+
+    def stored(self, fields: Sequence[str] | None) -> tuple[str, ...] | None:
+        """The names of several fields in the index."""
+        return None if fields is None else tuple(map(self.stored_name, fields))
+
+    def new(self, values: Mapping[str, _Value]) -> dict[str, _Value]:
+        """Values by field, under the new names."""
+        return {self.new_name(name): value for name, value in values.items()}
+
+    def batch(self, batch: SampleBatch) -> SampleBatch:
+        """Samples under the new names."""
+        return replace(batch, columns=self.new(batch.columns), present=self.new(batch.present))
+
+
+PLAIN = Naming(schema=Schema({}))
+"""Of a dataset that isn't open."""

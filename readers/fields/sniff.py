@@ -1,23 +1,39 @@
-"""What can be told of an image's bytes without decoding them: the codec, and whether a JPEG is
-whole.
+"""Recognise encoded images, sound and video by their bytes, without decoding them.
 
-DALI and libjpeg decode most damaged JPEG scans without a word, so the structure is checked here: in
+This tells the codec or container, whether a JPEG's structure is sound, and an image's size.
+
+DALI and libjpeg decode many damaged JPEG scans without a word, so the structure is checked here: in
 entropy-coded data 0xFF is followed by 0x00, a restart marker or another 0xFF (ITU-T T.81, B.1.1.5),
 and the image ends with EOI. That finds truncation and part of the damage; damage that keeps the
-structure decodes to wrong pixels and nothing but a checksum of the original could tell.
+structure decodes to wrong pixels, and nothing but a checksum of the original could tell.
+
+Where samples are indexed one by one, a decoder measures their images. Samples in chunks are not
+looked at before they are read, so their sizes come from here: JPEG, PNG and WebP in microseconds,
+other kinds by Pillow's reading of their headers. Nothing decodes sound and video yet: only their
+containers are recognised.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from penstock.cache.base import machine_remedy
+from penstock.readers.fields.field_types import Audio, Image, Video
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.field_types import FieldType
     from penstock.readers.types import Encoded
 
-HEAD_BYTES = 64
+IMAGE_HEAD_BYTES = 64
 """As many first bytes as `sniff` looks at."""
 
 _MAGIC = (
@@ -104,3 +120,193 @@ def is_progressive(data: Encoded) -> bool:
         if marker not in _NO_LENGTH:
             at += max(int.from_bytes(view[at : at + 2], "big"), 2)
     return False
+
+
+Sides = tuple[int, int]
+
+NOT_KNOWN: Sides = (0, 0)
+"""Of what is no picture, or damaged at its head."""
+
+_SIZE_MARKER = re.compile(rb"\xff+([^\x00\xff])", re.S)
+_FRAMES = frozenset(
+    (*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
+)
+_SIZE_NO_LENGTH = frozenset((0x01, *range(0xD0, 0xD9)))
+_EXIF, _ORIENTATION = b"Exif\0\0", 0x0112
+_TURNED = (5, 6, 7, 8)
+"""Orientations that exchange height and width."""
+
+
+def upright_sizes(samples: Sequence[Encoded]) -> NDArray[np.int32]:
+    """Heights and widths, int32, shape (n, 2); zeros where a sample is empty or no picture."""
+    return np.array([upright_size(sample) for sample in samples], np.int32).reshape(-1, 2)
+
+
+def upright_size(sample: Encoded) -> Sides:
+    """Height and width as the picture is looked at, NOT_KNOWN where its head doesn't tell."""
+    head = sample[:32].tobytes()
+    try:
+        if head[:2] == b"\xff\xd8":
+            return _jpeg(sample.data)
+        if head[:8] == b"\x89PNG\r\n\x1a\n":
+            width, height = struct.unpack(">II", head[16:24])
+            return _checked(height, width)
+        if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+            found = _webp(head, sample)
+            if found is not None:
+                return found
+    except (struct.error, IndexError):
+        return NOT_KNOWN
+    if not head or isinstance(sniff(head), Rejection):
+        return NOT_KNOWN
+    return _by_pillow(sample)
+
+
+def _checked(height: int, width: int, *, is_turned: bool = False) -> Sides:
+    if not (0 < height < 2**31 and 0 < width < 2**31):
+        return NOT_KNOWN
+    return (width, height) if is_turned else (height, width)
+
+
+def _jpeg(data: memoryview) -> Sides:
+    at, is_turned = 2, False
+    while found := _SIZE_MARKER.match(data, at):
+        marker, at = data[found.end() - 1], found.end()
+        if marker in _SIZE_NO_LENGTH:
+            continue
+        length = (data[at] << 8) + data[at + 1]
+        if marker in _FRAMES:
+            height, width = struct.unpack_from(">HH", data, at + 3)
+            return _checked(height, width, is_turned=is_turned)
+        if marker == 0xE1 and not is_turned and data[at + 2 : at + 8] == _EXIF:
+            is_turned = _orientation(bytes(data[at + 8 : at + length])) in _TURNED
+        at += length
+    return NOT_KNOWN
+
+
+def _orientation(exif: bytes) -> int:
+    """The orientation that a TIFF head of EXIF tells, 1 where none."""
+    if len(exif) < 8 or exif[:2] not in (b"II", b"MM"):
+        return 1
+    order = "<" if exif[:2] == b"II" else ">"
+    (at,) = struct.unpack_from(order + "I", exif, 4)
+    if at + 2 > len(exif):
+        return 1
+    (count,) = struct.unpack_from(order + "H", exif, at)
+    for entry in range(at + 2, min(at + 2 + 12 * count, len(exif) - 11), 12):
+        tag, kind = struct.unpack_from(order + "HH", exif, entry)
+        if tag == _ORIENTATION and kind == 3:
+            return int(struct.unpack_from(order + "H", exif, entry + 8)[0])
+    return 1
+
+
+def _webp(head: bytes, sample: Encoded) -> Sides | None:
+    """None where it has metadata that may turn it: Pillow tells then."""
+    kind = head[12:16]
+    if kind == b"VP8 " and head[23:26] == b"\x9d\x01\x2a":
+        width, height = struct.unpack("<HH", head[26:30])
+        return _checked(height & 0x3FFF, width & 0x3FFF)
+    if kind == b"VP8L" and head[20] == 0x2F:
+        (bits,) = struct.unpack("<I", head[21:25])
+        return _checked((bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1)
+    if kind == b"VP8X" and not head[20] & 0x08:
+        width, height = (int.from_bytes(head[a : a + 3], "little") + 1 for a in (24, 27))
+        return _checked(height, width)
+    del sample
+    return None
+
+
+def _by_pillow(sample: Encoded) -> Sides:
+    import io
+
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(sample.data)) as image:
+            turn = image.getexif().get(_ORIENTATION, 1)
+            return _checked(image.height, image.width, is_turned=turn in _TURNED)
+    except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
+        if machine_remedy(error) is not None:
+            raise
+        return NOT_KNOWN
+
+
+MEDIA_HEAD_BYTES = 192
+"""As many first bytes as these functions look at."""
+
+_ASF = b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"
+_MATROSKA = b"\x1aE\xdf\xa3"
+_TS_PACKET_BYTES = 188
+
+
+def sniff_audio(head: bytes) -> str | Rejection:
+    """The container of a piece of sound by its first HEAD_BYTES bytes, or why it is none."""
+    if not head:
+        return Rejection("empty file")
+    if head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE":
+        return "wav"
+    for magic, container in (
+        (b"fLaC", "flac"),
+        (b"OggS", "ogg"),
+        (b"ID3", "mp3"),
+        (b".snd", "au"),
+        (_ASF, "wma"),
+        (_MATROSKA, "webm"),
+    ):
+        if head.startswith(magic):
+            return container
+    if head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"):
+        return "aiff"
+    if head[4:8] == b"ftyp":
+        return "mp4"
+    if len(head) > 1 and head[0] == 0xFF:
+        if head[1] & 0xF6 == 0xF0:  # ADTS: the sync word, then layer 0
+            return "aac"
+        if head[1] & 0xE0 == 0xE0 and head[1] & 0x06:
+            return "mp3"
+    return Rejection("not sound (its first bytes are of no known sound format)")
+
+
+def sniff_video(head: bytes) -> str | Rejection:
+    """The container of a video by its first HEAD_BYTES bytes, or why it is none."""
+    if not head:
+        return Rejection("empty file")
+    if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide"):
+        return "mp4"
+    if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
+        return "avi"
+    for magic, container in (
+        (_MATROSKA, "webm"),
+        (b"OggS", "ogg"),
+        (b"FLV", "flv"),
+        (b"\x00\x00\x01\xba", "mpeg"),
+        (b"\x00\x00\x01\xb3", "mpeg"),
+        (_ASF, "wmv"),
+    ):
+        if head.startswith(magic):
+            return container
+    if head[:1] == head[_TS_PACKET_BYTES : _TS_PACKET_BYTES + 1] == b"G":
+        return "ts"
+    return Rejection("not a video (its first bytes are of no known video format)")
+
+
+HEAD_BYTES = max(IMAGE_HEAD_BYTES, MEDIA_HEAD_BYTES)
+"""As many first bytes as `refusal_by_head` looks at."""
+
+
+def has_head(type: FieldType) -> bool:
+    """Whether first bytes tell anything of a type."""
+    return isinstance(type, Image | Audio | Video)
+
+
+def refusal_by_head(type: FieldType, head: bytes) -> Rejection | None:
+    """Why bytes that begin so can't be a sample of a type, or None. head: HEAD_BYTES of them, or
+    all."""
+    found: str | Rejection | None = None
+    if isinstance(type, Image):
+        found = sniff(head)
+    elif isinstance(type, Audio):
+        found = sniff_audio(head)
+    elif isinstance(type, Video):
+        found = sniff_video(head)
+    return found if isinstance(found, Rejection) else None

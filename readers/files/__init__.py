@@ -1,1 +1,5 @@
-"""Files of our own: their names, how they appear whole, and how Arrow files are read strictly."""
+"""Name, write, map and strictly read the library's own files."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,7 @@
-"""Files appear whole or not at all: temp name in the same folder, fsync, rename."""
+"""Publish files atomically, so that a reader sees all of a file or none of it.
+
+A file is written under a temporary name in the same folder, synced, and renamed into place.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base.machine import is_shortage, machine_remedy
-from penstock.cache.errors import DestinationError, WriteError
+from penstock.cache import DestinationError, WriteError
+from penstock.cache.base import is_shortage, machine_remedy
 from penstock.readers.files.names import printable
 
 if TYPE_CHECKING:

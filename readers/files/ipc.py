@@ -1,10 +1,9 @@
-"""Arrow IPC files of one record batch, as we write them: read strictly, since they may come from
-anybody.
+"""Write and strictly read Arrow IPC files of one record batch, which may come from anybody.
 
 Before a batch is read its schema must be the wanted one, and it must be neither compressed nor
-encoded by a dictionary: a few bytes could else become gigabytes. pyarrow doesn't tell that without
-reading, so the two flatbuffer tables that do are looked at here. Source: the Arrow columnar format,
-"IPC File Format"; Flatbuffers, "Internals".
+encoded by a dictionary: otherwise a few bytes could become gigabytes. pyarrow doesn't tell that
+without reading, so the two flatbuffer tables that do are parsed here. Source: the Arrow columnar
+format, "IPC File Format"; Flatbuffers, "Internals".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names of files, which are bytes and may hold anything but NUL."""
+"""Check, show and join file names, which are bytes and may hold anything but NUL."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import CorruptShardError
-from penstock.cache.secrets import escape
+from penstock.cache import CorruptShardError, escape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,8 @@
-"""What may be samples of a dataset, before anything of them is decoded."""
+"""Describe what may be samples of a dataset before any of them is decoded.
+
+`Candidates` is the result of listing a dataset in any format: the spans and values of each field,
+or, for formats in chunks, the shards that metadata alone describe.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.errors import ConfigError
-from penstock.readers.fields.arrays import array_form, number_dtype
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, RaggedColumn
-from penstock.readers.fields.field_types import is_encoded
-from penstock.readers.formats.grouping import Grouping
-from penstock.readers.formats.layout import Layout
+from penstock.cache import ConfigError
+from penstock.readers.fields import (
+    DenseColumn,
+    EncodedColumn,
+    ListColumn,
+    RaggedColumn,
+    array_form,
+    is_encoded,
+    number_dtype,
+)
+from penstock.readers.formats.open_shard import SampleLayout
+from penstock.readers.formats.shard_cutting import Grouping
 from penstock.readers.types import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -20,12 +30,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.columns import Column
-    from penstock.readers.fields.schema import Schema
-    from penstock.readers.formats.chunked_shard import ChunkedShard
-    from penstock.readers.formats.layout import Storage
-    from penstock.readers.origin.origin import Entry
-    from penstock.readers.origin.quarantine import LeftOut, QuarantineEntry
+    from penstock.readers.fields import Column, Schema
+    from penstock.readers.formats.extents import ChunkedShard
+    from penstock.readers.formats.open_shard import Storage
+    from penstock.readers.origin import Entry, LeftOut, QuarantineEntry
 
 MISSING = -1
 """In place of a file's number: the sample lacks the field."""
@@ -109,11 +117,11 @@ class Candidates:
         return len(self.names)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> SampleLayout:
         """How the samples are stored, as far as that is known before they were seen. Raises
         ConfigError for a field that is nowhere, or of which nobody knows what is noted."""
         storage = {name: self._storage(name) for name in self.schema}
-        return Layout(schema=self.schema, storage=storage)
+        return SampleLayout(schema=self.schema, storage=storage)
 
     def _storage(self, name: str) -> Storage:
         if self.chunked:

@@ -1,51 +1,339 @@
-"""The bytes of a shard of chunks, by extent: of local files, or of a blob of the cache.
+"""Read the bytes of a shard of chunks by extent: from local files, or from a blob of the cache.
 
 A blob holds the extents of the fields that a dataset selects, so what nobody wants is neither
-fetched nor kept. Other fields can still be asked for: their bytes come by exact ranges each time.
+fetched nor kept. Other fields can still be read: their bytes come by exact ranges each time.
+
+All that the shards of a batch miss is fetched at once, before anything is decoded (`ChunkParts`):
+so a batch over many cold shards waits for the remote about once. A local file is opened once for
+what is wanted of it, or mapped.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from penstock.cache.base.blob import (
+from penstock.cache import STALL_TIMEOUT_S, CorruptShardError, IndexChangedError
+from penstock.cache.base import (
     LEAST_ABSENT_BYTES,
     READ_MODE,
     BlobSource,
     BlobSpans,
+    FileMap,
     ReadMode,
     absent_bytes,
 )
-from penstock.cache.errors import CorruptShardError
-from penstock.cache.outcomes import STALL_TIMEOUT_S
-from penstock.readers.formats.arrivals import Arrivals
-from penstock.readers.formats.blob_extents import NOWHERE, BlobExtents
-from penstock.readers.formats.chunk_parts import ChunkParts
-from penstock.readers.formats.extent_files import ExtentFiles
-from penstock.readers.formats.local_files import REINDEX
-from penstock.readers.formats.read_tally import ReadTally
+from penstock.readers.files import below
+from penstock.readers.formats.chunk_counts import ReadTally
+from penstock.readers.formats.extent_arrivals import Arrivals
+from penstock.readers.formats.extents import NOT_IN_BLOB, BlobExtents
+from penstock.readers.formats.local_files import (
+    REINDEX,
+    changed_file_error,
+    open_file,
+    read_up_to,
+    unreadable_file_error,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base.blob import Blob
-    from penstock.cache.blobs.block_sums import BlockSums
-    from penstock.cache.blobs.remote import Remote
-    from penstock.readers.formats.decoded_chunks import ShardChunks
+    from penstock.cache.base import Blob
+    from penstock.cache.blobs import BlockSums, Remote
+    from penstock.readers.formats.chunk_cache import ChunkMemory, ShardChunks
+    from penstock.readers.formats.extent_arrivals import Arrival
+    from penstock.readers.formats.extents import Extents, ShardFiles
+    from penstock.readers.formats.open_shard import Ints
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.types import Encoded
 
-Chunk = TypeVar("Chunk")
+    IntArray = NDArray[np.int64]
+
+# A process may have 65,530 maps, and a dataset has 1,024 open shards: of many small files none is
+# mapped, as reading them costs less.
+_MOST_MAPPED, _LEAST_BYTES = 4, 16 * 2**20
 
 _NOTHING: Encoded = np.frombuffer(b"", np.uint8)
+
+
+class ExtentFiles:
+    """The files of one shard in a local folder. may_lack: a file that isn't there is no error, its
+    extents are empty. memory: for what is read. Safe for several threads."""
+
+    def __init__(
+        self,
+        root: bytes,
+        files: ShardFiles,
+        extents: Extents,
+        *,
+        may_lack: bool = False,
+        memory: ChunkMemory | None = None,
+        on_read: Callable[[int], None] | None = None,
+    ) -> None:
+        """on_read: is told the bytes of each read; of views it hears nothing."""
+        self._root, self._files, self._extents = root, files, extents
+        self._folder = os.path.join(root, b"")
+        self._may_lack, self._memory, self._on_read = may_lack, memory, on_read
+        self._maps: dict[int, tuple[int, Encoded] | None] = {}
+        self._spans: dict[int, tuple[int, int]] | None = None
+        # Whether a link leads out of root is looked at once a file: it costs as much as a read.
+        self._is_below = np.zeros(len(files), np.bool_)
+
+    def read(
+        self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+    ) -> list[Encoded]:
+        """Parts of extents: what lies side by side in a file is read as one. Read-only. Raises
+        IndexChangedError (gone, too short), DatasetError."""
+        if len(extents) == 1:
+            return [self._read_one(extents[0], starts[0], ends[0])]
+        numbers = np.array(extents, np.int64)
+        files = self._extents.files[numbers]
+        low = self._extents.starts[numbers] + np.array(starts, np.int64)
+        high = self._extents.starts[numbers] + np.array(ends, np.int64)
+        found: list[Encoded] = [_NOTHING] * len(numbers)
+        order = np.lexsort((low, files)).tolist()
+        names, begins, stops = files.tolist(), low.tolist(), high.tolist()
+        fd, now, run = -1, -1, list[int]()
+        try:
+            for place in order:
+                if names[place] != now:
+                    self._read(fd, now, run, begins, stops, found)
+                    before, fd = fd, -1  # it is closed, whatever comes
+                    fd, now, run = self._reopened(before, names[place]), names[place], []
+                elif run and begins[place] > stops[run[-1]]:
+                    self._read(fd, now, run, begins, stops, found)
+                    run = []
+                run.append(place)
+            self._read(fd, now, run, begins, stops, found)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return found
+
+    def _read_one(self, extent: int, start: int, end: int) -> Encoded:
+        """Part of one extent."""
+        file, begin = int(self._extents.files[extent]), int(self._extents.starts[extent])
+        found, fd = [_NOTHING], self._reopened(-1, file)
+        try:
+            self._read(fd, file, (0,), (begin + start,), (begin + end,), found)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return found[0]
+
+    def read_into(
+        self, extents: Sequence[int], starts: Sequence[int], slots: Sequence[Encoded]
+    ) -> None:
+        """Parts of extents, each by one read into its slot. Raises as read does, and
+        IndexChangedError for a file that may lack."""
+        numbers = np.array(extents, np.int64)
+        files = self._extents.files[numbers].tolist()
+        begins = (self._extents.starts[numbers] + np.array(starts, np.int64)).tolist()
+        fd, now = -1, -1
+        try:
+            for place in np.lexsort((begins, files)).tolist():
+                file, slot = files[place], slots[place]
+                if file != now:
+                    before, fd = fd, -1
+                    fd, now = self._reopened(before, file), file
+                self._fill(fd, file, begins[place], slot)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _fill(self, fd: int, file: int, begin: int, into: Encoded) -> None:
+        """Fill an array from a byte of a file on."""
+        name = self._files.names[file]
+        if fd < 0:
+            raise changed_file_error(name, "it is gone")
+        try:
+            got = read_up_to(fd, into, begin)
+        except OSError as error:
+            raise unreadable_file_error(self._path(file), error) from error
+        if got < len(into):
+            raise changed_file_error(
+                name, f"it had {begin + len(into)} bytes or more and has {begin + got}"
+            )
+        if self._on_read is not None:
+            self._on_read(got)
+
+    def _path(self, file: int) -> bytes:
+        name = self._files.names[file]
+        if self._is_below[file]:
+            return self._folder + name
+        path = below(self._root, name)
+        self._is_below[file] = True
+        return path
+
+    def _reopened(self, fd: int, file: int) -> int:
+        """The next file's descriptor, -1 where it may lack and isn't there; closes the one
+        before."""
+        if fd >= 0:
+            os.close(fd)
+        name, path = self._files.names[file], self._path(file)
+        try:
+            return open_file(path, name)
+        except IndexChangedError:
+            if self._may_lack and not os.path.lexists(path):
+                return -1
+            raise
+
+    def _read(
+        self,
+        fd: int,
+        file: int,
+        run: Sequence[int],
+        begins: Sequence[int],
+        stops: Sequence[int],
+        found: list[Encoded],
+    ) -> None:
+        """Read parts that lie side by side or overlap."""
+        if not run or fd < 0:
+            return
+        begin = begins[run[0]]
+        stop = stops[run[0]] if len(run) == 1 else max(stops[place] for place in run)
+        size, dtype = (stop - begin,), np.dtype(np.uint8)
+        data = np.empty(size, dtype) if self._memory is None else self._memory.array(size, dtype)
+        self._fill(fd, file, begin, data)
+        data.flags.writeable = False
+        if len(run) == 1:
+            found[run[0]] = data
+            return
+        for place in run:
+            found[place] = data[begins[place] - begin : stops[place] - begin]
+
+    # -- maps
+
+    def view(self, extent: int) -> Encoded | None:
+        """A view of a mapped file; None where it isn't mapped. Raises as read does."""
+        file = int(self._extents.files[extent])
+        if file not in self._maps:  # two threads may map it; one of the maps goes again
+            self._maps[file] = self._map(file)
+        mapped = self._maps[file]
+        if mapped is None:
+            return None
+        begin, data = mapped
+        start = int(self._extents.starts[extent]) - begin
+        return data[start : start + int(self._extents.sizes[extent])]
+
+    def _map(self, file: int) -> tuple[int, Encoded] | None:
+        """Map the part of a file that extents lie in."""
+        if self._spans is None:
+            self._spans = _spans(self._extents)
+        start, end = self._spans[file]
+        if len(self._spans) > _MOST_MAPPED and end - start < _LEAST_BYTES:
+            return None
+        name = self._files.names[file]
+        fd = self._reopened(-1, file)
+        if fd < 0 or start == end:
+            if fd >= 0:
+                os.close(fd)
+            return None
+        try:
+            # A map ends where the file ends: behind that the kernel ends the process.
+            size_bytes, now = int(self._files.sizes[file]), os.fstat(fd).st_size
+            if now != size_bytes:
+                raise changed_file_error(name, f"it had {size_bytes} bytes, now {now}")
+            mapped = FileMap(fd, span=(start, end))
+        except OSError as error:
+            raise unreadable_file_error(self._path(file), error) from error
+        finally:
+            os.close(fd)
+        return start, np.frombuffer(mapped.buffer(), np.uint8)
+
+
+def _spans(extents: Extents) -> dict[int, tuple[int, int]]:
+    """From the first to the last byte that is some extent's, of each file."""
+    ends: Ints = extents.starts + extents.sizes
+    found = {}
+    for file in np.unique(extents.files).tolist():
+        mine = extents.files == file
+        found[file] = int(extents.starts[mine].min()), int(ends[mine].max())
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChunkParts:
+    """Bytes of a shard's blob, and of what lies beside it.
+
+    blobs: one or two, which lie end to end here; starts, ends: bytes of them that are wanted,
+    ascending, none touching another, int64, shape (parts,); cut: how many of them are of the first.
+    begins: of each extent its first byte here, below 0 where nothing of it is wanted. claimed: the
+    extents that other batches wait for; others: those that others fetch.
+    """
+
+    blobs: Sequence[Blob]
+    starts: IntArray
+    ends: IntArray
+    cut: int
+    begins: IntArray
+    claimed: Mapping[int, Arrival[Any]] = field(default_factory=dict)
+    others: Mapping[int, Arrival[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, blobs: Sequence[Blob], begins: IntArray, starts: IntArray, ends: IntArray
+    ) -> ChunkParts:
+        """What lies side by side is asked for as one. starts, ends: in any order, none empty."""
+        border = blobs[0].source.size_bytes
+        order = np.argsort(starts, kind="stable")
+        starts, reach = starts[order], np.maximum.accumulate(ends[order])
+        is_new = np.ones(len(starts), np.bool_)
+        is_new[1:] = (starts[1:] > reach[:-1]) | ((starts[1:] >= border) & (starts[:-1] < border))
+        first = np.flatnonzero(is_new)
+        last = np.append(first[1:], len(starts)) - 1
+        merged = starts[first]
+        cut = int(np.searchsorted(merged, border))
+        return cls(
+            blobs=blobs, starts=merged, ends=reach[last[: len(first)]], cut=cut, begins=begins
+        )
+
+    def settle(self, holder: object) -> None:
+        """Tell who waits for what was claimed. holder: who has it; None: it doesn't come, unless it
+        has."""
+        for coming in self.claimed.values():
+            coming.settle(holder)
+
+    def spans(self) -> list[BlobSpans]:
+        """What to load, of each blob."""
+        found, offset = [], 0
+        parts = (slice(0, self.cut), slice(self.cut, None))
+        for blob, mine in zip(self.blobs, parts, strict=False):
+            starts, ends = self.starts[mine] - offset, self.ends[mine] - offset
+            found.append(BlobSpans(blob=blob, starts=starts.tolist(), ends=ends.tolist()))
+            offset += blob.source.size_bytes
+        return found
+
+    def find(self, loaded: Sequence[Encoded], extent: int, start: int, end: int) -> Encoded | None:
+        """Bytes of an extent among what came; None where they weren't wanted. loaded: of each
+        part."""
+        begin = int(self.begins[extent])
+        if begin < 0 or not len(self.starts):
+            return None
+        low, high = begin + start, begin + end
+        part = int(np.searchsorted(self.starts, low, side="right")) - 1
+        if part < 0 or high > self.ends[part]:
+            return None
+        at = low - int(self.starts[part])
+        return loaded[part][at : at + high - low]
+
+    def begin(self, extent: int) -> int:
+        """The first byte of an extent in its own blob."""
+        begin, border = int(self.begins[extent]), self.blobs[0].source.size_bytes
+        return begin if begin < border else begin - border
+
+
+Chunk = TypeVar("Chunk")
+
+_NO_BYTES: Encoded = np.frombuffer(b"", np.uint8)
 
 
 class ChunkData:
@@ -57,7 +345,7 @@ class ChunkData:
         self._sidecar, self._chunks, self._may_lack = sidecar, chunks, may_lack
         self._extents = sidecar.extents
         self._mode: ReadMode = READ_MODE
-        self._arrivals: Arrivals[BroughtChunkData] = (
+        self._arrivals: Arrivals[FetchedChunkData] = (
             Arrivals() if chunks is None else chunks.arrivals
         )
         self._reads = ReadTally() if chunks is None else chunks.reads
@@ -223,7 +511,7 @@ class BlobChunkData(ChunkData):
         where all of it is here. What is decoded already needn't be, and what passes and is whole is
         fetched by one batch for all: `ChunkParts.settle` says what came of it."""
         numbers = np.array(extents, np.int64)
-        elsewhere = self._begins[numbers] == NOWHERE
+        elsewhere = self._begins[numbers] == NOT_IN_BLOB
         if not elsewhere.any() and (self._blob.is_whole or not len(numbers)):
             return None
         first = np.zeros(len(numbers), np.int64) if starts is None else np.array(starts, np.int64)
@@ -246,10 +534,10 @@ class BlobChunkData(ChunkData):
         """Parts of extents as parts of the blob and of what lies beside it."""
         sizes = self._extents.sizes[numbers]
         blobs, begins = [self._blob], self._begins
-        if (begins[numbers] == NOWHERE).any():
-            others = BlobExtents.of(self._sidecar, numbers[begins[numbers] == NOWHERE].tolist())
+        if (begins[numbers] == NOT_IN_BLOB).any():
+            others = BlobExtents.of(self._sidecar, numbers[begins[numbers] == NOT_IN_BLOB].tolist())
             behind = others.begins + self._blob.source.size_bytes
-            is_other = (begins == NOWHERE) & (others.begins != NOWHERE)
+            is_other = (begins == NOT_IN_BLOB) & (others.begins != NOT_IN_BLOB)
             begins = np.where(is_other, behind, begins)
             blobs.append(self._aside(others))
         places = begins[numbers]
@@ -283,12 +571,12 @@ class BlobChunkData(ChunkData):
         data = self._remote.load(parts.spans(), mode=self._mode)
         return self.brought(parts, data).read_parts(extents, starts, ends)
 
-    def brought(self, parts: ChunkParts, data: Sequence[Sequence[Encoded]]) -> BroughtChunkData:
+    def brought(self, parts: ChunkParts, data: Sequence[Sequence[Encoded]]) -> FetchedChunkData:
         """The same data when these parts are here. data: of each of `parts.spans()`. Raises
         CorruptShardError: the local disk has other bytes than came."""
         self._check(parts.starts[: parts.cut], parts.ends[: parts.cut])
         self._reads.add(int((parts.ends - parts.starts).sum()))
-        return BroughtChunkData(self, parts, [one for some in data for one in some])
+        return FetchedChunkData(self, parts, [one for some in data for one in some])
 
     def is_absent(self, head: Encoded, begin: int) -> bool:
         """Whether an extent's object isn't there, by its first bytes. begin: where these stand in
@@ -303,7 +591,7 @@ class BlobChunkData(ChunkData):
     def view(self, extent: int, *, size_bytes: int | None = None) -> Encoded | None:
         """A view of the blob's map, where the blob is whole."""
         begin, size = int(self._begins[extent]), int(self._extents.sizes[extent])
-        if self._mode == "pread" or begin == NOWHERE or not self._blob.is_whole:
+        if self._mode == "pread" or begin == NOT_IN_BLOB or not self._blob.is_whole:
             return None
         touched = self._touched(extent, size_bytes)
         self._reads.add(touched)
@@ -312,7 +600,7 @@ class BlobChunkData(ChunkData):
         )
         ((data,),) = self._remote.load([spans])
         self._check(np.array([begin]), np.array([begin + size]))
-        return _NOTHING if self.is_absent(data, begin) else data
+        return _NO_BYTES if self.is_absent(data, begin) else data
 
     def _check(
         self,
@@ -330,7 +618,7 @@ class BlobChunkData(ChunkData):
             )
 
 
-class BroughtChunkData(ChunkData):
+class FetchedChunkData(ChunkData):
     """The data of a remote shard for one batch, whose bytes were brought. data: the parts'."""
 
     def __init__(self, base: BlobChunkData, parts: ChunkParts, data: Sequence[Encoded]) -> None:
@@ -361,9 +649,9 @@ class BroughtChunkData(ChunkData):
             size = min(LEAST_ABSENT_BYTES, int(self._extents.sizes[extent]))
             head = self._parts.find(self._data, extent, 0, size)
             if head is not None and self._base.is_absent(head, self._parts.begin(extent)):
-                return _NOTHING
+                return _NO_BYTES
         if start == end:
-            return _NOTHING
+            return _NO_BYTES
         return self._parts.find(self._data, extent, start, end)
 
     def _await(self, extent: int, start: int, end: int) -> Encoded | None:

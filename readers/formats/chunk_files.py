@@ -1,5 +1,7 @@
-"""Decoded chunks in mapped files of a cache folder: arrays as they lie in memory, tables as Arrow
-IPC."""
+"""Keep decoded chunks in mapped files of a cache folder.
+
+Arrays lie there as in memory, tables as Arrow IPC.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from penstock.cache.disk.private_files import MOST_SHARE, PrivateFiles
+from penstock.cache.disk import MOST_SHARE, PrivateFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.disk.disk_cache import DiskCache
-    from penstock.cache.disk.private_files import PrivateFile
+    from penstock.cache.disk import DiskCache, PrivateFile
 
 LEAST_BYTES = 2**20
 """A smaller chunk is decoded again rather than kept in a file: to enter one into the cache's books

@@ -1,4 +1,4 @@
-"""Formats whose samples lie in chunks that are decoded as a whole, indexed from metadata alone.
+"""Define formats whose samples lie in chunks that are decoded as a whole, indexed from metadata.
 
 Such a format lists its shards with the rows of each decode unit (`Candidates.of_chunks`); no sample
 is read for that. When a shard is opened it is given the shard's bytes, and reads rows of fields.
@@ -13,32 +13,27 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, runtim
 
 import numpy as np
 
-from penstock.readers.fields.arrays import array_form
-from penstock.readers.fields.crops import put_parts
-from penstock.readers.formats.blob_shard import BlobShard
+from penstock.readers.fields import array_form, put_parts
 from penstock.readers.formats.chunk_data import BlobChunkData, ChunkData, LocalChunkData
-from penstock.readers.formats.span_format import SpanFormat
+from penstock.readers.formats.format import SpanFormat
+from penstock.readers.formats.open_shard import BlobShard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base.blob import Blob
-    from penstock.cache.blobs.remote import Remote
-    from penstock.readers.fields.columns import Column
-    from penstock.readers.fields.crops import Crop
-    from penstock.readers.fields.schema import Schema
-    from penstock.readers.formats.chunk_data import ChunkData
-    from penstock.readers.formats.chunked_shard import Extents
+    from penstock.cache.base import Blob
+    from penstock.cache.blobs import Remote
+    from penstock.readers.fields import Column, ColumnCrop, Schema
+    from penstock.readers.formats.extents import Extents
     from penstock.readers.formats.format import ShardEntry, ShardOpener
-    from penstock.readers.formats.plain import Plain
-    from penstock.readers.formats.shard import Places
+    from penstock.readers.formats.open_shard import Places, StridedRows
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
-    Crops = Mapping[str, Crop]
+    Crops = Mapping[str, ColumnCrop]
 
 _WHOLE_BYTES = 64 * 2**20
 """Of whole samples that are read at once for parts of them."""
@@ -177,7 +172,7 @@ class ChunkFormat(SpanFormat, ABC):
     is_encoded: ClassVar[bool] = False
 
     @abstractmethod
-    def open_chunks(self, shard: ShardFacts) -> ChunkReader:
+    def open_chunks(self, shard: ChunkedShardFacts) -> ChunkReader:
         """Open a shard; reads none of its samples. Raises CorruptShardError."""
 
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
@@ -186,7 +181,7 @@ class ChunkFormat(SpanFormat, ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShardFacts:
+class ChunkedShardFacts:
     """What an index notes of one shard of chunks, as `ChunkedShard` told it."""
 
     schema: Schema
@@ -208,7 +203,7 @@ class _ChunkOpener:
         sidecar = self.sidecar
         assert sidecar.extents is not None
         reader = self.format.open_chunks(
-            ShardFacts(
+            ChunkedShardFacts(
                 schema=sidecar.layout.schema,
                 samples=sidecar.samples,
                 extents=sidecar.extents,
@@ -222,7 +217,7 @@ class _ChunkOpener:
         return whole(reader, sidecar.layout.schema)
 
     def wanted_share(
-        self, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, Crop]]
+        self, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, ColumnCrop]]
     ) -> float:
         """Which share of the bytes of these fields is needed for parts of samples, which a function
         draws of their numbers; of the first ones of a shard that has many."""
@@ -279,10 +274,10 @@ class _Chunks:
         """Read rows of a field whose samples have one shape into their places."""
         self.reader.gather(field, rows, out, places, data=self.data, wrong=wrong, corners=corners)
 
-    def plain(self, field: str) -> Plain | None:
+    def plain(self, field: str) -> StridedRows | None:
         """Where a field's rows lie, if they can be copied out of a map; None: gather them."""
         tell = getattr(getattr(self.reader, "inner", self.reader), "plain", None)
-        found: Plain | None = None if tell is None else tell(field, data=self.data)
+        found: StridedRows | None = None if tell is None else tell(field, data=self.data)
         return found
 
     def lengths(self, field: str, rows: Ints) -> Ints | None:
@@ -312,10 +307,10 @@ class _WholeReader:
     def __init__(self, reader: ChunkReader, schema: Schema) -> None:
         self.inner, self._schema = reader, schema
 
-    def plain(self, field: str, *, data: ShardData) -> Plain | None:
+    def plain(self, field: str, *, data: ShardData) -> StridedRows | None:
         """Where a field's rows lie in a map."""
         tell = getattr(self.inner, "plain", None)
-        found: Plain | None = None if tell is None else tell(field, data=data)
+        found: StridedRows | None = None if tell is None else tell(field, data=data)
         return found
 
     def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:

@@ -1,35 +1,35 @@
-"""What a format of datasets is: a frozen description and three duties.
+"""Define what a dataset format is: a frozen description and three duties.
 
-- *Recognise and list*: is this dataset of the format, and what lies there (`Format.recognises`,
-  `Indexing.list`, `Listing.candidates`).
+- *Recognise and list*: is this dataset of the format, and which files does it have
+  (`Format.recognises`, `Indexing.list`, `Listing.candidates`).
 - *Index a shard*: where its samples lie and what is known of them (`Candidates`); what an index
   notes of that is a `Sidecar`.
 - *Read rows*: open a shard, local files or a blob of the cache (`Format.opener`, `OpenShard`).
 
 Everything else (building, keeping and mending an index, the cache, checksums, packing) is common
-and stands above. A new format is a folder here and a line in `registry.py`.
+and lives above. A new format is a module or package here and a line in `format_registry.py`.
+`SpanFormat` is the base of formats whose samples are byte ranges that a sidecar locates.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from penstock.cache.base.blob import Blob
-    from penstock.cache.blobs.remote import Remote
-    from penstock.readers.fields.schema import Schema
+    from penstock.cache.base import Blob
+    from penstock.cache.blobs import Remote
+    from penstock.readers.fields import Schema
     from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.formats.decoded_chunks import ShardChunks
-    from penstock.readers.formats.layout import Layout
-    from penstock.readers.formats.shard import OpenShard
+    from penstock.readers.formats.chunk_cache import ShardChunks
+    from penstock.readers.formats.open_shard import OpenShard, SampleLayout
+    from penstock.readers.formats.shard_summary import Sums
     from penstock.readers.formats.sidecar import Sidecar
-    from penstock.readers.formats.summary import Sums
-    from penstock.readers.origin.origin import Entry, Origin
-    from penstock.readers.origin.remote import RemoteFolder
+    from penstock.readers.origin import Entry, Origin, RemoteFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class ShardEntry:
     size_bytes: int
     samples: int
     sums: Sums
-    layout: Layout
+    layout: SampleLayout
     overhead_bytes: int | None
     fields: tuple[str, ...] = ()
     chunks: ShardChunks | None = None
@@ -154,3 +154,35 @@ def chosen_by(format: Format, schema: Schema) -> tuple[str, ...] | None:
     """The fields of a batch that a format itself chooses where nobody named any (it needn't)."""
     choose = getattr(format, "default_fields", None)
     return None if choose is None else choose(schema)
+
+
+_IDENTITY = re.compile(rb".*-([0-9a-f]{32})\.arrow", re.S)
+
+
+class SpanFormat:
+    """A format whose samples are spans: a sidecar says all that it takes to read them."""
+
+    least_sample_bytes: ClassVar[int] = 1
+    is_file_per_sample: ClassVar[bool] = False
+
+    def default_fields(self, schema: Schema) -> tuple[str, ...] | None:
+        """The fields of a batch where nobody chose any; None: as of any dataset."""
+        del schema
+        return None
+
+    def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
+        """The sidecar, which knows each file and opens the shard."""
+        del entry
+        return sidecar()
+
+    def blob_key(
+        self, origin: RemoteFolder, *, name: bytes, etag: str, crc32c: int, columns_crc32c: int
+    ) -> str:
+        """A key by what a listing told of a file that is a shard, which its sidecar's name carries:
+        so it is the key that the file was fetched under before it had an index. Of several files a
+        key by the sidecar's checksum, and so by all that it says of them."""
+        del crc32c, columns_crc32c
+        found = _IDENTITY.fullmatch(name)
+        return (
+            origin.blob_key(name, etag) if found is None else origin.archive_key(found[1].decode())
+        )

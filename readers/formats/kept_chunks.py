@@ -1,10 +1,10 @@
-"""Which decoded chunks are kept, and which of them leaves next. No threads and no files here.
+"""Decide which decoded chunks are kept and which is evicted next, without threads or files.
 
 The plan reads the rows of a window's chunks in random order, so a chunk is wanted as often as it
-has rows. It leaves when all of them were taken, but for a moment: a job that drops the end of an
-epoch leaves chunks half used, so that the next epoch, which counts on from there, takes them for
-done too early. A chunk that nobody has taken for long is such a rest, and leaves too. Where room is
-short, what is done goes first, then what was used least recently.
+has rows. It is evicted once all of them were taken, after a short grace period: a job that drops
+the end of an epoch leaves chunks half used, so the next epoch, which counts on from there, would
+take them for done too early. A chunk that nobody has used for long is such a rest, and is evicted
+too. Where room is short, finished chunks go first, then the least recently used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KeptFile(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class KeptChunk:
     """A chunk that is kept. uses: rows that need it; left: of those, that weren't taken yet; at:
     rows that had been taken of all chunks when it was used last. file: where it lies; None: in
     memory."""
@@ -53,7 +53,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class _Gone:
+class _EvictedChunk:
     """A chunk that went before its time: what it was, and when it went.
 
     value, memory: weak references to it and to the array that owns its memory, which lives on as
@@ -77,12 +77,14 @@ class KeptChunks:
     """
 
     def __init__(self) -> None:
-        self._memory: OrderedDict[Key, Kept] = OrderedDict()  # least recently used first
-        self._files: OrderedDict[Key, Kept] = OrderedDict()  # those too that look into others' maps
-        self._moving: dict[Key, Kept] = {}  # on their way into files
+        self._memory: OrderedDict[Key, KeptChunk] = OrderedDict()  # least recently used first
+        self._files: OrderedDict[Key, KeptChunk] = (
+            OrderedDict()
+        )  # those too that look into others' maps
+        self._moving: dict[Key, KeptChunk] = {}  # on their way into files
         self._done: OrderedDict[Key, int] = OrderedDict()  # all rows taken, and when
-        self._gone: OrderedDict[Key, _Gone] = OrderedDict()
-        self._lent: dict[Key, _Gone] = {}  # of those, that may be read still
+        self._gone: OrderedDict[Key, _EvictedChunk] = OrderedDict()
+        self._lent: dict[Key, _EvictedChunk] = {}  # of those, that may be read still
         self._kept_bytes = 0
         self._left = self._taken = 0  # rows that kept chunks are still to give; rows taken of any
         self._peak, self._peak_before, self._peak_ends = 0, 0, 0  # most of the former, of late
@@ -110,7 +112,7 @@ class KeptChunks:
 
     # -- taking
 
-    def find(self, key: Key) -> Kept | None:
+    def find(self, key: Key) -> KeptChunk | None:
         """A chunk, if it is still there."""
         for place in (self._memory, self._files, self._moving):
             if (kept := place.get(key)) is not None:
@@ -119,39 +121,39 @@ class KeptChunks:
         value = gone.value() if gone is not None and gone.value is not None else None
         if gone is None or value is None:
             return None
-        kept = Kept(value, gone.size_bytes, uses=gone.uses, left=gone.left)
+        kept = KeptChunk(value, gone.size_bytes, uses=gone.uses, left=gone.left)
         del self._lent[key]
         self._add(key, kept)
         return kept
 
-    def add_view(self, key: Key, value: Any, *, uses: int) -> Kept:
+    def add_view(self, key: Key, value: Any, *, uses: int) -> KeptChunk:
         """Keep a chunk that takes no memory, as it looks into a map."""
-        kept = self._files[key] = Kept(value, 0, uses=uses, left=uses)
+        kept = self._files[key] = KeptChunk(value, 0, uses=uses, left=uses)
         self._count(kept.left)
         return kept
 
-    def add(self, key: Key, value: Any, *, size_bytes: int, uses: int) -> tuple[Kept, bool]:
+    def add(self, key: Key, value: Any, *, size_bytes: int, uses: int) -> tuple[KeptChunk, bool]:
         """Keep a chunk that was just decoded, and whether it had gone before its time."""
         gone = self._gone.pop(key, None)
         self._lent.pop(key, None)
         is_again = gone is not None and self._taken - gone.at <= _STALE * self._most
         left = gone.left if gone is not None and is_again else uses
-        kept = Kept(value, size_bytes, uses=uses, left=left)
+        kept = KeptChunk(value, size_bytes, uses=uses, left=left)
         self._add(key, kept)
         return kept, is_again
 
-    def _add(self, key: Key, kept: Kept) -> None:
+    def _add(self, key: Key, kept: KeptChunk) -> None:
         self._memory[key] = kept
         self._count(kept.left)
         self._kept_bytes += kept.size_bytes
         self.most_memory_bytes = max(self.most_memory_bytes, self.memory_bytes)
 
-    def use(self, key: Key, kept: Kept, taken: int) -> None:
+    def use(self, key: Key, kept: KeptChunk, taken: int) -> None:
         """Count rows of a chunk that are taken, and let go what nobody needs by now."""
         self.count_use(key, kept, taken)
         self.expire()
 
-    def count_use(self, key: Key, kept: Kept, taken: int) -> None:
+    def count_use(self, key: Key, kept: KeptChunk, taken: int) -> None:
         """Count rows of a chunk that are taken; `expire` behind those of a batch."""
         self._taken += taken
         if self._taken >= self._peak_ends:
@@ -198,7 +200,7 @@ class KeptChunks:
                     break
                 self._drop(key)
 
-    def _drop(self, key: Key) -> Kept | None:
+    def _drop(self, key: Key) -> KeptChunk | None:
         """Let a chunk go; one that is on its way into a file goes when it is there."""
         self._done.pop(key, None)
         if (kept := self._memory.pop(key, None)) is not None:
@@ -210,10 +212,10 @@ class KeptChunks:
             self._count(-kept.left)
         return kept
 
-    def shrink(self, most_bytes: int) -> list[tuple[Key, Kept]]:
+    def shrink(self, most_bytes: int) -> list[tuple[Key, KeptChunk]]:
         """Let chunks go until memory takes at most so many bytes. Returns those that have rows left
         to be taken: each is still found, until `moved` or `lost` says what became of it."""
-        leaving: list[tuple[Key, Kept]] = []
+        leaving: list[tuple[Key, KeptChunk]] = []
         over = self.staying_bytes - most_bytes
         while over > 0 and self._memory:
             done = next((key for key in self._done if key in self._memory), None)
@@ -226,7 +228,7 @@ class KeptChunks:
                 self._moving[key] = kept
         return leaving
 
-    def moved(self, key: Key, kept: Kept, file: KeptFile) -> None:
+    def moved(self, key: Key, kept: KeptChunk, file: KeptFile) -> None:
         """A chunk of `shrink` lies in a file."""
         if self._moving.pop(key, None) is None or kept.left <= 0:
             self.waste.append(file)
@@ -238,14 +240,14 @@ class KeptChunks:
         self.disk_bytes += file.size_bytes
         self.most_disk_bytes = max(self.most_disk_bytes, self.disk_bytes)
 
-    def lost(self, key: Key, kept: Kept) -> None:
+    def lost(self, key: Key, kept: KeptChunk) -> None:
         """A chunk of `shrink` has no room anywhere: it is forgotten, once nobody reads it."""
         if self._moving.pop(key, None) is None:
             return
         self._done.pop(key, None)
         value = kept.value
         is_array = isinstance(value, np.ndarray)
-        gone = _Gone(
+        gone = _EvictedChunk(
             uses=kept.uses,
             left=max(kept.left, 0),
             at=self._taken,

@@ -1,4 +1,4 @@
-"""The base of simple formats: every file is a shard of samples that it can tell one by one.
+"""Implement simple formats, in which every file is a shard of records that can be located singly.
 
 A whole format, on the records of CIFAR-10's binary version:
 
@@ -21,7 +21,7 @@ A whole format, on the records of CIFAR-10's binary version:
     FORMAT = Cifar()
 
 Listing, snapshots, the index and its sidecars, checks of every sample, the cache, remote data,
-checksums and packing are common. `registry` says where a format is named.
+checksums and packing are common. `format_registry` says where a format is named.
 """
 
 from __future__ import annotations
@@ -33,27 +33,29 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
-from penstock.cache.threads import ordered
-from penstock.readers.fields.arrays import array_form, number_dtype
-from penstock.readers.fields.columns import DenseColumn, ListColumn, joined_columns
-from penstock.readers.files.names import is_passed_over, printable
+from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, ordered
+from penstock.readers.fields import (
+    DenseColumn,
+    ListColumn,
+    array_form,
+    joined_columns,
+    number_dtype,
+)
+from penstock.readers.files import is_passed_over, printable
 from penstock.readers.formats.candidates import Candidates, Spans
-from penstock.readers.formats.data_file import drop_copy, open_data_file
-from penstock.readers.formats.format import Snapshot
-from penstock.readers.formats.grouping import Grouping
-from penstock.readers.formats.span_format import SpanFormat
+from penstock.readers.formats.format import Snapshot, SpanFormat
+from penstock.readers.formats.shard_cutting import Grouping
+from penstock.readers.formats.unindexed_files import drop_cached_copy, open_data_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.columns import Column
-    from penstock.readers.fields.schema import Schema
-    from penstock.readers.formats.data_file import DataFile
+    from penstock.readers.fields import Column, Schema
     from penstock.readers.formats.format import Listing
-    from penstock.readers.origin.origin import Entry, Origin
+    from penstock.readers.formats.unindexed_files import DataFile
+    from penstock.readers.origin import Entry, Origin
 
 _MAX_BESIDE_BYTES = 2**28
 
@@ -194,7 +196,7 @@ class RecordListing:
         for entry in self._files:
             if name.endswith(b"-%s.arrow" % entry.identity.encode()):
                 yield self._candidates([entry], workers=workers), 0
-                drop_copy(self._origin, entry)
+                drop_cached_copy(self._origin, entry)
                 yield self._candidates([entry], workers=workers), 0
 
     def _candidates(self, files: Sequence[Entry], *, workers: int) -> Candidates:

@@ -1,58 +1,477 @@
-"""The sidecar of a shard: what an index notes of its samples, and all that it takes to read them.
+"""Write and read the sidecar of a shard: what an index notes of its samples, enough to read them.
 
-It is an Arrow file of one row of lists, because a shard has as many files as it likes, and its
-fields as many bytes, lengths and values.
+It is an Arrow file of one row of lists, because a shard has any number of files, and its fields any
+number of bytes, lengths and values. Of a field whose bytes lie in files, it notes where each
+sample's payload lies and what it is (`SpanNotes`); a field whose values were known at listing is
+noted with its values, and no file is read for it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
 
-from penstock.readers.fields.arrays import as_bits
-from penstock.readers.fields.columns import DenseColumn
-from penstock.readers.files.atomic import write_whole
-from penstock.readers.files.ipc import LazyColumn, write_batch
-from penstock.readers.files.pages import BROKEN
-from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.limits import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, VERSION
-from penstock.readers.formats.noted import as_noted, notes_of
-from penstock.readers.formats.shard_files import ShardFiles
-from penstock.readers.formats.sidecar_file import check_names, sidecar_batch, sidecar_etag, torn
-from penstock.readers.formats.sidecar_lists import (
-    EXTENTS,
-    FILES,
-    NAMES,
-    NOTES,
-    ROWS,
-    UNITS,
-    Lists,
-    ListsDraft,
-    columns_of,
-    is_of_chunks,
-    noted_column,
-    own_copy,
+from penstock.readers.fields import (
+    CODEC_ITEMSIZES,
+    DenseColumn,
+    EncodedColumn,
+    ListColumn,
+    RaggedColumn,
+    array_form,
+    as_bits,
+    codec_number,
+    has_sides,
+    is_encoded,
+    number_dtype,
 )
-from penstock.readers.formats.span_notes import SpanNotes
+from penstock.readers.files import BROKEN, LazyColumn, write_batch, write_whole
+from penstock.readers.formats.candidates import MISSING
+from penstock.readers.formats.extents import ShardFiles
+from penstock.readers.formats.index_limits import (
+    MAX_SHARD_BYTES,
+    MAX_SHARD_SAMPLES,
+    MAX_SIDE,
+    VERSION,
+)
+from penstock.readers.formats.open_shard import NO_SPAN
+from penstock.readers.formats.shard_summary import FieldNotes, summarise
+from penstock.readers.formats.sidecar_file import (
+    check_names,
+    sidecar_batch,
+    sidecar_etag,
+    torn_sidecar_error,
+)
 from penstock.readers.formats.span_shard import FilesShard, MappedShard, SpanBlob
-from penstock.readers.formats.summary import summarise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base.blob import Blob, Segment
-    from penstock.cache.blobs.remote import Remote
-    from penstock.readers.fields.columns import Column
-    from penstock.readers.fields.facts import Facts
+    from penstock.cache.base import Blob, Segment
+    from penstock.cache.blobs import Remote
+    from penstock.readers.fields import ArrayForm, Column, FieldType
+    from penstock.readers.files import Columns
     from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.formats.chunked_shard import ChunkedShard, Extents
-    from penstock.readers.formats.layout import Layout
-    from penstock.readers.formats.shard import OpenShard
-    from penstock.readers.formats.summary import FieldNotes, ShardSummary
+    from penstock.readers.formats.extents import ChunkedShard, Extents
+    from penstock.readers.formats.open_shard import OpenShard, SampleLayout, SpanPlace, Storage
+    from penstock.readers.formats.shard_summary import ShardSummary
+    from penstock.readers.types import Encoded, Facts
+
+# A field's name has no slash, so none of these is a field's.
+NAMES, ROWS, NOTES = "/names", "/rows", "/notes"
+FILES = {
+    "/files/name": pa.large_binary(),
+    "/files/bytes": pa.int64(),
+    "/files/mtime_ns": pa.int64(),
+    "/files/version": pa.string(),
+}
+EXTENTS = {
+    "/extents/file": pa.int32(),
+    "/extents/start": pa.int64(),
+    "/extents/bytes": pa.int64(),
+    "/extents/field": pa.int16(),
+}
+UNITS = "/units"
+SPAN = {
+    "file": pa.int32(),
+    "start": pa.int64(),
+    "bytes": pa.int64(),
+    "crc32c": pa.uint32(),
+    "shape": pa.int64(),
+    "codec": pa.string(),
+}
+"""What is noted of a span: its payload in a file, one number a sample, and its shape's lengths."""
+
+
+def kinds_of(layout: SampleLayout) -> dict[str, Any]:
+    """The lists of a sidecar, by name and in order, with the Arrow types of their values."""
+    kinds: dict[str, Any] = {
+        NAMES: pa.large_binary(),
+        ROWS: pa.int64(),
+        NOTES: pa.large_binary(),
+        **FILES,
+    }
+    if is_of_chunks(layout):
+        kinds |= {**EXTENTS, UNITS: pa.int64()}
+    for name in layout.schema:
+        if layout.storage[name] == "chunks":
+            continue
+        if layout.storage[name] == "span":
+            kinds |= {f"{name}/{what}": kind for what, kind in SPAN.items()}
+        else:
+            kinds |= {f"{name}/{what}": kind for what, kind in _noted_kinds(layout, name).items()}
+            kinds[f"{name}/present"] = pa.bool_()
+    return kinds
+
+
+def is_of_chunks(layout: SampleLayout) -> bool:
+    """Whether samples lie in chunks, which metadata tell of."""
+    return "chunks" in layout.storage.values()
+
+
+def columns_of(layout: SampleLayout) -> Columns:
+    """The columns of a sidecar's one row, by name and in order."""
+    return {name: str(pa.large_list(kind)) for name, kind in kinds_of(layout).items()}
+
+
+def _noted_kinds(layout: SampleLayout, name: str) -> dict[str, Any]:
+    type = layout.schema[name]
+    if is_encoded(type):
+        return {"values": pa.large_binary()}
+    dtype = number_dtype(type)
+    if dtype is not None:
+        return {"values": _arrow_type(dtype)}
+    form = form_of(layout, name)
+    kinds = {"values": _arrow_type(form.dtype)}
+    if form.is_ragged:
+        kinds["counts"] = pa.int64()
+        if form.rest is None:
+            kinds["shapes"] = pa.int64()
+    return kinds
+
+
+def form_of(layout: SampleLayout, name: str) -> ArrayForm:
+    """Dtype and shape of an array that is noted."""
+    form = array_form(layout.schema[name])
+    if form is None:
+        raise TypeError(f"{name}: what is noted of {layout.schema[name]!r} isn't known")
+    return form
+
+
+def _arrow_type(dtype: np.dtype[Any]) -> Any:
+    # Arrow has no complex numbers: two floats each.
+    return pa.from_numpy_dtype(_real(dtype))
+
+
+def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+
+
+class Lists:
+    """The lists of a sidecar that is read, by name. batch: its one row, checked to have the columns
+    of `columns_of`. Raises ValueError for missing values inside."""
+
+    def __init__(self, batch: Any) -> None:
+        if batch.num_rows != 1:
+            raise ValueError(f"{batch.num_rows} rows, wanted 1")
+        self._batch = batch
+
+    def arrow(self, name: str, *, length: int | None = None) -> Any:
+        """A list as an Arrow array. length: what it must have."""
+        lists = self._batch.column(name)
+        # By hand: `flatten` imports pyarrow.compute, which takes longer than opening a dataset.
+        start, end = lists.offsets.to_numpy().tolist()
+        values = lists.values[start:end]
+        if values.null_count:
+            raise ValueError(f"{name} has missing values")
+        if length is not None and len(values) != length:
+            raise ValueError(f"{name} has {len(values):,} values, wanted {length:,}")
+        return values
+
+    def numbers(self, name: str, *, length: int | None = None) -> NDArray[Any]:
+        """A list of numbers."""
+        found: NDArray[Any] = self.arrow(name, length=length).to_numpy(zero_copy_only=False)
+        return found
+
+
+class ListsDraft:
+    """The lists of a sidecar to be written."""
+
+    def __init__(self, layout: SampleLayout) -> None:
+        self._layout, self._kinds = layout, kinds_of(layout)
+        self._arrays: dict[str, Any] = {}
+
+    def add(self, lists: Mapping[str, Any]) -> None:
+        """Add lists by name."""
+        for name, values in lists.items():
+            self._arrays[name] = pa.array(values, self._kinds[name])
+
+    def add_noted(self, name: str, column: Column, present: NDArray[np.bool_]) -> None:
+        """Add a field whose values are noted."""
+        for what in _noted_kinds(self._layout, name):
+            self.add({f"{name}/{what}": _PARTS[what](column)})
+        self.add({f"{name}/present": present})
+
+    def batch(self, metadata: Mapping[str, str]) -> Any:
+        """The record batch of one row."""
+        columns = {
+            name: pa.LargeListArray.from_arrays(
+                pa.array([0, len(self._arrays[name])], pa.int64()), self._arrays[name]
+            )
+            for name in self._kinds
+        }
+        return pa.record_batch(columns).replace_schema_metadata(dict(metadata))
+
+
+def _values(column: Column) -> Any:
+    if isinstance(column, DenseColumn | RaggedColumn):
+        flat = np.ascontiguousarray(column.values).reshape(-1)
+        return flat.view(_real(flat.dtype))
+    return [bytes(each) if isinstance(each, np.ndarray) else each for each in column.samples]
+
+
+def _counts(column: Column) -> NDArray[np.int64]:
+    assert isinstance(column, RaggedColumn)
+    return np.diff(column.offsets)
+
+
+def _shapes(column: Column) -> NDArray[np.int64]:
+    assert isinstance(column, RaggedColumn)
+    assert column.shapes is not None
+    return column.shapes.reshape(-1)
+
+
+_PARTS = {"values": _values, "counts": _counts, "shapes": _shapes}
+
+
+def noted_column(lists: Lists, layout: SampleLayout, name: str, *, samples: int) -> Column:
+    """A field's values as they were noted. Raises ValueError for what can't be."""
+    if is_encoded(layout.schema[name]):
+        return _encoded(lists.arrow(f"{name}/values", length=samples))
+    dtype = number_dtype(layout.schema[name])
+    if dtype is not None:
+        values = lists.numbers(f"{name}/values").view(dtype)
+        if len(values) != samples:
+            raise ValueError(f"{name} has {len(values):,} values, wanted {samples:,}")
+        return DenseColumn(values)
+    form = form_of(layout, name)
+    flat = lists.numbers(f"{name}/values").view(form.dtype)
+    if not form.is_ragged:
+        return DenseColumn(flat.reshape(samples, *form.shape))
+    counts = lists.numbers(f"{name}/counts", length=samples)
+    offsets = _offsets(counts)
+    if form.rest is not None:
+        values = flat.reshape(-1, *form.rest) if all(form.rest) else flat.reshape(0, *form.rest)
+        _check_end(name, offsets, len(values))
+        return RaggedColumn(values, offsets)
+    shapes = lists.numbers(f"{name}/shapes", length=samples * len(form.shape))
+    shapes = shapes.reshape(samples, len(form.shape))
+    if (shapes < 0).any() or (shapes.prod(axis=1) != counts).any():
+        raise ValueError(f"{name} has shapes that don't fit its counts")
+    _check_end(name, offsets, len(flat))
+    return RaggedColumn(flat, offsets, shapes)
+
+
+def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    if len(counts) and (counts.min() < 0 or float(counts.sum(dtype=np.float64)) > 2**62):
+        raise ValueError("counts that can't be")
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+
+
+def _check_end(name: str, offsets: NDArray[np.int64], length: int) -> None:
+    if offsets[-1] != length:
+        raise ValueError(f"{name} has {length:,} values, and its counts say {offsets[-1]:,}")
+
+
+def _encoded(values: Any) -> EncodedColumn:
+    ends, data = _flat(values)
+    return EncodedColumn([data[a:b] for a, b in pairwise(ends.tolist())])
+
+
+def _flat(values: Any) -> tuple[NDArray[np.int64], Encoded]:
+    """Where values of large_binary end, from the first one's start on, and all their bytes."""
+    _, offsets, flat = values.buffers()
+    if not len(values):
+        return np.zeros(1, np.int64), np.empty(0, np.uint8)
+    ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
+    data = np.empty(0, np.uint8) if flat is None else np.frombuffer(flat, np.uint8)
+    return ends - ends[0], data[ends[0] : ends[-1]]
+
+
+def own_copy(values: Any) -> Any:
+    """Values of large_binary in memory of their own: who keeps them keeps no whole sidecar."""
+    ends, data = _flat(values)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(data.copy())]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(values), buffers)
+
+
+def notes_of_column(
+    column: Column, storage: Storage, present: NDArray[np.bool_] | None
+) -> FieldNotes:
+    """What goes into a manifest. present: which samples have the field, None for all."""
+    if storage == "value":
+        assert isinstance(column, DenseColumn)
+        return FieldNotes(storage=storage, values=column.values, present=present)
+    if isinstance(column, EncodedColumn):
+        crcs = [crc32c(each) for each in column.samples]
+        return FieldNotes(storage=storage, crcs=np.array(crcs, np.uint32), present=present)
+    assert isinstance(column, DenseColumn | RaggedColumn)
+    samples = [
+        column.values[row] if isinstance(column, DenseColumn) else column.sample(row)
+        for row in range(len(column))
+    ]
+    little = column.values.dtype.newbyteorder("<")
+    flat = [np.ascontiguousarray(each, little).reshape(-1).view(np.uint8) for each in samples]
+    lengths = np.array([each.shape for each in samples], np.int64)
+    return FieldNotes(
+        storage=storage,
+        crcs=np.array([crc32c(each) for each in flat], np.uint32),
+        shapes=lengths.reshape(len(samples), -1) if lengths.size else None,
+        present=present,
+    )
+
+
+def as_read_back(column: Column) -> Column:
+    """A column as a sidecar that is read has it: texts are bytes."""
+    if not isinstance(column, ListColumn):
+        return column
+    texts = [each.encode() if isinstance(each, str) else each for each in column.samples]
+    return EncodedColumn([np.frombuffer(each, np.uint8) for each in texts])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SpanNotes:
+    """Of one field of n samples, each of shape (n,).
+
+    files: number of the shard's file, int32, MISSING where a sample lacks it; starts, sizes: bytes
+    of the payload there, int64; crcs: CRC-32C of it, uint32. shapes: int64, shape (n, dimensions),
+    None where there are none. codecs: as facts have them, "" where a sample lacks it.
+    """
+
+    files: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    crcs: NDArray[np.uint32]
+    shapes: NDArray[np.int64] | None
+    codecs: Sequence[str]
+
+    @classmethod
+    def of(
+        cls, files: NDArray[np.int64], starts: NDArray[np.int64], facts: Sequence[Facts | None]
+    ) -> SpanNotes:
+        """Of samples that were examined. files: as above; starts: of what was examined there."""
+        dimensions = max((len(each.shape) for each in facts if each is not None), default=0)
+        nothing = (0,) * dimensions
+        begun = np.array([0 if each is None else each.start for each in facts], np.int64)
+        lengths = [nothing if each is None else each.shape for each in facts]
+        shapes = np.array(lengths, np.int64).reshape(len(facts), dimensions)
+        return cls(
+            files=files.astype(np.int32),
+            starts=np.where(files == MISSING, 0, starts + begun),
+            sizes=np.array([0 if each is None else each.size for each in facts], np.int64),
+            crcs=np.array([0 if each is None else each.crc32c for each in facts], np.uint32),
+            shapes=shapes if dimensions else None,
+            codecs=["" if each is None else each.codec for each in facts],
+        )
+
+    @classmethod
+    def read(cls, lists: Lists, name: str, *, samples: int) -> SpanNotes:
+        """What a sidecar says of a field. Raises ValueError."""
+        shapes = lists.numbers(f"{name}/shape")
+        if len(shapes) % samples:
+            raise ValueError(f"{name} has {len(shapes):,} lengths for {samples:,} samples")
+        files, starts, sizes, crcs = (
+            lists.numbers(f"{name}/{what}", length=samples)
+            for what in ("file", "start", "bytes", "crc32c")
+        )
+        return cls(
+            files=files,
+            starts=starts,
+            sizes=sizes,
+            crcs=crcs,
+            shapes=shapes.reshape(samples, -1) if len(shapes) else None,
+            codecs=LazyColumn(lists.arrow(f"{name}/codec", length=samples)),
+        )
+
+    def lists(self) -> dict[str, Any]:
+        """What goes into a sidecar, in the order of `SPAN`."""
+        shapes = np.empty(0, np.int64) if self.shapes is None else self.shapes.reshape(-1)
+        lists = (self.files, self.starts, self.sizes, self.crcs, shapes, list(self.codecs))
+        return dict(zip(SPAN, lists, strict=True))
+
+    @property
+    def present(self) -> NDArray[np.bool_]:
+        """Which samples have the field."""
+        there: NDArray[np.bool_] = self.files != MISSING
+        return there
+
+    def notes(self, *, progressive: int | None) -> FieldNotes:
+        """What goes into a manifest."""
+        return FieldNotes(
+            storage="span",
+            crcs=self.crcs,
+            shapes=self.shapes,
+            codecs=self.codecs,
+            present=None if self.present.all() else self.present,
+            progressive=progressive,
+        )
+
+    def check(self, file_sizes: NDArray[np.int64], type: FieldType) -> None:
+        """Whether samples can be so, as a sidecar may come from anybody. Raises ValueError."""
+        there = self.present
+        files, starts, sizes = self.files[there], self.starts[there], self.sizes[there]
+        if len(self.files) and (self.files.min() < MISSING or self.files.max() >= len(file_sizes)):
+            raise ValueError("a sample lies in a file that isn't there")
+        if not len(files):
+            return
+        least = 1 if has_sides(type) else 0
+        if not (sizes.min() >= least and sizes.max() <= MAX_SHARD_BYTES):
+            raise ValueError(f"a sample has {sizes.min():,} to {sizes.max():,} bytes")
+        # In this order: a sum of two may pass 2^63.
+        if not (
+            starts.min() >= 0
+            and starts.max() <= MAX_SHARD_BYTES
+            and (starts + sizes <= file_sizes[files]).all()
+        ):
+            raise ValueError("its offsets lead out of the file")
+        if has_sides(type):
+            self._check_sides(there)
+        form = array_form(type)
+        if form is not None:
+            self._check_arrays(form, there)
+
+    def _check_sides(self, there: NDArray[np.bool_]) -> None:
+        if self.shapes is None or self.shapes.shape[1] != 3:
+            raise ValueError("images without height, width and channels")
+        sides = self.shapes[there, :2]
+        if not (sides.min() >= 1 and sides.max() <= MAX_SIDE):
+            raise ValueError(f"an image has {sides.min():,} to {sides.max():,} pixels a side")
+
+    def _check_arrays(self, form: ArrayForm, there: NDArray[np.bool_]) -> None:
+        """Whether each array has the bytes that its shape takes."""
+        count = int(there.sum())
+        shapes = np.empty((count, 0), np.int64) if self.shapes is None else self.shapes[there]
+        if shapes.shape[1] != len(form.shape):
+            raise ValueError(f"arrays of {shapes.shape[1]} dimensions, wanted {len(form.shape)}")
+        for lengths, wanted in zip(shapes.T, form.shape, strict=True):
+            if lengths.min() < 0 or (wanted is not None and (lengths != wanted).any()):
+                raise ValueError(f"an array has a length of {lengths.min():,}, wanted {wanted}")
+        itemsizes = CODEC_ITEMSIZES[self._codec_numbers()[there]]
+        # As floats: products of lengths may pass 2^63, and sizes that can be are exact.
+        if (shapes.prod(axis=1, dtype=np.float64) * itemsizes != self.sizes[there]).any():
+            raise ValueError("an array hasn't the bytes that its shape takes")
+        # Beside a length of 0 the others are held by no bytes, and numpy makes no such array.
+        most = np.where(shapes == 0, 1, shapes).prod(axis=1, dtype=np.float64)
+        if most.max() > MAX_SHARD_BYTES:
+            raise ValueError("an array has a length that can't be")
+
+    def fill(self, table: NDArray[np.int64], place: SpanPlace, begins: NDArray[np.int64]) -> None:
+        """Fill a table's columns. begins: of each file in the shard's flat data."""
+        there = self.present
+        starts = begins[self.files] + self.starts
+        table[:, place.start] = np.where(there, starts, NO_SPAN)
+        table[:, place.end] = np.where(there, starts + self.sizes, NO_SPAN)
+        table[:, place.crc] = self.crcs
+        if place.height is not None and self.shapes is not None:
+            table[:, place.height : place.height + 2] = self.shapes[:, :2]
+        if place.codec is not None:
+            table[:, place.codec] = self._codec_numbers()
+        if place.lengths is not None and self.shapes is not None:
+            # What a sample lacks has no length, whatever a sidecar says: others would shift by it.
+            shapes = np.where(there[:, None], self.shapes, 0)
+            table[:, place.lengths : place.lengths + shapes.shape[1]] = shapes
+
+    def _codec_numbers(self) -> NDArray[np.int64]:
+        numbers: dict[str, int] = {"": 0}
+        for codec in set(self.codecs) - {""}:
+            numbers[codec] = codec_number(codec)
+        return np.array([numbers[codec] for codec in self.codecs], np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,7 +484,7 @@ class Sidecar:
     lack, bool, shape (n,). extents, units, notes: of a shard of chunks, see `ChunkedShard`.
     """
 
-    layout: Layout
+    layout: SampleLayout
     is_file_per_sample: bool
     rows: int
     names: Sequence[bytes]
@@ -101,7 +520,7 @@ class Sidecar:
         whose bytes alone are wanted; may_lack: an object of it that isn't there is no error."""
         if self.extents is None:
             return self.files.segments()
-        from penstock.readers.formats.blob_extents import BlobExtents  # spans need none of it
+        from penstock.readers.formats.extents import BlobExtents  # spans need none of it
 
         return BlobExtents(self, fields).segments(may_lack=may_lack)
 
@@ -113,7 +532,7 @@ class Sidecar:
                 notes[name] = self.spans[name].notes(progressive=progressive.get(name))
             else:
                 storage, present = self.layout.storage[name], self.present.get(name)
-                notes[name] = notes_of(self.values[name], storage, present)
+                notes[name] = notes_of_column(self.values[name], storage, present)
         return notes
 
     def summary(self, *, progressive: Mapping[str, int] | None = None) -> ShardSummary:
@@ -197,7 +616,7 @@ def make_sidecar(
     positions: NDArray[np.int64],
     facts: Sequence[Mapping[str, Facts]],
     *,
-    layout: Layout,
+    layout: SampleLayout,
     is_file_per_sample: bool,
 ) -> Sidecar:
     """The sidecar of a shard's good samples, at least one. positions: of those candidates, int64,
@@ -216,13 +635,13 @@ def make_sidecar(
             for (name, each), files in zip(spans.items(), local, strict=True)
         },
         values={
-            name: as_noted(column.take(positions)) for name, column in candidates.values.items()
+            name: as_read_back(column.take(positions)) for name, column in candidates.values.items()
         },
         present={name: there[positions] for name, there in candidates.present.items()},
     )
 
 
-def make_chunked_sidecar(shard: ChunkedShard, *, layout: Layout) -> Sidecar:
+def make_chunked_sidecar(shard: ChunkedShard, *, layout: SampleLayout) -> Sidecar:
     """The sidecar of a shard of chunks, by its metadata alone."""
     return Sidecar(
         layout=layout,
@@ -239,9 +658,7 @@ def make_chunked_sidecar(shard: ChunkedShard, *, layout: Layout) -> Sidecar:
     )
 
 
-def _renumbered(
-    numbers: Sequence[NDArray[np.int64]],
-) -> tuple[list[int], list[NDArray[np.int64]]]:
+def _renumbered(numbers: Sequence[NDArray[np.int64]]) -> tuple[list[int], list[NDArray[np.int64]]]:
     """The files that some samples lie in, sample by sample, so that what is read together lies
     together; and the samples' files by number among those. numbers: of each field, shape (n,)."""
     if not numbers:
@@ -259,7 +676,12 @@ def _renumbered(
 
 
 def read_sidecar(
-    path: bytes, *, etag: str, layout: Layout, is_file_per_sample: bool, url: str | None = None
+    path: bytes,
+    *,
+    etag: str,
+    layout: SampleLayout,
+    is_file_per_sample: bool,
+    url: str | None = None,
 ) -> Sidecar:
     """Read a sidecar that was written. etag: what the manifest promises; url: the object that this
     file is a copy of, if it is one. Raises IndexChangedError (it is gone), CorruptShardError (torn,
@@ -268,10 +690,10 @@ def read_sidecar(
     try:
         return _content(Lists(batch), layout, is_file_per_sample=is_file_per_sample)
     except BROKEN as error:
-        raise torn(path, error, url) from error
+        raise torn_sidecar_error(path, error, url) from error
 
 
-def _content(lists: Lists, layout: Layout, *, is_file_per_sample: bool) -> Sidecar:
+def _content(lists: Lists, layout: SampleLayout, *, is_file_per_sample: bool) -> Sidecar:
     (rows,) = lists.numbers(ROWS, length=1).tolist()
     (notes,) = lists.arrow(NOTES, length=1).to_pylist()
     if not 1 <= rows <= MAX_SHARD_SAMPLES:
@@ -314,7 +736,7 @@ def _extents(lists: Lists, files: ShardFiles, *, fields: int) -> Extents:
     """The extents of a shard of chunks, which lie in its files. Raises ValueError."""
     count = len(lists.arrow(next(iter(EXTENTS))))
     columns = [lists.numbers(name, length=count).astype(np.int64) for name in EXTENTS]
-    from penstock.readers.formats.chunked_shard import Extents
+    from penstock.readers.formats.extents import Extents
 
     extents = Extents(**dict(zip(("files", "starts", "sizes", "fields"), columns, strict=True)))
     if not count:

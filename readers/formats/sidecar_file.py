@@ -1,4 +1,4 @@
-"""The file of a sidecar, whatever the format notes in it: its checksum, and reading it strictly."""
+"""Verify the checksum of a sidecar's file and read its columns strictly, for any format."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
-from penstock.cache.base.machine import machine_remedy, read_error
-from penstock.cache.errors import CorruptShardError, IndexChangedError, ReadError
-from penstock.readers.files.ipc import Columns, only_batch
-from penstock.readers.files.names import are_unsafe, printable
-from penstock.readers.files.pages import BROKEN, map_buffer, read_buffer
+from penstock.cache import CorruptShardError, IndexChangedError, ReadError
+from penstock.cache.base import machine_remedy, read_error
+from penstock.readers.files import (
+    BROKEN,
+    Columns,
+    are_unsafe,
+    map_buffer,
+    only_batch,
+    printable,
+    read_buffer,
+)
 from penstock.readers.formats.local_files import REINDEX
 
 if TYPE_CHECKING:
@@ -50,10 +56,12 @@ def sidecar_batch(path: bytes, columns: Columns, *, etag: str, url: str | None =
             f"dataset was open, or deleted. Open the dataset again. If that doesn't help: {REINDEX}"
         ) from None
     except BROKEN as error:
-        raise torn(path, error, url) from error
+        raise torn_sidecar_error(path, error, url) from error
 
 
-def torn(path: bytes, error: Exception, url: str | None = None) -> CorruptShardError | ReadError:
+def torn_sidecar_error(
+    path: bytes, error: Exception, url: str | None = None
+) -> CorruptShardError | ReadError:
     """The error for a sidecar that can't be read."""
     if machine_remedy(error) is not None:
         return read_error(printable(path), error)

@@ -1,4 +1,4 @@
-"""Open shards of samples that lie in files as spans: mapped, read, or in a blob of the cache."""
+"""Open shards whose samples are byte spans of files: mapped, read, or in a blob of the cache."""
 
 from __future__ import annotations
 
@@ -8,33 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fields.columns import DenseColumn
-from penstock.readers.files.names import printable
-from penstock.readers.files.pages import advise_willneed, map_buffer
-from penstock.readers.formats.blob_shard import BlobShard
+from penstock.readers.fields import DenseColumn
+from penstock.readers.files import advise_willneed, map_buffer, printable
 from penstock.readers.formats.local_files import (
-    changed,
+    changed_file_error,
     open_file,
     read_file_into,
     read_up_to,
-    unreadable,
+    unreadable_file_error,
 )
+from penstock.readers.formats.open_shard import BlobShard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base.blob import Blob
-    from penstock.cache.blobs.remote import Remote
-    from penstock.readers.fields.columns import Column
-    from penstock.readers.formats.file_span import FileSpan
-    from penstock.readers.formats.shard import Ints, Places
-    from penstock.readers.formats.shard_files import ShardFiles
+    from penstock.cache.base import Blob
+    from penstock.cache.blobs import Remote
+    from penstock.readers.fields import Column
+    from penstock.readers.formats.extents import ShardFiles
+    from penstock.readers.formats.local_files import FileSpan
+    from penstock.readers.formats.open_shard import Ints, Places
     from penstock.readers.types import Encoded
 
 
-class _Noted:
+class _NotedFields:
     """What is known of a shard's samples without reading them. names: of the samples; columns: of
     fields that were noted and aren't in the table."""
 
@@ -66,7 +65,7 @@ class _Noted:
         if corners is None:
             out[places] = column.values[rows]
         else:
-            from penstock.readers.fields.crops import put_parts  # images need none of it
+            from penstock.readers.fields import put_parts  # images need none of it
 
             put_parts(column.values[rows], corners, out, places)
 
@@ -78,7 +77,7 @@ class _Noted:
         return {name: self._columns[name].take(rows) for name in fields}
 
 
-class FilesShard(_Noted):
+class FilesShard(_NotedFields):
     """A shard of some files of a local folder, which are opened when they are read: small files
     aren't mapped, as reading costs less.
 
@@ -111,7 +110,7 @@ class FilesShard(_Noted):
 
     def file_spans(self, rows: list[int], starts: list[int], sizes: list[int]) -> list[FileSpan]:
         """What is to be read of some samples, unread."""
-        from penstock.readers.formats.file_span import FileSpan  # images need none of it
+        from penstock.readers.formats.local_files import FileSpan  # images need none of it
 
         found = []
         for row, start, size_bytes in zip(rows, starts, sizes, strict=True):
@@ -147,7 +146,7 @@ class FilesShard(_Noted):
         """Do nothing: each file is read by one call, which is its own read-ahead."""
 
 
-class MappedShard(_Noted):
+class MappedShard(_NotedFields):
     """A shard that is one local file, mapped. It holds no descriptor; views that it gave keep the
     map alive."""
 
@@ -172,13 +171,13 @@ class MappedShard(_Noted):
         try:
             buffer = map_buffer(self.path)
         except (FileNotFoundError, NotADirectoryError):
-            raise changed(name, "it is gone") from None
+            raise changed_file_error(name, "it is gone") from None
         except ValueError:
-            raise changed(name, "it is empty now") from None
+            raise changed_file_error(name, "it is empty now") from None
         except OSError as error:
-            raise unreadable(self.path, error) from error
+            raise unreadable_file_error(self.path, error) from error
         if buffer.size != size_bytes:
-            raise changed(name, f"it had {size_bytes} bytes, now {buffer.size}")
+            raise changed_file_error(name, f"it had {size_bytes} bytes, now {buffer.size}")
         self._data = np.frombuffer(buffer, np.uint8)
         self._address = buffer.address
 
@@ -195,9 +194,11 @@ class MappedShard(_Noted):
             for start, slot in zip(starts, slots, strict=True):
                 wanted = slot[:-1]
                 if read_up_to(fd, wanted, start) < len(wanted):
-                    raise changed(self._file.name, f"it ends before byte {start + len(wanted)}")
+                    raise changed_file_error(
+                        self._file.name, f"it ends before byte {start + len(wanted)}"
+                    )
         except OSError as error:
-            raise unreadable(self.path, error) from error
+            raise unreadable_file_error(self.path, error) from error
         finally:
             os.close(fd)
 
@@ -206,7 +207,7 @@ class MappedShard(_Noted):
         advise_willneed(self._address + starts, self._address + ends)
 
 
-class SpanBlob(_Noted, BlobShard):
+class SpanBlob(_NotedFields, BlobShard):
     """A shard in a blob of the cache: one file, or some end to end."""
 
     def __init__(
@@ -218,5 +219,5 @@ class SpanBlob(_Noted, BlobShard):
         names: Sequence[bytes],
         columns: Mapping[str, Column],
     ) -> None:
-        _Noted.__init__(self, names, columns)
+        _NotedFields.__init__(self, names, columns)
         BlobShard.__init__(self, remote, blob, table)

@@ -1,9 +1,18 @@
-"""Building an index: every candidate read and decoded once, facts kept by shard, manifest last."""
+"""Build an index: read and check every candidate once, write facts by shard, and the manifest last.
+
+`IndexRepair` rebuilds parts of an index in a cache folder that are damaged or gone. Nobody but us
+keeps such an index, so damage to it is no reason to end a job: the shard's files or archive are
+listed and decoded again, and the result must be what the manifest, which a job has in memory, says
+of the shard. Then ids and bytes are those that the job began with. The part is put back if the
+folder still holds this index, else it stays in memory.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -11,21 +20,34 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache.errors import DatasetError, DatasetNotFoundError
-from penstock.cache.threads import ordered
-from penstock.readers.fields.examine import check_noted
-from penstock.readers.fields.selection import image_fields
-from penstock.readers.fields.settle import Settling
-from penstock.readers.fields.sniff import is_progressive
-from penstock.readers.files.atomic import make_folder, write_bytes
-from penstock.readers.files.names import printable
-from penstock.readers.files.progress import Reporter
-from penstock.readers.formats.sidecar import make_chunked_sidecar, make_sidecar
-from penstock.readers.index.intake import check_units, noted_of, read_chunks
-from penstock.readers.index.manifest import join_manifest
-from penstock.readers.index.manifest_file import MANIFEST, write_manifest
-from penstock.readers.index.sidecar_names import SIDECARS, sidecar_name, sweep_sidecars
-from penstock.readers.origin.quarantine import (
+from penstock.cache import (
+    CorruptShardError,
+    DatasetError,
+    DatasetNotFoundError,
+    DestinationError,
+    IndexChangedError,
+    WriteError,
+    ordered,
+)
+from penstock.readers.fields import Settling, check_noted, image_fields, is_progressive, verify_for
+from penstock.readers.files import (
+    ProgressReporter,
+    below,
+    locked,
+    make_folder,
+    printable,
+    write_bytes,
+)
+from penstock.readers.formats import REINDEX, indexing_of, make_chunked_sidecar, make_sidecar
+from penstock.readers.index.candidate_reading import (
+    check_units,
+    noted_values,
+    read_candidate_batches,
+)
+from penstock.readers.index.index_folders import warn_of_damage
+from penstock.readers.index.manifest import SIDECARS, join_manifest, sidecar_name, sweep_sidecars
+from penstock.readers.index.manifest_file import MANIFEST, read_manifest, write_manifest
+from penstock.readers.origin import (
     QUARANTINE,
     QuarantineEntry,
     count_left_out,
@@ -36,22 +58,25 @@ from penstock.readers.origin.quarantine import (
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.facts import Facts
-    from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.formats.chunked_shard import ChunkedShard
-    from penstock.readers.formats.format import Format, Snapshot
-    from penstock.readers.formats.layout import Layout
-    from penstock.readers.formats.prior import PriorFacts
-    from penstock.readers.formats.sidecar import Sidecar
-    from penstock.readers.formats.summary import ShardSummary
-    from penstock.readers.index.intake import Chunk
+    from penstock.readers.formats import (
+        Candidates,
+        ChunkedShard,
+        Format,
+        Listing,
+        PriorFacts,
+        SampleLayout,
+        ShardSummary,
+        Sidecar,
+        Snapshot,
+    )
+    from penstock.readers.index.candidate_reading import CandidateBatch
     from penstock.readers.index.manifest import Manifest
-    from penstock.readers.origin.origin import Origin
-    from penstock.readers.types import Progress, Verify
+    from penstock.readers.origin import Origin
+    from penstock.readers.types import Facts, Progress, Verify
 
 _log = logging.getLogger("penstock")
 
@@ -75,7 +100,7 @@ class _ShardResults:
                 yield position, result
 
     def sidecar(
-        self, candidates: Candidates, *, layout: Layout, is_file_per_sample: bool
+        self, candidates: Candidates, *, layout: SampleLayout, is_file_per_sample: bool
     ) -> Sidecar | None:
         """The sidecar of the good samples; None where there is none."""
         good = list(self.good())
@@ -114,7 +139,13 @@ class Checker(Protocol):
     """Whoever checks candidates in a builder's place: workers of an executor."""
 
     def check(
-        self, wanted: CheckList, *, format: str, listing: str, folder: bytes, reporter: Reporter
+        self,
+        wanted: CheckList,
+        *,
+        format: str,
+        listing: str,
+        folder: bytes,
+        reporter: ProgressReporter,
     ) -> Iterator[Checked]:
         """Of each shard, in order. format: its name; listing: a fingerprint of what was listed, and
         how it is read; folder: of the index."""
@@ -123,7 +154,7 @@ class Checker(Protocol):
         """The index stands."""
 
 
-class _Draft:
+class _IndexDraft:
     """The sidecars of an index that is being built: written, and told for the manifest."""
 
     def __init__(self, folder: bytes, fingerprint: str) -> None:
@@ -199,7 +230,7 @@ class IndexBuilder:
         """
         candidates = self._limited(candidates)
         make_folder(os.path.join(folder, SIDECARS))
-        reporter = Reporter(
+        reporter = ProgressReporter(
             f"Indexing {self.origin.url}",
             total=len(candidates),
             progress=self.progress,
@@ -207,7 +238,7 @@ class IndexBuilder:
         )
         quarantined = list(candidates.quarantined)
         check_units(candidates)
-        settling, draft = Settling(candidates.schema), _Draft(folder, snapshot.fingerprint)
+        settling, draft = Settling(candidates.schema), _IndexDraft(folder, snapshot.fingerprint)
         for shard in self._results(candidates, prior, reporter, folder, snapshot.fingerprint):
             quarantined += shard.rejected(candidates)
             if not settling.is_done:
@@ -236,10 +267,7 @@ class IndexBuilder:
             passed_over=candidates.passed_over,
             left_out=_shortened(candidates.left_out),
             samples_left_out=joined_left_out(
-                [
-                    count_left_out(quarantined, has_papers=candidates.has_papers),
-                    candidates.unnamed,
-                ]
+                [count_left_out(quarantined, has_papers=candidates.has_papers), candidates.unnamed]
             )
             or None,
         )
@@ -248,7 +276,7 @@ class IndexBuilder:
         if self.checker is not None:
             self.checker.finish(folder)
         bad = quarantined[len(candidates.quarantined) :]
-        _tell(manifest, self.origin.url, bad=bad, seconds=reporter.seconds)
+        _log_result(manifest, self.origin.url, bad=bad, seconds=reporter.seconds)
         return manifest
 
     def _limited(self, candidates: Candidates) -> Candidates:
@@ -256,13 +284,13 @@ class IndexBuilder:
         return candidates if most is None else replace(candidates, max_pixels=most)
 
     def _sidecar(
-        self, shard: _ShardResults, candidates: Candidates, layout: Layout
+        self, shard: _ShardResults, candidates: Candidates, layout: SampleLayout
     ) -> Sidecar | None:
         is_file_per_sample = self.format.is_file_per_sample
         return shard.sidecar(candidates, layout=layout, is_file_per_sample=is_file_per_sample)
 
     def rebuild_shard(
-        self, candidates: Candidates, number: int, *, layout: Layout | None = None
+        self, candidates: Candidates, number: int, *, layout: SampleLayout | None = None
     ) -> tuple[Sidecar, ShardSummary] | None:
         """Make one shard's sidecar, as `build` makes it of these candidates; None if nothing of it
         decodes. layout: of the index that it is a part of. Raises what reading raises."""
@@ -274,7 +302,7 @@ class IndexBuilder:
         positions = candidates.shards.positions(number)
         results: list[Mapping[str, Facts] | Rejection] = []
         shards = iter([(number, positions)])
-        for chunk in read_chunks(self.origin, candidates, shards, workers=self.workers):
+        for chunk in read_candidate_batches(self.origin, candidates, shards, workers=self.workers):
             results += chunk.examine(candidates, self.verify)
         shard = _ShardResults(positions=positions, results=results, progressive={})
         sidecar = self._sidecar(shard, candidates, layout or candidates.layout)
@@ -284,7 +312,7 @@ class IndexBuilder:
         self,
         candidates: Candidates,
         prior: PriorFacts | None,
-        reporter: Reporter,
+        reporter: ProgressReporter,
         folder: bytes,
         listing: str,
     ) -> Iterator[_ShardResults]:
@@ -311,17 +339,17 @@ class IndexBuilder:
             yield _ShardResults(
                 positions=positions,
                 results=[
-                    found[i] if i in found else _still_good(candidates, i, same[i])
+                    found[i] if i in found else _reusable_facts(candidates, i, same[i])
                     for i in positions.tolist()
                 ],
                 progressive=progressive,
             )
 
-    def check(self, wanted: CheckList, reporter: Reporter) -> Iterator[Checked]:
+    def check(self, wanted: CheckList, reporter: ProgressReporter) -> Iterator[Checked]:
         """Check some candidates of each shard here, in order. Raises what reading raises."""
         candidates = wanted.candidates
         images = image_fields(candidates.schema, candidates.schema)
-        chunks = read_chunks(
+        chunks = read_candidate_batches(
             self.origin, candidates, iter(enumerate(wanted.positions)), workers=self.workers
         )
         sizes = candidates.sizes
@@ -340,7 +368,10 @@ class IndexBuilder:
             yield found, progressive
 
     def _check(
-        self, candidates: Candidates, chunk: Chunk, before: Mapping[int, Mapping[str, Facts]]
+        self,
+        candidates: Candidates,
+        chunk: CandidateBatch,
+        before: Mapping[int, Mapping[str, Facts]],
     ) -> list[Mapping[str, Facts] | Rejection]:
         """Decode what is new; a copied or touched file with the bytes it had is known."""
         results: dict[int, Mapping[str, Facts] | Rejection] = {}
@@ -348,14 +379,14 @@ class IndexBuilder:
         for row, position in enumerate(chunk.positions.tolist()):
             earlier = before.get(position)
             if earlier is not None and _is_same(chunk, row, earlier):
-                results[row] = _still_good(candidates, position, earlier)
+                results[row] = _reusable_facts(candidates, position, earlier)
             else:
                 new.append(row)
         results |= zip(new, chunk.examine(candidates, self.verify, new), strict=True)
         return [results[row] for row in range(len(chunk.positions))]
 
 
-def _is_same(chunk: Chunk, row: int, earlier: Mapping[str, Facts]) -> bool:
+def _is_same(chunk: CandidateBatch, row: int, earlier: Mapping[str, Facts]) -> bool:
     """Whether a sample has the bytes that it had."""
     return all(
         isinstance(sample := chunk.contents[name][row], np.ndarray) and crc32c(sample) == was.crc32c
@@ -363,11 +394,11 @@ def _is_same(chunk: Chunk, row: int, earlier: Mapping[str, Facts]) -> bool:
     )
 
 
-def _still_good(
+def _reusable_facts(
     candidates: Candidates, position: int, facts: Mapping[str, Facts]
 ) -> Mapping[str, Facts] | Rejection:
     """The facts of a sample whose files are those that they were; a table may say else now."""
-    noted = {name: value for name, (value,) in noted_of(candidates, [position]).items()}
+    noted = {name: value for name, (value,) in noted_values(candidates, [position]).items()}
     return (check_noted(noted, facts, candidates.schema) or facts) if noted else facts
 
 
@@ -380,7 +411,9 @@ def _check_files(summaries: Iterable[ShardSummary], origin: Origin) -> None:
         )
 
 
-def _tell(manifest: Manifest, url: str, *, bad: Sequence[QuarantineEntry], seconds: float) -> None:
+def _log_result(
+    manifest: Manifest, url: str, *, bad: Sequence[QuarantineEntry], seconds: float
+) -> None:
     """What came of it; samples that looked like some until they were checked are no small print."""
     about, shards = manifest.about, len(manifest.names)
     _log.info(
@@ -417,7 +450,7 @@ def _without(
 
 
 def _count_progressive(
-    counts: Counter[str], chunk: Chunk, verdicts: list[Mapping[str, Facts] | Rejection]
+    counts: Counter[str], chunk: CandidateBatch, verdicts: list[Mapping[str, Facts] | Rejection]
 ) -> None:
     """Count the progressive JPEGs of good samples. counts: of each field of images."""
     for row, verdict in enumerate(verdicts):
@@ -433,3 +466,137 @@ def _shortened(left_out: Mapping[str, str]) -> dict[str, str]:
     """What a manifest notes of them: a file may have any number of columns."""
     some = list(left_out.items())[:_NOTED]
     return {name[:_NOTED]: why[:_NOTED] for name, why in some}
+
+
+class IndexRepair:
+    """Mends one open index in a local folder; safe for several threads. verify: as in
+    open_index."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        origin: Origin,
+        place: bytes,
+        verify: Verify | None,
+        workers: int,
+    ) -> None:
+        self._manifest, self._origin, self._place = manifest, origin, place
+        self._verify, self._workers = verify, workers
+        self._lock = threading.Lock()
+        self._unsaved: dict[int, Sidecar] = {}  # what couldn't be put back, by shard
+        # Listed at the first damage, and kept: a folder that is gone has all its parts damaged.
+        self._listing: Listing | None = None
+        self._has_warned = False
+
+    def read(self, shard: int, read: Callable[[], Sidecar]) -> Sidecar:
+        """Read a sidecar by read(), or where that says that it is damaged or gone, make it anew.
+        Raises IndexChangedError (of other data now), DatasetError, FetchError."""
+        if (unsaved := self._unsaved.get(shard)) is not None:
+            return unsaved
+        with contextlib.suppress(CorruptShardError, IndexChangedError):
+            return read()
+        with self._lock:
+            if (unsaved := self._unsaved.get(shard)) is not None:
+                return unsaved
+            try:
+                return read()  # who held the lock may have put it back
+            except (CorruptShardError, IndexChangedError) as error:
+                self._warn(error)
+            sidecar = self._rebuild(shard)
+            if not self._put_back(shard, sidecar):
+                self._unsaved[shard] = sidecar
+            return sidecar
+
+    def _warn(self, error: Exception) -> None:
+        _log.info("A part of the index is rebuilt: %s", error)
+        if not self._has_warned:
+            self._has_warned = True
+            warn_of_damage(self._origin.url, error)
+
+    def _rebuild(self, shard: int) -> Sidecar:
+        manifest = self._manifest
+        wanted = manifest.samples[shard], manifest.shard_bytes[shard], manifest.sums(shard)
+        for attempt in range(2):
+            try:
+                for sidecar, summary in self._attempts(shard):
+                    if (summary.samples, summary.size_bytes, summary.sums) == wanted:
+                        return sidecar
+                break
+            except IndexChangedError:  # since it was listed
+                self._listing = None
+                if attempt:
+                    raise
+        raise IndexChangedError(
+            f"{printable(os.path.join(self._place, manifest.names[shard]))}: this part of the "
+            f"index was damaged or removed, and {self._origin.url} isn't what was indexed any "
+            f"more, so it can't be rebuilt. Open the dataset again, or: {REINDEX}"
+        )
+
+    def _attempts(self, shard: int) -> Iterator[tuple[Sidecar, ShardSummary]]:
+        """What the shard can be, as its files are today."""
+        manifest = self._manifest
+        format = manifest.format
+        if self._listing is None:
+            self._listing = indexing_of(format).list(self._origin)
+        builder = IndexBuilder(
+            origin=self._origin,
+            format=format,
+            verify=verify_for(
+                manifest.about.schema,
+                self._verify,
+                workers=self._workers,
+                max_pixels=self._origin.arrangement.max_pixels,
+            ),
+            workers=self._workers,
+        )
+        counterparts = self._listing.counterparts(
+            shard, manifest.names[shard], total=len(manifest.names), workers=self._workers
+        )
+        for candidates, number in counterparts:
+            if _are_alike(candidates, manifest):
+                layout = manifest.about.layout
+                found = builder.rebuild_shard(candidates, number, layout=layout)
+                if found is not None:
+                    yield found
+
+    def _put_back(self, shard: int, sidecar: Sidecar) -> bool:
+        """Whether the folder has the part again. Whoever is building an index there isn't waited
+        for."""
+        name, etag = self._manifest.names[shard], self._manifest.etags[shard]
+        try:
+            path = below(self._place, name)
+            make_folder(os.path.join(self._place, SIDECARS))
+            with locked(self._place, busy="an index is being built there"):
+                if not self._is_ours(shard):
+                    return False
+                return sidecar.write(path) == etag
+        except (CorruptShardError, DestinationError, WriteError, OSError) as error:
+            _log.info("The rebuilt part of the index stays in memory: %s", error)
+            return False
+
+    def _is_ours(self, shard: int) -> bool:
+        """Whether the folder holds this very index; a manifest that is damaged or gone is put
+        back."""
+        path = os.path.join(self._place, MANIFEST)
+        try:
+            there = read_manifest(path, remedy=REINDEX, mapped=False)
+        except (CorruptShardError, FileNotFoundError):
+            write_manifest(path, self._manifest)
+            return True
+        except DatasetError:  # a newer version's
+            return False
+        mine = self._manifest
+        return len(there.names) > shard and (there.names[shard], there.etags[shard]) == (
+            mine.names[shard],
+            mine.etags[shard],
+        )
+
+
+def _are_alike(candidates: Candidates, manifest: Manifest) -> bool:
+    """Whether candidates have the fields of an index, as far as that is known before they were
+    seen."""
+    open, wanted = candidates.schema.unsettled, manifest.about.layout
+    return candidates.layout.storage == wanted.storage and all(
+        type == wanted.schema[name] for name, type in candidates.schema.items() if name not in open
+    )

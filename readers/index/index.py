@@ -1,22 +1,30 @@
-"""The index of an open dataset: what is there, shard by shard.
+"""Describe an open dataset shard by shard, and open its shards: local files, or blobs of the cache.
 
-Sample id = position in the index; it never changes while the index stands.
+A sample's id is its position in the index; it never changes while the index stands. Every process
+and node derives the same blob keys from the manifest, as the format says, without any I/O; the
+segments of a blob are looked up in its sidecar when somebody opens or fills it. Remote sidecars are
+small objects of the cache.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from penstock.readers.fields.arrays import array_form
-from penstock.readers.fields.selection import image_fields
-from penstock.readers.files.names import OWN_FOLDER, printable
-from penstock.readers.index.shards import Shards
-from penstock.readers.index.sidecars import Sidecars
-from penstock.readers.origin.quarantine import QUARANTINE, noted_left_out
+from penstock.cache import CorruptShardError, IndexChangedError, PenstockError
+from penstock.cache.base import refuse_shortage
+from penstock.readers.fields import array_form, image_fields
+from penstock.readers.files import OWN_FOLDER, below, printable
+from penstock.readers.formats import REINDEX, BlobShard
+from penstock.readers.index.index_folders import warn_of_damage
+from penstock.readers.origin import QUARANTINE, LocalFolder, RemoteFolder, noted_left_out, segment
 from penstock.readers.types import ANY_SIZE, MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -24,19 +32,310 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.blobs.remote import Remote
-    from penstock.readers.fields.schema import Schema
-    from penstock.readers.formats.format import Format
-    from penstock.readers.formats.layout import Layout
-    from penstock.readers.formats.summary import FieldSummary
-    from penstock.readers.index.about import About
-    from penstock.readers.index.manifest import Manifest
-    from penstock.readers.index.mending import Mender
-    from penstock.readers.origin.origin import Origin
-    from penstock.readers.origin.quarantine import LeftOut
-    from penstock.readers.origin.remote import RemoteFolder
-    from penstock.readers.origin.scratch import Scratch
+    from penstock.cache.base import BlobSource, Segment
+    from penstock.cache.blobs import Remote
+    from penstock.readers.fields import ColumnCrop, Schema
+    from penstock.readers.formats import (
+        DecodedChunks,
+        FieldSummary,
+        Format,
+        OpenShard,
+        SampleLayout,
+        ShardOpener,
+        Sidecar,
+    )
+    from penstock.readers.index.building import IndexRepair
+    from penstock.readers.index.manifest import Manifest, ManifestHeader
+    from penstock.readers.origin import LeftOut, Origin, Scratch
     from penstock.readers.types import ImageRange
+
+    Ints = NDArray[np.int64]
+
+
+class BlobNames:
+    """The keys and sources of a dataset's shards. segments: looks a shard's segments up; may
+    fetch. fields: of data in chunks, those whose bytes the blobs hold."""
+
+    def __init__(
+        self,
+        origin: RemoteFolder,
+        manifest: Manifest,
+        segments: Callable[[int], Sequence[Segment]],
+        fields: tuple[str, ...],
+    ) -> None:
+        self._origin, self._manifest, self._segments = origin, manifest, segments
+        self._fields = json.dumps([name for name in manifest.about.schema if name in fields])
+        self._sizes = manifest.bytes_of(fields) if manifest.is_of_chunks else manifest.shard_bytes
+        self._keys: tuple[str, ...] | None = None
+
+    def keys(self) -> tuple[str, ...]:
+        """The keys of all shards, 40 hex digits each; worked out once."""
+        if self._keys is None:
+            manifest = self._manifest
+            columns = (manifest.crc32c.tolist(), manifest.columns_crc32c.tolist())
+            names, etags = list(manifest.names), list(manifest.etags)
+            rows = zip(names, etags, *columns, strict=True)
+            self._keys = tuple(self._key(*row) for row in rows)
+        return self._keys
+
+    def source(self, shard: int) -> BlobSource:
+        """One shard as a blob; looking at its segments may fetch its sidecar."""
+        manifest, name = self._manifest, self._manifest.names[shard]
+        size_bytes = int(self._sizes[shard])
+        if self._keys is not None:
+            key = self._keys[shard]
+        else:
+            sums = manifest.sums(shard)
+            key = self._key(name, manifest.etags[shard], sums.samples, sums.columns)
+        if manifest.format.indexing is None:
+            # No version: the first answer's etag is noted by the fill, and the sums are checked.
+            segments: Sequence[Segment] = (segment(name, size_bytes, ""),)
+            return self._origin.blob(
+                key, uri=self._origin.uri(name), segments=segments, size_bytes=size_bytes
+            )
+        count = None if manifest.is_of_chunks else int(manifest.files[shard])
+        segments = _LazySegments(lambda: self._segments(shard), count)
+        uri = f"{self._origin.url}#{printable(name.rpartition(b'/')[2])}"
+        return self._origin.blob(key, uri=uri, segments=segments, size_bytes=size_bytes)
+
+    def _key(self, name: bytes, etag: str, crc32c: int, columns_crc32c: int) -> str:
+        if self._manifest.is_of_chunks:
+            # Parts of a file have no names of their own: what the index notes of one tells it.
+            said = f"{etag}\0{crc32c:08x}{columns_crc32c:08x}\0{self._fields}"
+            return self._origin.blob_key(b"", said)
+        return self._manifest.format.blob_key(
+            self._origin, name=name, etag=etag, crc32c=crc32c, columns_crc32c=columns_crc32c
+        )
+
+
+class _LazySegments(Sequence["Segment"]):
+    """Parts that are looked up when someone asks. count: how many, where that is known."""
+
+    def __init__(self, load: Callable[[], Sequence[Segment]], count: int | None) -> None:
+        self._load, self._count = load, count
+        self._found: Sequence[Segment] | None = None
+
+    def __len__(self) -> int:
+        return len(self._looked_up()) if self._count is None else self._count
+
+    @overload
+    def __getitem__(self, i: int) -> Segment: ...
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[Segment]: ...
+    def __getitem__(self, i: int | slice) -> Segment | Sequence[Segment]:
+        return self._looked_up()[i]
+
+    def _looked_up(self) -> Sequence[Segment]:
+        if self._found is None:
+            self._found = self._load()
+        return self._found
+
+
+_log = logging.getLogger("penstock")
+
+
+class IndexShards:
+    """Opens the shards of one index, by number; safe for several threads. fields: of data in
+    chunks, those whose bytes are kept of remote shards; None: all."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        manifest: Manifest,
+        sidecars: Sidecars,
+        *,
+        fields: tuple[str, ...] | None = None,
+    ) -> None:
+        self._origin, self._manifest, self._sidecars = origin, manifest, sidecars
+        self._fields = kept = tuple(manifest.about.schema) if fields is None else fields
+        self._chunks: DecodedChunks | None = None
+        self._blobs: BlobNames | None = None
+        if isinstance(origin, RemoteFolder):
+            may_lack = getattr(manifest.format, "may_lack_objects", False)
+            self._blobs = BlobNames(
+                origin,
+                manifest,
+                lambda shard: sidecars.read(shard).segments(kept, may_lack=may_lack),
+                kept,
+            )
+
+    def keeping(self, fields: tuple[str, ...]) -> IndexShards:
+        """The same shards, of which the bytes of these fields alone are kept."""
+        return IndexShards(self._origin, self._manifest, self._sidecars, fields=fields)
+
+    @property
+    def remote(self) -> Remote | None:
+        """What a remote dataset is read through; None for a local one."""
+        return self._origin.remote if isinstance(self._origin, RemoteFolder) else None
+
+    @property
+    def chunks(self) -> DecodedChunks | None:
+        """Where decoded chunks are kept; None of a dataset that has none."""
+        if self._chunks is None and self._manifest.about.layout.stored("chunks"):
+            # Others start without it.
+            from penstock.readers.formats import DecodedChunks
+
+            self._chunks = DecodedChunks(url=self._origin.url)
+        return self._chunks
+
+    def keep_chunks(self, chunks: DecodedChunks) -> None:
+        """Keep decoded chunks there. Before the first shard is opened."""
+        self._chunks = chunks
+
+    def open(self, shard: int) -> OpenShard:
+        """Map a shard; of a remote one what is needed to find its samples is fetched, and fetched
+        again where it is damaged. Raises CorruptShardError, IndexChangedError, FetchError."""
+        remote = self.remote
+        if remote is None:
+            if not isinstance(self._origin, LocalFolder):
+                raise TypeError(f"{self._origin.url} is neither local nor remote")
+            return self._opener(shard).open_local(self._origin.root)
+        try:
+            return self._open_remote(shard, remote)
+        except CorruptShardError as error:
+            _log.warning("%s It is dropped and fetched again.", error)
+        except PenstockError:  # the network's: some are OSErrors too
+            raise
+        except OSError as error:
+            url = self._origin.url
+            refuse_shortage(error, url)
+            _log.warning("%s: can't be read (%s); it is fetched again", url, error)
+        self.drop(shard)
+        return self._open_remote(shard, remote)
+
+    def _open_remote(self, shard: int, remote: Remote) -> OpenShard:
+        blob = remote.open(self.source(shard))
+        return self._opener(shard).open_blob(remote, blob)
+
+    def _opener(self, shard: int) -> ShardOpener:
+        manifest, chunks = self._manifest, self.chunks
+        entry = manifest.entry(shard, self._fields)
+        if chunks is not None:
+            entry = replace(entry, chunks=chunks.of(shard))
+        return manifest.format.opener(entry, lambda: self._sidecars.read(shard))
+
+    def wanted_share(
+        self, shard: int, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, ColumnCrop]]
+    ) -> float:
+        """Which share of the bytes of a shard's fields is needed for parts of all its samples: a
+        function draws them, of as many numbers. 1 where samples lie whole. Raises
+        CorruptShardError, FetchError."""
+        share = getattr(self._opener(shard), "wanted_share", None)
+        return 1.0 if share is None else float(share(fields, draw))
+
+    def drop(self, shard: int, *, opened: OpenShard | None = None) -> None:
+        """Forget a remote shard's bytes, which are wrong: who opens it next fetches them again.
+        opened: what has the wrong bytes; others, that came after it, stay."""
+        if self._chunks is not None:
+            self._chunks.forget(shard)
+        if self.remote is not None:
+            inode = getattr(opened.blob, "inode", None) if isinstance(opened, BlobShard) else None
+            self.remote.drop(self.source(shard), inode=inode)
+
+    def is_near(self, shard: int) -> bool:
+        """Whether opening the shard needs nothing of the remote."""
+        if self.remote is None:
+            return True
+        if self._manifest.format.indexing is None:
+            return self.remote.is_whole(self.source(shard))
+        return self._sidecars.are_local
+
+    def source(self, shard: int) -> BlobSource:
+        """A remote dataset's shard as a blob, without I/O; looking at its segments may fetch its
+        sidecar (FetchError, CorruptShardError)."""
+        return self._blob_names().source(shard)
+
+    def keys(self) -> tuple[str, ...]:
+        """The keys of all shards of a remote dataset, without I/O: 40 hex digits each."""
+        return self._blob_names().keys()
+
+    def _blob_names(self) -> BlobNames:
+        if self._blobs is None:
+            raise TypeError(f"{self._origin.url} is local: its shards aren't in a cache")
+        return self._blobs
+
+
+_FETCHES = 3
+
+
+class Sidecars:
+    """Reads the sidecars of one index; safe for several threads.
+
+    place: where they are, a local or a remote folder; None for a dataset that carries its index and
+    has none. mender: makes damaged ones anew, of an index that only we keep.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        place: bytes | RemoteFolder | None,
+        mender: IndexRepair | None = None,
+    ) -> None:
+        self._manifest, self._place, self._mender = manifest, place, mender
+        self._layout = manifest.about.layout
+        self._has_warned = threading.Event()
+
+    @property
+    def are_local(self) -> bool:
+        """Whether reading one needs no remote."""
+        return isinstance(self._place, bytes)
+
+    def read(self, shard: int) -> Sidecar:
+        """Read the sidecar of one shard. Raises CorruptShardError, IndexChangedError,
+        FetchError."""
+        sidecar = self._read(shard)
+        manifest = self._manifest
+        wanted = int(manifest.samples[shard]), int(manifest.shard_bytes[shard])
+        if (sidecar.samples, sidecar.size_bytes) != wanted:
+            raise CorruptShardError(
+                f"{printable(manifest.names[shard])}: this part of the index is of "
+                f"{sidecar.samples:,} samples and {sidecar.size_bytes:,} bytes, the manifest says "
+                f"{wanted[0]:,} and {wanted[1]:,}. {REINDEX}"
+            )
+        return sidecar
+
+    def _read(self, shard: int) -> Sidecar:
+        name, etag = self._manifest.names[shard], self._manifest.etags[shard]
+        place = self._place
+        if place is None:
+            raise TypeError("a pack has no sidecars")
+        if isinstance(place, bytes):
+            folder = place
+
+            def here() -> Sidecar:
+                return self._parse(below(folder, name), etag)
+
+            return here() if self._mender is None else self._mender.read(shard, here)
+        # The fingerprint is part of the version: an index built anew has other sidecars.
+        version = self._manifest.about.fingerprint
+        url = f"{place.url.rstrip('/')}/{printable(name)}"
+        for _ in range(_FETCHES - 1):
+            try:
+                path = place.file(name, size_bytes=None, version=version)
+                return self._parse(path, etag, url)
+            except (CorruptShardError, IndexChangedError) as error:  # the copy is damaged, or gone
+                self._warn(place, error)
+                place.drop(name, size_bytes=None, version=version)
+        path = place.file(name, size_bytes=None, version=version)
+        return self._parse(path, etag, url)
+
+    def _parse(self, path: bytes, etag: str, url: str | None = None) -> Sidecar:
+        from penstock.readers.formats import read_sidecar  # a pack needs none
+
+        manifest = self._manifest
+        return read_sidecar(
+            path,
+            etag=etag,
+            layout=self._layout,
+            is_file_per_sample=manifest.format.is_file_per_sample,
+            url=url,
+        )
+
+    def _warn(self, place: RemoteFolder, error: Exception) -> None:
+        if not self._has_warned.is_set():
+            self._has_warned.set()
+            warn_of_damage(place.url, error)
+
 
 _MOST_PIXELS = 2**30
 
@@ -60,13 +359,13 @@ class Index:
     starts: NDArray[np.int64]
     shard_bytes: NDArray[np.int64]
     manifest: Manifest
-    shards: Shards
+    shards: IndexShards
     origin: Origin
     scratch: Scratch
     read_quarantine: Callable[[], bytes]
 
     @property
-    def about(self) -> About:
+    def about(self) -> ManifestHeader:
         """The facts that hold for all shards."""
         return self.manifest.about
 
@@ -106,7 +405,7 @@ class Index:
         return tuple(self.about.schema)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> SampleLayout:
         """How the samples are stored."""
         return self.about.layout
 
@@ -210,7 +509,7 @@ def index_of(
     origin: Origin,
     place: bytes | RemoteFolder | None,
     scratch: Scratch,
-    mender: Mender | None = None,
+    mender: IndexRepair | None = None,
 ) -> Index:
     """Make an index from its manifest. place: where manifest and sidecars are, a local or a remote
     folder; None for a pack's own. scratch: kept alive as long as the index. mender: see
@@ -240,7 +539,7 @@ def index_of(
         starts=ends - manifest.samples,
         shard_bytes=manifest.shard_bytes,
         manifest=manifest,
-        shards=Shards(origin, manifest, Sidecars(manifest, place, mender)),
+        shards=IndexShards(origin, manifest, Sidecars(manifest, place, mender)),
         origin=origin,
         scratch=scratch,
         read_quarantine=read_quarantine,

@@ -1,37 +1,411 @@
-"""The manifest of an index: one row a shard, and what is true of them all.
+"""Define the manifest of an index: one row a shard, and what is true of all shards.
 
-The same value describes foreign data (rows name sidecars) and a pack (rows name shard files).
+The same value describes foreign data (rows name sidecars) and a pack (rows name shard files). A
+manifest may come from anybody, with a right checksum: each value is checked here, once, before
+anything is sized by it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+import math
+import os
+import re
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from dataclasses import fields as dataclass_fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.errors import DatasetError
-from penstock.readers.files.names import are_unsafe
-from penstock.readers.formats.format import ShardEntry
-from penstock.readers.formats.limits import (
+from penstock.cache import DatasetError
+from penstock.readers.fields import Schema, array_form, has_sides, number_dtype
+from penstock.readers.files import are_unsafe
+from penstock.readers.formats import (
     MAX_BYTES,
     MAX_SAMPLES,
     MAX_SHARD_BYTES,
     MAX_SHARD_SAMPLES,
+    MAX_SIDE,
+    STORAGES,
+    FieldSummary,
+    SampleLayout,
+    ShardEntry,
+    ShardSummary,
+    Sums,
+    format_named,
+    is_format,
+    join_summaries,
 )
-from penstock.readers.formats.registry import format_named
-from penstock.readers.formats.summary import ShardSummary, Sums, join_summaries
-from penstock.readers.index.about import About
-from penstock.readers.index.sidecar_names import is_sidecar_name
-from penstock.readers.index.totals import fingerprint, label_correlation
+from penstock.readers.origin import LeftOut, joined_left_out
+from penstock.readers.types import ImageRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.schema import Schema
-    from penstock.readers.formats.format import Format
+    from penstock.readers.fields import FieldType
+    from penstock.readers.formats import Format
+
+SIDECARS = b"sidecars"
+"""The folder that they lie in, below the index's."""
+
+_NAMED_IN_MANIFEST = re.compile(rb"sidecars/[0-9a-f]{16}-\d{6,12}(-[0-9a-f]{32})?\.arrow")
+_FILE = re.compile(rb"[0-9a-f]{16}-\d{6,}(-[0-9a-f]{32})?\.arrow")
+_GENERATION_DIGITS = 16
+
+
+def sidecar_name(fingerprint: str, number: int, suffix: bytes) -> bytes:
+    """Name a sidecar below the index's folder. Each generation has names of its own: a process that
+    has the old manifest open never reads new sidecars as if they were the old ones.
+
+    fingerprint: of the listing that is indexed; suffix: see `Sidecar`.
+    """
+    generation = fingerprint[:_GENERATION_DIGITS].encode()
+    return b"%s/%s-%06d%s.arrow" % (SIDECARS, generation, number, suffix)
+
+
+def is_sidecar_name(name: bytes) -> bool:
+    """Whether a manifest can name a sidecar so."""
+    return _NAMED_IN_MANIFEST.fullmatch(name) is not None
+
+
+def sweep_sidecars(folder: bytes, *, keep: set[bytes]) -> None:
+    """Remove sidecars of earlier generations and what a killed build left. folder: the index's."""
+    sidecars = os.path.join(folder, SIDECARS)
+    for name in os.listdir(sidecars):
+        ours = _FILE.fullmatch(name.removeprefix(b".").removesuffix(b".tmp"))
+        if ours and SIDECARS + b"/" + name not in keep:
+            os.unlink(os.path.join(sidecars, name))
+
+
+def label_correlation(shards: Sequence[Mapping[int, int]]) -> float:
+    """How much alike the labels of one shard are: 0 as in the whole set, 1 one label a shard.
+
+    (P_within - P_total) / (1 - P_total), P the probability that two distinct random samples share
+    their label, drawn from one shard (pairs of all shards weigh the same) or from the whole set.
+    P is Simpson's index in its unbiased form (E. H. Simpson, Measurement of Diversity, Nature 163,
+    1949); for indicator variables of the labels, summed over labels, the ratio is the intraclass
+    correlation of cluster sampling. Slightly below 0 where shards are more even than chance. 0
+    where nothing can be told apart: one label, or no shard of two samples.
+    """
+    total: Counter[int] = Counter()
+    same = pairs = 0
+    for counts in shards:
+        total.update(counts)
+        n = sum(counts.values())
+        pairs += n * (n - 1)
+        same += sum(c * (c - 1) for c in counts.values())
+    n = total.total()
+    same_total = sum(c * (c - 1) for c in total.values())
+    if pairs == 0 or same_total == n * (n - 1):
+        return 0.0
+    p_within, p_total = same / pairs, same_total / (n * (n - 1))
+    return (p_within - p_total) / (1 - p_total)
+
+
+def fingerprint(
+    *,
+    schema: Schema,
+    samples: NDArray[np.int64],
+    crcs: NDArray[np.uint32],
+    columns_crcs: NDArray[np.uint32],
+) -> str:
+    """The fingerprint of the content: the schema, shards' sizes, their checksums. Not of where it
+    lies or when it was written, so a folder and its unshuffled pack of equal shards share it. Hex,
+    64 characters."""
+    digest = hashlib.sha256(json.dumps(schema.to_json(), sort_keys=True).encode("ascii"))
+    for column, kind in ((samples, "<i8"), (crcs, "<u4"), (columns_crcs, "<u4")):
+        digest.update(np.ascontiguousarray(column, kind).tobytes())
+    return digest.hexdigest()
+
+
+_MAX_CODECS, _MAX_CODEC, _MAX_DIMENSIONS = 2**10, 64, 32
+
+
+def check_summary(values: Any) -> FieldSummary:
+    """The value, of JSON that says only what can be. Raises ValueError, TypeError."""
+    if not isinstance(values, dict):
+        raise ValueError(f"what it says of a field can't be {str(values)[:80]!r}")
+    for name, is_right in _SUMMARY_CHECKS.items():
+        if name in values and not is_right(values[name]):
+            raise ValueError(f"a field's {name} can't be {str(values[name])[:80]!r}")
+    images, bounds = values.get("images"), values.get("bounds")
+    return FieldSummary(
+        **{
+            **values,
+            "images": None if images is None else ImageRange(**images),
+            "channels": tuple(values.get("channels", ())),
+            "codecs": tuple(values.get("codecs", ())),
+            "lengths": tuple((low, high) for low, high in values.get("lengths", ())),
+            "bounds": None if bounds is None else (bounds[0], bounds[1]),
+        }
+    )
+
+
+def check_fit(summary: FieldSummary, type: FieldType, *, samples: int) -> None:
+    """Whether a field of this type can be so. Raises ValueError."""
+    is_number = number_dtype(type) is not None
+    if (summary.storage == "value") > is_number:
+        raise ValueError(f"{type.kind} is no number")
+    if summary.missing > samples:
+        raise ValueError(f"{summary.missing:,} of {samples:,} samples lack a field")
+    is_there = summary.missing < samples
+    if summary.storage == "chunks":
+        return
+    if has_sides(type) and is_there != (summary.images is not None):
+        raise ValueError(f"{type.kind} without bounds of its heights and widths")
+    form = array_form(type)
+    if form is not None and summary.lengths and len(summary.lengths) != len(form.shape):
+        raise ValueError(f"{len(summary.lengths)} dimensions for the shape {form.shape}")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_SAMPLES
+
+
+def _is_list_of_most(is_right: Callable[[Any], bool], *, most: int) -> Callable[[Any], bool]:
+    return lambda value: (
+        isinstance(value, list) and len(value) <= most and all(map(is_right, value))
+    )
+
+
+def _is_codec(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _MAX_CODEC
+
+
+def _is_pair(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(each) is int for each in value)
+        and 0 <= value[0] <= value[1] <= MAX_SHARD_BYTES
+    )
+
+
+def _is_bounds(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(each) in (int, float, bool) for each in value)
+        and all(abs(each) < 2**64 for each in value if type(each) is int)
+        and all(map(math.isfinite, value))
+        and value[0] <= value[1]
+    )
+
+
+def _is_range(value: Any) -> bool:
+    names = ("min_height", "max_height", "min_width", "max_width")
+    if value is None:
+        return True
+    if not isinstance(value, dict) or set(value) != set(names):
+        return False
+    if not all(type(side) is int and 1 <= side <= MAX_SIDE for side in value.values()):
+        return False
+    return bool(
+        value["min_height"] <= value["max_height"] and value["min_width"] <= value["max_width"]
+    )
+
+
+_SUMMARY_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "storage": lambda value: value in STORAGES,
+    "missing": _is_count,
+    "images": _is_range,
+    "channels": _is_list_of_most(
+        lambda value: type(value) is int and 0 <= value <= 2**16, most=2**17
+    ),
+    "codecs": _is_list_of_most(_is_codec, most=_MAX_CODECS),
+    "lengths": _is_list_of_most(_is_pair, most=_MAX_DIMENSIONS),
+    "bounds": _is_bounds,
+    "progressive": lambda value: value is None or _is_count(value),
+}
+
+_MAX_TEXT_BYTES = 64 * 2**20
+# So many brackets and commas: a million folders with their times. Each value takes 70 bytes.
+_MAX_BRACKETS, _MAX_COMMAS = 2**20, 2**21
+_MAX_NAME = 4096
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+_LISTING = re.compile(r"[0-9a-f]{0,64}")
+_ARRANGEMENT = re.compile(r"([0-9a-f]{16})?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestHeader:
+    """What is true of all shards; the JSON part of a manifest.
+
+    kind: the format's name; schema: the fields, settled; fields: what is known of each; icc: see
+    `index.totals`; source: URL of what a pack, or an index of tar files, was made from;
+    arrangement: names what the user said of how the data lie, "" for nothing; settings: what a pack
+    was asked to be; directories: name and modification time in ns of each listed folder (local
+    folders); listing: fingerprint of what an index was built over, hex; passed_over: what is no
+    part of a sample, by extension; overhead_bytes: of a pack's shard beside the bytes of its
+    samples, at most. left_out: columns that are no field, and why. samples_left_out: how many
+    samples are left out for each reason, and an example; None where an earlier version wrote this.
+    """
+
+    kind: str
+    schema: Schema
+    fields: Mapping[str, FieldSummary]
+    samples: int
+    fingerprint: str
+    icc: float | None
+    quarantined: int
+    shuffled: bool = False
+    seed: int | None = None
+    source: str = ""
+    arrangement: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    directories: tuple[tuple[str, int], ...] = ()
+    listing: str = ""
+    passed_over: dict[str, int] = field(default_factory=dict)
+    overhead_bytes: int | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+    samples_left_out: dict[str, LeftOut] | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the only field of classes; empty where there is none, or several."""
+        return self.schema.class_names()
+
+    @property
+    def progressive(self) -> int | None:
+        """Progressive JPEGs of all fields; None where nobody counted."""
+        counts = [each.progressive for each in self.fields.values()]
+        counted = [count for count in counts if count is not None]
+        return sum(counted) if counted else None
+
+    @cached_property
+    def layout(self) -> SampleLayout:
+        """How the samples are stored."""
+        return SampleLayout(
+            schema=self.schema,
+            storage={name: each.storage for name, each in self.fields.items()},
+            lacking=frozenset(name for name, each in self.fields.items() if each.missing),
+        )
+
+    @property
+    def is_of_chunks(self) -> bool:
+        """Whether samples lie in chunks, which metadata tell of."""
+        return any(each.storage == "chunks" for each in self.fields.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """As a manifest has it."""
+        values = {each.name: getattr(self, each.name) for each in dataclass_fields(self)}
+        values["schema"] = self.schema.to_json()
+        values["fields"] = {name: asdict(each) for name, each in self.fields.items()}
+        if not self.left_out:
+            del values["left_out"]
+        if not self.samples_left_out:
+            del values["samples_left_out"]
+        return values
+
+
+def load_header(text: bytes) -> dict[str, Any]:
+    """The JSON object of a manifest. Raises ValueError for what isn't one, or a huge one."""
+    brackets, commas = text.count(b"[") + text.count(b"{"), text.count(b",")
+    if len(text) > _MAX_TEXT_BYTES or brackets > _MAX_BRACKETS or commas > _MAX_COMMAS:
+        raise ValueError(f"its JSON part has {len(text):,} bytes and {commas:,} values")
+    try:
+        values = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("its JSON part is nested too deeply") from None
+    if not isinstance(values, dict):
+        raise ValueError("its JSON part isn't an object")
+    return values
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} isn't a number")
+
+
+def check_header(values: dict[str, Any]) -> ManifestHeader:
+    """The value, of JSON that says only what can be. Raises ValueError, TypeError."""
+    values.pop("penstock", None)
+    for name, is_right in _ABOUT_CHECKS.items():
+        if name in values and not is_right(values[name]):
+            raise ValueError(f"its {name} can't be {str(values[name])[:80]!r}")
+    schema = values["schema"] = Schema.from_json(values["schema"])
+    fields = {name: check_summary(each) for name, each in values["fields"].items()}
+    if fields.keys() != set(schema):
+        raise ValueError("what it says of its fields isn't of those of its schema")
+    values["fields"] = {name: fields[name] for name in schema}  # JSON has them sorted
+    if values.get("samples_left_out") is not None:
+        told = values["samples_left_out"].items()
+        values["samples_left_out"] = joined_left_out([{k: LeftOut(*each) for k, each in told}])
+    values["directories"] = tuple((name, ns) for name, ns in values.get("directories", ()))
+    about = ManifestHeader(**values)
+    if unknown := schema.unsettled:
+        raise ValueError(f"its schema doesn't say what {unknown[0]!r} is in full")
+    for name, each in about.fields.items():
+        check_fit(each, schema[name], samples=about.samples)
+    return about
+
+
+def _is_text(value: Any, *, most: int = _MAX_NAME) -> bool:
+    return isinstance(value, str) and len(value) <= most
+
+
+def _is_list(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_right, value))
+
+
+def _is_counts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_count, value.values()))
+
+
+def _are_left_out(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict)
+        and all(
+            isinstance(each, list)
+            and len(each) == 2
+            and _is_count(each[0])
+            and _is_text(each[1], most=4 * _MAX_NAME)
+            for each in value.values()
+        )
+    )
+
+
+def _is_correlation(value: Any) -> bool:
+    # Below 0 where shards are more even than chance; by how much depends on the labels alone.
+    return value is None or (
+        type(value) in (int, float) and math.isfinite(value) and -1e9 <= value <= 1 + 1e-9
+    )
+
+
+def _is_time(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and _is_text(value[0], most=2 * _MAX_NAME)
+        and type(value[1]) is int
+        and abs(value[1]) < 2**63
+    )
+
+
+_ABOUT_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "kind": lambda value: isinstance(value, str) and is_format(value),
+    "schema": lambda value: isinstance(value, list),
+    "fields": lambda value: isinstance(value, dict),
+    "samples": lambda value: _is_count(value) and value > 0,
+    "fingerprint": lambda value: _is_text(value) and bool(_FINGERPRINT.fullmatch(value)),
+    "icc": _is_correlation,
+    "quarantined": _is_count,
+    "shuffled": lambda value: isinstance(value, bool),
+    "seed": lambda value: value is None or (type(value) is int and abs(value) < 2**64),
+    "arrangement": lambda value: _is_text(value) and bool(_ARRANGEMENT.fullmatch(value)),
+    "source": lambda value: _is_text(value, most=2**16),
+    "settings": lambda value: isinstance(value, dict),
+    "directories": _is_list(_is_time),
+    "listing": lambda value: _is_text(value) and bool(_LISTING.fullmatch(value)),
+    "passed_over": _is_counts,
+    "overhead_bytes": lambda value: value is None or _is_count(value),
+    "left_out": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
+    "samples_left_out": _are_left_out,
+}
 
 NAMES_AT_ONCE = 2**14
 """Names that are looked at together: few enough to cost no memory, many enough to be quick."""
@@ -48,7 +422,7 @@ class Manifest:
     shard_bytes, samples, files (that a shard's samples lie in): int64; crc32c, columns_crc32c: see
     `Sums`, uint32; all of shape (shards,)."""
 
-    about: About
+    about: ManifestHeader
     names: Sequence[bytes]
     etags: Sequence[str]
     shard_bytes: NDArray[np.int64]
@@ -115,7 +489,7 @@ def join_manifest(
     samples = np.array([s.samples for s in shards], np.int64)
     crcs = np.array([s.sums.samples for s in shards], np.uint32)
     columns_crcs = np.array([s.sums.columns for s in shards], np.uint32)
-    about = About(
+    about = ManifestHeader(
         kind=kind,
         schema=schema,
         fields={name: join_summaries([s.fields[name] for s in shards]) for name in schema},

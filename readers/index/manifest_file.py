@@ -1,7 +1,7 @@
-"""The file of a manifest: an Arrow table of shards, and as JSON what is true of them all.
+"""Write and read the file of a manifest, an Arrow table of shards.
 
-It is memory-mapped and O(shards), and carries a checksum of itself: a bit that flips in it would be
-a wrong dataset.
+What is true of all shards is JSON in the table's metadata. The file is memory-mapped and O(shards),
+and carries a checksum of itself, because a flipped bit in it would be a wrong dataset.
 """
 
 from __future__ import annotations
@@ -19,15 +19,26 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from penstock.cache.base.machine import machine_remedy, read_error
-from penstock.cache.errors import CorruptShardError, OtherVersionError, ReadError
-from penstock.readers.files.atomic import write_whole
-from penstock.readers.files.ipc import LazyColumn, metadata, only_batch, write_batch
-from penstock.readers.files.names import printable
-from penstock.readers.files.pages import BROKEN, map_buffer
-from penstock.readers.formats.limits import VERSION
-from penstock.readers.index.about import check_about, load_values
-from penstock.readers.index.manifest import NAMES_AT_ONCE, Manifest, check_manifest
+from penstock.cache import CorruptShardError, OtherVersionError, ReadError
+from penstock.cache.base import machine_remedy, read_error
+from penstock.readers.files import (
+    BROKEN,
+    LazyColumn,
+    map_buffer,
+    metadata,
+    only_batch,
+    printable,
+    write_batch,
+    write_whole,
+)
+from penstock.readers.formats import VERSION
+from penstock.readers.index.manifest import (
+    NAMES_AT_ONCE,
+    Manifest,
+    check_header,
+    check_manifest,
+    load_header,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,7 +105,7 @@ def read_manifest(
         buffer = map_buffer(path) if mapped else _read(path)
         noted = metadata(buffer)
         text = noted[_ROOT]
-        values = load_values(text)
+        values = load_header(text)
         form = values.pop("version")
         if type(form) is not int:
             raise ValueError("its version isn't a number")
@@ -112,7 +123,7 @@ def read_manifest(
         if int(noted[_SUM], 16) != _checksum(text, batch):
             raise ValueError("its checksum is wrong")
         manifest = Manifest(
-            about=check_about(values),
+            about=check_header(values),
             names=LazyColumn(batch.column("uri")),
             etags=LazyColumn(batch.column("etag")),
             shard_bytes=batch.column("bytes").to_numpy(),

@@ -1,57 +1,218 @@
-"""Opening a dataset's index, or building it on first use.
+"""Open a dataset's index, or build it on first use.
 
-A pack has its manifest in its own folder. The index of other data is looked for in `index=`, else
-beside the data (`photos.penstock`), in the cache folder and in the user's cache directory, and
-built in the first of these that can be written; where the data changed since, it is brought up to
-date. A remote dataset isn't listed again on opening (stores list a page at a time) if its index
-lies beside it, in the cache folder or in `index=`: `penstock index` does that. Nothing remote is
-written but where `penstock index --out` says.
+The format is what `format=` says, else what the index or the dataset's root shows. A pack has its
+manifest in its own folder. The index of other data is looked for in `index=`, else beside the data
+(`photos.penstock`), in the cache folder and in the user's cache directory, and built in the first
+of these that can be written; where the data changed since, it is brought up to date. A remote
+dataset isn't listed again on opening (stores list a page at a time) if its index lies beside it, in
+the cache folder or in `index=`: `penstock index` does that. Nothing remote is written but where
+`penstock index --out` says.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base.limits import usable_cores
-from penstock.cache.errors import ConfigError, PenstockWarning
-from penstock.readers.fields.verify import named_verify
-from penstock.readers.formats.arranging import (
-    are_names,
+import numpy as np
+
+from penstock.cache import ConfigError, CorruptShardError, DatasetNotFoundError, PenstockWarning
+from penstock.cache.base import usable_cores
+from penstock.readers.fields import named_verify
+from penstock.readers.files import printable
+from penstock.readers.formats import (
+    ARRAYS,
+    AUTO,
+    DEFAULT_SAMPLING,
+    FALLBACK,
+    Sampling,
+    are_default_names,
     arrangement_of,
+    check_format,
+    check_sampling,
+    external_formats,
+    format_named,
+    format_of_manifests,
+    formats,
+    has_external_formats,
+    indexing_of,
+    is_recognised_by_names,
+    looks_like_fallback,
     renamed_arrangement,
 )
-from penstock.readers.formats.registry import AUTO, check_format, format_named, indexing_of
-from penstock.readers.formats.sampling import AS_THEY_COME, Sampling, check_sampling
 from penstock.readers.index.index import index_of
-from penstock.readers.index.index_folder import check_arrangement, is_kept
-from penstock.readers.index.places import Folder as Folder
-from penstock.readers.index.places import Places, upload
-from penstock.readers.index.recognition import Recognition
-from penstock.readers.origin.arrangement import AS_IT_LIES
-from penstock.readers.origin.locate import locate
-from penstock.readers.origin.scratch import Scratch
+from penstock.readers.index.index_folders import (
+    OWN_MANIFEST,
+    REPACK,
+    Folder,
+    IndexPlaces,
+    ManifestLookup,
+    check_arrangement,
+    is_kept,
+    upload_index,
+)
+from penstock.readers.origin import (
+    AS_IT_LIES,
+    LocalFolder,
+    Scratch,
+    extension,
+    locate,
+    not_a_folder,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from concurrent.futures import Executor
 
-    from penstock.cache.disk.disk_cache import DiskCache
-    from penstock.readers.fields.field_types import FieldType
-    from penstock.readers.formats.arranging import ManifestFile
-    from penstock.readers.formats.format import Format
-    from penstock.readers.formats.sampling import Documents, Windows
+    from penstock.cache.disk import DiskCache
+    from penstock.readers.fields import FieldType
+    from penstock.readers.formats import DocumentMode, Format, ManifestFile, WindowArgument
     from penstock.readers.index.building import Checker
     from penstock.readers.index.index import Index
+    from penstock.readers.index.maintenance import IndexMaintenance
     from penstock.readers.index.manifest import Manifest
-    from penstock.readers.index.upkeep import Upkeep
-    from penstock.readers.origin.arrangement import Arrangement
-    from penstock.readers.origin.origin import Origin
-    from penstock.readers.origin.remote import RemoteFolder
-    from penstock.readers.origin.urls import Url
+    from penstock.readers.origin import Arrangement, Origin, RemoteFolder, Url
     from penstock.readers.types import Progress, Verify
+
+_MANY_SAMPLES = 2**18
+
+
+class FormatRecognition:
+    """Tells the format of one dataset. places: where an index of it may be."""
+
+    def __init__(self, origin: Origin, places: IndexPlaces) -> None:
+        self._origin, self._places = origin, places
+        self.manifests = ManifestLookup(origin, places)
+
+    def own_index(self, format: str) -> Manifest | None:
+        """The manifest of a dataset that carries its index (a pack), None of any other. Raises
+        DatasetNotFoundError (an unfinished one), and as open_index does."""
+        if format != AUTO and format_named(format).indexing is not None:
+            return None
+        own = self.manifests.own
+        if own is not None:
+            self._check_large(own)
+            if self._places.index is not None:
+                raise ConfigError(
+                    f"{self._origin.url} is a pack and has its own index: drop index=."
+                )
+            return own
+        if format != AUTO or (self.manifests.separate is None and self.manifests.is_begun):
+            raise DatasetNotFoundError(
+                f"{self._origin.url}: this pack isn't complete: its manifest "
+                f"({OWN_MANIFEST.decode()}), which is written last, is missing. Run the same "
+                "`penstock pack` again: it goes on where it stopped; or copy the pack again with "
+                "its `_penstock` folder."
+            )
+        return None
+
+    def indexed(self, format: str) -> Format:
+        """The format of a dataset that doesn't carry its index. Raises ConfigError where that can't
+        be told, FetchError."""
+        found = self._indexed(format)
+        unit = Sampling.of(self._origin.arrangement).unit
+        if unit == "file" and found.name != ARRAYS:
+            raise ConfigError(
+                f'sample: got "file", which is for files of arrays (.npy, .npz), and '
+                f"{self._origin.url} is of the format {found.name}. Leave it out."
+            )
+        return found
+
+    def _indexed(self, format: str) -> Format:
+        if self._origin.arrangement.manifest is not None:
+            return self._listed(format)
+        if self._origin.selection is not None:
+            return self._selected(format)
+        if format != AUTO:
+            return format_named(format)
+        known = None if self._origin.is_local else self.manifests.separate
+        return self._by_root() if known is None else known.format
+
+    def _listed(self, format: str) -> Format:
+        """The format whose samples a manifest lists."""
+        found = format_of_manifests()
+        if format not in (AUTO, found.name) or self._origin.selection is not None:
+            told = f'format="{format}"' if format != AUTO else "files that are named"
+            raise ConfigError(
+                f"manifest: a table lists the files of a folder, and {self._origin.url} is given "
+                f'with {told}. Leave one out, or pass format="{found.name}".'
+            )
+        return found
+
+    def _selected(self, format: str) -> Format:
+        """The format of files that the URL names. What `format=` says counts, but for formats of
+        folders."""
+        if format not in (AUTO, FALLBACK) and format_named(format).indexing is not None:
+            return format_named(format)
+        found = self._by_root()
+        if format not in (AUTO, found.name):
+            raise ConfigError(
+                f"format: got {format!r} for {self._origin.url}, which names {found.name} "
+                "files. Leave format out."
+            )
+        return found
+
+    def _by_root(self) -> Format:
+        """The one that recognises the dataset: of ours, then of other packages', which are loaded
+        only where there is nothing that a folder of ours shows. Raises ConfigError where names
+        say several."""
+        origin = self._origin
+        ours = [format for format in formats(origin) if format.indexing is not None]
+        found: list[Format] = []
+        for format in ours:
+            if format.name == FALLBACK or not format.recognises(origin):
+                continue
+            if not is_recognised_by_names(format):
+                return format
+            found.append(format)
+        if len(found) > 1:
+            told = " or ".join(f'format="{format.name}"' for format in found)
+            raise ConfigError(
+                f"{origin.url}: holds files of several kinds. Say which are the dataset: {told} "
+                "(--format); or name those files, such as data/*.parquet."
+            )
+        if found:
+            return found[0]
+        fallback = next((f for f in ours if f.recognises(origin)), None)
+        if has_external_formats() and (fallback is None or not looks_like_fallback(origin)):
+            foreign = (each for each in external_formats() if each.recognises(origin))
+            if (guest := next(foreign, None)) is not None:
+                return guest
+        if fallback is None:
+            raise self._unknown()
+        return fallback
+
+    def _unknown(self) -> ConfigError:
+        """The error for files that no format takes."""
+        selection, url = self._origin.selection, self._origin.url
+        if selection is not None and selection.is_one:
+            return ConfigError(not_a_folder(url))
+        kinds = Counter(extension(name) or "no extension" for name in self._origin.names().files)
+        if len(kinds) < 2:
+            return ConfigError(
+                f"{url}: no format recognises this dataset. Say which it is: format=."
+            )
+        told = ", ".join(f"{count:,} .{kind}" for kind, count in kinds.most_common(4))
+        return ConfigError(
+            f"{url}: names files of several kinds ({told}), which no format reads together. Name "
+            "those of one kind, such as data/*.parquet, or say which it is: format=."
+        )
+
+    def _check_large(self, own: Manifest) -> None:
+        """Shards that say they hold very much are looked at before anything is sized by that."""
+        if not isinstance(self._origin, LocalFolder):
+            return
+        for shard in np.flatnonzero(own.samples > _MANY_SAMPLES).tolist():
+            name, wanted = own.names[shard], int(own.shard_bytes[shard])
+            found = self._origin.find(name)
+            if found is None or found[0] != wanted:
+                raise CorruptShardError(
+                    f"{self._origin.url}: {printable(name)} isn't there or has another size than "
+                    f"the manifest says ({wanted:,} bytes). {REPACK}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +246,7 @@ def open_index(
     manifest: ManifestFile | None = None,
     fields: Mapping[str, str] | None = None,
     schema: Mapping[str, FieldType] | None = None,
-    sampling: Sampling = AS_THEY_COME,
+    sampling: Sampling = DEFAULT_SAMPLING,
     allow_empty: bool = False,
     max_pixels: int | None = None,
     executor: Executor | None = None,
@@ -126,7 +287,7 @@ def open_index(
         index=index,
         format=format,
     )
-    opener = Opener(
+    opener = IndexOpener(
         origin=origin,
         scratch=scratch,
         index=index,
@@ -149,9 +310,9 @@ def _checker(
     """An executor's workers, who check samples; None without one. Raises ConfigError."""
     if executor is None:
         return None
-    from penstock.readers.index.crew import IndexCrew
+    from penstock.readers.index.executor_indexing import ExecutorChecker
 
-    return IndexCrew.of(
+    return ExecutorChecker.of(
         executor, url, options=options, filesystem=filesystem, cache=cache, verify=verify
     )
 
@@ -161,10 +322,10 @@ def index(
     *,
     out: Folder | None = None,
     format: str = AUTO,
-    sample: Windows | None = None,
-    stride: Windows | None = None,
+    sample: WindowArgument | None = None,
+    stride: WindowArgument | None = None,
     dtype: str | None = None,
-    documents: Documents | None = None,
+    documents: DocumentMode | None = None,
     vocabulary: int | None = None,
     manifest: ManifestFile | None = None,
     fields: Mapping[str, str] | None = None,
@@ -224,7 +385,7 @@ def index(
         index=out,
         format=format,
     )
-    opener = Opener(
+    opener = IndexOpener(
         origin=origin,
         scratch=scratch,
         index=out,
@@ -284,10 +445,12 @@ def locate_fields(
     if not arrangement.places:
         return origin, {}
     try:
-        recognition = Recognition(origin, Places(origin=origin, scratch=scratch, index=index))
+        recognition = FormatRecognition(
+            origin, IndexPlaces(origin=origin, scratch=scratch, index=index)
+        )
         is_pack = recognition.own_index(format) is not None
         names = dict(arrangement.places)
-        if not is_pack and not are_names(recognition.indexed(format).name, origin):
+        if not is_pack and not are_default_names(recognition.indexed(format).name, origin):
             return origin, {}
     except BaseException:
         origin.close()
@@ -297,7 +460,7 @@ def locate_fields(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opener:
+class IndexOpener:
     """Opens or builds the index of one dataset: its own, or one in the places that may hold it.
 
     The arguments are those of open_index and index.
@@ -312,9 +475,9 @@ class Opener:
     checker: Checker | None = None
 
     @property
-    def places(self) -> Places:
+    def places(self) -> IndexPlaces:
         """Where an index may be."""
-        return Places(origin=self.origin, scratch=self.scratch, index=self.index)
+        return IndexPlaces(origin=self.origin, scratch=self.scratch, index=self.index)
 
     def open(self, format: str) -> Index:
         """Open the index; see open_index."""
@@ -338,7 +501,7 @@ class Opener:
         own = self._own(self._recognition(), format)
         return None if own is None else self._index(own, None)
 
-    def _own(self, recognition: Recognition, format: str) -> Manifest | None:
+    def _own(self, recognition: FormatRecognition, format: str) -> Manifest | None:
         own = recognition.own_index(format)
         said = replace(self.origin.arrangement, max_pixels=None)
         if own is not None and said != AS_IT_LIES:
@@ -366,20 +529,20 @@ class Opener:
             )
         places, to = self.places.for_upload()
         # What is at `index=` now is replaced, whatever it is.
-        found = Recognition(self.origin, replace(self.places, index=None)).indexed(format)
+        found = FormatRecognition(self.origin, replace(self.places, index=None)).indexed(format)
         built, place = self._upkeep(found, places).rebuild()
         if to is not None:
-            upload(built, place, to)
+            upload_index(built, place, to)
         return self._index(built, place if to is None else to)
 
-    def _recognition(self) -> Recognition:
-        return Recognition(self.origin, self.places)
+    def _recognition(self) -> FormatRecognition:
+        return FormatRecognition(self.origin, self.places)
 
-    def _upkeep(self, format: Format, places: Places) -> Upkeep:
+    def _upkeep(self, format: Format, places: IndexPlaces) -> IndexMaintenance:
         # What a dataset that carries its index never needs isn't imported for it; so below.
-        from penstock.readers.index.upkeep import Upkeep
+        from penstock.readers.index.maintenance import IndexMaintenance
 
-        return Upkeep(
+        return IndexMaintenance(
             self.origin,
             format=format,
             indexing=indexing_of(format),
@@ -393,14 +556,10 @@ class Opener:
     def _index(self, manifest: Manifest, place: bytes | RemoteFolder | None) -> Index:
         mender = None
         if isinstance(place, bytes) and is_kept(place):
-            from penstock.readers.index.mending import Mender
+            from penstock.readers.index.building import IndexRepair
 
-            mender = Mender(
-                manifest,
-                origin=self.origin,
-                place=place,
-                verify=self.verify,
-                workers=self.workers,
+            mender = IndexRepair(
+                manifest, origin=self.origin, place=place, verify=self.verify, workers=self.workers
             )
         return index_of(
             manifest, origin=self.origin, place=place, scratch=self.scratch, mender=mender

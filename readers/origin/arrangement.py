@@ -1,6 +1,7 @@
-"""What a user says of how a dataset lies, beside its URL: another arrangement is another dataset.
+"""Describe how the files of a dataset make up samples, as far as the user says so.
 
-A field's type is known above this room, so a schema comes as JSON here.
+The same files in another arrangement are another dataset, with an index of its own. Field types
+are defined in a higher package, so a schema is JSON here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
 
 MAX_MANIFEST_BYTES = 2**30
 """As large a local table is read."""

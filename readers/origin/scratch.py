@@ -1,5 +1,7 @@
-"""The cache that a dataset reads through, and the folder for indexes that have no better place: the
-user's, or temporary ones."""
+"""Provide the folders that a dataset may write to, the user's or temporary ones.
+
+They are the cache that it reads through, and the folder for indexes that have no better place.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,11 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING
 
-from penstock.cache.base.folders import Folder, make_private_folder
-from penstock.cache.base.trust import StrangeFileError
-from penstock.cache.errors import ConfigError, PenstockWarning
+from penstock.cache import ConfigError, PenstockWarning
+from penstock.cache.base import Folder, StrangeFileError, make_private_folder
 
 if TYPE_CHECKING:
-    from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.cache.disk import DiskCache
 
 
 class Scratch:
@@ -37,7 +38,7 @@ class Scratch:
         if isinstance(cache, str | os.PathLike):
             self._path = os.path.abspath(os.fspath(cache))
             return
-        from penstock.cache.disk.disk_cache import DiskCache
+        from penstock.cache.disk import DiskCache
 
         if not isinstance(cache, DiskCache):
             raise ConfigError(
@@ -48,7 +49,7 @@ class Scratch:
 
     def disk_cache(self) -> DiskCache:
         """The cache for a remote dataset's bytes; made on first use."""
-        from penstock.cache.disk.disk_cache import DiskCache
+        from penstock.cache.disk import DiskCache
 
         if self._disk is None:
             path = self._path

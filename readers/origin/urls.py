@@ -1,19 +1,187 @@
-"""What the URL of a dataset says by itself: whether it is a local path, how it is shown, what lies
-beside it."""
+"""Parse what names a dataset: a URL, a path, a pattern or a list of them.
+
+The result is a folder, or files below one. A pattern has braces as WebDataset writes them, or
+wildcards. Nothing is read; only local paths are looked up, to tell a file from a folder.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
 import re
+import stat
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
-from penstock.cache.errors import ConfigError
-from penstock.cache.secrets import redact
-from penstock.readers.files.names import INDEX_SUFFIX
-from penstock.readers.origin.url_patterns import MAX_NAMES
+from penstock.cache import ConfigError, redact
+from penstock.readers.files import INDEX_SUFFIX
+from penstock.readers.origin.unreadable import status_of
 
 if TYPE_CHECKING:
-    from penstock.readers.origin.url_patterns import Selection
+    from collections.abc import Sequence
+
+MAX_NAMES = 1_000_000
+"""More files than this are a typing error in a pattern."""
+
+_LONGEST_NAME = 255
+_LONGEST_STEM = 128
+
+_GROUP = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
+_CHOICE = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
+# Of compressed tars and of parts too: opening them says what to do about them.
+_TAR = re.compile(r".\.(tar(\.(gz|bz2|xz|zst|lz4))?|tgz|tbz2?|txz|tzst)$", re.I)
+_ONE_FILE = re.compile(r".\.(npy|npz|parquet|parq|pq|arrow|feather|ipc|bin|idx)$", re.I)
+_WILDCARD = re.compile(r"[*?]")
+_SET = re.compile(r"\[[^\]/]+\][^/]*\.\w+$")
+EVERYTHING = "**"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSelection:
+    """The files of a folder that a URL names.
+
+    pattern: what the URL says below the folder, for people. parts: names below it or patterns with
+    wildcards, in order, each told once. is_one: the URL is the path of one file.
+    """
+
+    pattern: str
+    parts: tuple[str, ...]
+    is_one: bool = False
+
+    @cached_property
+    def is_listed(self) -> bool:
+        """Whether names have to be looked up: there are wildcards."""
+        return not self.is_one and any(map(has_wildcard, self.parts))
+
+    @property
+    def key(self) -> str:
+        """Names this selection in its folder: hex, 16 characters."""
+        kind = b"like\0" if self.is_listed else b""
+        told = b"\0".join(map(os.fsencode, self.parts))
+        return hashlib.sha256(kind + told).hexdigest()[:16]
+
+    @property
+    def index_name(self) -> bytes:
+        """The name of the folder for their index, beside the files: "a.npy.penstock" for one file,
+        "train-<key>.penstock" for "train-{000..009}.tar" and "train-*.parquet"."""
+        if len(self.parts) == 1 and not self.is_listed:
+            name = os.fsencode(self.parts[0])
+            if len(name) + len(INDEX_SUFFIX) <= _LONGEST_NAME:
+                return name + INDEX_SUFFIX
+        stem = os.fsencode(re.split(r"[{*?\[/]", self.pattern)[0])[:_LONGEST_STEM].rstrip(b"-_. ")
+        return (stem or self._kind) + b"-" + self.key.encode() + INDEX_SUFFIX
+
+    @property
+    def _kind(self) -> bytes:
+        if is_tar_name(self.parts[0]):
+            return b"tars"
+        ending = self.parts[0].rpartition("/")[2].rpartition(".")[2]
+        return ending.encode() if ending.isascii() and ending.isalnum() else b"files"
+
+
+def has_wildcard(pattern: str) -> bool:
+    """Whether a pattern stands for names that have to be looked up: * and ? anywhere, [a-z] in a
+    file's name."""
+    return bool(_WILDCARD.search(pattern) or _SET.search(pattern))
+
+
+def has_star(pattern: str) -> bool:
+    """Whether it has * or ?, which no name is expected to have."""
+    return bool(_WILDCARD.search(pattern))
+
+
+def is_tar_name(name: str) -> bool:
+    """Whether a name is a tar file's, of compressed ones too: no folder is called so."""
+    return bool(_TAR.search(name))
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a name is a data file's as a rule; folders may be called so too (x.parquet of
+    Spark)."""
+    return bool(_ONE_FILE.search(name))
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a URL's path names files by a pattern, not a folder."""
+    return has_wildcard(text) or bool(_CHOICE.search(text) or ("{" in text and is_tar_name(text)))
+
+
+def one_file(name: str) -> FileSelection:
+    """The selection of one file."""
+    return FileSelection(pattern=name, parts=(name,), is_one=True)
+
+
+def by_pattern(text: str) -> tuple[str, FileSelection]:
+    """(folder, selection) of a pattern below it; folder: up to the first part that isn't plain,
+    without its slash.
+
+    `train-{000000..000009}.tar` counts with the width of its first bound, `{train,val}.tar` lists;
+    several groups multiply. Raises ConfigError for a pattern that means nothing.
+    """
+    parts = text.split("/")
+    odd = (i for i, part in enumerate(parts) if set(part) & {"{", "}"} or has_wildcard(part))
+    first = next(odd, len(parts) - 1)
+    pattern = "/".join(parts[first:])
+    return "/".join(parts[:first]), _checked(pattern, _expand(pattern))
+
+
+def of_names(parts: list[str]) -> FileSelection:
+    """The files of a list of names and patterns below one folder. Raises ConfigError."""
+    first = parts[0]
+    shown = first if len(parts) == 1 else f"{first} and {len(parts) - 1:,} more"
+    return _checked(shown, [each for part in parts for each in _expand(part)])
+
+
+def _checked(shown: str, parts: list[str]) -> FileSelection:
+    if len(set(parts)) < len(parts):
+        raise ConfigError(f"url: {shown!r} names a file twice. Give each file once.")
+    for part in parts:
+        if any(EVERYTHING in each and each != EVERYTHING for each in part.split("/")):
+            raise ConfigError(
+                f"url: got {part!r}: ** stands for folders and for nothing else. Wanted "
+                "data/**/*.parquet, or data/*.parquet for one folder."
+            )
+    return FileSelection(pattern=shown, parts=tuple(parts))
+
+
+def _expand(pattern: str) -> list[str]:
+    if not (_CHOICE.search(pattern) or ("{" in pattern and is_tar_name(pattern))):
+        return [pattern]
+    pieces = _GROUP.split(pattern)  # text, group, text, group, …, text
+    if any(c in text for text in pieces[::2] for c in "{}"):
+        raise ConfigError(
+            f"url: the braces in {pattern!r} don't match. Wanted name-{{000000..000009}}.tar."
+        )
+    choices = [_choices(piece, pattern) if i % 2 else [piece] for i, piece in enumerate(pieces)]
+    count = 1
+    for choice in choices:
+        count *= len(choice)
+    if count > MAX_NAMES:
+        raise ConfigError(f"url: {pattern!r} names {count} files, wanted {MAX_NAMES} at most.")
+    return ["".join(parts) for parts in itertools.product(*choices)]
+
+
+def _choices(group: str, pattern: str) -> list[str]:
+    counted = _RANGE.fullmatch(group)
+    if counted is None and "," in group:
+        return group.split(",")
+    if counted is None:
+        raise ConfigError(
+            f"url: got {{{group}}} in {pattern!r}, wanted a range such as {{000000..000009}} or a "
+            "list such as {train,val}."
+        )
+    first, last = int(counted[1]), int(counted[2])
+    if last < first or last - first >= MAX_NAMES:
+        raise ConfigError(
+            f"url: {{{group}}} in {pattern!r} counts from {first} to {last}, wanted an ascending "
+            f"range of {MAX_NAMES} files at most."
+        )
+    return [str(number).zfill(len(counted[1])) for number in range(first, last + 1)]
+
 
 OneUrl = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Url = OneUrl | list[OneUrl] | tuple[OneUrl, ...]
@@ -62,7 +230,7 @@ def options_scope(url: str) -> str:
 
 
 def index_url(
-    url: str, selection: Selection | None, *, is_path: bool = False, variant: str = ""
+    url: str, selection: FileSelection | None, *, is_path: bool = False, variant: str = ""
 ) -> str | None:
     """The URL of the folder for a remote dataset's index: `s3://bucket/photos.penstock`.
 
@@ -85,3 +253,169 @@ def index_url(
     if not path or path.count("/") < roots:
         return None
     return f"{scheme}{mark}{path}{ending}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetPlace:
+    """Where a dataset lies.
+
+    root: a local path as bytes, else a URL or a path of a file system object. selection: of files
+    below it; None: all that is there. folder: the URL as a folder's, where only the store can say
+    whether it is one or the file that `selection` names; None where it is known.
+    """
+
+    root: bytes | str
+    selection: FileSelection | None = None
+    folder: str | None = None
+
+    @property
+    def local(self) -> bytes | None:
+        """The root, if it is a path of this machine."""
+        return self.root if isinstance(self.root, bytes) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """The parts of a remote URL; start: its scheme, and with http its host."""
+
+    start: str
+    path: str
+    query: str
+
+    @classmethod
+    def of(cls, url: str, *, is_path: bool) -> _Address:
+        found = None if is_path else _SCHEME.match(url)
+        if found is None:
+            return cls("", url, "")
+        start, rest, query = found[0], url[found.end() :], ""
+        if found[1].lower() in ("http", "https"):
+            host, slash, rest = rest.partition("/")
+            rest, mark, tail = rest.partition("?")
+            start, query = start + host + slash, mark + tail
+        return cls(start, rest, query)
+
+    @property
+    def is_web(self) -> bool:
+        return self.start.lower().startswith(("http://", "https://"))
+
+    @property
+    def least_parts(self) -> int:
+        """Parts of the path that are a bucket or the like: no file lies above them."""
+        is_rooted = self.is_web or self.start.lower() in ("", "memory://")
+        return 0 if is_rooted else 1
+
+    def folder(self, path: str) -> str:
+        """The URL of a folder of the same store."""
+        if not path and self.path.startswith("/"):
+            path = "/"
+        start = self.start.rstrip("/") if self.is_web and not path else self.start
+        return f"{start}{path}{self.query}"
+
+
+def place_of(url: Url, *, is_path: bool = False) -> DatasetPlace:
+    """What `url` names. is_path: it is of a file system object. Raises ConfigError."""
+    check_url(url)
+    if isinstance(url, list | tuple):
+        return _of_list(url, is_path=is_path)
+    local = None if is_path else local_path(url)
+    if local is not None:
+        return _local(local, url)
+    text = os.fsdecode(url)
+    return DatasetPlace(root=text) if "::" in text else _remote(text, is_path=is_path)
+
+
+def _local(path: bytes, url: OneUrl) -> DatasetPlace:
+    if not path or b"\0" in path:
+        raise ConfigError(f"url: got {url!r}, wanted a folder or a URL such as s3://bucket/set.")
+    text = os.fsdecode(path)
+    found = status_of(path)
+    if found is not None and stat.S_ISDIR(found.st_mode):
+        return DatasetPlace(root=path)
+    name = os.path.basename(text)
+    is_file = found is not None and stat.S_ISREG(found.st_mode)
+    if name and (is_file or (is_tar_name(name) and not is_pattern(text))):
+        return DatasetPlace(root=os.path.dirname(path) or b".", selection=one_file(name))
+    if not is_pattern(text):
+        return DatasetPlace(root=path)
+    folder, selection = by_pattern(os.path.abspath(text))
+    return DatasetPlace(root=os.fsencode(folder or "/"), selection=selection)
+
+
+def _remote(url: str, *, is_path: bool) -> DatasetPlace:
+    address = _Address.of(url, is_path=is_path)
+    parts = address.path.split("/")
+    name = parts[-1]
+    if not name or len(parts) <= address.least_parts:
+        return DatasetPlace(root=url)
+    # A question mark begins the query of a web server's URL.
+    if is_pattern(address.path):
+        folder, selection = by_pattern(address.path)
+        if folder.count("/") + bool(folder) < address.least_parts:
+            raise ConfigError(f"url: {redact(url)}: a pattern stands for files below a bucket.")
+        return DatasetPlace(root=address.folder(folder), selection=selection)
+    if is_tar_name(name) or is_file_name(name):
+        root = address.folder("/".join(parts[:-1]))
+        named = one_file(unquote(name) if address.is_web else name)
+        return DatasetPlace(root=root, selection=named, folder=None if is_tar_name(name) else url)
+    return DatasetPlace(root=url)
+
+
+def _of_list(urls: Sequence[OneUrl], *, is_path: bool) -> DatasetPlace:
+    paths = [None if is_path else local_path(url) for url in urls]
+    if all(path is not None for path in paths):
+        return _local_list([path for path in paths if path is not None])
+    texts = [os.fsdecode(url) for url in urls]
+    addresses = [_Address.of(text, is_path=is_path) for text in texts]
+    least = addresses[0].least_parts
+    roots = {(a.start, a.query, *a.path.split("/")[:least]) for a in addresses}
+    if len(roots) > 1 or any("::" in text for text in texts) or None not in paths:
+        told = " and ".join(redact(text) for text in _differing(texts, addresses, least))
+        raise ConfigError(
+            f"url: {told} don't lie in one store. Give files of one bucket or server, or join "
+            "datasets: concat([Dataset(…), Dataset(…)])."
+        )
+    folder, names = _common([address.path for address in addresses])
+    if folder.count("/") + bool(folder) < least or not all(names):
+        raise ConfigError(
+            f"url: got {redact(texts[0])} in a list, wanted files. Folders are joined by "
+            "concat([Dataset(…), Dataset(…)])."
+        )
+    if addresses[0].is_web:
+        names = [unquote(name) for name in names]
+    return DatasetPlace(root=addresses[0].folder(folder), selection=of_names(names))
+
+
+def _differing(texts: list[str], addresses: list[_Address], least: int) -> list[str]:
+    """Two URLs that lie in different stores, else the first ones."""
+
+    def root(address: _Address) -> tuple[str, ...]:
+        return address.start, address.query, *address.path.split("/")[:least]
+
+    others = (
+        text for text, a in zip(texts, addresses, strict=True) if root(a) != root(addresses[0])
+    )
+    return [texts[0], next(others, texts[-1])]
+
+
+def _local_list(paths: list[bytes]) -> DatasetPlace:
+    texts = [os.path.abspath(os.fsdecode(path)) for path in paths]
+    for path, text in zip(paths, texts, strict=True):
+        if not path or b"\0" in path or os.path.isdir(text):
+            raise ConfigError(
+                f"url: got {os.fsdecode(path)!r} in a list, wanted files. Folders are joined by "
+                "concat([Dataset(…), Dataset(…)])."
+            )
+    folder, names = _common(texts)
+    return DatasetPlace(root=os.fsencode(folder or "/"), selection=of_names(names))
+
+
+def _common(paths: list[str]) -> tuple[str, list[str]]:
+    """The folder that all lie in, and their names below it; no part of it is a pattern."""
+    split = [path.split("/") for path in paths]
+    shared = 0
+    while all(len(parts) > shared + 1 for parts in split):
+        part = split[0][shared]
+        if is_pattern(part) or any(parts[shared] != part for parts in split):
+            break
+        shared += 1
+    return "/".join(split[0][:shared]), ["/".join(parts[shared:]) for parts in split]

@@ -1,4 +1,4 @@
-"""The files that a URL selects in a folder: only folders that can hold one are listed."""
+"""Expand the wildcards of a URL to file names, listing only folders that can hold a match."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from penstock.cache.errors import ConfigError, DatasetNotFoundError
-from penstock.cache.threads import ordered
-from penstock.readers.files.names import is_passed_over, printable, unsafe_reason
-from penstock.readers.origin.url_patterns import EVERYTHING, MAX_NAMES, has_star, has_wildcard
+from penstock.cache import ConfigError, DatasetNotFoundError, ordered
+from penstock.readers.files import is_passed_over, printable, unsafe_reason
+from penstock.readers.origin.urls import EVERYTHING, MAX_NAMES, has_star, has_wildcard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from penstock.readers.origin.url_patterns import Selection
+    from penstock.readers.origin.urls import FileSelection
 
 File = TypeVar("File")
 _SET = re.compile(r"\[[^\]]+\]")
@@ -36,7 +35,7 @@ class Tree(Generic[File]):
     at_once: int = 16
 
 
-def selected(tree: Tree[File], selection: Selection, *, url: str) -> list[tuple[str, File]]:
+def selected(tree: Tree[File], selection: FileSelection, *, url: str) -> list[tuple[str, File]]:
     """The files that a selection names, in its order; those that fit a pattern sorted by name.
 
     *, ? and [a-z] stand for a part of a name between two slashes, ** for any number of folders.

@@ -1,1 +1,5 @@
-"""Writing packs: a seeded shuffle, every image decoded once, resumable at any moment."""
+"""Write packs: a seeded shuffle, every sample checked once, resumable at any moment."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
-"""Reading a batch's samples: open shards, bytes, and the memory that they are copied into."""
+"""Read the samples of a batch from open shards into columns."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

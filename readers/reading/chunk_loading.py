@@ -1,4 +1,7 @@
-"""The shards of chunks of one batch, as it reads them: what is missing of all comes at once."""
+"""Load what a batch lacks of shards in chunks with one request for all of them.
+
+Only jobs on chunk formats import it: it loads the code of chunk data.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,23 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from penstock.cache.base.machine import refuse_shortage
-from penstock.cache.errors import CorruptShardError, PenstockError
-from penstock.readers.formats.chunk_data import BlobChunkData
-from penstock.readers.formats.chunked import ChunkBlob, ChunkShard, PartsReader
+from penstock.cache import CorruptShardError, PenstockError
+from penstock.cache.base import refuse_shortage
+from penstock.readers.formats import BlobChunkData, ChunkBlob, ChunkShard, PartsReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.cache.base.blob import ReadMode
-    from penstock.cache.blobs.remote import Remote
-    from penstock.readers.formats.chunk_parts import ChunkParts
-    from penstock.readers.formats.chunked import Crops
-    from penstock.readers.formats.shard import Ints, OpenShard
-    from penstock.readers.reading.visit import Visit
+    from penstock.cache.base import ReadMode
+    from penstock.cache.blobs import Remote
+    from penstock.readers.formats import ChunkParts, Crops, Ints, OpenShard
+    from penstock.readers.reading.batch_plan import BatchRows
 
 _log = logging.getLogger("penstock")
 
 
-def for_batch(
-    visit: Visit,
+def load_for_batch(
+    visit: BatchRows,
     fields: Sequence[str],
     crops: Sequence[Crops],
     mode: ReadMode,
@@ -39,7 +39,7 @@ def for_batch(
     if remote is None:
         return ready
     try:
-        return _brought(ready, visit, fields, crops, mode, remote)
+        return _load_together(ready, visit, fields, crops, mode, remote)
     except (OSError, EOFError) as error:
         if isinstance(error, PenstockError):  # the network's
             raise
@@ -56,9 +56,9 @@ def in_mode(shard: OpenShard, mode: ReadMode) -> OpenShard:
     return found
 
 
-def _brought(
+def _load_together(
     shards: Sequence[OpenShard],
-    visit: Visit,
+    visit: BatchRows,
     fields: Sequence[str],
     crops: Sequence[Crops],
     mode: ReadMode,

@@ -1,4 +1,4 @@
-"""The shards that a dataset has open: opened when a batch needs them, bounded in number."""
+"""Open shards when a batch needs them, and keep a bounded number of them open."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import threading
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import ClosedError
-from penstock.cache.threads import ordered
-from penstock.readers.formats.blob_shard import BlobShard
+from penstock.cache import ClosedError, ordered
+from penstock.readers.formats import BlobShard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from penstock.readers.formats.shard import OpenShard
-    from penstock.readers.index.index import Index
+    from penstock.readers.formats import OpenShard
+    from penstock.readers.index import Index
 
 # Mostly address space: 1,024 maps of 64 MiB are 64 GiB of it, plus 48 bytes of memory a sample for
 # their tables. A plan with more open shards than this works and opens shards again and again.
@@ -100,9 +99,7 @@ class OpenShards:
         remote = self._index.remote
         if remote is None:
             return
-        from penstock.cache.blobs.cached_blob import (
-            CachedBlob,  # local datasets start without the cache's modules
-        )
+        from penstock.cache.blobs import CachedBlob
 
         with self._lock:
             shards = list(self._shards.items())

@@ -1,4 +1,4 @@
-"""Rows that lie in mapped files at equal distances, read by one index expression.
+"""Read rows that lie in mapped files at equal distances by one index expression.
 
 Where samples are short (a sequence of tokens, a row of a large array) a batch takes 0.1 ms in all,
 and a few microseconds for each shard that it meets would double that. So the address where each
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.readers.fields.columns import DenseColumn, SampleBatch
-from penstock.readers.files.pages import advise_willneed
-from penstock.readers.reading.page_advice import PageAdvice
+from penstock.readers.fields import DenseColumn, SampleBatch
+from penstock.readers.files import PageAdvice, advise_willneed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.blocks import Blocks
-    from penstock.readers.fields.arrays import ArrayForm
-    from penstock.readers.formats.plain import Plain
-    from penstock.readers.index.index import Index
+    from penstock.readers.fields import ArrayForm
+    from penstock.readers.formats import StridedRows
+    from penstock.readers.index import Index
     from penstock.readers.reading.open_shards import OpenShards
 
     Ints = NDArray[np.int64]
@@ -40,7 +39,7 @@ _LARGE_BYTES = (
 )  # of a row: a call each costs less than the copy that an index expression makes
 
 
-class _Noted(NamedTuple):
+class _RowAddresses(NamedTuple):
     """Where rows begin, by shard, 0 where that isn't known; and what keeps their maps: what is
     there is never replaced, and whoever reads holds on to both, so nothing is unmapped under it."""
 
@@ -54,7 +53,7 @@ class PlainRows:
     def __init__(self, name: str, form: ArrayForm, index: Index, shards: OpenShards) -> None:
         self._name, self._form, self._index, self._shards = name, form, index, shards
         self._noted = self._nothing()
-        self._plain: Plain | None = None
+        self._plain: StridedRows | None = None
         self._is_off = False
         self._advice = PageAdvice()
 
@@ -94,10 +93,10 @@ class PlainRows:
         self._is_off = True
         self._noted = self._nothing()
 
-    def _nothing(self) -> _Noted:
-        return _Noted(np.zeros(len(self._index.sizes), np.int64), {})
+    def _nothing(self) -> _RowAddresses:
+        return _RowAddresses(np.zeros(len(self._index.sizes), np.int64), {})
 
-    def _addresses(self, rows: Ints) -> tuple[Ints, _Noted] | None:
+    def _addresses(self, rows: Ints) -> tuple[Ints, _RowAddresses] | None:
         """Where rows begin in this process's memory, and what keeps them there."""
         noted = self._noted
         begins = noted.starts[rows[:, 0]]
@@ -113,7 +112,7 @@ class PlainRows:
             advise_willneed(addresses, addresses + plain.row_bytes)
         return addresses, noted
 
-    def _note(self, shards: Ints, noted: _Noted) -> _Noted:
+    def _note(self, shards: Ints, noted: _RowAddresses) -> _RowAddresses:
         """Note where the rows of these shards begin; of many others that is forgotten."""
         every = np.unique(shards)
         wanted = every[noted.starts[every] == 0].tolist()
@@ -122,7 +121,7 @@ class PlainRows:
             wanted = every.tolist()
         for shard, opened in zip(wanted, self._shards.get(wanted), strict=True):
             tell = getattr(opened, "plain", None)
-            plain: Plain | None = None if tell is None else tell(self._name)
+            plain: StridedRows | None = None if tell is None else tell(self._name)
             if plain is None or plain.row_bytes > _MOST_BYTES or not self._is_like(plain):
                 self._is_off = True
                 return noted
@@ -133,7 +132,7 @@ class PlainRows:
             noted.starts[shard] = kept.ctypes.data
         return noted
 
-    def _is_like(self, plain: Plain) -> bool:
+    def _is_like(self, plain: StridedRows) -> bool:
         """Whether a shard's rows lie as those of the others."""
         if self._plain is None:
             self._plain = plain
@@ -159,7 +158,7 @@ class _Memory:
         }
 
 
-def _gather(addresses: Ints, plain: Plain, out: NDArray[Any]) -> bool:
+def _gather(addresses: Ints, plain: StridedRows, out: NDArray[Any]) -> bool:
     """Copy the rows that begin there into out, which is contiguous; False where some are bad."""
     if not len(addresses):
         return True

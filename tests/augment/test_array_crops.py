@@ -9,16 +9,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.augment.array_crop import check_array_crops, cropped_schema, is_array_crop
-from penstock.augment.array_draws import ArrayDraws
-from penstock.augment.crops import place_windows
-from penstock.augment.geometric_ops import CenterCrop, RandomCrop
-from penstock.cache.base.hashing import keyed_hash
-from penstock.cache.errors import RecipeError
-from penstock.readers.fields.columns import DenseColumn, RaggedColumn, SampleBatch
-from penstock.readers.fields.crops import Crop, cropped
-from penstock.readers.fields.field_types import Array, Boxes, FieldType, Image, Value
-from penstock.readers.fields.schema import Schema
+from penstock.augment import (
+    ArrayDraws,
+    CenterCrop,
+    RandomCrop,
+    check_array_crops,
+    cropped_schema,
+    is_array_crop,
+    place_windows,
+)
+from penstock.cache import RecipeError
+from penstock.cache.base import keyed_hash
+from penstock.readers.fields import (
+    Array,
+    Boxes,
+    ColumnCrop,
+    DenseColumn,
+    FieldType,
+    Image,
+    RaggedColumn,
+    SampleBatch,
+    Schema,
+    Value,
+    cropped,
+)
 
 SCHEMA = Schema(
     {
@@ -153,7 +167,7 @@ def test_arrays_of_several_shapes_are_cropped_once_they_are_read() -> None:
 
 def test_a_part_is_taken_of_each_sample_of_a_column() -> None:
     values = np.arange(60).reshape(3, 4, 5)
-    crop = Crop(np.array([[0, 0], [1, 2], [2, 3]]), (2, 2))
+    crop = ColumnCrop(np.array([[0, 0], [1, 2], [2, 3]]), (2, 2))
     found = cropped(DenseColumn(values), crop).values
     for row, (top, left) in enumerate(crop.corners.tolist()):
         assert (found[row] == values[row, top : top + 2, left : left + 2]).all()

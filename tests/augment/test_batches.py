@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.augment.batches import CAREFUL_BATCHES, CAREFUL_SAMPLES, Caution, select_rows
-from penstock.readers.types import EncodedBatch
+from penstock.augment import SMALL_RUN_BATCHES, SMALL_RUN_SAMPLES, SubBatchSizer, select_rows
+from penstock.readers import EncodedBatch
 
 
 def batch(samples: int) -> EncodedBatch:
@@ -27,7 +27,7 @@ def batch(samples: int) -> EncodedBatch:
 def test_every_row_is_in_one_sub_batch(
     samples: int, marks: set[int], suspects: set[int], is_careful: bool
 ) -> None:
-    caution = Caution()
+    caution = SubBatchSizer()
     caution.suspect(suspects)
     if is_careful:
         caution.heighten()
@@ -36,17 +36,17 @@ def test_every_row_is_in_one_sub_batch(
     assert all(runs)  # DALI knows no empty batch
     for run in runs:
         assert len(run) == 1 or not suspects.intersection(row + 100 for row in run)
-        assert len(run) <= (CAREFUL_SAMPLES if is_careful else samples)
+        assert len(run) <= (SMALL_RUN_SAMPLES if is_careful else samples)
     if not is_careful and not suspects:
         assert len(runs) <= 1
 
 
 def test_caution_lasts_for_some_batches() -> None:
-    caution, whole = Caution(), batch(3 * CAREFUL_SAMPLES)
+    caution, whole = SubBatchSizer(), batch(3 * SMALL_RUN_SAMPLES)
     assert len(caution.cut(whole, {})) == 1
     caution.heighten()
-    for _ in range(CAREFUL_BATCHES):
-        assert [len(run) for run in caution.cut(whole, {})] == [CAREFUL_SAMPLES] * 3
+    for _ in range(SMALL_RUN_BATCHES):
+        assert [len(run) for run in caution.cut(whole, {})] == [SMALL_RUN_SAMPLES] * 3
     assert len(caution.cut(whole, {})) == 1
 
 

@@ -10,19 +10,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.augment import (
+    RESIZED_CROP_ATTEMPTS,
     CenterCrop,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
+    check_recipe,
+    draw,
     imagenet_eval,
     imagenet_train,
+    input_names,
 )
-from penstock.augment.crops import ATTEMPTS
-from penstock.augment.draws import draw, input_names
-from penstock.augment.recipe import check_recipe
-from penstock.cache.base.hashing import keyed_hash, unit
-from penstock.readers.types import ImageRange
+from penstock.cache.base import keyed_hash, unit
+from penstock.readers import ImageRange
 
 ANY = ImageRange(min_height=1, max_height=65_535, min_width=1, max_width=65_535)
 RECIPES = [
@@ -100,15 +101,15 @@ def scalar_window(op, height, width, sample, *, seed, epoch, index):
     def number(k):
         return float(unit(keyed_hash(seed, epoch, sample, (index << 32) + k)))
 
-    for attempt in range(ATTEMPTS):
+    for attempt in range(RESIZED_CROP_ATTEMPTS):
         low, high = op.scale
         area = height * width * (low + (high - low) * number(2 * attempt))
         low, high = math.log(op.ratio[0]), math.log(op.ratio[1])
         ratio = math.exp(low + (high - low) * number(2 * attempt + 1))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
-            top = int(number(2 * ATTEMPTS) * (height - h + 1))
-            left = int(number(2 * ATTEMPTS + 1) * (width - w + 1))
+            top = int(number(2 * RESIZED_CROP_ATTEMPTS) * (height - h + 1))
+            left = int(number(2 * RESIZED_CROP_ATTEMPTS + 1) * (width - w + 1))
             return top, left, h, w
     w, h = width, height
     if width / height < op.ratio[0]:

@@ -8,20 +8,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from penstock.augment import batches, culprits, imagenet_eval
-from penstock.augment.culprits import failing_rows, fault_of, reason_of
-from penstock.augment.dali_pipeline import DaliPipeline
-from penstock.augment.draws import draw
-from penstock.augment.graph import Graph
-from penstock.augment.recipe import check_recipe
-from penstock.augment.whole import WholeDecoder
-from penstock.cache.errors import DeviceError, PenstockError
-from penstock.readers.types import EncodedBatch, ImageRange
+from penstock.augment import (
+    DaliPipeline,
+    FullImageDecoder,
+    Graph,
+    check_recipe,
+    decode_failures,
+    draw,
+    failing_rows,
+    fault_of,
+    imagenet_eval,
+    reason_of,
+)
+from penstock.augment import graph as batches
+from penstock.cache import DeviceError, PenstockError
+from penstock.readers import EncodedBatch, ImageRange
 from tests.augment.test_graph import encode
 from tests.conftest import photograph
 
 if TYPE_CHECKING:
-    from penstock.augment.batches import DecodedBatch
+    from penstock.augment import DecodedBatch
 
 SIZES = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
 
@@ -97,7 +103,7 @@ def test_a_message_says_whose_fault_it_is(fault: str, text: str, wrapped: bool) 
 @pytest.mark.parametrize("text", MACHINE + MEMORY)
 def test_the_machines_fault_is_no_samples(text: str) -> None:
     with pytest.raises(DeviceError) as raised:
-        culprits.check_machine(RuntimeError(dali_says(text)))
+        decode_failures.check_machine(RuntimeError(dali_says(text)))
     assert isinstance(raised.value, PenstockError)
     assert text.splitlines()[0].strip(" :") in str(raised.value)
     assert "no image" not in str(raised.value)
@@ -106,7 +112,7 @@ def test_the_machines_fault_is_no_samples(text: str) -> None:
 
 @pytest.mark.parametrize("text", SAMPLE)
 def test_a_samples_fault_is_not_the_machines(text: str) -> None:
-    culprits.check_machine(RuntimeError(dali_says(text)))
+    decode_failures.check_machine(RuntimeError(dali_says(text)))
     assert "codec" not in reason_of(RuntimeError(dali_says(text)))
 
 
@@ -211,7 +217,7 @@ def test_runs_and_batches_stay_in_step_when_the_machine_fails(
     whole = decoded(batch, graph, recipe).images
     torn = replace(batch, ids=batch.ids + 1000, encoded=[batch.encoded[0][:99], *batch.encoded[1:]])
     assert list(decoded(torn, graph, recipe).bad) == [0]  # from here on the graph is careful
-    monkeypatch.setattr(batches, "CAREFUL_SAMPLES", 3)
+    monkeypatch.setattr(batches, "SMALL_RUN_SAMPLES", 3)
     failing = Failing(MACHINE[2], monkeypatch, times=1)
     with pytest.raises(DeviceError):
         decoded(batch, graph, recipe)
@@ -220,7 +226,7 @@ def test_runs_and_batches_stay_in_step_when_the_machine_fails(
 
 
 def test_whole_images_are_not_left_out_for_the_machines_faults(batch: EncodedBatch, recipe) -> None:
-    decoder = WholeDecoder(recipe, threads=1)
+    decoder = FullImageDecoder(recipe, threads=1)
 
     class Broken:
         def feed_input(self, *_):

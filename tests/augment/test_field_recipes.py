@@ -15,6 +15,8 @@ from penstock.augment import (
     ColorJitter,
     CutMix,
     Decode,
+    FieldRecipes,
+    FlipMove,
     GaussianBlur,
     MixUp,
     Normalize,
@@ -28,29 +30,29 @@ from penstock.augment import (
     Resize,
     SanitizeBoxes,
     TrivialAugmentWide,
+    check_recipe,
+    check_recipes,
+    draw_with_moves,
+    follow,
     imagenet_train,
 )
-from penstock.augment.draws import draw_with_moves
-from penstock.augment.field_recipes import FieldRecipes, check_recipes
-from penstock.augment.followers import follow
-from penstock.augment.moves import Flip
-from penstock.augment.recipe import check_recipe
-from penstock.cache.errors import DatasetError, RecipeError
-from penstock.readers.fields.columns import DenseColumn, RaggedColumn
-from penstock.readers.fields.field_types import (
+from penstock.cache import DatasetError, RecipeError
+from penstock.readers import ImageRange
+from penstock.readers.fields import (
     Array,
     Boxes,
     Bytes,
     ClassLabel,
+    DenseColumn,
     FieldType,
     Image,
     Keypoints,
     Mask,
+    RaggedColumn,
+    Schema,
     Text,
     Tokens,
 )
-from penstock.readers.fields.schema import Schema
-from penstock.readers.types import ImageRange
 
 SCHEMA = Schema(
     {
@@ -116,8 +118,8 @@ def test_a_crop_may_be_for_some_images_alone() -> None:
     assert [len(each) for each in moves] == [3, 4]
     # the operations behind it draw what they draw for the other image
     ends = [each[-1] for each in moves]
-    assert all(isinstance(end, Flip) for end in ends)
-    first, second = (end.on for end in ends if isinstance(end, Flip))
+    assert all(isinstance(end, FlipMove) for end in ends)
+    first, second = (end.on for end in ends if isinstance(end, FlipMove))
     np.testing.assert_array_equal(first, second)
 
 

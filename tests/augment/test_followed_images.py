@@ -16,7 +16,11 @@ from penstock.augment import (
     Cast,
     CenterCrop,
     ColorJitter,
+    CropMove,
     Decode,
+    FlipMove,
+    Graph,
+    ImageMoves,
     Normalize,
     RandomCrop,
     RandomHorizontalFlip,
@@ -24,14 +28,15 @@ from penstock.augment import (
     RandomRotation,
     RandomVerticalFlip,
     Resize,
+    check_recipe,
     cifar_train,
+    draw_with_moves,
+    move_boxes,
+    move_masks,
+    move_points,
 )
-from penstock.augment.draws import draw_with_moves
-from penstock.augment.graph import Graph
-from penstock.augment.moves import Crop, Flip, Moves, move_boxes, move_masks, move_points
-from penstock.augment.recipe import check_recipe
-from penstock.cache.errors import RecipeError
-from penstock.readers.types import EncodedBatch, ImageRange
+from penstock.cache import RecipeError
+from penstock.readers import EncodedBatch, ImageRange
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,7 +94,7 @@ def batch_of(pictures: list[NDArray[np.uint8]], ids: Any = None) -> EncodedBatch
 
 def decoded(
     recipe: Any, batch: EncodedBatch, *, images: ImageRange = SIZES, size: int | None = None
-) -> tuple[NDArray[Any], Moves]:
+) -> tuple[NDArray[Any], ImageMoves]:
     """All images of a batch, decoded by so many at a time, and their moves."""
     checked = check_recipe(recipe, images=images)
     graph = Graph(checked, batch_size=size or len(batch.ids), threads=2)
@@ -211,8 +216,8 @@ def test_cifar_is_torchvisions() -> None:
     pictures = [rng.integers(0, 256, (32, 32, 3), dtype=np.uint8) for _ in range(64)]
     images, moves = decoded(cifar_train(), batch_of(pictures), images=SAME)
     crop, flip = moves.moves
-    assert isinstance(crop, Crop)
-    assert isinstance(flip, Flip)
+    assert isinstance(crop, CropMove)
+    assert isinstance(flip, FlipMove)
     assert (crop.top.min(), crop.top.max()) == (-4, 4)
     assert (crop.left.min(), crop.left.max()) == (-4, 4)
     assert 16 < flip.on.sum() < 48
@@ -232,8 +237,8 @@ def test_cifar_is_what_torchvision_makes_of_the_same_numbers() -> None:
     pictures = [rng.integers(0, 256, (32, 32, 3), dtype=np.uint8) for _ in range(64)]
     images, moves = decoded(cifar_train(), batch_of(pictures), images=SAME)
     crop, flip = moves.moves
-    assert isinstance(crop, Crop)
-    assert isinstance(flip, Flip)
+    assert isinstance(crop, CropMove)
+    assert isinstance(flip, FlipMove)
     for row, picture in enumerate(pictures):
         wanted = reference.pad(torch.from_numpy(picture).permute(2, 0, 1), [4])
         wanted = reference.crop(wanted, int(crop.top[row]) + 4, int(crop.left[row]) + 4, 32, 32)
@@ -260,7 +265,7 @@ def test_what_a_small_image_lacks_is_put_on_both_of_its_sides() -> None:
     dims = np.full((500, 2), 32, np.int32)
     _, moves = draw_with_moves(checked, ids=np.arange(500), dims=dims, seed=1, epoch=1)
     (crop,) = moves.moves
-    assert isinstance(crop, Crop)
+    assert isinstance(crop, CropMove)
     # 32 + 2 and 16 more on each side for 50; the width is enough
     assert np.unique(crop.top).tolist() == list(range(-17, 0))
     assert np.unique(crop.left).tolist() == list(range(-1, 4))
@@ -279,7 +284,7 @@ def test_every_place_of_a_window_is_as_likely() -> None:
     dims = np.full((6000, 2), 32, np.int32)
     _, moves = draw_with_moves(checked, ids=np.arange(6000), dims=dims, seed=1, epoch=1)
     (crop,) = moves.moves
-    assert isinstance(crop, Crop)
+    assert isinstance(crop, CropMove)
     for start in (crop.top, crop.left):
         counts = np.bincount(start + 1, minlength=6)
         assert len(counts) == 6

@@ -15,6 +15,8 @@ from penstock.augment import (
     ColorJitter,
     Decode,
     GaussianBlur,
+    Graph,
+    GraphPlan,
     Normalize,
     RandAugment,
     RandomCrop,
@@ -26,15 +28,14 @@ from penstock.augment import (
     RandomVerticalFlip,
     Resize,
     TrivialAugmentWide,
+    check_recipe,
+    define_outputs,
+    draw,
     imagenet_train,
-    resample_node,
+    load_dali,
+    resample_operator,
 )
-from penstock.augment.dali import load_dali
-from penstock.augment.draws import draw
-from penstock.augment.graph import Graph
-from penstock.augment.nodes import GraphPlan, describe
-from penstock.augment.recipe import check_recipe
-from penstock.readers.types import EncodedBatch, ImageRange
+from penstock.readers import EncodedBatch, ImageRange
 from tests.augment.test_graph import encode
 from tests.conftest import photograph
 
@@ -73,12 +74,7 @@ RECIPES = {
         RandomHorizontalFlip(),
         Normalize(),
     ),
-    "others": (
-        RandomResizedCrop(32),
-        RandomGrayscale(0.5),
-        GaussianBlur(5),
-        RandomRotation(20),
-    ),
+    "others": (RandomResizedCrop(32), RandomGrayscale(0.5), GaussianBlur(5), RandomRotation(20)),
 }
 
 
@@ -94,7 +90,7 @@ def defined(recipe: Any, device: Any, **plan: Any) -> list[Any]:
             "deterministic": False,
             "check_headers": False,
             "constant": False,
-            "compiled": device == "cpu" and resample_node.is_compiled(),
+            "compiled": device == "cpu" and resample_operator.is_compiled(),
             **plan,
         },
     )
@@ -102,7 +98,7 @@ def defined(recipe: Any, device: Any, **plan: Any) -> list[Any]:
         batch_size=4, num_threads=1, device_id=None, prefetch_queue_depth=1, exec_dynamic=True
     )
     with pipe:
-        pipe.set_outputs(*describe(made))
+        pipe.set_outputs(*define_outputs(made))
     if device == "cuda":
         assert pipe.serialize()
     else:
@@ -165,13 +161,13 @@ def images(recipe: Any, batch: EncodedBatch, device: str = "cpu") -> torch.Tenso
         graph.close()
 
 
-@pytest.mark.skipif(not resample_node.is_compiled(), reason="no numba")
+@pytest.mark.skipif(not resample_operator.is_compiled(), reason="no numba")
 @pytest.mark.parametrize("recipe", [HALF_ERASED, HALF_ERASED[:-1]])
 def test_what_was_resized_by_the_compiled_pass_is_erased(
     batch: EncodedBatch, recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = images(recipe, batch)
-    monkeypatch.setattr(resample_node, "is_compiled", lambda: False)
+    monkeypatch.setattr(resample_operator, "is_compiled", lambda: False)
     # Resampled pixels differ a little; which of them are erased doesn't.
     assert torch.equal(compiled == compiled.new_tensor(0.3), images(recipe, batch) == 0.3)
     assert (compiled == compiled.new_tensor(0.3)).any()

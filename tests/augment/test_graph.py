@@ -15,25 +15,25 @@ from penstock.augment import (
     Cast,
     CenterCrop,
     Decode,
+    Graph,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
+    check_recipe,
+    draw,
     imagenet_eval,
     imagenet_train,
+    reason_of,
 )
-from penstock.augment.culprits import reason_of
-from penstock.augment.draws import draw
-from penstock.augment.graph import Graph
-from penstock.augment.recipe import check_recipe
-from penstock.cache.errors import (
+from penstock.cache import (
     ClosedError,
     ConfigError,
     CorruptSampleError,
     MissingDependencyError,
     PenstockError,
 )
-from penstock.readers.types import EncodedBatch, ImageRange
+from penstock.readers import EncodedBatch, ImageRange
 from tests.conftest import photograph
 
 SIZES = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)

@@ -9,19 +9,22 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, features
 
-from penstock.augment import headers
-from penstock.augment.headers import bad_headers, read_header
-from penstock.augment.second_look import is_jpeg2000, jpeg2000_refusal
-from penstock.augment.verify import ImageVerifier
-from penstock.cache.errors import MissingDependencyError
-from penstock.readers import build_index
-from penstock.readers.types import EncodedBatch, ImageFacts, Rejection
+from penstock.augment import (
+    ImageVerifier,
+    bad_headers,
+    image_checks,
+    is_jpeg2000,
+    jpeg2000_refusal,
+    read_header,
+)
+from penstock.cache import MissingDependencyError
+from penstock.readers import EncodedBatch, ImageFacts, Rejection, build_index
 from tests import images
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.readers.types import Encoded
+    from penstock.readers import Encoded
 
 pytest.importorskip("nvidia.dali")
 pytestmark = pytest.mark.skipif(
@@ -80,7 +83,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         seen.extend(sample.tobytes() for sample in encoded)
         return shapes(self, encoded)
 
-    monkeypatch.setattr(headers, "read_header", read)
+    monkeypatch.setattr(image_checks, "read_header", read)
     monkeypatch.setattr(ImageVerifier, "_shapes", decode)
     return seen
 
@@ -123,7 +126,7 @@ def test_unverified_bytes_of_a_batch_are_held_back_too(monkeypatch: pytest.Monke
         assert sample is samples[0]
         return read_header(sample)
 
-    monkeypatch.setattr(headers, "read_header", read)
+    monkeypatch.setattr(image_checks, "read_header", read)
     batch = EncodedBatch(
         ids=np.arange(2), encoded=samples, dims=np.full((2, 2), (24, 32), np.int32)
     )

@@ -9,20 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.augment import Map, Normalize, Resize
-from penstock.augment.map import check_maps, split_maps
-from penstock.cache.errors import ConfigError, RecipeError
-from penstock.readers.fields.field_types import (
+from penstock.augment import Map, Normalize, Resize, check_maps, split_maps
+from penstock.cache import ConfigError, RecipeError
+from penstock.readers.fields import (
     Array,
     Boxes,
     ClassLabel,
     Image,
     Mask,
+    Schema,
     Text,
     Tokens,
     Value,
 )
-from penstock.readers.fields.schema import Schema
 
 SCHEMA = Schema(
     {"image": Image(), "caption": Text(), "mask": Mask(of="image"), "label": ClassLabel(("a",))}

@@ -11,21 +11,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.augment.mixing import (
-    DRAWS,
+from penstock.augment import (
+    MIX_DRAWS,
+    CutMix,
     Mix,
-    _at_once,
-    boxes,
+    MixUp,
     class_count,
+    cutmix_boxes,
     draw_mix,
     mix_images,
+    mix_in_kernels,
     soft_targets,
     symmetric_beta,
 )
-from penstock.augment.ops import CutMix, MixUp
-from penstock.cache.base.hashing import keyed_hash, unit
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.plan.partners import partners, with_partners
+from penstock.cache import ConfigError
+from penstock.cache.base import keyed_hash, unit
+from penstock.pipeline.plan import partners, with_partners
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +91,7 @@ def test_the_ends_of_the_draws_give_shares(alpha: float, first: float, second: f
 def test_boxes_are_the_papers(
     share: float, row: float, column: float, height: int, width: int
 ) -> None:
-    found = boxes(np.array([share]), np.array([row]), np.array([column]), height, width)
+    found = cutmix_boxes(np.array([share]), np.array([row]), np.array([column]), height, width)
     top, left, bottom, right = found[0].tolist()
     y, x, half = int(row * height), int(column * width), 0.5 * (1 - share) ** 0.5
     assert (top, left) == (max(y - int(half * height), 0), max(x - int(half * width), 0))
@@ -177,7 +178,7 @@ def test_the_partners_own_mix_is_not_mixed_in(ops: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8], ids=str)
 def test_what_cuda_runs_gives_the_same(ops: Any, dtype: torch.dtype) -> None:
     images, mix = batch(17, dtype), mixed(np.arange(17), ops)
-    assert torch.equal(_at_once(images, mix), reference(images, mix))
+    assert torch.equal(mix_in_kernels(images, mix), reference(images, mix))
 
 
 def test_any_partners_are_read_unmixed() -> None:
@@ -256,7 +257,7 @@ def test_as_many_draws_are_asked_for_as_are_declared() -> None:
         return keyed(np.arange(4))(count)
 
     draw_mix((MixUp(),), uniform, partner=np.arange(4), height=5, width=5)
-    assert asked == [DRAWS]
+    assert asked == [MIX_DRAWS]
 
 
 @pytest.mark.gpu

@@ -14,8 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.augment import (
+    OUTSIDE,
     CenterCrop,
     ColorJitter,
+    CropMove,
+    FlipMove,
+    ImageMoves,
     Normalize,
     RandomCrop,
     RandomHorizontalFlip,
@@ -23,24 +27,19 @@ from penstock.augment import (
     RandomRotation,
     RandomVerticalFlip,
     Resize,
+    ScaleMove,
+    check_recipe,
+    draw,
+    draw_with_moves,
     imagenet_eval,
     imagenet_train,
-)
-from penstock.augment.draws import draw, draw_with_moves
-from penstock.augment.moves import (
-    OUTSIDE,
-    Crop,
-    Flip,
-    Moves,
-    Scale,
     index_maps,
     move_boxes,
     move_masks,
     move_points,
 )
-from penstock.augment.recipe import check_recipe
-from penstock.cache.errors import DatasetError
-from penstock.readers.types import ImageRange
+from penstock.cache import DatasetError
+from penstock.readers import ImageRange
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -79,7 +78,7 @@ sides = st.tuples(st.integers(5, 90), st.integers(5, 90))
 
 def moves_of(
     recipe: Any, dims: Any, *, ids: Any = None, seed: int = 3, epoch: int = 5
-) -> tuple[dict[str, NDArray[Any]], Moves]:
+) -> tuple[dict[str, NDArray[Any]], ImageMoves]:
     dims = np.asarray(dims, np.int32).reshape(-1, 2)
     ids = np.arange(len(dims)) if ids is None else np.asarray(ids)
     checked = check_recipe(recipe, images=SIZES)
@@ -190,12 +189,12 @@ def _as_torchvision_moves(recipe: Any, dims: list[tuple[int, int]], seed: int) -
             np.testing.assert_allclose(ours[row], theirs.numpy(), atol=1e-3, rtol=1e-6)
 
 
-def _by_torchvision(reference: Any, value: Any, moves: Moves, row: int) -> Any:
+def _by_torchvision(reference: Any, value: Any, moves: ImageMoves, row: int) -> Any:
     for move in moves.moves:
-        if isinstance(move, Crop):
+        if isinstance(move, CropMove):
             window = (move.top, move.left, move.height, move.width)
             value = reference.crop(value, *(int(each[row]) for each in window))
-        elif isinstance(move, Scale):
+        elif isinstance(move, ScaleMove):
             value = reference.resize(value, [int(side[row]) for side in move.to])
         elif move.on[row]:
             flip = reference.vertical_flip if move.vertical else reference.horizontal_flip
@@ -231,8 +230,8 @@ def test_a_sample_moves_the_same_in_any_batch(
     np.testing.assert_array_equal(whole[keep], part)
 
 
-def one_image(*moves: Any, size: tuple[int, int], shape: tuple[int, int]) -> Moves:
-    return Moves(size=ints(*size), moves=moves, shape=shape)
+def one_image(*moves: Any, size: tuple[int, int], shape: tuple[int, int]) -> ImageMoves:
+    return ImageMoves(size=ints(*size), moves=moves, shape=shape)
 
 
 def ints(*values: int) -> Any:
@@ -241,8 +240,8 @@ def ints(*values: int) -> Any:
 
 def test_a_window_that_reaches_outside_shows_nothing_there() -> None:
     top, left, height, width = ints(-1, 1, 4, 3)
-    crop = Crop(size=ints(2, 3), top=top, left=left, height=height, width=width)
-    flip = Flip(size=ints(4, 3), on=np.array([True]), vertical=True)
+    crop = CropMove(size=ints(2, 3), top=top, left=left, height=height, width=width)
+    flip = FlipMove(size=ints(4, 3), on=np.array([True]), vertical=True)
     moves = one_image(crop, flip, size=(2, 3), shape=(4, 3))
     moves = replace(moves, mask_fill=9)
     rows, columns = index_maps(moves)

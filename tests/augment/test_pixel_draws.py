@@ -18,10 +18,10 @@ from penstock.augment import (
     RandomGrayscale,
     RandomRotation,
     Resize,
+    check_recipe,
+    draw,
 )
-from penstock.augment.draws import draw
-from penstock.augment.recipe import check_recipe
-from penstock.readers.types import ImageRange
+from penstock.readers import ImageRange
 
 ANY = ImageRange(min_height=1, max_height=65_535, min_width=1, max_width=65_535)
 

@@ -23,6 +23,7 @@ from penstock.augment import (
     ColorJitter,
     Decode,
     GaussianBlur,
+    Graph,
     Normalize,
     RandAugment,
     RandomErasing,
@@ -32,12 +33,12 @@ from penstock.augment import (
     RandomRotation,
     Resize,
     TrivialAugmentWide,
+    check_recipe,
+    draw,
+    input_names,
 )
-from penstock.augment.draws import draw, input_names
-from penstock.augment.graph import Graph
-from penstock.augment.recipe import check_recipe
-from penstock.cache.errors import RecipeError
-from penstock.readers.types import EncodedBatch, ImageRange
+from penstock.cache import RecipeError
+from penstock.readers import EncodedBatch, ImageRange
 from tests.conftest import photograph
 
 HEIGHT, WIDTH = 37, 48

@@ -14,16 +14,16 @@ from penstock.augment import (
     Cast,
     CenterCrop,
     Decode,
+    Graph,
     Normalize,
     RandomResizedCrop,
     Resize,
+    check_recipe,
+    draw,
     imagenet_eval,
+    short_side,
 )
-from penstock.augment.draws import draw
-from penstock.augment.geometry import short_side
-from penstock.augment.graph import Graph
-from penstock.augment.recipe import check_recipe
-from penstock.readers.types import EncodedBatch, ImageRange
+from penstock.readers import EncodedBatch, ImageRange
 
 CROP = (96, 120)
 QUALITIES = (60, 75, 85, 90, 95)

@@ -14,26 +14,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
-from penstock.augment import pixel_nodes, policy_nodes
-from penstock.augment.ops import AutoAugment, RandAugment, TrivialAugmentWide
-from penstock.augment.policies import (
+from penstock.augment import (
     KINDS,
-    bins,
+    AutoAugment,
+    RandAugment,
+    TrivialAugmentWide,
+    bin_count,
     choose,
-    learnt,
+    graph_definition,
+    learnt_pairs,
+    operation_space,
     policy_draws,
     policy_inputs,
     rotation,
-    rounds,
-    space,
+    round_count,
     tabulate,
 )
-from penstock.cache.base.hashing import keyed_hash, unit
+from penstock.cache.base import keyed_hash, unit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.augment.policies import Choice, Policy
+    from penstock.augment import Policy, PolicyChoice
 
 HEIGHT, WIDTH = 61, 80
 FILL = 7
@@ -89,7 +91,7 @@ def run(
             name: fn.external_source(name=name, dtype=dtypes[dtype], ndim=dimensions)
             for name, dtype, dimensions in policy_inputs(op)
         }
-        done = policy_nodes.policy_nodes(op, pixels if device == "cpu" else pixels.gpu(), nodes)
+        done = graph_definition.apply_policy(op, pixels if device == "cpu" else pixels.gpu(), nodes)
         pipe.set_outputs(done if device == "cpu" else done.cpu())
     pipe.build()
     pipe.feed_input("images", images)
@@ -160,13 +162,13 @@ def trivial() -> tuple[list[str], NDArray[Any], list[Any], Any]:
     op = TrivialAugmentWide(fill=FILL)
     images, draws = photographs(320), Keyed(np.arange(320))
     choice = choose(op, draws, HEIGHT, WIDTH)[0]
-    entries = space(op, HEIGHT, WIDTH)
+    entries = operation_space(op, HEIGHT, WIDTH)
     names = [entries[number].name for number in choice.entry]
     done = run(op, images, policy_draws(op, draws, HEIGHT, WIDTH))
     return names, strengths(op, choice, HEIGHT, WIDTH), images, done
 
 
-def strengths(op: Policy, choice: Choice, height: int, width: int) -> Any:
+def strengths(op: Policy, choice: PolicyChoice, height: int, width: int) -> Any:
     table = tabulate(op, height, width)
     return table.strength[choice.entry, choice.at, choice.negated.astype(int)]
 
@@ -280,13 +282,13 @@ def test_draws_are_rows_of_the_declared_types(
         assert (len(values), values.ndim) == (50, dimensions + 1)
         assert values.flags.c_contiguous
         assert np.isfinite(values).all()
-    for number in range(rounds(op)):
+    for number in range(round_count(op)):
         assert ((draws[f"kind{number}"] >= 0) & (draws[f"kind{number}"] < len(KINDS))).all()
 
 
 def magnitudes(op: Policy, name: str, *, height: int = 200, width: int = 331) -> Any:
-    entry = next(entry for entry in space(op, height, width) if entry.name == name)
-    return entry.strength(np.arange(bins(op)), bins(op))
+    entry = next(entry for entry in operation_space(op, height, width) if entry.name == name)
+    return entry.strength(np.arange(bin_count(op)), bin_count(op))
 
 
 @pytest.mark.parametrize(
@@ -355,10 +357,10 @@ def test_trivialaugment_draws_operations_and_bins_evenly() -> None:
 
 @pytest.mark.parametrize("policy", ["imagenet", "cifar10", "svhn"])
 def test_autoaugment_takes_each_operation_as_often_as_its_table_says(policy: Any) -> None:
-    pairs = learnt(policy)
+    pairs = learnt_pairs(policy)
     assert len(pairs) == 25
     op = AutoAugment(policy)
-    names = [entry.name for entry in space(op, 32, 32)]
+    names = [entry.name for entry in operation_space(op, 32, 32)]
     for number, choice in enumerate(choose(op, Keyed(np.arange(MANY)), 32, 32)):
         wanted = dict.fromkeys(names, 0.0)
         for pair in pairs:
@@ -382,10 +384,12 @@ def test_what_cuda_runs_in_place_of_operators_gives_their_pixels() -> None:
         pixels = fn.external_source(name="images", layout="HWC", dtype=types.UINT8, ndim=3)
         factor = fn.external_source(name="factor", dtype=types.FLOAT, ndim=0)
         pipe.set_outputs(
-            policy_nodes._contrast(pixels, factor),
-            pixel_nodes.contrast_by_arithmetic(pixels, factor, policy_nodes._gray(pixels)),
-            policy_nodes._autocontrast(pixels, factor),
-            policy_nodes._autocontrast_by_arithmetic(pixels, *policy_nodes._low_and_spread(pixels)),
+            graph_definition._contrast(pixels, factor),
+            graph_definition.contrast_by_arithmetic(pixels, factor, graph_definition._luma(pixels)),
+            graph_definition._autocontrast(pixels, factor),
+            graph_definition._autocontrast_by_arithmetic(
+                pixels, *graph_definition._low_and_spread(pixels)
+            ),
         )
     pipe.build()
     pipe.feed_input("images", images)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.augment.verify import verify_images
-from penstock.readers.fields.examine import check_masks
-from penstock.readers.fields.field_types import Image, Mask
-from penstock.readers.fields.schema import Schema
-from penstock.readers.types import Rejection
+from penstock.augment import verify_images
+from penstock.readers import Rejection
+from penstock.readers.fields import Image, Mask, Schema, check_masks
 from tests import images
 from tests.augment.test_second_look import NOISE, holed
 

@@ -25,11 +25,11 @@ from penstock.augment import (
     RandomRotation,
     Resize,
     TrivialAugmentWide,
+    check_recipe,
+    input_names,
 )
-from penstock.augment.draws import input_names
-from penstock.augment.recipe import check_recipe
-from penstock.cache.errors import RecipeError
-from penstock.readers.types import ImageRange
+from penstock.cache import RecipeError
+from penstock.readers import ImageRange
 
 ANY = ImageRange(min_height=1, max_height=65_535, min_width=1, max_width=65_535)
 
@@ -174,9 +174,4 @@ def test_mixing_is_told_and_left_to_others():
 
 def test_a_recipe_without_them_has_no_further_inputs():
     recipe = (RandomResizedCrop(8), RandomHorizontalFlip(), Normalize())
-    assert input_names(check_recipe(recipe, images=ANY)) == [
-        "start",
-        "shape",
-        "filter0",
-        "mirror",
-    ]
+    assert input_names(check_recipe(recipe, images=ANY)) == ["start", "shape", "filter0", "mirror"]

@@ -13,19 +13,28 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.augment import Decode, Normalize, RandomResizedCrop, imagenet_train, region
-from penstock.augment.draws import draw
-from penstock.augment.graph import Graph
-from penstock.augment.recipe import check_recipe
-from penstock.augment.region import Trial, try_out, usable_decoding, window_decoding
-from penstock.cache.errors import RecipeError
-from penstock.readers.types import EncodedBatch, ImageRange
+from penstock.augment import (
+    Decode,
+    Graph,
+    Normalize,
+    RandomResizedCrop,
+    WindowTrial,
+    check_recipe,
+    devices,
+    draw,
+    imagenet_train,
+    try_window_decoding,
+    usable_decoding,
+    window_decoding,
+)
+from penstock.cache import RecipeError
+from penstock.readers import EncodedBatch, ImageRange
 from tests.augment.test_gpu_definition import defined, kinds
 from tests.augment.test_graph import encode
 from tests.conftest import photograph
 
 SIZES = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
-CHILD = Path(region.__file__).with_name("region_child.py")
+CHILD = Path(devices.__file__).with_name("region_child.py")
 
 
 # -- the child
@@ -42,24 +51,26 @@ CHILD = Path(region.__file__).with_name("region_child.py")
     ],
 )
 def test_a_child_that_fails_says_how(code: str, told: str) -> None:
-    trial = try_out(0, child=("-c", code))
+    trial = try_window_decoding(0, child=("-c", code))
     assert not trial.works
     assert told in trial.report
 
 
 def test_a_child_that_hangs_is_ended() -> None:
-    trial = try_out(0, child=("-c", "import threading; threading.Event().wait()"), timeout_s=0.5)
-    assert trial == Trial(False, "a process that tried it didn't end within 0.5 s")
+    trial = try_window_decoding(
+        0, child=("-c", "import threading; threading.Event().wait()"), timeout_s=0.5
+    )
+    assert trial == WindowTrial(False, "a process that tried it didn't end within 0.5 s")
 
 
 def test_a_child_that_cant_be_started_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert "could be started" in try_out(0).report
+    assert "could be started" in try_window_decoding(0).report
 
 
 def test_a_child_is_told_the_gpu_and_where_packages_are() -> None:
     code = "import sys; told = sys.stdin.read(); print(told)"
-    trial = try_out(3, child=("-c", code))
+    trial = try_window_decoding(3, child=("-c", code))
     assert trial.works
     assert json.loads(trial.report) == {"path": sys.path, "device_id": 3}
 
@@ -80,14 +91,14 @@ def test_the_real_child_compares_pixels_on_the_cpu() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_the_real_child_without_a_gpu_fails_cleanly() -> None:
-    trial = try_out(0)
+    trial = try_window_decoding(0)
     assert not trial.works
     assert "ended with 1" in trial.report
 
 
 @pytest.mark.gpu
 def test_the_real_child_on_a_gpu_ends_in_time() -> None:
-    assert "didn't end" not in try_out(0).report
+    assert "didn't end" not in try_window_decoding(0).report
 
 
 # -- what is made of it
@@ -98,12 +109,12 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """GPUs that were tried; those of an odd number crash."""
     told: list[int] = []
 
-    def trial(device_id: int) -> Trial:
+    def trial(device_id: int) -> WindowTrial:
         told.append(device_id)
-        return Trial(device_id % 2 == 0, f"trial of {device_id}")
+        return WindowTrial(device_id % 2 == 0, f"trial of {device_id}")
 
-    monkeypatch.setattr(region, "try_out", trial)
-    monkeypatch.setattr(region, "_found", {})
+    monkeypatch.setattr(devices, "try_window_decoding", trial)
+    monkeypatch.setattr(devices, "_decoding_by_gpu", {})
     return told
 
 
@@ -137,8 +148,7 @@ def test_auto_tries_gpus_only(tried: list[int]) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
-    ("way", "wanted"),
-    [("decoder", ["ImageSlice"]), ("slice", ["Image", "Slice"])],
+    ("way", "wanted"), [("decoder", ["ImageSlice"]), ("slice", ["Image", "Slice"])]
 )
 def test_the_graph_goes_that_way(way: Any, wanted: list[str], device: str) -> None:
     found = kinds(defined(imagenet_train(32), device, windows=way))
@@ -148,7 +158,7 @@ def test_the_graph_goes_that_way(way: Any, wanted: list[str], device: str) -> No
 
 def test_settings_of_the_gpus_decoder_reach_it_and_nothing_else() -> None:
     def options(decode: Decode, **plan: Any) -> dict[str, Any]:
-        from penstock.augment.nodes import GraphPlan, _decode_options
+        from penstock.augment import GraphPlan, decode_options
 
         made = GraphPlan(
             recipe=check_recipe((decode, *imagenet_train(32)[1:]), images=SIZES),
@@ -160,7 +170,7 @@ def test_settings_of_the_gpus_decoder_reach_it_and_nothing_else() -> None:
             **{"device": "cuda", "deterministic": False, **plan},
         )
         unsaid = {"output_type", "adjust_orientation", "device"}
-        return {k: v for k, v in _decode_options(made).items() if k not in unsaid}
+        return {k: v for k, v in decode_options(made).items() if k not in unsaid}
 
     asked = Decode(hw_decoder_load=0.8, preallocate=(400, 500))
     hints = {"preallocate_height_hint": 400, "preallocate_width_hint": 500}

@@ -13,22 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.augment import (
+    Cast,
     CenterCrop,
     ColorJitter,
     Decode,
+    Graph,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
+    check_recipe,
+    draw,
     imagenet_eval,
     imagenet_train,
-    resample_node,
+    resample_operator,
 )
-from penstock.augment.draws import draw
-from penstock.augment.graph import Graph
-from penstock.augment.ops import Cast
-from penstock.augment.recipe import check_recipe
-from penstock.readers.types import EncodedBatch, ImageRange
+from penstock.readers import EncodedBatch, ImageRange
 from tests import images
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def test_the_kernels_are_their_formula(job: dict[str, Any]) -> None:
 
     like = np.zeros((channels, rows, columns), np.float32)
     norm = rng.normal(size=(channels, 2)).astype(np.float32)
-    assert resample_node.fits(like.shape) == (like.size >= norm.size)
+    assert resample_operator.fits_planes(like.shape) == (like.size >= norm.size)
     if like.size < norm.size:
         return
     like.reshape(-1)[: norm.size] = norm.reshape(-1)
@@ -192,7 +192,7 @@ def test_pixels_are_dalis(
     """Within 1 of 255, and that in few places: sums of another order that fall on a half. DALI's
     own resize repeats the edge, which shows in the outermost pixels of what shrinks."""
     compiled = augmented(RECIPES[name], photographs)
-    monkeypatch.setattr(resample_node, "is_compiled", lambda: False)
+    monkeypatch.setattr(resample_operator, "is_compiled", lambda: False)
     by_dali = augmented(RECIPES[name], photographs)
     assert np.abs(compiled - by_dali).max() <= 25
     difference = np.abs(compiled - by_dali)[:, :, 3:-3, 3:-3]
@@ -204,7 +204,7 @@ def test_without_numba_dali_resizes(
     photographs: EncodedBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_numba = augmented(RECIPES["train"], photographs)
-    resample_node._operator.cache_clear()
+    resample_operator._operators.cache_clear()
     real_import = builtins.__import__
 
     def no_numba(name: str, *arguments: Any) -> Any:
@@ -217,9 +217,9 @@ def test_without_numba_dali_resizes(
     monkeypatch.delitem(sys.modules, "penstock.augment.resample_kernels")
     with monkeypatch.context() as patch:
         patch.setattr(builtins, "__import__", no_numba)
-        assert not resample_node.is_compiled()
+        assert not resample_operator.is_compiled()
     without = augmented(RECIPES["train"], photographs)
-    resample_node._operator.cache_clear()
+    resample_operator._operators.cache_clear()
     assert 0 < np.abs(with_numba - without).max() <= 1.02
 
 

@@ -9,16 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from penstock.augment import RandomResizedCrop
-from penstock.augment.draws import draw
-from penstock.augment.graph import Graph
-from penstock.augment.recipe import check_recipe
-from penstock.augment.verify import ImageVerifier
-from penstock.readers.types import EncodedBatch, ImageFacts, ImageRange, Rejection
+from penstock.augment import Graph, ImageVerifier, RandomResizedCrop, check_recipe, draw
+from penstock.readers import EncodedBatch, ImageFacts, ImageRange, Rejection
 from tests import images
 
 if TYPE_CHECKING:
-    from penstock.readers.types import Encoded
+    from penstock.readers import Encoded
 
 pytest.importorskip("nvidia.dali")
 

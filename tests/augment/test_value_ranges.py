@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from penstock import Array, DataLoader, Dataset, Map, Resize, pack
-from penstock.cache.errors import PenstockWarning
+from penstock.cache import PenstockWarning
 from tests import images
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from benchmarks.photographs import PHOTOGRAPHS
 from benchmarks.resnet import resnet50, training_step
 from penstock.augment import imagenet_eval
 from penstock.pipeline import DataLoader
-from penstock.pipeline.bench.sameness import NotTheSameWorkError
+from penstock.pipeline.bench import NotTheSameWorkError
 from penstock.readers import Dataset
 
 if TYPE_CHECKING:

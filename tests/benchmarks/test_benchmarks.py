@@ -33,15 +33,20 @@ from benchmarks.photographs import PHOTOGRAPHS, borrow_images, make_photographs
 from benchmarks.proof import judge
 from benchmarks.readme import markers
 from benchmarks.record import RESULTS, write_result
-from penstock.cache.errors import ConfigError, DatasetNotFoundError
-from penstock.pipeline.bench.adapters.images import crop_window, normalised
-from penstock.pipeline.bench.adapters.work import AREA, RATIO
-from penstock.pipeline.bench.children import Child, ChildFailedError
-from penstock.pipeline.bench.cpu import tree_cpu_s
-from penstock.pipeline.bench.figures import Figure
-from penstock.pipeline.bench.machine import machine
-from penstock.pipeline.bench.round import Round, RoundSize, TensorFacts
-from penstock.pipeline.bench.sameness import NotTheSameWorkError, check_same_work
+from penstock.cache import ConfigError, DatasetNotFoundError
+from penstock.pipeline.bench import (
+    Child,
+    ChildFailedError,
+    Figure,
+    NotTheSameWorkError,
+    Round,
+    RoundSize,
+    TensorFacts,
+    check_same_work,
+    machine,
+    tree_cpu_s,
+)
+from penstock.pipeline.bench.adapters import AREA, RATIO, crop_window, normalised
 from penstock.readers import Dataset
 from tests.servers import NGINX
 
@@ -293,13 +298,7 @@ def test_an_inexact_resumption_is_found_out(what: str) -> None:
 @pytest.mark.timed
 def test_the_demo_shows_everything(tmp_path: Path) -> None:
     scale = demo.Scale(
-        train_images=64,
-        eval_images=CLASSES,
-        epochs=2,
-        batch_size=8,
-        rounds=1,
-        size=QUICK,
-        crop=32,
+        train_images=64, eval_images=CLASSES, epochs=2, batch_size=8, rounds=1, size=QUICK, crop=32
     )
     console = quiet()
     exact = demo.demo(tmp_path / "demo", data=None, scale=scale, console=console)
@@ -346,10 +345,7 @@ def test_the_comparison_writes_figures_chart_and_the_readmes_table(
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [
-        (["--rounds", "2"], "at least 5"),
-        (["--quick", "--loaders", "dali", "tourch"], "webdataset"),
-    ],
+    [(["--rounds", "2"], "at least 5"), (["--quick", "--loaders", "dali", "tourch"], "webdataset")],
 )
 def test_the_comparison_refuses_what_it_cannot_show_before_it_works(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path

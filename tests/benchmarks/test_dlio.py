@@ -18,8 +18,8 @@ from benchmarks.dlio_child import LoaderName, raw_read, run
 from benchmarks.dlio_data import Kind, files_below, filled, forget, jpeg_of, make
 from benchmarks.dlio_task import Task, Work
 from benchmarks.dlio_torch import GroupOrder, RowGroups
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.bench.play import SETTLE_BATCHES
+from penstock.cache import ConfigError
+from penstock.pipeline.bench import SETTLE_BATCHES
 
 if TYPE_CHECKING:
     from pathlib import Path

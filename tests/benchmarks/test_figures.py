@@ -1,4 +1,4 @@
-"""The figures of a library of five files, where each is known."""
+"""The figures of a library of eight files, where each is known."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ FILES = {
     "class Sound:\n    size = (\n        2\n    )\n\n\nFieldType = Image | Sound\n",
     "cache/user.py": "from penstock.cache.kinds import FieldType, Image\n\n\n"
     "def kind(one: FieldType) -> bool:\n    return isinstance(one, (Image, dict))\n",
+    "augment/__init__.py": "",
+    "augment/__init__.pyi": "from .ops import Flip as Flip\n",
+    "augment/ops.py": "class Flip:\n    pass\n",
+    "pipeline/flips.py": "from penstock.augment import Flip\n",
     "readers/user.py": "import penstock.cache.user\n\n\nclass Sound:\n    pass\n",
 }
 
@@ -27,11 +31,12 @@ def test_the_figures_of_a_small_library(tmp_path: Path) -> None:
         path.write_text(content)
     found = figures(library(tmp_path))
     assert found == {
-        "code_lines": 1 + 7 + 3 + 3,
-        "code_lines_by_layer": {"pipeline": 0, "augment": 0, "readers": 3, "cache": 10},
-        "files": 5,
-        "import_share": 2 / 14,
+        "code_lines": 1 + 7 + 3 + 3 + 4,
+        "code_lines_by_layer": {"pipeline": 1, "augment": 3, "readers": 3, "cache": 10},
+        "files": 8,
+        "import_share": 4 / 18,
         "single_user": {
+            "penstock.augment.ops": "penstock.pipeline.flips",
             "penstock.cache.kinds": "penstock.cache.user",
             "penstock.cache.user": "penstock.readers.user",
         },
@@ -40,5 +45,5 @@ def test_the_figures_of_a_small_library(tmp_path: Path) -> None:
         "type_tests": {"penstock.cache.user": 1},
     }
     lines = list(text(found, lists=True, root=tmp_path))
-    assert "14 code lines in 5 files of the library" in lines
+    assert "18 code lines in 8 files of the library" in lines
     assert "    penstock.cache.kinds: penstock.cache.user" in lines

@@ -14,8 +14,8 @@ from benchmarks import gpu_first
 from benchmarks.data import Prepared, prepare
 from benchmarks.gpu_cases import Answer, Budget, ask
 from benchmarks.photographs import PHOTOGRAPHS
-from penstock.augment.dali import load_dali
-from penstock.pipeline.bench.children import MARK
+from penstock.augment import load_dali
+from penstock.pipeline.bench import MARK
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,12 +40,7 @@ def here(case: dict[str, Any], _: Budget) -> Answer:
 @pytest.mark.parametrize("what", get_args(gpu_first.What))
 def test_everything_plays_on_the_cpu(what: Any, base: gpu_first.Case, tmp_path: Path) -> None:
     path = gpu_first.measure(
-        what,
-        base,
-        threads=(2,),
-        results=tmp_path,
-        console=Console(file=io.StringIO()),
-        play=here,
+        what, base, threads=(2,), results=tmp_path, console=Console(file=io.StringIO()), play=here
     )
     told = json.loads(path.read_text())
     assert path.name == f"gpu-{what}.json"

@@ -15,8 +15,7 @@ from rich.console import Console
 
 from benchmarks import versus, versus_child
 from benchmarks.versus import FIGURES, HERE, Gain, Load, below, gains
-from penstock.pipeline.bench.children import ChildFailedError
-from penstock.pipeline.bench.figures import Figure
+from penstock.pipeline.bench import ChildFailedError, Figure
 from tests.watchdog import PATIENCE_S
 
 

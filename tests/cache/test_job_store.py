@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 
-from penstock.cache.errors import JobStoreError
-from penstock.cache.job_store import JobStore
+from penstock.cache import JobStore, JobStoreError
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:

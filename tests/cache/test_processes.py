@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from penstock.cache.errors import ClosedError
-from penstock.cache.processes import Crew, sendable
+from penstock.cache import ClosedError, WorkerProcesses, pickle_for_worker
 
 
 def test_a_close_while_processes_start_ends_them(monkeypatch: Any) -> None:
     """Who closes sees none of them yet: whoever starts them has to end them."""
-    crew, started = Crew(1, sendable(abs, what="abs"), name="abs"), []
+    crew, started = WorkerProcesses(1, pickle_for_worker(abs, what="abs"), name="abs"), []
     start = crew._start
 
     def closed_meanwhile(number: int) -> Any:

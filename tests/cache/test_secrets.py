@@ -7,16 +7,20 @@ import pickle
 
 import pytest
 
-from penstock.cache.errors import (
+from penstock.cache import (
     ConfigError,
     DatasetNotFoundError,
     FetchError,
     PenstockWarning,
     WorkerError,
+    clean_message,
+    escape,
+    find_secrets,
+    redact,
+    store_scope,
 )
-from penstock.cache.secrets import clean_message, escape, find_secrets, redact, store_scope
 from penstock.readers import Dataset
-from penstock.readers.files.names import printable
+from penstock.readers.files import printable
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache import threads
-from penstock.cache.errors import ClosedError, StalledError
-from penstock.cache.outcomes import Outcome
-from penstock.cache.threads import Ordered, Workers, ordered
+from penstock.cache import ClosedError, Ordered, Outcome, StalledError, Workers, ordered, threads
 from tests.watchdog import PATIENCE_S
 
 

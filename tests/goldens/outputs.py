@@ -175,7 +175,7 @@ def exported(value: Any, _: Material) -> Any:
     return found
 
 
-NAMES: dict[str, Case] = {n: partial(exported, getattr(penstock, n)) for n in penstock.__all__}
+NAMES: dict[str, Case] = {n: partial(exported, getattr(penstock, n)) for n in dir(penstock)}
 for _name, _kind in vars(importlib.import_module(penstock.PenstockError.__module__)).items():
     if inspect.isclass(_kind) and issubclass(_kind, Exception):
         NAMES[f"error: {_name}"] = partial(exported, _kind)

@@ -10,23 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock import (
-    CenterCrop,
-    DataLoader,
-    Dataset,
-    Map,
-    Pad,
-    RandomCrop,
-    World,
-    concat,
-    pack,
-)
-from penstock.augment.array_crop import check_array_crops
-from penstock.augment.array_draws import ArrayDraws
-from penstock.cache.errors import ConfigError, RecipeError
-from penstock.pipeline.feed.prefetch import wanted_share
-from penstock.readers.fields.field_types import Array, Value
-from penstock.readers.formats.zarr.reader import ZarrReader
+from penstock import CenterCrop, DataLoader, Dataset, Map, Pad, RandomCrop, World, concat, pack
+from penstock.augment import ArrayDraws, check_array_crops
+from penstock.cache import ConfigError, RecipeError
+from penstock.pipeline.feed import wanted_share
+from penstock.readers.fields import Array, Value
+from penstock.readers.formats.zarr import ZarrReader
 from tests import tars
 from tests.pipeline.feed.memory import Memory
 from tests.readers.formats.zarr.hierarchies import opened, write_group
@@ -37,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.crops import Crop
+    from penstock.readers.fields import ColumnCrop
 
 N, SEED = 14, 5
 X = np.arange(N * 2 * 20 * 24, dtype="i4").reshape(N, 2, 20, 24)
@@ -66,7 +55,7 @@ def npy(values: NDArray[Any]) -> bytes:
     return buffer.getvalue()
 
 
-def drawn(ids: NDArray[np.int64], epoch: int = 0) -> dict[str, Crop]:
+def drawn(ids: NDArray[np.int64], epoch: int = 0) -> dict[str, ColumnCrop]:
     """Where the parts begin."""
     schema: Any = {"x": Array("int32", X.shape[1:]), "y": Array("uint8", Y.shape[1:])}
     crops = check_array_crops([CROP], schema, ("x", "y"))

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from penstock.augment import Map
-from penstock.cache.errors import ConfigError, DatasetError, MapError, PenstockError
+from penstock.cache import ConfigError, DatasetError, MapError, PenstockError
 from penstock.pipeline import DataLoader
 from penstock.pipeline.cli import main
 from penstock.readers import Dataset
-from penstock.readers.fields.field_types import Array, Boxes, ClassLabel, Value
+from penstock.readers.fields import Array, Boxes, ClassLabel, Value
 from tests import images, tars
 
 if TYPE_CHECKING:
@@ -280,9 +280,7 @@ def test_commands_say_it_in_one_line(
     tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = archives(
-        tmp_path / "set",
-        {"0.npy": npy(np.zeros(3, "f4"))},
-        {"1.npy": npy(np.zeros(3, "f8"))},
+        tmp_path / "set", {"0.npy": npy(np.zeros(3, "f4"))}, {"1.npy": npy(np.zeros(3, "f8"))}
     )
     assert main([command, str(place)]) == 1
     told = capsys.readouterr().err

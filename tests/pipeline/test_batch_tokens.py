@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from penstock import DataLoader, Dataset, Pad, World, concat
-from penstock.cache.errors import ConfigError, PenstockWarning, PlanError, ResumeError
-from penstock.readers.fields.field_types import Array
+from penstock.cache import ConfigError, PenstockWarning, PlanError, ResumeError
+from penstock.readers.fields import Array
 from tests import field_sets
 from tests.token_files import write_megatron
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock import DataLoader, Dataset, DiskCache, Order, World, pack
-from penstock.readers.formats.sampling import check_sampling
+from penstock.readers.formats import check_sampling
 from tests.chunk_sets import SETS
 from tests.field_sets import plain
 from tests.readers.remote_sets import upload

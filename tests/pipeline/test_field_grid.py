@@ -18,7 +18,7 @@ from penstock import (
     RandomResizedCrop,
     World,
 )
-from penstock.readers.fields.field_types import Array
+from penstock.readers.fields import Array
 from tests import field_sets
 from tests.readers.remote_sets import upload
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.errors import ForkedError
-from penstock.cache.threads import Ordered, Workers
+from penstock.cache import ForkedError, Ordered, Workers
 from penstock.pipeline import DataLoader
 from tests import warm
 from tests.torch_datasets import Squares, Streams

@@ -13,7 +13,7 @@ import torch
 
 from penstock import DataLoader, Order, World
 from penstock.augment import imagenet_eval
-from penstock.cache.errors import ConfigError, PenstockWarning, PlanError
+from penstock.cache import ConfigError, PenstockWarning, PlanError
 from tests.sources import Values
 from tests.torch_datasets import Squares
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 import torch.utils.data
 
-from penstock.cache.errors import WorkerError
+from penstock.cache import WorkerError
 from penstock.pipeline import DataLoader
-from penstock.pipeline.report.meter import Meter
+from penstock.pipeline.report import Meter
 from penstock.readers import Dataset
 from tests.torch_datasets import Noisy, Squares
 from tests.watchdog import PATIENCE_S

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from penstock.augment import imagenet_train
-from penstock.cache.errors import CorruptSampleError
+from penstock.cache import CorruptSampleError
 from penstock.pipeline import DataLoader
 from penstock.readers import Dataset
 from tests.watchdog import PATIENCE_S

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import DataLoader, Dataset, DiskCache, Peers, TlsFiles
-from penstock.cache.errors import ConfigError, PenstockWarning
-from penstock.pipeline.cli.main import main
-from penstock.pipeline.feed.warm import warm
+from penstock.cache import ConfigError, PenstockWarning
+from penstock.pipeline.cli import main
+from penstock.pipeline.feed import warm
 from tests.array_packs import SAMPLES, write_array_pack
 from tests.cache.peers.fake_peer import SECRET, FakePeer, fake_peer
 from tests.servers import Server, serving

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from penstock.augment import imagenet_eval
-from penstock.cache import DiskCache
-from penstock.cache.errors import ConfigError, FetchError, PenstockWarning
+from penstock.cache import ConfigError, DiskCache, FetchError, PenstockWarning
 from penstock.pipeline import DataLoader
 from penstock.readers import Dataset
 from tests import warm
@@ -99,10 +98,7 @@ def test_a_remote_that_is_gone_ends_the_epoch_in_time(
     url = f"{server.url}/{pack.name}"
     options = {"retry_timeout": 1.0, "connect_timeout": 0.5}
     cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
-    with (
-        Dataset(url, cache=cache, storage_options=options) as dataset,
-        loader(dataset) as one,
-    ):
+    with Dataset(url, cache=cache, storage_options=options) as dataset, loader(dataset) as one:
         batches = iter(one)
         next(batches)
         server.go_away()

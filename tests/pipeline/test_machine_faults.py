@@ -17,16 +17,14 @@ import fsspec
 import numpy as np
 import pytest
 
-from penstock.augment import Resize
-from penstock.augment.dali import load_dali
-from penstock.cache.base import mapping
-from penstock.cache.base.machine import is_shortage, machine_remedy
-from penstock.cache.errors import ReadError, WriteError
+from penstock.augment import Resize, load_dali
+from penstock.cache import ReadError, WriteError
+from penstock.cache.base import file_map, is_shortage, machine_remedy
 from penstock.pipeline import DataLoader
 from penstock.pipeline.cli import main
-from penstock.pipeline.foreign.faults import is_sample_fault
+from penstock.pipeline.torch_data import is_sample_fault
 from penstock.readers import Dataset
-from penstock.readers.packing.packing import pack
+from penstock.readers.packing import pack
 from tests import chunk_sets, images, tars
 from tests.watchdog import PATIENCE_S, on_the_watchdogs_thread
 
@@ -45,15 +43,15 @@ class Faults:
         self.seen = self.at = self.code = 0
         for module, name in (*((os, name) for name in CALLS), (builtins, "open"), (io, "open")):
             patched.setattr(module, name, self._watched(getattr(module, name)))
-        plain = mapping._mmap
+        plain = file_map._mmap
 
         def mmap(*args: Any) -> Any:
             if self._hits(args[4]):
                 ctypes.set_errno(self.code)
-                return mapping._FAILED
+                return file_map._FAILED
             return plain(*args)
 
-        patched.setattr(mapping, "_mmap", mmap)
+        patched.setattr(file_map, "_mmap", mmap)
 
     def _watched(self, plain: Any) -> Any:
         def call(path: Any = ".", *args: Any, **named: Any) -> Any:
@@ -203,7 +201,7 @@ def test_an_index_that_its_disk_cant_read_isnt_called_damaged(
 
     wanted = samples()
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.readers.index.index_folder.is_sidecar", fail)
+        patched.setattr("penstock.readers.index.index_folders.is_sidecar", fail)
         assert samples() == wanted
     assert "a part of the index can't be read (Input/output error). It is rebuilt." in caplog.text
     assert "damaged" not in caplog.text

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import DataLoader, Dataset, Image, Resize
-from penstock.cache.errors import ConfigError, DatasetNotFoundError, TooManyBadSamplesError
-from penstock.pipeline.cli.main import main
+from penstock.cache import ConfigError, DatasetNotFoundError, TooManyBadSamplesError
+from penstock.pipeline.cli import main
 from penstock.readers import build_index, pack
 from tests import images
 

@@ -114,14 +114,7 @@ def test_what_the_nodes_hold_leaves_the_remote_once(
     server: Server, data: Path, tmp_path: Path
 ) -> None:
     size = array_pack_bytes(data)
-    told = run(
-        server,
-        data,
-        tmp_path,
-        phase(),
-        phase(dealt=1),
-        phase(fresh="-new"),
-    )
+    told = run(server, data, tmp_path, phase(), phase(dealt=1), phase(fresh="-new"))
     assert sorted(itertools.chain.from_iterable(steps(told, 0))) == list(range(SAMPLES))
     assert steps(told, 0) == steps(told, 1) == steps(told, 2)
     # A node that can't wait for the owner of a shard fetches what it lacks itself, so on a busy

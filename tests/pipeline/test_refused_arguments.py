@@ -12,10 +12,9 @@ import torch
 import torch.utils.data as torchs
 
 from penstock.augment import Pad, Resize, imagenet_train
-from penstock.cache.errors import ConfigError, DatasetError, NotPicklableError, ResumeError
-from penstock.pipeline import DataLoader
-from penstock.pipeline.options.device import parse_device
-from penstock.pipeline.plan.world import local_rank
+from penstock.cache import ConfigError, DatasetError, NotPicklableError, ResumeError
+from penstock.pipeline import DataLoader, parse_device
+from penstock.pipeline.plan import local_rank
 from penstock.readers import Dataset
 from tests.torch_datasets import Squares
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import Array, Bytes, ClassLabel, DataLoader, Dataset, Map, Mask, Resize, concat
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.cli.main import main
+from penstock.cache import ConfigError
+from penstock.pipeline.cli import main
 from penstock.readers import build_index, open_index, pack
 from tests import images, tars
 

@@ -12,10 +12,10 @@ import pytest
 
 from penstock import concat
 from penstock.augment import imagenet_train
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.errors import ConfigError, ResumeError
+from penstock.cache import ConfigError, ResumeError
+from penstock.cache.disk import DiskCache
 from penstock.pipeline import DataLoader, Order, World
-from penstock.pipeline.feed.warm import warm
+from penstock.pipeline.feed import warm
 from penstock.readers import Dataset
 from tests.conftest import SAMPLES
 from tests.pipeline.feed.test_bad_samples import bad_ids, build
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from penstock.readers.source import Source
+    from penstock.readers import Source
 
 pytestmark = pytest.mark.filterwarnings("ignore:Labels cluster inside shards")
 

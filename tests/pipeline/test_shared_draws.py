@@ -8,18 +8,23 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.augment import Map, RandomCrop, RandomErasing, RandomHorizontalFlip, RandomResizedCrop
-from penstock.augment.array_crop import check_array_crops
-from penstock.augment.array_draws import ArrayDraws
-from penstock.augment.draws import draw
-from penstock.augment.field_recipes import by_field, check_recipes
-from penstock.augment.keyed import entry_salts
-from penstock.cache.errors import ConfigError, RecipeError
+from penstock.augment import (
+    ArrayDraws,
+    Map,
+    RandomCrop,
+    RandomErasing,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    by_field,
+    check_array_crops,
+    check_recipes,
+    draw,
+    entry_salts,
+)
+from penstock.cache import ConfigError, RecipeError
 from penstock.pipeline import DataLoader
-from penstock.readers import Dataset
-from penstock.readers.fields.field_types import Array, Image
-from penstock.readers.fields.schema import Schema
-from penstock.readers.types import ImageRange
+from penstock.readers import Dataset, ImageRange
+from penstock.readers.fields import Array, Image, Schema
 from tests import images, tars
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import parquet
 from penstock import DataLoader, Dataset, imagenet_eval, imagenet_train
-from penstock.cache.errors import ConfigError, PenstockWarning
+from penstock.cache import ConfigError, PenstockWarning
 from tests.readers.formats.tables import features
 
 if TYPE_CHECKING:

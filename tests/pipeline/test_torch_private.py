@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 import torch.utils.data as torchs
 
-from penstock.cache.job_store import group_store
+from penstock.cache import group_store
 from penstock.pipeline import DataLoader, torch_private
-from penstock.pipeline.foreign.worker import fresh_seed, seed_worker
-from tests.house import ROOT, modules
+from penstock.pipeline.torch_data import fresh_seed, seed_worker
+from tests.layers import ROOT, modules
 from tests.torch_datasets import Squares
 from tests.watchdog import PATIENCE_S
 

@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from PIL import Image as Pillow
 
-from penstock.readers.fields.columns import DenseColumn, ListColumn, RaggedColumn
-from penstock.readers.fields.field_types import (
+from penstock.readers.fields import (
     Array,
     Boxes,
     Bytes,
     ClassLabel,
+    DenseColumn,
     Image,
+    ListColumn,
     Mask,
     MultiLabel,
+    RaggedColumn,
+    Schema,
     Text,
     Value,
 )
-from penstock.readers.fields.schema import Schema
-from penstock.readers.formats.candidates import MISSING, Candidates, Spans
-from penstock.readers.formats.format import Snapshot
-from penstock.readers.formats.grouping import Grouping
-from penstock.readers.formats.span_format import SpanFormat
+from penstock.readers.formats import MISSING, Candidates, Grouping, Snapshot, SpanFormat, Spans
 from tests import images
 
 if TYPE_CHECKING:
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.columns import Column
-    from penstock.readers.formats.format import Listing
-    from penstock.readers.origin.origin import Entry, Origin
+    from penstock.readers.fields import Column
+    from penstock.readers.formats import Listing
+    from penstock.readers.origin import Entry, Origin
 
 SAMPLES = 9
 SPANS = {

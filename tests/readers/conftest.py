@@ -10,11 +10,7 @@ import pytest
 
 from penstock.readers import build_index, pack
 from tests import images, tars
-from tests.readers.remote_sets import (
-    KINDS,
-    SAMPLES,
-    upload,
-)
+from tests.readers.remote_sets import KINDS, SAMPLES, upload
 from tests.servers import Server, serving
 
 if TYPE_CHECKING:
@@ -44,9 +40,7 @@ def memory(built: Path) -> Iterator[str]:
 @pytest.fixture
 def no_hedges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every request is sent once, however busy the machine: what is counted is what was asked."""
-    monkeypatch.setattr(
-        "penstock.cache.fetch.request_times.RequestTimes.late_after_s", lambda *_: None
-    )
+    monkeypatch.setattr("penstock.cache.fetch.scheduler.RequestTimes.late_after_s", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

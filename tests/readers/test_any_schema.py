@@ -12,30 +12,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.cache.errors import ConfigError, CorruptShardError, DatasetError, IndexChangedError
+from penstock.cache import ConfigError, CorruptShardError, DatasetError, IndexChangedError
 from penstock.readers import Dataset, build_index
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn
-from penstock.readers.fields.field_types import Array, Mask
-from penstock.readers.files.ipc import write_batch
-from penstock.readers.formats import registry
-from penstock.readers.formats.sidecar import read_sidecar
-from penstock.readers.formats.sidecar_file import sidecar_etag
+from penstock.readers.fields import Array, DenseColumn, EncodedColumn, ListColumn, Mask
+from penstock.readers.files import write_batch
+from penstock.readers.formats import format_registry, read_sidecar, sidecar_etag
 from tests import images
-from tests.readers.any_schema import (
-    SAMPLES,
-    SCHEMA,
-    SPANS,
-    content,
-    write_archives,
-    write_files,
-)
+from tests.readers.any_schema import SAMPLES, SCHEMA, SPANS, content, write_archives, write_files
 from tests.readers.remote_sets import rows_of, upload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from penstock.readers.fields.columns import Column, SampleBatch
+    from penstock.readers.fields import Column, SampleBatch
 
 KINDS = {"any-files": write_files, "any-archives": write_archives}
 KNOWN = (("any-files", "FILES"), ("any-archives", "ARCHIVES"), ("any-noted", "NOTED"))
@@ -46,13 +36,13 @@ ALL = (*SCHEMA, "id", *(f"{name}.present" for name in LACKING))
 @pytest.fixture(autouse=True)
 def _formats(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     points = {
-        name: EntryPoint(name, f"tests.readers.any_schema:{value}", registry.GROUP)
+        name: EntryPoint(name, f"tests.readers.any_schema:{value}", format_registry.GROUP)
         for name, value in KNOWN
     }
-    registry.format_named.cache_clear()
-    monkeypatch.setattr(registry, "_guests", lambda: points)
+    format_registry.format_named.cache_clear()
+    monkeypatch.setattr(format_registry, "_entry_points", lambda: points)
     yield
-    registry.format_named.cache_clear()
+    format_registry.format_named.cache_clear()
 
 
 @pytest.fixture(params=["any-files", "any-archives"])

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.readers import MAX_FREE, Blocks
 from penstock.readers import blocks as module
-from penstock.readers.blocks import MAX_FREE, Blocks
 
 
 def test_a_block_is_used_again_when_its_last_view_is_gone() -> None:

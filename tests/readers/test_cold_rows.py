@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock import pack
-from penstock.cache.disk.disk_cache import DiskCache
+from penstock.cache.disk import DiskCache
 from penstock.readers import Dataset
 from tests.readers.remote_sets import rows_of, upload
 

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError
-from penstock.readers.concatenation import concat
-from penstock.readers.dataset import Dataset
-from penstock.readers.fields.field_types import ClassLabel
+from penstock.cache import ConfigError
+from penstock.readers import Dataset, concat
+from penstock.readers.fields import ClassLabel
 from tests import images
 from tests.readers.test_selections import all_rows, check_source, ids_of, sizes
 from tests.sources import Values, classes
@@ -22,7 +21,7 @@ from tests.sources import Values, classes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.readers.source import Source
+    from penstock.readers import Source
 
 
 @settings(max_examples=60, deadline=None)

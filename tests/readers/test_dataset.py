@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import (
+from penstock.cache import (
     ClosedError,
     ConfigError,
     CorruptSampleError,
@@ -24,16 +24,17 @@ from penstock.cache.errors import (
     IndexChangedError,
     PenstockWarning,
     ReadError,
+    ordered,
 )
-from penstock.cache.threads import ordered
 from penstock.readers import Dataset, pack
-from penstock.readers.reading import open_shards, page_advice
+from penstock.readers.files import mapped_files
+from penstock.readers.reading import open_shards
 from tests import images
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.fields import SampleBatch
 
 SAMPLES = 24
 SHARD_BYTES = 3000
@@ -166,12 +167,12 @@ def test_batches_are_read_ahead_while_the_last_ones_were_cold(
     built: Path, monkeypatch: pytest.MonkeyPatch, factor: float, advised: int
 ) -> None:
     """Every batch counts as cold, or none does: then two are advised at the start and no more."""
-    from penstock.readers.formats.pack.shard import PackShard
+    from penstock.readers.formats.pack import PackShard
 
     calls: list[int] = []
-    monkeypatch.setattr(page_advice, "_COLD_FACTOR", factor)
-    monkeypatch.setattr(page_advice.PageAdvice, "_has_read", lambda _: True)
-    monkeypatch.setattr(page_advice, "ADVISED_BATCHES", 2)
+    monkeypatch.setattr(mapped_files, "_COLD_FACTOR", factor)
+    monkeypatch.setattr(mapped_files.PageAdvice, "_has_read", lambda _: True)
+    monkeypatch.setattr(mapped_files, "ADVISED_BATCHES", 2)
     real = PackShard.advise
     monkeypatch.setattr(
         PackShard,
@@ -221,7 +222,7 @@ def test_names_of_a_pack_are_the_sources_or_where_they_are_damaged_shard_and_row
     with Dataset(built / "pack") as dataset, Dataset(built / "set") as source:
         assert sorted(dataset.names(range(SAMPLES))) == sorted(source.names(range(SAMPLES)))
         monkeypatch.setattr(
-            "penstock.readers.formats.pack.columns.sum_of_names", lambda _: b"other"
+            "penstock.readers.formats.pack.pack_columns.sum_of_names", lambda _: b"other"
         )
         assert dataset.names([0, 1]) == ["shard-000000.arrow[0]", "shard-000000.arrow[1]"]
 

@@ -9,10 +9,8 @@ import fsspec
 import numpy as np
 
 from penstock.cache import DiskCache
-from penstock.cache.disk.layout import Layout
-from penstock.cache.disk.lookup import Lookup
-from penstock.readers import Dataset
-from penstock.readers.concatenation import concat
+from penstock.cache.disk import FolderLayout, Lookup
+from penstock.readers import Dataset, concat
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +43,7 @@ def test_a_large_folder_is_listed_without_an_open_a_blob(
 ) -> None:
     cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
     cache.open()
-    layout = Layout(str(tmp_path / "cache"))
+    layout = FolderLayout(str(tmp_path / "cache"))
     for number in range(300):
         (tmp_path / "cache" / "blobs" / f"{number:040x}").touch()
     opened: list[str] = []

@@ -10,7 +10,7 @@ import pytest
 from penstock.readers import Dataset
 from penstock.readers.fields import field_types
 from tests import images
-from tests.house import ROOT
+from tests.layers import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from penstock import ClassLabel, DataLoader, Dataset, Value, concat
-from penstock.cache.errors import ConfigError, DatasetError
+from penstock.cache import ConfigError, DatasetError
 from penstock.readers import build_index, open_index, pack
-from penstock.readers.index.manifest_file import read_manifest, write_manifest
+from penstock.readers.index import read_manifest, write_manifest
 from tests import images, tars
 
 if TYPE_CHECKING:

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cache.errors import ConfigError, DatasetError
-from penstock.readers.fields.rows import jsonl_table
-from penstock.readers.formats.folder.listed import Listed, listed_samples
-from penstock.readers.formats.folder.paired import place_of
+from penstock.cache import ConfigError, DatasetError
+from penstock.readers.fields import jsonl_table
+from penstock.readers.formats.folder import ListedTable, listed_samples, place_of
 from tests.sources import Values
 
 KEYS: list[Any] = [
@@ -43,6 +42,6 @@ def test_names_that_no_file_can_have() -> None:
     with pytest.raises(ConfigError, match='fields\\["image"\\]'):
         place_of("image", "im\ud800")
     table = jsonl_table(b'{"path": "\\ud800.jpg"}', source="list.jsonl")
-    listed = Listed(table=table, folders=[b""], paths=("path",))
+    listed = ListedTable(table=table, folders=[b""], paths=("path",))
     with pytest.raises(DatasetError, match="jsonl, line 1"):
         listed_samples("here", {}, listed, {})

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.cache.errors import (
+from penstock.cache import (
     CorruptSampleError,
     CorruptShardError,
     FetchError,
     PenstockWarning,
+    ordered,
 )
-from penstock.cache.threads import ordered
 from penstock.readers import Dataset, build_index
-from penstock.readers.index.shards import Shards
-from penstock.readers.reading.open_shards import OpenShards
+from penstock.readers.index import IndexShards
+from penstock.readers.reading import OpenShards
 from tests import images
 from tests.readers.remote_sets import (
     KINDS,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from penstock.readers.formats.shard import OpenShard
+    from penstock.readers.formats import OpenShard
 
 
 def truncate(path: Path) -> None:
@@ -125,10 +125,10 @@ def test_a_shard_opened_before_its_damage_was_dropped_is_not_kept(
         opened, begun, late = OpenShards(dataset.index), Event(), Event()
         (bad,) = opened.get([0])
         flip(blobs_of(cache, dataset)[0])
-        real_open, real_drop = Shards.open, Shards.drop
+        real_open, real_drop = IndexShards.open, IndexShards.drop
         openers: list[OpenShard] = []
 
-        def open_late(shards: Shards, number: int) -> OpenShard:
+        def open_late(shards: IndexShards, number: int) -> OpenShard:
             shard = real_open(shards, number)
             if threading.current_thread() is other:
                 openers.append(shard)
@@ -136,7 +136,7 @@ def test_a_shard_opened_before_its_damage_was_dropped_is_not_kept(
                 assert late.wait(30)
             return shard
 
-        def drop(shards: Shards, number: int, *, opened: OpenShard | None = None) -> None:
+        def drop(shards: IndexShards, number: int, *, opened: OpenShard | None = None) -> None:
             opened_shards.release([number])
             other.start()
             assert begun.wait(30)
@@ -144,8 +144,8 @@ def test_a_shard_opened_before_its_damage_was_dropped_is_not_kept(
 
         opened_shards = opened
         other = threading.Thread(target=opened.get, args=[[0]], name="late")
-        monkeypatch.setattr(Shards, "open", open_late)
-        monkeypatch.setattr(Shards, "drop", drop)
+        monkeypatch.setattr(IndexShards, "open", open_late)
+        monkeypatch.setattr(IndexShards, "drop", drop)
         fresh = opened.replace(0, bad)
         late.set()
         other.join(30)

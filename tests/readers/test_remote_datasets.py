@@ -11,16 +11,11 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
-import penstock.readers.origin.locate
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.errors import (
-    ConfigError,
-    DatasetError,
-    FetchError,
-    PenstockWarning,
-)
+import penstock.readers.origin.origin
+from penstock.cache import ConfigError, DatasetError, FetchError, PenstockWarning
+from penstock.cache.disk import DiskCache
 from penstock.readers import Dataset, open_index, pack
-from penstock.readers.index.shards import Shards
+from penstock.readers.index import IndexShards
 from tests import images
 from tests.readers.remote_sets import (
     KINDS,
@@ -39,7 +34,7 @@ from tests.servers.moto import HAS_MOTO
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.readers.formats.shard import OpenShard
+    from penstock.readers.formats import OpenShard
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -243,13 +238,13 @@ def test_released_shards_are_opened_again(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[int] = []
-    real = Shards.open
+    real = IndexShards.open
 
-    def open_shard(shards: Shards, number: int) -> OpenShard:
+    def open_shard(shards: IndexShards, number: int) -> OpenShard:
         opened.append(number)
         return real(shards, number)
 
-    monkeypatch.setattr(Shards, "open", open_shard)
+    monkeypatch.setattr(IndexShards, "open", open_shard)
     with Dataset(f"{server.url}/pack", cache=tmp_path / "cache") as dataset:
         expected = everything(dataset)
         shards = list(range(len(dataset.index.sizes)))
@@ -264,7 +259,7 @@ def test_a_folder_on_a_network_mount_is_read_through_the_cache(
     indexed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        penstock.readers.origin.locate, "is_network", lambda path: str(indexed) in path
+        penstock.readers.origin.origin, "is_network", lambda path: str(indexed) in path
     )
     for kind in KINDS:
         with (

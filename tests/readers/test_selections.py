@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError, IndexChangedError
-from penstock.readers.fields.columns import DenseColumn
-from penstock.readers.fields.field_types import Array, Text
-from penstock.readers.source import Selection
+from penstock.cache import ConfigError, IndexChangedError
+from penstock.readers import Selection
+from penstock.readers.fields import Array, DenseColumn, Text
 from tests.sources import Values, classes
 
 if TYPE_CHECKING:
-    from penstock.readers.source import Source
+    from penstock.readers import Source
 
 sizes = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 

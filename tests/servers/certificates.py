@@ -44,9 +44,7 @@ def server_context(
     )
     place = folder / f"{host}-{issuer}-{expired}.pem"
     private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     place.write_bytes(private + _pem(certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -53,7 +53,7 @@ def loader_options(kind: str) -> dict[str, Any]:
 def make_loader(kind: str, folder: Path, **more: Any) -> Any:
     """The loader as a user makes it: it finds rank and world by itself."""
     from penstock.pipeline import DataLoader
-    from penstock.pipeline.plan.world import World
+    from penstock.pipeline.plan import World
 
     batch_size = GLOBAL_BATCH // World.detect().size
     options = {**loader_options(kind), **more}

@@ -1,15 +1,159 @@
-"""Describe a loader that `penstock bench` plays: each adapter's module holds such values."""
+"""Define the work that every compared loader does, and the adapter that makes a loader do it.
+
+The work: read an encoded image, decode it, cut a random resized crop (area 0.08 to 1, ratio 3/4
+to 4/3), resize it to size by size, bilinear, flip every other one, normalise by ImageNet's mean
+and deviation; batches of float32 CHW tensors and int64 labels. All loaders read the same files,
+and each does the work as its own documentation recommends. An `Adapter` names a loader, what it
+needs, and what builds it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, field, fields
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from penstock.augment import IMAGENET_MEAN, IMAGENET_STD, RandomResizedCrop
+from penstock.cache import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from penstock.pipeline.bench.adapters.work import PlayedLoader, Work
+    import torch
+
+    Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+
+AREA = RandomResizedCrop(1).scale
+RATIO = RandomResizedCrop(1).ratio
+# Levels of 0..255.
+MEAN = tuple(255 * value for value in IMAGENET_MEAN)
+DEVIATION = tuple(255 * value for value in IMAGENET_STD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What every loader does.
+
+    folder: `<class>/**/*.jpg`, what other loaders read or convert from; pack: the same images,
+    which Penstock reads. scratch: where loaders with a format of their own keep what they convert;
+    it may hold that of other folders too. size: height and width of the crops in pixels; workers:
+    processes or threads that decode. Paths are absolute: a loader's process may stand elsewhere.
+    """
+
+    folder: Path
+    pack: Path
+    scratch: Path
+    batch_size: int = 64
+    size: int = 224
+    workers: int = 2
+    seed: int = 7
+
+    def to_json(self) -> str:
+        values = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items()}
+        return json.dumps(values)
+
+    @classmethod
+    def from_json(cls, text: str) -> Work:
+        paths = {f.name for f in fields(cls) if f.type == "Path"}
+        values: dict[str, Any] = json.loads(text)
+        return cls(**(values | {key: Path(values[key]) for key in paths}))
+
+
+class PlayedLoader(Protocol):
+    """A built loader. Batches come without end; closing it stops its workers."""
+
+    def batches(self) -> Batches: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """The images of a folder in the order of torchvision's ImageFolder, with their labels.
+
+    key: changes with any name, size, time or version; names what was converted from them.
+    """
+
+    paths: list[str]
+    labels: list[int]
+    key: str = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def shuffled(self) -> Files:
+        """The same samples in an order that mixes the classes: formats that shuffle inside a shard
+        or between shards only are written from it, as their documentation tells to."""
+        import numpy as np
+
+        order = np.random.default_rng(0).permutation(len(self)).tolist()
+        return Files(
+            paths=[self.paths[i] for i in order],
+            labels=[self.labels[i] for i in order],
+            key=self.key,
+        )
+
+    def pairs(self) -> list[tuple[str, int]]:
+        return list(zip(self.paths, self.labels, strict=True))
+
+
+def list_files(folder: Path) -> Files:
+    """What is in an image folder, by Penstock's own rules, so that all read the same samples.
+
+    Raises DatasetNotFoundError for an empty or missing folder, ConfigError for one without labels.
+    """
+    from penstock.readers.fields import DenseColumn
+    from penstock.readers.formats.folder import FolderIndexing
+    from penstock.readers.origin import LocalFolder
+
+    listing = FolderIndexing().list(LocalFolder(os.fsencode(folder)))
+    candidates = listing.candidates(workers=1)
+    labels = candidates.values.get("label")
+    if not isinstance(labels, DenseColumn):
+        raise ConfigError(
+            f"{folder}: no class folders, and loaders are compared with labels. Put the images "
+            "into one sub-folder a class."
+        )
+    return Files(
+        paths=[str(folder / os.fsdecode(name)) for name in candidates.names],
+        labels=labels.values.tolist(),
+        key=listing.snapshot().fingerprint[:16],
+    )
+
+
+def converted(work: Work, name: str, write: Callable[[Files, Path], None]) -> Path:
+    """The folder that holds a loader's own format of work.folder; written once, then kept.
+
+    write(files, folder): converts the shuffled files into a folder that is there and empty. What a
+    killed process began is begun anew.
+    """
+    files = list_files(work.folder)
+    whole = work.scratch / f"{name}-{files.key}"
+    if not whole.exists():
+        part = whole.with_name(f"{whole.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        write(files.shuffled(), part)
+        part.rename(whole)
+    return whole
+
+
+def endless(loader: Iterable[Any]) -> Iterator[Any]:
+    """Epoch after epoch. Raises ConfigError where an epoch has no batch, instead of spinning."""
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            raise ConfigError(
+                "The loader gives no batch at all: each of its workers has fewer samples than a "
+                "batch. Take a smaller batch size, fewer workers or more samples."
+            )
+
 
 IMAGE_FOLDER = "the image folder"
 IMAGE_PACKAGES = "simplejpeg opencv-python-headless"

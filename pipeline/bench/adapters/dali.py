@@ -1,14 +1,21 @@
-"""DALI's own reader, decoder and crop: its documentation's ImageNet pipeline, on the CPU."""
+"""Play DALI's own reader, decoder and crop: its documentation's ImageNet pipeline, on the CPU."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.adapters.adapter import IMAGE_FOLDER, Adapter
-from penstock.pipeline.bench.adapters.work import AREA, DEVIATION, MEAN, RATIO, list_files
+from penstock.pipeline.bench.adapters.adapter import (
+    AREA,
+    DEVIATION,
+    IMAGE_FOLDER,
+    MEAN,
+    RATIO,
+    Adapter,
+    list_files,
+)
 
 if TYPE_CHECKING:
-    from penstock.pipeline.bench.adapters.work import Batches, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters.adapter import Batches, PlayedLoader, Work
 
 SMALL_CROP = 112  # pixels; below, most windows of a photograph shrink by more than 2
 DALI_AHEAD = 2  # DALI's own default depth

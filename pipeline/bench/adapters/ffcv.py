@@ -1,23 +1,30 @@
-"""FFCV: a beton of the files' own bytes, its compiled pipeline, random order."""
+"""Play FFCV: a beton of the files' own bytes, its compiled pipeline, random order."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.adapters.adapter import Adapter
+from penstock.pipeline.bench.adapters.adapter import (
+    AREA,
+    DEVIATION,
+    MEAN,
+    RATIO,
+    Adapter,
+    converted,
+    endless,
+)
 from penstock.pipeline.bench.adapters.images import read_bytes
-from penstock.pipeline.bench.adapters.work import AREA, DEVIATION, MEAN, RATIO, converted, endless
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.bench.adapters.work import Batches, Files, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters.adapter import Batches, Files, PlayedLoader, Work
 
 NAME = "ffcv"
 BETON = "images.beton"
 
 
-class Bytes:
+class EncodedFiles:
     """(JPEG bytes, label), indexable: what its writer reads."""
 
     def __init__(self, files: Files) -> None:
@@ -56,7 +63,7 @@ def write(files: Files, folder: Path) -> None:
     writer = DatasetWriter(
         str(folder / BETON), {"image": EncodedField(), "label": IntField()}, num_workers=1
     )
-    writer.from_indexed_dataset(Bytes(files))
+    writer.from_indexed_dataset(EncodedFiles(files))
 
 
 def prepare(work: Work) -> None:

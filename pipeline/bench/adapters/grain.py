@@ -1,4 +1,4 @@
-"""Grain: a random-access source of files, its global shuffle, worker processes."""
+"""Play Grain: a random-access source of files, its global shuffle, worker processes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from penstock.pipeline.bench.adapters.adapter import (
     IMAGE_MODULES,
     IMAGE_PACKAGES,
     Adapter,
+    list_files,
 )
-from penstock.pipeline.bench.adapters.images import Crop, fastest, quiet_opencv, read_bytes
-from penstock.pipeline.bench.adapters.work import list_files
+from penstock.pipeline.bench.adapters.images import (
+    RandomCropTransform,
+    fastest,
+    quiet_opencv,
+    read_bytes,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from penstock.pipeline.bench.adapters.work import Batches, Files, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters.adapter import Batches, Files, PlayedLoader, Work
 
 
-class Source:
+class GrainSource:
     """Its random-access protocol over the files: (encoded bytes, label)."""
 
     def __init__(self, files: Files) -> None:
@@ -33,10 +38,10 @@ class Source:
         return read_bytes(path), label
 
 
-class Decode:
+class GrainTransform:
     """Picklable, for the worker processes."""
 
-    def __init__(self, crop: Crop) -> None:
+    def __init__(self, crop: RandomCropTransform) -> None:
         self._crop = crop
 
     def __call__(self, sample: tuple[bytes, int], rng: np.random.Generator) -> tuple[Any, int]:
@@ -49,11 +54,11 @@ class GrainLoader:
         import grain
 
         self.dataset = (
-            grain.MapDataset.source(Source(list_files(work.folder)))
+            grain.MapDataset.source(GrainSource(list_files(work.folder)))
             .seed(work.seed)
             .shuffle()
             .repeat()
-            .random_map(Decode(Crop(work.size, decoder=fastest())))
+            .random_map(GrainTransform(RandomCropTransform(work.size, decoder=fastest())))
             .batch(work.batch_size, drop_remainder=True)
             # A worker is a core: one thread, and no batches beyond the two that it keeps ready.
             .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))

@@ -1,8 +1,8 @@
-"""The work on one image for the loaders that leave decoding to their user.
+"""Decode and crop one image, for the loaders that leave decoding to their user.
 
-Two ways: Pillow, what most documentation shows, and simplejpeg (libjpeg-turbo) with OpenCV, the
-fastest that pip installs. Loaders that leave decoding to their user get the faster one that is
-installed, so that each figure is the best that the loader can reach.
+There are two ways: Pillow, as most documentation shows, and simplejpeg (libjpeg-turbo) with
+OpenCV, the fastest that pip installs. Loaders that aren't about decoding get the faster one that
+is installed, so that their figure is the best that they can reach.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from penstock.pipeline.bench.adapters.work import AREA, DEVIATION, MEAN, RATIO
+from penstock.pipeline.bench.adapters.adapter import AREA, DEVIATION, MEAN, RATIO
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +28,7 @@ _MEAN = np.array(MEAN, np.float32)[:, None, None]
 _DEVIATION = np.array(DEVIATION, np.float32)[:, None, None]
 
 
-class Crop:
+class RandomCropTransform:
     """Encoded bytes to a random crop: float32 (3, size, size), normalised. Picklable.
 
     decoder: "pillow", or "simplejpeg", which resizes by OpenCV where that is installed and hands
@@ -140,10 +140,10 @@ def read_bytes(path: str) -> bytes:
         return file.read()
 
 
-class FromTorch:
+class TorchWorkerTransform:
     """A Crop for a torch worker: (encoded, label) to (tensor, label). Picklable."""
 
-    def __init__(self, crop: Crop) -> None:
+    def __init__(self, crop: RandomCropTransform) -> None:
         self._crop = crop
 
     def __call__(self, encoded: bytes, label: int) -> tuple[Any, int]:

@@ -1,18 +1,28 @@
-"""LitData: chunks of the files' bytes that `optimize` writes, its dataset and loader."""
+"""Play LitData: chunks of the files' bytes that `optimize` writes, its dataset and loader."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.adapters.adapter import IMAGE_MODULES, IMAGE_PACKAGES, Adapter
-from penstock.pipeline.bench.adapters.images import Crop, FromTorch, fastest, one_thread, read_bytes
+from penstock.pipeline.bench.adapters.adapter import (
+    IMAGE_MODULES,
+    IMAGE_PACKAGES,
+    Adapter,
+    converted,
+)
+from penstock.pipeline.bench.adapters.images import (
+    RandomCropTransform,
+    TorchWorkerTransform,
+    fastest,
+    one_thread,
+    read_bytes,
+)
 from penstock.pipeline.bench.adapters.torch_loader import TorchDataLoader
-from penstock.pipeline.bench.adapters.work import converted
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.bench.adapters.work import Files, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters.adapter import Files, PlayedLoader, Work
 
 NAME = "litdata"
 CHUNK_BYTES = "64MB"  # what its documentation takes
@@ -24,11 +34,11 @@ def sample(pair: tuple[str, int]) -> dict[str, Any]:
     return {"image": read_bytes(path), "label": label}
 
 
-class Decode:
+class LitDataTransform:
     """A stored sample to (tensor, label). Picklable."""
 
-    def __init__(self, crop: Crop) -> None:
-        self._transform = FromTorch(crop)
+    def __init__(self, crop: RandomCropTransform) -> None:
+        self._transform = TorchWorkerTransform(crop)
 
     def __call__(self, stored: dict[str, Any]) -> tuple[Any, int]:
         return self._transform(stored["image"], stored["label"])
@@ -60,7 +70,7 @@ def build(work: Work) -> PlayedLoader:
         shuffle=True,
         drop_last=True,
         seed=work.seed,
-        transform=Decode(Crop(work.size, decoder=fastest())),
+        transform=LitDataTransform(RandomCropTransform(work.size, decoder=fastest())),
     )
     return TorchDataLoader(
         StreamingDataLoader(

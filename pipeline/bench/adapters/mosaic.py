@@ -1,18 +1,23 @@
-"""MosaicML Streaming: MDS shards of the files' bytes, its dataset and loader."""
+"""Play MosaicML Streaming: MDS shards of the files' bytes, its dataset and loader."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.adapters.adapter import IMAGE_MODULES, Adapter
-from penstock.pipeline.bench.adapters.images import Crop, FromTorch, fastest, one_thread, read_bytes
+from penstock.pipeline.bench.adapters.adapter import IMAGE_MODULES, Adapter, converted
+from penstock.pipeline.bench.adapters.images import (
+    RandomCropTransform,
+    TorchWorkerTransform,
+    fastest,
+    one_thread,
+    read_bytes,
+)
 from penstock.pipeline.bench.adapters.torch_loader import TorchDataLoader
-from penstock.pipeline.bench.adapters.work import converted
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.bench.adapters.work import Files, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters.adapter import Files, PlayedLoader, Work
 
 NAME = "streaming"
 SHARD_BYTES = 2**26  # its default, 64 MiB
@@ -37,7 +42,7 @@ def build(work: Work) -> PlayedLoader:
     from streaming import StreamingDataLoader, StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
 
-    transform = FromTorch(Crop(work.size, decoder=fastest()))
+    transform = TorchWorkerTransform(RandomCropTransform(work.size, decoder=fastest()))
 
     class Images(StreamingDataset):  # type: ignore[misc]
         """What its documentation has the user write: a sample's bytes to what is trained on."""

@@ -1,16 +1,15 @@
-"""Penstock as its README tells to use it: over what it reads best, or over the folder itself."""
+"""Play Penstock as its README recommends: over a pack, which it reads best, or over the folder."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.bench.adapters.adapter import IMAGE_FOLDER, Adapter
-from penstock.pipeline.bench.adapters.work import endless
+from penstock.pipeline.bench.adapters.adapter import IMAGE_FOLDER, Adapter, endless
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.bench.adapters.work import Batches, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters.adapter import Batches, PlayedLoader, Work
 
 
 class PenstockLoader:

@@ -1,4 +1,4 @@
-"""SPDL: a pipeline of threads over functions that release the GIL."""
+"""Play SPDL: a pipeline of threads over functions that release the GIL."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from penstock.pipeline.bench.adapters.adapter import (
     IMAGE_MODULES,
     IMAGE_PACKAGES,
     Adapter,
+    list_files,
 )
-from penstock.pipeline.bench.adapters.images import Crop, fastest, quiet_opencv, read_bytes
-from penstock.pipeline.bench.adapters.work import list_files
+from penstock.pipeline.bench.adapters.images import (
+    RandomCropTransform,
+    fastest,
+    quiet_opencv,
+    read_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.pipeline.bench.adapters.work import Batches, Files, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters.adapter import Batches, Files, PlayedLoader, Work
 
 
 def order(files: Files, seed: int) -> Iterator[tuple[str, int, int]]:
@@ -36,7 +41,7 @@ class SpdlLoader:
         from spdl.pipeline import PipelineBuilder
 
         quiet_opencv()
-        crop = Crop(work.size, decoder=fastest())
+        crop = RandomCropTransform(work.size, decoder=fastest())
 
         def decode(sample: tuple[str, int, int]) -> tuple[Any, int]:
             path, label, number = sample

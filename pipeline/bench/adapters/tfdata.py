@@ -1,14 +1,21 @@
-"""tf.data: TensorFlow's own fused decode-and-crop, its threads, handed to torch by DLPack."""
+"""Play tf.data: TensorFlow's own fused decode-and-crop, its threads, DLPack to torch."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.adapters.adapter import IMAGE_FOLDER, Adapter
-from penstock.pipeline.bench.adapters.work import AREA, DEVIATION, MEAN, RATIO, list_files
+from penstock.pipeline.bench.adapters.adapter import (
+    AREA,
+    DEVIATION,
+    IMAGE_FOLDER,
+    MEAN,
+    RATIO,
+    Adapter,
+    list_files,
+)
 
 if TYPE_CHECKING:
-    from penstock.pipeline.bench.adapters.work import Batches, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters.adapter import Batches, PlayedLoader, Work
 
 
 class TfDataLoader:

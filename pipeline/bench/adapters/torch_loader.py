@@ -1,4 +1,4 @@
-"""torch's DataLoader over an image folder: worker processes, one a core, that stay."""
+"""Play torch's DataLoader over an image folder: worker processes, one a core, that persist."""
 
 from __future__ import annotations
 
@@ -10,23 +10,29 @@ from penstock.pipeline.bench.adapters.adapter import (
     IMAGE_MODULES,
     IMAGE_PACKAGES,
     Adapter,
+    endless,
+    list_files,
 )
-from penstock.pipeline.bench.adapters.images import Crop, FromTorch, one_thread, read_bytes
-from penstock.pipeline.bench.adapters.work import endless, list_files
+from penstock.pipeline.bench.adapters.images import (
+    RandomCropTransform,
+    TorchWorkerTransform,
+    one_thread,
+    read_bytes,
+)
 
 if TYPE_CHECKING:
     import torch
 
+    from penstock.pipeline.bench.adapters.adapter import Batches, Files, PlayedLoader, Work
     from penstock.pipeline.bench.adapters.images import Decoder
-    from penstock.pipeline.bench.adapters.work import Batches, Files, PlayedLoader, Work
 
 
 class FolderImages:
     """A map-style torch dataset over an image folder."""
 
-    def __init__(self, files: Files, crop: Crop) -> None:
+    def __init__(self, files: Files, crop: RandomCropTransform) -> None:
         self._files = files.pairs()
-        self._transform = FromTorch(crop)
+        self._transform = TorchWorkerTransform(crop)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -56,7 +62,9 @@ def _build(work: Work, decoder: Decoder) -> PlayedLoader:
     import torch
     from torch.utils.data import DataLoader
 
-    dataset: Any = FolderImages(list_files(work.folder), Crop(work.size, decoder=decoder))
+    dataset: Any = FolderImages(
+        list_files(work.folder), RandomCropTransform(work.size, decoder=decoder)
+    )
     return TorchDataLoader(
         DataLoader(
             dataset,

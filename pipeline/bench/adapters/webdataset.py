@@ -1,18 +1,28 @@
-"""WebDataset: tar shards, shuffled by shard and in a buffer, batched in the workers."""
+"""Play WebDataset: tar shards, shuffled by shard and in a buffer, batched in the workers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.adapters.adapter import IMAGE_MODULES, IMAGE_PACKAGES, Adapter
-from penstock.pipeline.bench.adapters.images import Crop, FromTorch, fastest, one_thread, read_bytes
+from penstock.pipeline.bench.adapters.adapter import (
+    IMAGE_MODULES,
+    IMAGE_PACKAGES,
+    Adapter,
+    converted,
+)
+from penstock.pipeline.bench.adapters.images import (
+    RandomCropTransform,
+    TorchWorkerTransform,
+    fastest,
+    one_thread,
+    read_bytes,
+)
 from penstock.pipeline.bench.adapters.torch_loader import TorchDataLoader
-from penstock.pipeline.bench.adapters.work import converted
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.bench.adapters.work import Files, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters.adapter import Files, PlayedLoader, Work
 
 NAME = "webdataset"
 SHARDS = 16  # at least; each worker needs some to shuffle
@@ -20,11 +30,11 @@ SHARD_BYTES = 64e6
 BUFFER = 1000  # samples; what its documentation shuffles in
 
 
-class Decode:
+class WebDatasetTransform:
     """A sample of an undecoded WebDataset: {"jpg": bytes, "cls": digits, ...}. Picklable."""
 
-    def __init__(self, crop: Crop) -> None:
-        self._transform = FromTorch(crop)
+    def __init__(self, crop: RandomCropTransform) -> None:
+        self._transform = TorchWorkerTransform(crop)
 
     def __call__(self, sample: dict[str, bytes]) -> tuple[Any, int]:
         return self._transform(sample["jpg"], int(sample["cls"]))
@@ -54,7 +64,7 @@ def build(work: Work) -> PlayedLoader:
     dataset = (
         webdataset.WebDataset(shards, shardshuffle=len(shards), repeat=True, seed=work.seed)
         .shuffle(BUFFER)
-        .map(Decode(Crop(work.size, decoder=fastest())))
+        .map(WebDatasetTransform(RandomCropTransform(work.size, decoder=fastest())))
         .batched(work.batch_size, collation_fn=collate, partial=False)
     )
     return TorchDataLoader(

@@ -1,42 +1,46 @@
-"""What a job's input side will do: times, utilisation, bytes and the limit of each kind of epoch.
+"""Forecast times, utilisation, bytes and the limit of each kind of epoch, and what to change first.
 
-An epoch takes as long as its slowest tier (`tiers`), as fetching, reading, decoding and training
-run side by side, behind the job's first batch, which nothing hides. docs/sizing.md has the
-formulas with their sources.
+An epoch takes as long as its slowest tier (`traffic`), because fetching, reading, decoding and
+training run side by side, after the job's first batch, which nothing hides. docs/sizing.md has the
+formulas with their sources. What to buy or change first is found by a forecast for each change.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.cache.base.sizes import format_size
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
+from penstock.cache.base import format_size
 from penstock.pipeline.plan.needs import ahead_s, connections
-from penstock.pipeline.plan.sizing.costs import (
+from penstock.pipeline.plan.sizing.cluster import (
     CONNECTIONS_A_RANK,
+    MARGIN_SHARE,
     OPENERS,
     REQUEST_BYTES,
     peer_cpu_s,
 )
-from penstock.pipeline.plan.sizing.geometry import Geometry, geometry_of
-from penstock.pipeline.plan.sizing.tiers import (
+from penstock.pipeline.plan.sizing.shard_geometry import ShardGeometry, geometry_of
+from penstock.pipeline.plan.sizing.traffic import (
     OF_THE_STORE,
+    WORDS,
+    EpochTraffic,
     Tier,
     bytes_cpu_s,
-    decode_cpu_s,
-    tier_seconds,
-)
-from penstock.pipeline.plan.sizing.traffic import (
-    EpochTraffic,
     cache_share,
+    decode_cpu_s,
     first_traffic,
+    node_epoch_bytes,
+    node_set_bytes,
+    tier_seconds,
     warm_traffic,
 )
 
 if TYPE_CHECKING:
-    from penstock.pipeline.plan.sizing.values import Setup
+    from collections.abc import Iterator
+
+    from penstock.pipeline.plan.sizing.cluster import ClusterSetup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +81,8 @@ class Forecast:
     one node consumes when its GPUs never wait. connections, lookahead_bytes: of a node, to hide the
     store's latency. kept: the part of what a node reads that its cache keeps."""
 
-    setup: Setup
-    geometry: Geometry
+    setup: ClusterSetup
+    geometry: ShardGeometry
     kept: float
     bytes_per_s: float
     connections: int
@@ -121,7 +125,7 @@ class Forecast:
         return self.requests / 1000 * store.price_per_1000
 
 
-def forecast(setup: Setup, geometry: Geometry | None = None) -> Forecast:
+def forecast(setup: ClusterSetup, geometry: ShardGeometry | None = None) -> Forecast:
     """What a job will do. geometry: what its plan really has, else as the defaults would cut it.
 
     Raises ConfigError for a cache that can't hold a shard.
@@ -145,7 +149,7 @@ def forecast(setup: Setup, geometry: Geometry | None = None) -> Forecast:
     )
 
 
-def _first(setup: Setup, geometry: Geometry) -> EpochTraffic:
+def _first(setup: ClusterSetup, geometry: ShardGeometry) -> EpochTraffic:
     """The first epoch's: fills of whole shards give way where batches wait for the store."""
     fed = first_traffic(setup, geometry)
     tiers = tier_seconds(setup, fed)
@@ -154,7 +158,7 @@ def _first(setup: Setup, geometry: Geometry) -> EpochTraffic:
     return first_traffic(setup, geometry, starved=True) if slowest > others else fed
 
 
-def _check_room(setup: Setup, geometry: Geometry) -> None:
+def _check_room(setup: ClusterSetup, geometry: ShardGeometry) -> None:
     room, shard = setup.node.nvme_bytes, geometry.shard_bytes
     if setup.store is not None and 0 < room < shard:
         raise ConfigError(
@@ -164,7 +168,7 @@ def _check_room(setup: Setup, geometry: Geometry) -> None:
         )
 
 
-def _ahead(setup: Setup, need: float) -> tuple[int, float]:
+def _ahead(setup: ClusterSetup, need: float) -> tuple[int, float]:
     """Connections of a node, and bytes that it has asked for ahead of the consumer."""
     store, batch = setup.store, setup.data.sample_bytes * setup.job.global_batch / setup.job.nodes
     if store is None:
@@ -179,7 +183,7 @@ def _ahead(setup: Setup, need: float) -> tuple[int, float]:
     return max(1, min(most, round(wanted + 0.5))), max(ahead, batch) * uneven
 
 
-def _first_batch_s(setup: Setup, geometry: Geometry) -> float:
+def _first_batch_s(setup: ClusterSetup, geometry: ShardGeometry) -> float:
     """Of the job: its samples by requests of their own, behind the tables of their shards, of which
     a rank opens 16 at a time, and then their decoding, which has nothing to run beside."""
     job, node, store = setup.job, setup.node, setup.store
@@ -200,7 +204,7 @@ def _first_batch_s(setup: Setup, geometry: Geometry) -> float:
     return opened_s + max(answered_s, size / rate, rounds * store.request_s(alone)) + decode_s
 
 
-def _epoch(setup: Setup, traffic: EpochTraffic, *, first_batch_s: float) -> EpochForecast:
+def _epoch(setup: ClusterSetup, traffic: EpochTraffic, *, first_batch_s: float) -> EpochForecast:
     tiers = tier_seconds(setup, traffic)
     step_s, steps = setup.job.step_s, setup.steps
     slowest = max(tiers.values())
@@ -220,3 +224,178 @@ def _epoch(setup: Setup, traffic: EpochTraffic, *, first_batch_s: float) -> Epoc
         cpu_s=decode_cpu_s(setup) + bytes_cpu_s(setup, traffic),
         peer_cpu_s=peer_cpu_s(traffic.peer, tls=setup.job.tls),
     )
+
+
+# A change that makes the job less than this much shorter isn't worth a line.
+_LEAST_GAIN = 1.02
+_MOST_CHANGES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupChange:
+    """One change. words: what to do. seconds: of the whole job with it; au_first, au_later, limit:
+    then. gain: the job's time now over that."""
+
+    words: str
+    seconds: float
+    au_first: float
+    au_later: float
+    limit: Tier
+    gain: float
+
+
+def changes(now: Forecast) -> list[SetupChange]:
+    """What would make the job shorter, the largest gain first; none for one that is fed."""
+    found = []
+    for words, setup in _candidates(now):
+        then = forecast(setup)
+        gain = now.seconds / then.seconds
+        if gain >= _LEAST_GAIN:
+            found.append(
+                SetupChange(
+                    words=words,
+                    seconds=then.seconds,
+                    au_first=then.first.au,
+                    au_later=then.later.au,
+                    limit=then.main.limit,
+                    gain=gain,
+                )
+            )
+    if (warmed := _warmed(now)) is not None:
+        found.append(warmed)
+    return sorted(found, key=lambda change: -change.gain)[:_MOST_CHANGES]
+
+
+def _warmed(now: Forecast) -> SetupChange | None:
+    """`penstock warm` on all nodes before the GPUs are held."""
+    store, node, nodes = now.setup.store, now.setup.node, now.setup.job.nodes
+    if store is None or not now.kept or now.setup.job.moved is not None:
+        return None
+    seconds = now.setup.job.epochs * now.later.seconds
+    gain = now.seconds / seconds
+    if gain < _LEAST_GAIN:
+        return None
+    size = node_epoch_bytes(now.setup, now.geometry) * now.kept
+    rate = min(store.bytes_per_s / nodes, now.setup.link_bytes_per_s, node.nvme_bytes_per_s)
+    return SetupChange(
+        words=f"`penstock warm` before the GPUs are held: {format_size(size)} a node, at least "
+        f"{duration(size / rate)} before the job, when nothing waits for it",
+        seconds=seconds,
+        au_first=now.later.au,
+        au_later=now.later.au,
+        limit=now.later.limit,
+        gain=gain,
+    )
+
+
+def _candidates(now: Forecast) -> Iterator[tuple[str, ClusterSetup]]:
+    """Changes that concern a limit of either kind of epoch."""
+    setup = now.setup
+    limits = {now.first.limit, now.later.limit} - {"model"}
+    node, job, store = setup.node, setup.job, setup.store
+    wanted = node_set_bytes(setup, now.geometry) / (1 - MARGIN_SHARE) * 1.001
+    if store is not None and now.kept < 1:
+        words = f"NVMe of {format_size(wanted)} a node, so that its cache keeps all that it reads"
+        yield words, replace(setup, node=replace(node, nvme_bytes=wanted))
+    if limits & {"decode", "cores"}:
+        cores = math.ceil(node.cores * _shortfall(now, "decode", "cores"))
+        yield f"{cores} cores a node", replace(setup, node=replace(node, cores=cores))
+    if "decode" in limits:
+        yield (
+            "images with a short side of 256 (`penstock pack --short-side 256`): taken as half of "
+            "the decoding",
+            replace(setup, job=replace(job, cpu_s_per_1000=job.cpu_s_per_1000 / 2)),
+        )
+    if "disk" in limits:
+        rate = node.nvme_bytes_per_s * _shortfall(now, "disk")
+        yield (
+            f"local disks of {format_size(rate)}/s a node",
+            replace(setup, node=replace(node, nvme_bytes_per_s=rate)),
+        )
+        ram = 2.2 * wanted
+        yield f"{format_size(ram)} of RAM a node", replace(setup, node=replace(node, ram_bytes=ram))
+    if "nic" in limits:
+        rate = node.nic_bytes_per_s * _shortfall(now, "nic")
+        yield (
+            f"a network of {rate * 8 / 1e9:.3g} Gb/s a node",
+            replace(setup, node=replace(node, nic_bytes_per_s=rate)),
+        )
+    if store is not None:
+        yield from _of_the_store(now)
+
+
+def _of_the_store(now: Forecast) -> Iterator[tuple[str, ClusterSetup]]:
+    setup, store, job = now.setup, now.setup.store, now.setup.job
+    assert store is not None
+    limits = {now.first.limit, now.later.limit}
+    if "remote" in limits:
+        rate = store.bytes_per_s * _shortfall(now, "remote")
+        yield (
+            f"a store of {format_size(rate)}/s, for all nodes",
+            replace(setup, store=replace(store, bytes_per_s=rate)),
+        )
+    if "requests" in limits:
+        rate = store.requests_per_s * _shortfall(now, "requests")
+        yield (
+            f"a store that answers {rate:,.0f} requests/s (more prefixes)",
+            replace(setup, store=replace(store, requests_per_s=rate)),
+        )
+    if not job.peers and job.nodes > 1:
+        yield "peers: `DiskCache(peers=)`", replace(setup, job=replace(job, peers=True))
+    if setup.data.shards is not None and job.nodes > 1:
+        packed = replace(setup.data, shards=None)
+        size = geometry_of(packed, job).shard_bytes
+        if size < now.geometry.shard_bytes:
+            words = f"shards of {format_size(size)} (`penstock pack --shard-bytes`)"
+            yield words, replace(setup, data=packed)
+
+
+def _shortfall(now: Forecast, *tiers: Tier) -> float:
+    """By how much a tier is too slow for the GPUs, in either kind of epoch where it is the limit;
+    at least 1."""
+    return max(
+        1.0,
+        *(
+            shortfall(epoch, tier)
+            for epoch in (now.first, now.later)
+            for tier in tiers
+            if epoch.limit == tier
+        ),
+    )
+
+
+def shortfall(epoch: EpochForecast, tier: Tier) -> float:
+    """What an epoch asks of a tier so that the GPUs never wait, over what the tier gives."""
+    return epoch.tiers.get(tier, 0.0) / epoch.tiers["model"]
+
+
+def unmet_words(now: Forecast, *, au: float) -> str | None:
+    """What keeps a job from an AU in per cent from its second epoch on (in its only one), by how
+    much, and which change helps most; None for one that reaches it."""
+    epoch = now.main
+    if epoch.au >= au:
+        return None
+    which = "from epoch 2 on" if epoch is now.later else "in the one epoch"
+    slow = {tier: shortfall(epoch, tier) for tier in epoch.tiers}
+    slow = {tier: by for tier, by in slow.items() if by > max(1.0, au / 100)} or {
+        epoch.limit: shortfall(epoch, epoch.limit)
+    }
+    tiers = sorted(slow, key=lambda tier: -slow[tier])
+    words = "; ".join(f"{WORDS[tier]} ({slow[tier]:,.2f} x)" for tier in tiers)
+    said = (
+        f"An AU of {au:g} % can't be met: it is {epoch.au:.1f} % {which}. The GPUs ask for more "
+        f"than there is of: {words}."
+    )
+    then = [(c.au_later if epoch is now.later else c.au_first, c.words) for c in changes(now)]
+    if not then or (best := max(then))[0] <= epoch.au:
+        return said
+    return f"{said} First of all: {best[1]}, for an AU of {best[0]:.1f} %."
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    if 0 < seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

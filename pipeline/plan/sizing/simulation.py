@@ -1,46 +1,253 @@
-"""A job walked step by step over its real order and its real cache rule, to check the formulas.
+"""Simulate a job step by step over its real order and its real cache rule, to check the formulas.
 
-Of each step and node the plan says which shards it touches, the cache's rule which of them are
-kept. What isn't here is asked for when the look-ahead lets it, at the earliest as many steps ahead
-as the loader would; whole shards are filled with what links and pace leave. Store, network, disk
-and cores each serve what came first; a step begins when its slowest node has its batch.
+For each step and node the plan says which shards it touches, and the cache's rule which of them are
+kept. What isn't cached is requested when the look-ahead allows it, at the earliest as many steps
+ahead as the loader would; whole shards are filled with what links and pace leave. Store, network,
+disk and cores each serve in order of arrival; a step begins when its slowest node has its batch.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.pipeline.plan.needs import AHEAD_BYTES, LookAhead, room_for_fills
-from penstock.pipeline.plan.sizing.au import au_percent
-from penstock.pipeline.plan.sizing.costs import (
+from penstock.cache.base import FetchPolicy
+from penstock.pipeline.plan.needs import AHEAD_BYTES, LookAhead, Pace, room_for_fills
+from penstock.pipeline.plan.order import Plan
+from penstock.pipeline.plan.sizing.cluster import (
     CONNECTIONS_A_RANK,
+    MARGIN_SHARE,
     PEER_CLIENT_S_PER_GB,
     PEER_SERVER_S_PER_GB,
     PEER_TLS_CLIENT_S_PER_GB,
     PEER_TLS_SERVER_S_PER_GB,
+    RAM_SHARE,
     READ_S_PER_GB,
     REQUEST_BYTES,
     fetch_cpu_s,
 )
-from penstock.pipeline.plan.sizing.geometry import geometry_of
-from penstock.pipeline.plan.sizing.node_state import NodeState
+from penstock.pipeline.plan.sizing.shard_geometry import geometry_of
 from penstock.pipeline.plan.sizing.traffic import EARLY_BATCHES, block_samples
-from penstock.pipeline.plan.sizing.walk import SizedOrder
+from penstock.pipeline.plan.sizing.utilisation import au_percent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.sizing.geometry import Geometry
-    from penstock.pipeline.plan.sizing.node_state import BatchNeed
-    from penstock.pipeline.plan.sizing.values import Setup
-    from penstock.pipeline.plan.sizing.walk import Touch
+    from penstock.pipeline.plan.sizing.cluster import ClusterSetup
+    from penstock.pipeline.plan.sizing.shard_geometry import ShardGeometry
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Touch:
+    """What a node reads of a step: shards, ascending, and samples of each; int64, shape (n,). ids:
+    of all of these samples, in the order of the shards; int64, shape (samples,)."""
+
+    shards: Ints
+    samples: Ints
+    ids: Ints
+
+
+class SizedOrder:
+    """A setup's plan over shards as even as they can be, and what each node pins of them.
+
+    sizes: samples of each shard; shard_bytes: float64; both of shape (shards,). pinned: bool, shape
+    (nodes, shards), by the cache's own rule: of a node's share those with the lowest keys, as far
+    as its room goes.
+    """
+
+    def __init__(self, setup: ClusterSetup, geometry: ShardGeometry, *, seed: int) -> None:
+        self._setup = setup
+        job, data, shards = setup.job, setup.data, geometry.shards
+        each, more = divmod(data.samples, shards)
+        self.sizes = np.full(shards, each, dtype=np.int64)
+        self.sizes[:more] += 1
+        self._first_id = np.cumsum(self.sizes) - self.sizes
+        self.shard_bytes = self.sizes * data.sample_bytes
+        if data.spread:  # sizes of samples differ, so those of shards do
+            uneven = np.random.default_rng(seed).standard_normal(shards)
+            factor = 1 + data.spread * uneven / np.sqrt(np.maximum(self.sizes, 1))
+            self.shard_bytes *= np.maximum(factor, 0.05)
+        self._plan = Plan(self.sizes, seed=seed, lanes=geometry.lanes, window=geometry.window)
+        self.read = np.zeros((job.nodes, shards), np.bool_)
+        for node in range(job.nodes):
+            first = node * job.gpus
+            own = self._plan.shards(
+                job.global_batch, first=first, end=first + job.gpus, world=job.ranks
+            )
+            self.read[node, own] = True
+        self.pinned = self._pinned()
+
+    def steps(self, epoch: int) -> Iterator[list[Touch]]:
+        """For each step of an epoch what each node reads."""
+        job = self._setup.job
+        for step in range(self._setup.steps):
+            yield [self._touch(epoch, step * job.global_batch, node) for node in range(job.nodes)]
+
+    def _touch(self, epoch: int, position: int, node: int) -> Touch:
+        job = self._setup.job
+        low = node * job.gpus * job.global_batch // job.ranks
+        high = (node + 1) * job.gpus * job.global_batch // job.ranks
+        places = self._plan.places(epoch, position, job.global_batch, low=low, high=high)
+        ids = np.sort(self._first_id[places.rows[:, 0]] + places.rows[:, 1])
+        counts = np.bincount(places.rows[:, 0])
+        shards = np.flatnonzero(counts)
+        return Touch(shards=shards, samples=counts[shards], ids=ids)
+
+    def _pinned(self) -> NDArray[np.bool_]:
+        from penstock.cache.disk import ReadSet  # what the cache itself goes by
+
+        room = (1 - MARGIN_SHARE) * self._setup.node.nvme_bytes
+        if self._setup.store is None:
+            return self.read.copy()
+        keys = [hashlib.sha256(b"%d" % shard).hexdigest() for shard in range(len(self.sizes))]
+        pinned = np.zeros_like(self.read)
+        for node, read in enumerate(self.read):
+            own = np.flatnonzero(read).tolist()
+            share = ReadSet(
+                "sizing", [keys[n] for n in own], [int(self.shard_bytes[n]) for n in own]
+            )
+            below = share.threshold(int(room))
+            pinned[node, [n for n in own if keys[n] < below]] = True
+        return pinned
+
+
+_RANGE, _LEAST_CONNECTIONS = 8 * 2**20, 8  # of `cache.base.fetch_policy`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchNeed:
+    """Where a batch's bytes of one node come from. absent: shards with samples that aren't here,
+    and the bytes and number of these; kept: those bytes that the cache writes down."""
+
+    disk: float
+    memory: float
+    absent: NDArray[np.int64]
+    absent_bytes: Floats
+    absent_samples: Floats
+    kept: float
+
+
+class NodeState:
+    """A node's caches. filled, single: bytes of each pinned shard that whole-shard fills and
+    requests for this epoch's single samples have brought, float64, shape (shards,)."""
+
+    def __init__(self, setup: ClusterSetup, order: SizedOrder, node: int) -> None:
+        self.pinned = order.pinned[node]
+        self._shard_bytes, self._sizes = order.shard_bytes, order.sizes
+        self.filled = np.zeros(len(order.sizes))
+        self.single = np.zeros(len(order.sizes))
+        # Of what a node keeps, so much fits into its memory; more than 1 is all.
+        kept = float(order.shard_bytes[self.pinned].sum())
+        self._memory_share = RAM_SHARE * setup.node.ram_bytes / max(kept, 1.0)
+        self._read_at = np.full(setup.data.samples, -1.0, np.float32)  # place in the last epoch
+        shard = float(order.shard_bytes.mean())
+        share = float(order.shard_bytes[order.read[node]].sum())
+        held = _LEAST_CONNECTIONS * min(_RANGE, shard)
+        most = max(held, min(_LEAST_CONNECTIONS * _RANGE, share / 4))
+        self.pace = Pace(allowance_bytes=int(setup.job.gpus * most))
+        self._own_share = np.ones(len(order.sizes))  # of each shard's samples, read in this epoch
+        self.queue: list[int] = []  # pinned shards in the order of first need, the next one last
+
+    def forget_memory(self) -> None:
+        """Have nothing in memory that lies on the disk."""
+        self._read_at[:] = 0.0
+
+    def hold(self, shards: NDArray[np.bool_]) -> None:
+        """Have these shards whole on the disk, as far as they are pinned."""
+        held = shards & self.pinned
+        self.filled[held] = self._shard_bytes[held]
+
+    @property
+    def whole(self) -> NDArray[np.bool_]:
+        """Which shards are here, bool, shape (shards,)."""
+        here: NDArray[np.bool_] = self.filled + self.single >= self._shard_bytes * (1 - 1e-9)
+        here &= self.pinned
+        return here
+
+    def plan_fills(self, touches: list[Touch]) -> None:
+        """Begin an epoch: queue what is pinned and isn't here, in the order of first need."""
+        self.filled += self.single  # of this epoch's samples as likely here as what fills brought
+        self.single[:] = 0.0
+        whole, seen, order = self.whole, np.zeros(len(self._sizes), np.bool_), []
+        read = np.zeros(len(self._sizes))
+        for touch in touches:
+            read[touch.shards] += touch.samples
+            new = touch.shards[~seen[touch.shards]]
+            seen[new] = True
+            order += new[self.pinned[new] & ~whole[new]].tolist()
+        self.queue = order[::-1]
+        self._own_share = np.clip(read / self._sizes, 1 / self._sizes, 1.0)
+
+    def take(self, touch: Touch, *, at: float, block: float) -> BatchNeed:
+        """Return what a batch reads from where; what is missing counts as here from now on.
+
+        at: the batch's place in the epoch, 0 to 1. block: samples that one request brings; those
+        of shards that other nodes read too bring samples of theirs.
+        """
+        shards = touch.shards
+        size = self._shard_bytes[shards]
+        wanted = touch.samples * size / self._sizes[shards]
+        # Single samples are those that were asked for before: what is left comes with the fill.
+        left = np.maximum(size - self.single[shards], 1.0)
+        here = np.where(self.pinned[shards], np.minimum(1.0, self.filled[shards] / left), 0.0)
+        local = wanted * here
+        missing = wanted - local
+        absent = missing > 1e-6 * wanted
+        own = self._own_share[shards]
+        missing *= (1 - (1 - own) ** block) / own
+        kept = absent & self.pinned[shards]
+        room = self._shard_bytes[shards] - self.filled[shards]
+        self.single[shards[kept]] = np.minimum(
+            self.single[shards[kept]] + missing[kept], room[kept]
+        )
+        disk = float((local * self._disk_share(touch, at=at)).sum())
+        return BatchNeed(
+            disk=disk,
+            memory=float(local.sum()) - disk,
+            absent=shards[absent],
+            absent_bytes=missing[absent],
+            absent_samples=(touch.samples * (1 - here))[absent],
+            kept=float(missing[kept].sum()),
+        )
+
+    def fill(self, room: float) -> tuple[float, int | None]:
+        """Bring up to so many bytes of the next shard: the bytes, and the shard (None: none is
+        left, or the pace allows none)."""
+        while self.queue and self.pace.open:
+            shard = self.queue[-1]
+            left = float(self._shard_bytes[shard] - self.filled[shard] - self.single[shard])
+            if left <= 1:
+                self.queue.pop()
+                continue
+            got = min(left, room)
+            self.filled[shard] += got
+            self.pace.spend(int(got))
+            return got, shard
+        return 0.0, None
+
+    def _disk_share(self, touch: Touch, *, at: float) -> Floats:
+        """Of each shard's samples, those that memory hasn't: shape (shards,).
+
+        Memory keeps what was used last. Between places x and y of two epochs in random orders
+        1 - x(1 - y) of all were used. What the first epoch has brought is in memory still.
+        """
+        before = self._read_at[touch.ids]
+        self._read_at[touch.ids] = at
+        used = 1 - before * (1 - at)
+        gone = (before >= 0) & (used > self._memory_share)
+        shard = np.repeat(np.arange(len(touch.shards)), touch.samples)
+        share: Floats = np.bincount(shard, weights=gone) / touch.samples
+        return share
+
 
 _LEAST_AHEAD = 4  # batches in flight where all is local
 _P99 = 2.0  # of request times over their mean
@@ -71,7 +278,7 @@ class _Queue:
         return self.free_s
 
 
-class _Parts:
+class _NodeQueues:
     """The queues of one node."""
 
     def __init__(self) -> None:
@@ -85,16 +292,16 @@ class Simulation:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: ClusterSetup,
         *,
         seed: int = 0,
-        geometry: Geometry | None = None,
+        geometry: ShardGeometry | None = None,
         held: NDArray[np.bool_] | None = None,
     ) -> None:
         self.order = SizedOrder(setup, geometry or geometry_of(setup.data, setup.job), seed=seed)
         self._setup, self._job = setup, setup.job
         self._nodes = [NodeState(setup, self.order, node) for node in range(setup.job.nodes)]
-        self._parts = [_Parts() for _ in self._nodes]
+        self._parts = [_NodeQueues() for _ in self._nodes]
         self._store, self._answers = _Queue(), _Queue()
         for node, state in enumerate(self._nodes):
             if setup.store is None:
@@ -285,24 +492,19 @@ class Simulation:
         waited_s = max(0.0, begin - self._now)
         is_late = came > self._now + 0.01 * self._job.step_s
         self._beside_urgent = room_for_fills(
-            self._beside_urgent,
-            ready_share=0.0 if is_late else 1.0,
-            most=CONNECTIONS_A_RANK,
+            self._beside_urgent, ready_share=0.0 if is_late else 1.0, most=CONNECTIONS_A_RANK
         )
         self._late_steps = self._late_steps + 1 if is_late else 0
         self._look.count_misses(round(self._missed / self._job.nodes))
         self._look.count_batch(
-            int(size),
-            period_s=begin - self._ends[-1],
-            waited_s=waited_s,
-            missed=self._missed > 0,
+            int(size), period_s=begin - self._ends[-1], waited_s=waited_s, missed=self._missed > 0
         )
         self._missed = 0.0
         mean_s = store.request_s(min(setup.data.sample_bytes, REQUEST_BYTES))
         self._ahead = self._look.batches(mean_s=mean_s, p99_s=_P99 * mean_s)
 
 
-def simulate(setup: Setup, *, epochs: int = 2, seed: int = 0) -> list[SimulatedEpoch]:
+def simulate(setup: ClusterSetup, *, epochs: int = 2, seed: int = 0) -> list[SimulatedEpoch]:
     """Walk the first epochs of a job, from empty caches on."""
     simulation = Simulation(setup, seed=seed)
     return [simulation.epoch(number) for number in range(epochs)]

@@ -1,17 +1,29 @@
-"""What an epoch moves: bytes by tier and requests, over an empty cache and over a filled one."""
+"""Compute the bytes that an epoch moves by tier, and the time that each tier would take alone.
+
+The longest of these times is the limit. Traffic differs over an empty and over a filled cache.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from penstock.pipeline.plan.needs import MOST_WIDENING
-from penstock.pipeline.plan.sizing.costs import MARGIN_SHARE, RAM_SHARE, REQUEST_BYTES
+from penstock.pipeline.plan.sizing.cluster import (
+    CONNECTIONS_A_RANK,
+    MARGIN_SHARE,
+    OPENERS,
+    RAM_SHARE,
+    READ_S_PER_GB,
+    REQUEST_BYTES,
+    fetch_cpu_s,
+    peer_cpu_s,
+)
 
 if TYPE_CHECKING:
-    from penstock.pipeline.plan.sizing.geometry import Geometry
-    from penstock.pipeline.plan.sizing.values import Setup
+    from penstock.pipeline.plan.sizing.cluster import ClusterSetup
+    from penstock.pipeline.plan.sizing.shard_geometry import ShardGeometry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +46,7 @@ class EpochTraffic:
     postponed: float = 0.0
 
 
-def cache_share(setup: Setup, geometry: Geometry) -> float:
+def cache_share(setup: ClusterSetup, geometry: ShardGeometry) -> float:
     """F: of what a node reads, the part that its cache keeps; 1 where the data are local."""
     if setup.store is None:
         return 1.0
@@ -42,7 +54,7 @@ def cache_share(setup: Setup, geometry: Geometry) -> float:
     return min(1.0, room / node_set_bytes(setup, geometry))
 
 
-def node_set_bytes(setup: Setup, geometry: Geometry) -> float:
+def node_set_bytes(setup: ClusterSetup, geometry: ShardGeometry) -> float:
     """Bytes of the shards that one node may ever read, whole: with `reshuffle` all that there are,
     of which a cache keeps the same random part on each node."""
     if setup.job.reshuffle:
@@ -50,7 +62,7 @@ def node_set_bytes(setup: Setup, geometry: Geometry) -> float:
     return node_epoch_bytes(setup, geometry)
 
 
-def node_epoch_bytes(setup: Setup, geometry: Geometry) -> float:
+def node_epoch_bytes(setup: ClusterSetup, geometry: ShardGeometry) -> float:
     """Bytes of the shards that one node reads in an epoch, whole."""
     return setup.data.total_bytes * geometry.readers / setup.job.nodes
 
@@ -98,24 +110,24 @@ EARLY_BATCHES = math.ceil(math.log(MOST_WIDENING, 4)) + 4
 then."""
 
 
-def block_samples(setup: Setup) -> float:
+def block_samples(setup: ClusterSetup) -> float:
     """Samples that one request of a starved epoch brings."""
     return min(_BLOCKS, max(1.0, REQUEST_BYTES / setup.data.sample_bytes))
 
 
-def early_share(setup: Setup) -> float:
+def early_share(setup: ClusterSetup) -> float:
     """Of a starved epoch's samples, those that are fetched one by one."""
     return min(1.0, EARLY_BATCHES * setup.job.global_batch / setup.data.samples)
 
 
-def starved_share(setup: Setup, *, readers: float) -> float:
+def starved_share(setup: ClusterSetup, *, readers: float) -> float:
     """Requests over samples of a cold epoch whose batches wait for the store: each sample alone to
     begin with, then with its neighbours, which every node that reads the shard asks for."""
     early = early_share(setup)
     return early + (1 - early) * readers / block_samples(setup)
 
 
-def starved_readers(setup: Setup, geometry: Geometry) -> float:
+def starved_readers(setup: ClusterSetup, geometry: ShardGeometry) -> float:
     """Copies of the dataset that the nodes of a starved epoch fetch together, without peers.
 
     A node asks for blocks of k neighbours, so of a shard that it shares with others it fetches all
@@ -126,7 +138,9 @@ def starved_readers(setup: Setup, geometry: Geometry) -> float:
     return early + (1 - early) * wide
 
 
-def first_traffic(setup: Setup, geometry: Geometry, *, starved: bool = False) -> EpochTraffic:
+def first_traffic(
+    setup: ClusterSetup, geometry: ShardGeometry, *, starved: bool = False
+) -> EpochTraffic:
     """A job's first epoch: over empty caches, over some of which a part lies on other nodes
     (`moved`), or over data on local disks that memory has nothing of.
 
@@ -170,7 +184,7 @@ def first_traffic(setup: Setup, geometry: Geometry, *, starved: bool = False) ->
     )
 
 
-def warm_traffic(setup: Setup, geometry: Geometry) -> EpochTraffic:
+def warm_traffic(setup: ClusterSetup, geometry: ShardGeometry) -> EpochTraffic:
     """An epoch over caches that hold all that they keep; with `reshuffle` over those that hold
     what the epochs before have brought, the mean of all later ones."""
     data, job, kept = setup.data, setup.job, cache_share(setup, geometry)
@@ -198,7 +212,7 @@ def warm_traffic(setup: Setup, geometry: Geometry) -> EpochTraffic:
     )
 
 
-def _found(setup: Setup, geometry: Geometry, kept: float) -> float:
+def _found(setup: ClusterSetup, geometry: ShardGeometry, kept: float) -> float:
     """Of what an epoch reads locally, the part that is in memory."""
     on_disk = max(1.0, kept * node_epoch_bytes(setup, geometry))
     return memory_share(min(1.0, RAM_SHARE * setup.node.ram_bytes / on_disk))
@@ -213,3 +227,66 @@ def _local(read: float, *, found: float) -> EpochTraffic:
         memory=read * found,
         requests=0.0,
     )
+
+
+Tier = Literal["model", "decode", "cores", "disk", "nic", "remote", "requests", "connections"]
+"""What can hold an epoch back. decode: the cores, mostly by decoding; cores: by moving bytes.
+remote: the store's bandwidth; requests: those that it answers a second; connections: requests that
+a node has in flight, times their latency. nic: of a node, in the busier direction."""
+
+OF_THE_STORE: tuple[Tier, ...] = ("nic", "remote", "requests", "connections")
+"""What fetching waits for."""
+
+WORDS: dict[Tier, str] = {
+    "model": "the GPUs",
+    "decode": "the CPU cores, which decode",
+    "cores": "the CPU cores, which move bytes",
+    "disk": "the local disk",
+    "nic": "the node's network",
+    "remote": "the store's bandwidth",
+    "requests": "the store's requests a second",
+    "connections": "connections to the store, each with its latency",
+}
+
+
+def decode_cpu_s(setup: ClusterSetup) -> float:
+    """CPU seconds of all nodes to decode and augment an epoch."""
+    return setup.job.cpu_s_per_1000 * setup.steps * setup.job.global_batch / 1000
+
+
+def bytes_cpu_s(setup: ClusterSetup, traffic: EpochTraffic) -> float:
+    """CPU seconds of all nodes to move an epoch's bytes: from the store, peers, disk and memory."""
+    read = READ_S_PER_GB * (traffic.disk_read + traffic.memory) / 1e9
+    fetched = fetch_cpu_s(traffic.remote, traffic.requests)
+    return read + fetched + peer_cpu_s(traffic.peer, tls=setup.job.tls)
+
+
+def tier_seconds(setup: ClusterSetup, traffic: EpochTraffic) -> dict[Tier, float]:
+    """Seconds of an epoch, by the tier that would be its only limit; tiers without work left out.
+
+    traffic: of a whole dataset; what doesn't fill a batch is fetched all the same.
+    """
+    job, node, store = setup.job, setup.node, setup.store
+    decode, moving = decode_cpu_s(setup), bytes_cpu_s(setup, traffic)
+    seconds: dict[Tier, float] = {
+        "model": setup.steps * job.step_s,
+        "decode" if decode > moving else "cores": (decode + moving) / (job.nodes * node.cores),
+        "disk": (traffic.disk_read + traffic.disk_write) / (job.nodes * node.nvme_bytes_per_s),
+        "nic": (traffic.remote + traffic.peer) / (job.nodes * setup.link_bytes_per_s),
+    }
+    if store is not None:
+        seconds["remote"] = traffic.remote / store.bytes_per_s
+        seconds["requests"] = traffic.requests / store.requests_per_s
+        seconds["connections"] = _connections_s(setup, traffic)
+    return {tier: took for tier, took in seconds.items() if took > 0}
+
+
+def _connections_s(setup: ClusterSetup, traffic: EpochTraffic) -> float:
+    """Seconds of an epoch's requests, with as many in flight as a rank begins with; tables that
+    the first batches wait for come before, of fewer shards at a time."""
+    store, ranks = setup.store, setup.job.ranks
+    assert store is not None
+    others_s = (traffic.requests - traffic.opening) * store.latency_s
+    others_s += traffic.remote / store.stream_bytes_per_s
+    opening_s = traffic.opening * store.latency_s / (ranks * OPENERS)
+    return opening_s + others_s / (ranks * CONNECTIONS_A_RANK)

@@ -1,1 +1,5 @@
-"""Image folders: one file a sample, grouped into virtual shards."""
+"""Read folders in which each sample is a file, or files that share a name or a table's row."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
-"""The native pack: Arrow IPC files that are mapped and read without a copy."""
+"""Read and write the shards of Penstock's own packs."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

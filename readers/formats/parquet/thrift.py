@@ -1,8 +1,8 @@
-"""Thrift's compact protocol, as much of it as Parquet's footers and page headers have.
+"""Read and write Thrift's compact protocol, as far as Parquet's footers and page headers use it.
 
 Footers may come from anybody: every length is checked against the bytes that are there before
-anything is made of it, and structs nest to a bound. What is read takes memory in proportion to its
-bytes.
+anything is made of it, and the nesting of structs is bounded. What is read takes memory in
+proportion to its bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Struct(dict[int, Any]):
         return value if isinstance(value, Struct) else None
 
 
-class Reader:
+class ThriftReader:
     """Reads one value behind the other. Raises ValueError for bytes that can't be."""
 
     def __init__(self, data: bytes, at: int = 0) -> None:
@@ -181,17 +181,17 @@ def write_struct(fields: dict[int, tuple[int, bytes]]) -> bytes:
     return b"".join(parts) + b"\0"
 
 
-def number(value: int, kind: int = I32) -> tuple[int, bytes]:
+def write_number(value: int, kind: int = I32) -> tuple[int, bytes]:
     """An integer as a field. kind: I32 or I64."""
     return kind, _zigzag(value)
 
 
-def text(value: bytes) -> tuple[int, bytes]:
+def write_text(value: bytes) -> tuple[int, bytes]:
     """Bytes as a field."""
     return BINARY, _varint(len(value)) + value
 
 
-def items(kind: int, values: list[bytes]) -> tuple[int, bytes]:
+def write_list(kind: int, values: list[bytes]) -> tuple[int, bytes]:
     """A list as a field. values: bytes of elements of one kind."""
     count = len(values)
     head = bytes((count << 4 | kind,)) if count < 15 else bytes((240 | kind,)) + _varint(count)

@@ -1,8 +1,8 @@
-"""What one archive holds, by its headers: keys, and the members of each that are fields.
+"""Collect the samples of one archive from its headers: keys, and the members that are fields.
 
-Labels and json are read on the way, everything else is only noted. A sample is the members of one
+Labels and json are read on the way, everything else is only located. A sample is the members of one
 archive whose names share a key: the path up to the first dot of its last part (WebDataset's rule).
-Members of a key need not stand side by side.
+Members of a key need not be adjacent.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.errors import DatasetError
-from penstock.readers.fields.field_types import ClassLabel
-from penstock.readers.fields.rows import json_value
-from penstock.readers.files.names import printable, unsafe_reason
-from penstock.readers.formats.tar.headers import members
-from penstock.readers.formats.tar.keys import split_key
-from penstock.readers.origin.quarantine import QuarantineEntry
+from penstock.cache import DatasetError
+from penstock.readers.fields import ClassLabel, json_value
+from penstock.readers.files import printable, unsafe_reason
+from penstock.readers.formats.tar.member_fields import split_key
+from penstock.readers.formats.tar.tar_headers import archive_members
+from penstock.readers.origin import QuarantineEntry
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.readers.formats.data_file import DataFile
-    from penstock.readers.formats.tar.headers import Member
-    from penstock.readers.formats.tar.member_fields import Asked, MemberField
-    from penstock.readers.origin.origin import Entry
+    from penstock.readers.formats.tar.member_fields import MemberField, RequestedFields
+    from penstock.readers.formats.tar.tar_headers import TarMember
+    from penstock.readers.formats.unindexed_files import DataFile
+    from penstock.readers.origin import Entry
 
 NO_KEY = "(no key)"
 """Stands for the extension of members that have none."""
@@ -41,7 +40,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ArchiveSample:
     """The members of one key. name: of the one that it is known by; start: the byte by which
     samples are sorted. spans: the members that are fields; values: what the others hold, by
     field."""
@@ -49,7 +48,7 @@ class Sample:
     key: bytes
     name: bytes
     start: int
-    spans: Mapping[str, Member]
+    spans: Mapping[str, TarMember]
     values: Mapping[MemberField, Any]
 
 
@@ -58,32 +57,32 @@ class ArchiveSamples:
     """Of one archive. kinds: of the fields; extensions: that each has."""
 
     entry: Entry
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[ArchiveSample] = field(default_factory=list)
     fields: dict[MemberField, set[str]] = field(default_factory=dict)
     quarantined: list[QuarantineEntry] = field(default_factory=list)
     passed_over: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, name: bytes, reason: str) -> None:
         """Leave out what a member belongs to."""
-        self.quarantined.append(QuarantineEntry(name=below(self.entry, name), reason=reason))
+        self.quarantined.append(QuarantineEntry(name=member_path(self.entry, name), reason=reason))
 
 
-def below(archive: Entry, name: bytes) -> bytes:
+def member_path(archive: Entry, name: bytes) -> bytes:
     """A member's name below the dataset's root: "train-000.tar/dog.jpg"."""
     return archive.name + b"/" + name
 
 
-def archive_samples(entry: Entry, opened: DataFile, asked: Asked) -> ArchiveSamples:
+def archive_samples(entry: Entry, opened: DataFile, asked: RequestedFields) -> ArchiveSamples:
     """Read an archive's headers, labels and json.
 
     Raises DatasetError (it is torn, damaged or compressed), IndexChangedError, FetchError.
     """
     found = ArchiveSamples(entry=entry)
-    groups: dict[bytes, dict[str, list[Member]]] = {}
+    groups: dict[bytes, dict[str, list[TarMember]]] = {}
     # Read as the headers are walked, since of a remote archive only what is near is at hand.
     values: dict[int, Any] = {}
     count = 0
-    for member in members(opened.read_at, entry.size_bytes, shown=printable(entry.name)):
+    for member in archive_members(opened.read_at, entry.size_bytes, shown=printable(entry.name)):
         count += 1
         name = _without_dot(member.name)
         reason = member.refused or unsafe_reason(name) or (None if name else "it has no name")
@@ -118,10 +117,10 @@ def _without_dot(name: bytes) -> bytes:
 
 def _sort_out(
     key: bytes,
-    parts: Mapping[str, list[Member]],
+    parts: Mapping[str, list[TarMember]],
     found: ArchiveSamples,
     values: Mapping[int, Any],
-    asked: Asked,
+    asked: RequestedFields,
 ) -> None:
     """One key's members: a sample, a reason against it, or nothing that is read. values: by the
     start of the member that holds them."""
@@ -159,7 +158,7 @@ def _sort_out(
 
 def _add(
     key: bytes,
-    fields: Mapping[MemberField, Member],
+    fields: Mapping[MemberField, TarMember],
     found: ArchiveSamples,
     values: Mapping[int, Any],
 ) -> None:
@@ -171,14 +170,16 @@ def _add(
         found.refuse(first.name, bad.reason)
         return
     spans = {field.name: member for field, member in fields.items() if not field.is_value}
-    found.samples.append(Sample(key, first.name, first.start, spans, noted))
+    found.samples.append(ArchiveSample(key, first.name, first.start, spans, noted))
 
 
 def _shown(extension: str) -> str:
     return printable(os.fsencode(extension))[:_SHOWN]
 
 
-def _read_value(member: Member, field: MemberField, opened: DataFile, asked: Asked) -> Any:
+def _read_value(
+    member: TarMember, field: MemberField, opened: DataFile, asked: RequestedFields
+) -> Any:
     """What a label or a json member holds, or why it can't be read."""
     size_bytes = member.end - member.start
     if field.kind == "class":
@@ -196,7 +197,7 @@ def _read_value(member: Member, field: MemberField, opened: DataFile, asked: Ask
     return {key: value for key, value in found.items() if asked.wants_key(field, key)}
 
 
-def _label(text: bytes, field: MemberField, asked: Asked) -> int | Rejection:
+def _label(text: bytes, field: MemberField, asked: RequestedFields) -> int | Rejection:
     """A class by its number, or by its name where a schema has names."""
     if len(text) <= _LABEL_BYTES:
         if _INTEGER.fullmatch(text) and (label := int(text)) in _INT64:

@@ -1,16 +1,18 @@
-"""Which field of its sample a member is, by what follows its key: "left.png" is the image "left".
+"""Map the name of an archive's member to a sample's key and a field: "left.png" is image "left".
 
-The last part says what it holds, what stands before that is the field's name; without that it has
-the usual name of its kind. Members of any other kind are never opened: unpickling runs code.
+The key is the path up to the first dot of its last part, as in WebDataset. The last part says what
+the member holds, what stands before that is the field's name; without that it has the usual name of
+its kind. Members of any other kind are never opened: unpickling runs code.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from penstock.readers.fields.field_types import (
+from penstock.readers.fields import (
     PRESENT,
     Array,
     Audio,
@@ -19,14 +21,40 @@ from penstock.readers.fields.field_types import (
     Text,
     Video,
     is_field_name,
+    masks_by_name,
 )
-from penstock.readers.fields.mask_names import masks_by_name
-from penstock.readers.formats.tar.keys import IMAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.fields import FieldType
+
+# Those that no decoder here takes are named too: each is refused with what to do, not passed over.
+IMAGE_EXTENSIONS = frozenset(
+    (
+        *("avif", "bmp", "gif", "heic", "heif", "j2c", "j2k", "jp2", "jpe", "jpeg", "jpg", "jxl"),
+        *("pbm", "pgm", "png", "pnm", "ppm", "tif", "tiff", "webp"),
+    )
+)
+"""Extensions of images."""
+
+_KEY = re.compile(rb"((?:.*/)?[^./][^./]*)\.([^/]*)", re.S)
+
+
+def split_key(name: bytes) -> tuple[bytes, str] | None:
+    """(key, extension in lower case): the path up to the first dot of its last part, and what
+    follows; None for a name without."""
+    found = _KEY.fullmatch(name)
+    return (
+        None if found is None else (found[1], found[2].decode("utf-8", "surrogateescape").lower())
+    )
+
+
+def member_extension(name: bytes) -> str:
+    """What follows a name's key; "" without one."""
+    found = split_key(name)
+    return "" if found is None else found[1]
+
 
 Kind = Literal["image", "text", "array", "audio", "video", "class", "json", "given"]
 """What a member holds. class, json: values, which are known once it is listed. given: of a kind
@@ -36,7 +64,7 @@ _AUDIO = ("wav", "flac", "mp3", "ogg", "oga", "opus", "m4a", "aac", "aif", "aiff
 _VIDEO = ("mp4", "m4v", "webm", "mkv", "mov", "avi", "mpg", "mpeg", "flv", "wmv", "ogv")
 # By extension: the kind, and the field's name where the member has none of its own.
 _KINDS: Mapping[str, tuple[Kind, str]] = {
-    **dict.fromkeys(IMAGES, ("image", "image")),
+    **dict.fromkeys(IMAGE_EXTENSIONS, ("image", "image")),
     **dict.fromkeys(_AUDIO, ("audio", "audio")),
     **dict.fromkeys(_VIDEO, ("video", "video")),
     "txt": ("text", "caption"),
@@ -68,7 +96,7 @@ class MemberField:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedFields:
     """What a user says of fields. types: of some; names: of fields, by the extension of members,
     the key of json or the usual name that each is: nothing else is read then; empty: everything
     is."""

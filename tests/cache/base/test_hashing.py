@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.base.hashing import keyed_hash, splitmix64, unit
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
+from penstock.cache.base import keyed_hash, splitmix64, unit
 
 GAMMA = 0x9E3779B97F4A7C15
 uint64 = st.integers(0, 2**64 - 1)

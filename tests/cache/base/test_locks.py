@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.base.locks import ByteLocks, ReaderLocks, wait_for
-from penstock.cache.errors import StalledError
+from penstock.cache import StalledError
+from penstock.cache.base import ByteLocks, ReaderLocks, wait_for
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:

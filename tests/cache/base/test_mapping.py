@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.base.mapping import Map, map_file
+from penstock.cache.base import FileMap, map_file
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def test_what_looks_into_a_map_keeps_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"penstock")
     told: list[str] = []
     with (tmp_path / "file").open("rb") as file:
-        mapped = Map(file.fileno(), on_unmap=lambda: told.append("gone"))
+        mapped = FileMap(file.fileno(), on_unmap=lambda: told.append("gone"))
     buffer = mapped.buffer()
     del mapped
     assert bytes(memoryview(buffer)) == b"penstock"
@@ -36,9 +36,9 @@ def test_a_cached_blob_that_lives_to_the_exit_says_nothing(tmp_path: Path, keepe
     program = """
         import importlib, sys
         from penstock.cache.base.blob import BlobSource, Segment
-        from penstock.cache.disk.fills import Fill
+        from penstock.cache.disk.fill_files import Fill
         from penstock.cache.disk.pieces import Pieces
-        from penstock.cache.disk.shelf import Shelf
+        from penstock.cache.disk.cache_folder import Shelf
 
         shelf = Shelf(sys.argv[1], max_bytes=2**24)
         segment = Segment(path="x", size_bytes=5, version=None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock import Peers
-from penstock.cache.base.peer_settings import TlsFiles
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
+from penstock.cache.base import TlsFiles
 
 HERE = "10.0.0.7:7077"
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.base.sizes import format_size, parse_size
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
+from penstock.cache.base import format_size, parse_size
 
 
 @pytest.mark.parametrize(

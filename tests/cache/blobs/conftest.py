@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.blobs.remote import Remote
-from penstock.cache.blobs.store_upstream import StoreUpstream
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache.base import FetchPolicy
+from penstock.cache.blobs import Remote, StoreUpstream
+from penstock.cache.disk import DiskCache
+from penstock.cache.fetch import Fetcher
 from tests.cache.blobs.remotes import MIB, SIZES
 from tests.stores import MemoryStore
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from penstock.cache.blobs.upstream import Upstream
+    from penstock.cache.blobs import Upstream
 
 
 @pytest.fixture

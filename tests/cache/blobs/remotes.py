@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.base.blob import BlobSource, Segment, blob_key
+from penstock.cache.base import BlobSource, Segment, blob_key
 from tests.stores import MemoryStore
 
 if TYPE_CHECKING:
-    from penstock.cache.blobs.remote import Remote
-    from penstock.cache.disk.disk_cache import DiskCache
-    from penstock.cache.disk.membership import Membership
+    from penstock.cache.blobs import Remote
+    from penstock.cache.disk import DiskCache, PinnedShare
 
 SIZES = [300_000, 4096, 1, 65_537, 200_000, 123_456]
 MIB = 2**20
@@ -23,7 +22,7 @@ def cache_of(remote: Remote) -> DiskCache:
     return remote.cache
 
 
-def job_of(remote: Remote, keys: list[str], sizes: list[int]) -> Membership:
+def job_of(remote: Remote, keys: list[str], sizes: list[int]) -> PinnedShare:
     job = remote.join(keys, sizes)
     assert job is not None
     return job

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.blobs.dataset_cache import DatasetCache
-from penstock.cache.blobs.memberships import Memberships
-from penstock.cache.blobs.process_folder import ProcessFolder
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.errors import ClosedError, PenstockWarning, StalledError
+from penstock.cache import ClosedError, PenstockWarning, StalledError
+from penstock.cache.blobs import DatasetCache, DatasetJobs, ProcessFolder
+from penstock.cache.disk import DiskCache
 from tests.cache.blobs.remotes import single
 
 if TYPE_CHECKING:
@@ -28,7 +26,7 @@ def test_without_a_cache_nothing_is_done_and_no_error_is_the_disks(store: Memory
     assert not cache.drop(single(store, 0))
     with pytest.raises(OSError, match="full"):
         cache.give_up(OSError("full"))
-    memberships = Memberships(None, group="g", label="mem://set")
+    memberships = DatasetJobs(None, group="g", label="mem://set")
     assert memberships.join(["0" * 40], [5]) is None
     assert not memberships.keeps("0" * 40)
 
@@ -52,7 +50,7 @@ def test_a_disks_error_rests_the_folder_and_others_are_raised(tmp_path: Path) ->
 
 def test_a_dataset_keeps_what_one_of_its_jobs_pins(tmp_path: Path) -> None:
     disk = DiskCache(tmp_path, max_bytes="8MiB")
-    memberships = Memberships(disk, group="g", label="mem://set")
+    memberships = DatasetJobs(disk, group="g", label="mem://set")
     keys = [f"{i:040x}" for i in range(4)]
     assert memberships.keeps(keys[3])  # nobody has said what is needed
     one = memberships.join(keys[:2], [5, 5])

@@ -5,14 +5,11 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base.blob import BlobSource, BlobSpans, Segment, blob_key
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.base.store import RequestError
-from penstock.cache.blobs.fill_failures import FillFailures
-from penstock.cache.blobs.remote import Remote
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.errors import FetchError, PenstockError
-from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache import FetchError, PenstockError
+from penstock.cache.base import BlobSource, BlobSpans, FetchPolicy, RequestError, Segment, blob_key
+from penstock.cache.blobs import FillFailures, Remote
+from penstock.cache.disk import DiskCache
+from penstock.cache.fetch import Fetcher
 from tests.stores import MemoryStore
 
 if TYPE_CHECKING:

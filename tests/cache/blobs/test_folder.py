@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.base.blob import BlobSpans
-from penstock.cache.disk import admin
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.disk.mounts import file_system
-from penstock.cache.disk.shelf import Shelf
-from penstock.cache.errors import ConfigError, PenstockWarning
+from penstock.cache import ConfigError, PenstockWarning
+from penstock.cache.base import BlobSpans, file_system
+from penstock.cache.disk import CacheFolder, DiskCache, admin
 from tests.cache.blobs.remotes import SIZES, cache_of, single
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.blobs.remote import Remote
+    from penstock.cache.blobs import Remote
     from tests.stores import MemoryStore
 
 
@@ -63,7 +60,7 @@ def test_a_newer_format_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert file_system("/proc") == "proc"
-    monkeypatch.setattr("penstock.cache.disk.mounts.file_system", lambda _: "nfs4")
+    monkeypatch.setattr("penstock.cache.base.folders.file_system", lambda _: "nfs4")
     with pytest.raises(ConfigError, match=r"network file system \(nfs4\)"):
         DiskCache(tmp_path, max_bytes="2MB").open()
 
@@ -100,7 +97,7 @@ def test_books_and_files_are_brought_together(
     (path / "blobs" / single(store, 0).key).unlink()
     os.rename(path / "blobs" / single(store, 1).key, path / "trash" / "beef-7")
     (path / "fills" / "00ff.part").write_bytes(b"leftover")
-    shelf = Shelf(str(path), max_bytes=None)
+    shelf = CacheFolder(str(path), max_bytes=None)
     with sqlite3.connect(path / "catalogue.db") as books:
         books.execute("DELETE FROM blobs WHERE key = ?", (single(store, 4).key,))
     books.close()

@@ -11,20 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.base.blob import BlobSpans
-from penstock.cache.blobs.cached_blob import CachedBlob
-from penstock.cache.disk import admin
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.disk.job_table import JobRow
-from penstock.cache.disk.room import SLACK_BYTES
-from penstock.cache.disk.shares import fair_shares
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
+from penstock.cache.base import BlobSpans
+from penstock.cache.blobs import CachedBlob
+from penstock.cache.disk import SLACK_BYTES, DiskCache, JobRow, admin, fair_shares
 from tests.cache.blobs.remotes import MIB, SIZES, cache_of, content, job_of, many, single
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.blobs.remote import Remote
+    from penstock.cache.blobs import Remote
     from tests.stores import MemoryStore
 
 

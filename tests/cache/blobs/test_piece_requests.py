@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.base.blob import BlobSource, Segment
-from penstock.cache.base.counters import TrafficMeter
-from penstock.cache.base.folders import Folder
-from penstock.cache.base.store import Answer
-from penstock.cache.blobs.fill_failures import FillFailures
-from penstock.cache.blobs.piece_requests import FillStoppedError, PieceRequests
-from penstock.cache.blobs.requester import BlobRequest, Requester
-from penstock.cache.disk.fills import Fill
-from penstock.cache.disk.pieces import PIECE_BYTES, Pieces
-from penstock.cache.errors import FetchError, ObjectChangedError
+from penstock.cache import FetchError, ObjectChangedError
+from penstock.cache.base import Answer, BlobSource, Folder, Segment, TrafficMeter
+from penstock.cache.blobs import (
+    BlobRequest,
+    FillFailures,
+    FillStoppedError,
+    PieceRequests,
+    Requester,
+)
+from penstock.cache.disk import PIECE_BYTES, BlobPieces, Fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from penstock.cache.blobs.upstream import BlobRange
+    from penstock.cache.blobs import BlobRange
 
 RANGE_BYTES = 3 * PIECE_BYTES
 
@@ -35,7 +35,7 @@ def source(*sizes: int) -> BlobSource:
 
 
 def fill_of(folder: Path, blob: BlobSource) -> Fill:
-    return Fill.make(Folder.at(str(folder)), "x", Pieces(blob))
+    return Fill.make(Folder.at(str(folder)), "x", BlobPieces(blob))
 
 
 def requests_of(blob: BlobSource, fill: Fill, meter: TrafficMeter) -> list[BlobRequest]:

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.base.blob import BlobSpans, absent_bytes
-from penstock.cache.base.store import RequestError
-from penstock.cache.errors import FetchError, ObjectChangedError
+from penstock.cache import FetchError, ObjectChangedError
+from penstock.cache.base import BlobSpans, RequestError, absent_bytes
 from tests.cache.blobs.remotes import MIB, SIZES, cache_of, content, joined, of_ranges, single
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.blobs.remote import Remote
+    from penstock.cache.blobs import Remote
     from tests.stores import MemoryStore
 
 

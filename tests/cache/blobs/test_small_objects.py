@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.base.store import RequestError
-from penstock.cache.errors import FetchError, PenstockWarning
+from penstock.cache import FetchError, PenstockWarning
+from penstock.cache.base import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.blobs.remote import Remote
+    from penstock.cache.blobs import Remote
     from tests.stores import MemoryStore
 
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.base.blob import BlobSpans
-from penstock.cache.base.store import Answer
-from penstock.cache.blobs.store_upstream import StoreUpstream
+from penstock.cache import FetchError
+from penstock.cache.base import Answer, BlobSpans
+from penstock.cache.blobs import StoreUpstream
 from penstock.cache.disk import admin
-from penstock.cache.errors import FetchError
-from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache.fetch import Fetcher
 from tests.cache.blobs.remotes import SIZES, cache_of, content, joined, single
 from tests.cache.blobs.upstream_contract import UpstreamTests
 
@@ -21,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from penstock.cache.base.blob import BlobSource
-    from penstock.cache.blobs.remote import Remote
-    from penstock.cache.blobs.upstream import BlobRange, Upstream
+    from penstock.cache.base import BlobSource
+    from penstock.cache.blobs import BlobRange, Remote, Upstream
     from tests.stores import MemoryStore
 
 
@@ -136,10 +134,7 @@ def made() -> list[FolderUpstream]:
 
 @pytest.fixture
 def from_folder(
-    store: MemoryStore,
-    remotes: Callable[..., Remote],
-    tmp_path: Path,
-    made: list[FolderUpstream],
+    store: MemoryStore, remotes: Callable[..., Remote], tmp_path: Path, made: list[FolderUpstream]
 ) -> Callable[..., Remote]:
     """Remotes that ask a folder first, which has o0, and o4 truncated."""
     folder = tmp_path / "peer"

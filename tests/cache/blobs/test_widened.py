@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.base.blob import BlobSpans
-from penstock.cache.base.counters import TrafficMeter
-from penstock.cache.blobs import demand_fills
-from penstock.cache.blobs.piece_requests import PieceRequests
-from penstock.cache.disk.pieces import PIECE_BYTES
+from penstock.cache.base import BlobSpans, TrafficMeter
+from penstock.cache.blobs import PieceRequests, blob_fills
+from penstock.cache.disk import PIECE_BYTES
 from tests.cache.blobs.remotes import SIZES, content, single
 from tests.cache.blobs.test_piece_requests import fill_of, source
 from tests.watchdog import PATIENCE_S
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from penstock.cache.blobs.remote import Remote
+    from penstock.cache.blobs import Remote
     from tests.stores import MemoryStore
 
 MOST = 16  # pieces of a request
@@ -81,7 +79,7 @@ def test_neighbours_come_with_what_a_batch_waits_for(
 def test_what_this_process_is_fetching_is_waited_for_however_slow_it_is(
     store: MemoryStore, remotes: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demand_fills, "_OTHERS_S", 0.0)
+    monkeypatch.setattr(blob_fills, "_OTHERS_S", 0.0)
     remote, began, go_on, asked = remotes(store), threading.Event(), threading.Event(), []
 
     def before(path: str, span: object) -> None:
@@ -112,7 +110,7 @@ def test_what_this_process_is_fetching_is_waited_for_however_slow_it_is(
 def test_what_another_process_holds_for_too_long_is_fetched_here_too(
     store: MemoryStore, remotes: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demand_fills, "_OTHERS_S", 0.0)
+    monkeypatch.setattr(blob_fills, "_OTHERS_S", 0.0)
     remote = remotes(store)
     wanted = spans(remote, store, 0, 0)
     fill = wanted.blob.fill  # type: ignore[attr-defined]

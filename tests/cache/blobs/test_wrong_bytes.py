@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.base.blob import BlobSpans
-from penstock.cache.blobs.cached_blob import CachedBlob
+from penstock.cache.base import BlobSpans
+from penstock.cache.blobs import CachedBlob
 from penstock.cache.disk import admin
 from tests.cache.blobs.remotes import SIZES, cache_of, single
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.blobs.remote import Remote
+    from penstock.cache.blobs import Remote
     from tests.stores import MemoryStore
 
 

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.blobs.upstream import BlobRange
-from penstock.cache.errors import FetchError, ObjectChangedError
-from penstock.cache.fetch.object_range import ObjectRange
+from penstock.cache import FetchError, ObjectChangedError
+from penstock.cache.base import ObjectRange
+from penstock.cache.blobs import BlobRange
 from tests.cache.blobs.remotes import SIZES, content, joined, single
 
 if TYPE_CHECKING:
-    from penstock.cache.base.blob import BlobSource
-    from penstock.cache.base.store import Answer
-    from penstock.cache.blobs.upstream import Upstream
+    from penstock.cache.base import Answer, BlobSource
+    from penstock.cache.blobs import Upstream
     from tests.stores import MemoryStore
 
 

@@ -20,15 +20,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.base.blob import BlobSource, BlobSpans, Segment, blob_key
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.blobs.remote import Remote
-from penstock.cache.disk import admin
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.disk.layout import Layout, _format_text, boot_id
-from penstock.cache.disk.shelf import Shelf
-from penstock.cache.errors import ConfigError, PenstockWarning
-from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache import ConfigError, PenstockWarning
+from penstock.cache.base import BlobSource, BlobSpans, FetchPolicy, Segment, blob_key
+from penstock.cache.blobs import Remote
+from penstock.cache.disk import CacheFolder, DiskCache, FolderLayout, admin, boot_id, format_text
+from penstock.cache.fetch import Fetcher
 from penstock.pipeline.cli import main
 from penstock.readers import Dataset
 from tests import images, tars
@@ -121,7 +117,7 @@ def filled(tmp_path: Path) -> Path:
 
 def in_order(root: Path, limit: int) -> None:
     """The books say what is there, and it isn't too much."""
-    shelf = Shelf(str(root), max_bytes=limit)
+    shelf = CacheFolder(str(root), max_bytes=limit)
     files = [*(root / "blobs").iterdir(), *(root / "unverified").iterdir()]
     taken = sum(path.stat().st_blocks * 512 for path in files)
     ready = sum(shelf.catalogue.blobs.sizes("ready").values())
@@ -187,7 +183,7 @@ def test_no_flip_of_a_note_ends_a_job(filled: Path, name: str, bit: int) -> None
         damaged = bytearray(whole)
         damaged[at] ^= 1 << bit
         (filled / name).write_bytes(damaged)
-        layout = Layout(str(filled))
+        layout = FolderLayout(str(filled))
         layout.check_format()
         assert layout.boot == (boot_id() if name != "boot" else layout.boot)
         assert name != "boot" or layout.boot != boot_id()
@@ -200,7 +196,7 @@ def test_a_newer_version_is_known_by_its_checksum(
     tmp_path_factory: pytest.TempPathFactory, version: int, flipped: int
 ) -> None:
     root = tmp_path_factory.mktemp("newer")
-    text = _format_text(version)
+    text = format_text(version)
     (root / "format.json").write_bytes(text)
     with pytest.raises(ConfigError, match=rf"format {version}, wanted 1"):
         DiskCache(root, max_bytes="2MB").open()
@@ -211,7 +207,7 @@ def test_a_newer_version_is_known_by_its_checksum(
     (root / "fills").mkdir()
     (root / "trash").mkdir()
     (root / "unverified").mkdir()
-    Layout(str(root)).check_format()
+    FolderLayout(str(root)).check_format()
     with pytest.raises(ConfigError, match="isn't a cache"):
         admin.stat(root / "blobs")
 
@@ -358,10 +354,7 @@ def _flat(root: Path) -> None:
     ],
 )
 def test_every_command_rebuilds_a_catalogue_with_one_warning(
-    filled: Path,
-    command: str,
-    damage: Callable[[Path], None],
-    capsys: pytest.CaptureFixture[str],
+    filled: Path, command: str, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     _flat(filled)
     damage(filled / "catalogue.db")
@@ -457,7 +450,7 @@ def test_a_rebuilt_catalogue_has_the_limit_and_the_pins_of_before(
 @pytest.mark.filterwarnings("ignore:.*catalogue.db")
 def test_rows_that_a_damaged_catalogue_still_gives_keep_their_checksums(filled: Path) -> None:
     def rows() -> dict[str, tuple[str, str, bytes | None]]:
-        shelf = Shelf(str(filled), max_bytes=8 * MIB)
+        shelf = CacheFolder(str(filled), max_bytes=8 * MIB)
         found = {one.key: (one.group, one.uri, one.crcs) for one in shelf.catalogue.blobs.rows()}
         shelf.close()
         return found
@@ -597,7 +590,7 @@ def _fails_once(root: Path, at: int, code: int, monkeypatch: pytest.MonkeyPatch)
                 return _plain(*args, **named)
 
             patched.setattr(os, name, watched)
-        patched.setattr("penstock.cache.disk.access._RETRY_DISK_S", 0.0)
+        patched.setattr("penstock.cache.disk.disk_cache._RETRY_DISK_S", 0.0)
         with playing(root, most=2) as job:
             job.epoch(random.Random(at), whole=0.3)
             job.remote.drop(job.sources[0])

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from penstock.cache import DiskCache
-from penstock.cache.errors import PenstockWarning
+from penstock.cache import DiskCache, PenstockWarning
 from penstock.readers import Dataset, build_index
 from tests import images, tars
 from tests.cache_jobs import CONTEXT, Job, Reader, finish, replace, run, start, write_objects

@@ -10,12 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.base.blob import BlobSource, Segment
-from penstock.cache.base.folders import Folder
-from penstock.cache.disk import fill_marks
-from penstock.cache.disk.fill_marks import FillMarks, map_name
-from penstock.cache.disk.fills import Fill
-from penstock.cache.disk.pieces import Pieces
+from penstock.cache.base import BlobSource, Folder, Segment
+from penstock.cache.disk import BlobPieces, Fill, FillMarks, fill_marks, map_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +34,7 @@ def test_marked_bytes_are_there_and_no_others(
     sizes = data.draw(st.lists(st.integers(1, 20_000), min_size=1, max_size=6))
     blob = source(sizes, ranges=data.draw(st.booleans()))
     folder = Folder.at(str(tmp_path_factory.mktemp("fill")))
-    fill = Fill.make(folder, "x", Pieces(blob))
+    fill = Fill.make(folder, "x", BlobPieces(blob))
     there = np.zeros(blob.size_bytes, bool)
     for piece in range(fill.pieces.count):
         if data.draw(st.booleans()):
@@ -70,7 +66,7 @@ def test_of_very_many_pieces_those_around_are_told(
 ) -> None:
     monkeypatch.setattr(fill_marks, "_MOST_MARKS", 10)
     folder = Folder.at(str(tmp_path))
-    fill = Fill.make(folder, "x", Pieces(source([100 * 4096 - 1], ranges=False)))
+    fill = Fill.make(folder, "x", BlobPieces(source([100 * 4096 - 1], ranges=False)))
     fill.marks[:] = 1
     fd = folder.open(map_name("x"))
     marks = FillMarks(fd, 100 * 4096 - 1)

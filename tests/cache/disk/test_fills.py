@@ -8,11 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.base.blob import BlobSource, Segment
-from penstock.cache.base.folders import Folder
-from penstock.cache.disk.block_crcs import BLOCK_BYTES, crcs_of
-from penstock.cache.disk.fills import Fill, discard
-from penstock.cache.disk.pieces import PIECE_BYTES, Pieces, bridge, cut, merge
+from penstock.cache.base import BlobSource, Folder, Segment
+from penstock.cache.disk import (
+    BLOCK_BYTES,
+    PIECE_BYTES,
+    BlobPieces,
+    Fill,
+    bridge_gaps,
+    crcs_of,
+    cut_span,
+    discard_fill,
+    merge_spans,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +31,7 @@ def source(*sizes: int) -> BlobSource:
 
 
 def make(tmp_path: Path, blob: BlobSource) -> Fill:
-    return Fill.make(Folder.at(str(tmp_path)), "x", Pieces(blob))
+    return Fill.make(Folder.at(str(tmp_path)), "x", BlobPieces(blob))
 
 
 @settings(max_examples=150)
@@ -36,7 +43,7 @@ def test_pieces_cover_spans_and_little_more(
     sizes: list[int], spans: list[tuple[float, float]]
 ) -> None:
     blob = source(*sizes)
-    pieces = Pieces(blob)
+    pieces = BlobPieces(blob)
     size = blob.size_bytes
     cuts = [tuple(sorted((int(a * size), int(b * size)))) for a, b in spans]
     runs = pieces.covering([a for a, _ in cuts], [b for _, b in cuts])
@@ -47,7 +54,7 @@ def test_pieces_cover_spans_and_little_more(
         there[a:b] = True
     for a, b in cuts:
         assert there[a:b].all()
-    assert runs == merge(runs)
+    assert runs == merge_spans(runs)
     if len(sizes) == 1:
         wanted = sum(b - a for a, b in cuts)
         assert there.sum() <= wanted + 2 * PIECE_BYTES * len(cuts)
@@ -70,7 +77,7 @@ def test_missing_runs_and_bridges(
         gone[low:high] = False
     assert gone.tolist() == marks
     assert fill.is_whole == all(marks)
-    joined = bridge(missing, waste=waste)
+    joined = bridge_gaps(missing, waste=waste)
     again = np.zeros(len(marks), bool)
     for low, high in joined:
         again[low:high] = True
@@ -81,7 +88,7 @@ def test_missing_runs_and_bridges(
 
 
 def test_cutting() -> None:
-    assert list(cut((3, 10), most=3)) == [(3, 6), (6, 9), (9, 10)]
+    assert list(cut_span((3, 10), most=3)) == [(3, 6), (6, 9), (9, 10)]
 
 
 def test_writing_marks_and_reopening_goes_on(tmp_path: Path) -> None:
@@ -91,7 +98,7 @@ def test_writing_marks_and_reopening_goes_on(tmp_path: Path) -> None:
     fill.write((3, 4), memoryview(b"b" * 5))
     assert fill.agree("v1")
     fill.close()
-    again = Fill(Folder.at(str(tmp_path)), "x", Pieces(blob))
+    again = Fill(Folder.at(str(tmp_path)), "x", BlobPieces(blob))
     assert again.missing([(0, 4)]) == [(0, 1), (2, 3)]
     assert again.missing_bytes() == 2 * PIECE_BYTES
     assert again.version == "v1"
@@ -99,10 +106,10 @@ def test_writing_marks_and_reopening_goes_on(tmp_path: Path) -> None:
     assert not again.agree("v2")
     again.close()
     with pytest.raises(ValueError, match="another size"):
-        Fill(Folder.at(str(tmp_path)), "x", Pieces(source(77)))
-    discard(Folder.at(str(tmp_path)), "x")
+        Fill(Folder.at(str(tmp_path)), "x", BlobPieces(source(77)))
+    discard_fill(Folder.at(str(tmp_path)), "x")
     with pytest.raises(FileNotFoundError):
-        Fill(Folder.at(str(tmp_path)), "x", Pieces(blob))
+        Fill(Folder.at(str(tmp_path)), "x", BlobPieces(blob))
 
 
 def test_one_fetches_while_others_keep_off(tmp_path: Path) -> None:
@@ -120,7 +127,7 @@ def test_one_fetches_while_others_keep_off(tmp_path: Path) -> None:
 def test_the_first_of_two_versions_decides(tmp_path: Path) -> None:
     blob = source(PIECE_BYTES)
     fill = make(tmp_path, blob)
-    others = [Fill(Folder.at(str(tmp_path)), "x", Pieces(blob)) for _ in range(8)]
+    others = [Fill(Folder.at(str(tmp_path)), "x", BlobPieces(blob)) for _ in range(8)]
     agreed: list[str] = []
 
     def vote(number: int) -> None:

@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.base.blob import BlobSource, Segment
-from penstock.cache.disk.block_crcs import crcs_of, crcs_of_file
-from penstock.cache.disk.layout import boot_id
-from penstock.cache.disk.lookup import Lookup
-from penstock.cache.disk.shelf import Shelf
-from penstock.cache.errors import ConfigError, StalledError
+from penstock.cache import ConfigError, StalledError
+from penstock.cache.base import BlobSource, Segment
+from penstock.cache.disk import CacheFolder, Lookup, boot_id, crcs_of, crcs_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +20,8 @@ KIB_64 = 65_536
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Iterator[Shelf]:
-    made = Shelf(str(tmp_path / "cache"), max_bytes=4 * MIB)
+def shelf(tmp_path: Path) -> Iterator[CacheFolder]:
+    made = CacheFolder(str(tmp_path / "cache"), max_bytes=4 * MIB)
     yield made
     made.close()
 
@@ -36,14 +33,14 @@ def source(number: int, size_bytes: int = KIB_64) -> BlobSource:
     )
 
 
-def put(shelf: Shelf, number: int, size_bytes: int = KIB_64) -> BlobSource:
+def put(shelf: CacheFolder, number: int, size_bytes: int = KIB_64) -> BlobSource:
     blob = source(number, size_bytes)
     data = memoryview(bytes([number % 251]) * size_bytes)
     assert shelf.filling.put(blob, data, group="g", kept=False)
     return blob
 
 
-def test_a_fill_is_published_when_its_pieces_are_there(shelf: Shelf) -> None:
+def test_a_fill_is_published_when_its_pieces_are_there(shelf: CacheFolder) -> None:
     blob = source(1)
     begun = shelf.filling.begin(blob, group="g", pinned=True)
     assert begun is not None
@@ -62,7 +59,7 @@ def test_a_fill_is_published_when_its_pieces_are_there(shelf: Shelf) -> None:
     fill.close()
 
 
-def test_what_nobody_has_mapped_goes_and_what_is_mapped_stays(shelf: Shelf) -> None:
+def test_what_nobody_has_mapped_goes_and_what_is_mapped_stays(shelf: CacheFolder) -> None:
     mapped = shelf.lookup.find(put(shelf, 1).key, None)
     put(shelf, 2)
     assert shelf.evictor.evict_to(0) == (1, KIB_64)
@@ -73,7 +70,7 @@ def test_what_nobody_has_mapped_goes_and_what_is_mapped_stays(shelf: Shelf) -> N
     assert shelf.catalogue.blobs.used_bytes == 0
 
 
-def test_who_has_a_share_takes_what_others_have_mapped(shelf: Shelf) -> None:
+def test_who_has_a_share_takes_what_others_have_mapped(shelf: CacheFolder) -> None:
     mapped = [shelf.lookup.find(put(shelf, number).key, None) for number in range(1, 4)]
     free = shelf.room.budget_bytes - shelf.catalogue.blobs.used_bytes
     with shelf.catalogue.writing():
@@ -86,12 +83,12 @@ def test_who_has_a_share_takes_what_others_have_mapped(shelf: Shelf) -> None:
         assert shelf.evictor.make_room(free + KIB_64, group="mine")
 
 
-def test_more_than_the_limit_is_never_reserved(shelf: Shelf) -> None:
+def test_more_than_the_limit_is_never_reserved(shelf: CacheFolder) -> None:
     assert shelf.filling.begin(source(1, 8 * MIB), group="g", pinned=True) is None
     assert shelf.catalogue.blobs.rows() == []
 
 
-def test_a_dropped_blob_is_in_the_trash_while_it_is_mapped(shelf: Shelf) -> None:
+def test_a_dropped_blob_is_in_the_trash_while_it_is_mapped(shelf: CacheFolder) -> None:
     blob = put(shelf, 1)
     mapped = shelf.lookup.find(blob.key, None)
     assert mapped is not None
@@ -106,7 +103,7 @@ def test_a_dropped_blob_is_in_the_trash_while_it_is_mapped(shelf: Shelf) -> None
     assert not shelf.trash.drop(blob.key)
 
 
-def test_a_doubted_blob_stays_if_its_checksums_are_right(shelf: Shelf) -> None:
+def test_a_doubted_blob_stays_if_its_checksums_are_right(shelf: CacheFolder) -> None:
     right, wrong = put(shelf, 1), put(shelf, 2)
     with open(shelf.layout.blob(wrong.key), "r+b") as file:
         file.write(b"flip")
@@ -118,13 +115,13 @@ def test_a_doubted_blob_stays_if_its_checksums_are_right(shelf: Shelf) -> None:
 
 def test_blobs_of_before_a_reboot_are_verified_at_their_first_use(tmp_path: Path) -> None:
     root = tmp_path / "cache"
-    shelf = Shelf(str(root), max_bytes=4 * MIB)
+    shelf = CacheFolder(str(root), max_bytes=4 * MIB)
     right, wrong = put(shelf, 1), put(shelf, 2)
     with open(shelf.layout.blob(wrong.key), "r+b") as file:
         file.write(b"flip")
     shelf.layout.note_boot("another boot")
     shelf.close()
-    shelf = Shelf(str(root), max_bytes=4 * MIB)
+    shelf = CacheFolder(str(root), max_bytes=4 * MIB)
     assert shelf.layout.boot == boot_id()
     assert sorted(shelf.layout.names("unverified")) == [right.key, wrong.key]
     assert shelf.lookup.find(right.key, None) is not None
@@ -133,7 +130,7 @@ def test_blobs_of_before_a_reboot_are_verified_at_their_first_use(tmp_path: Path
     shelf.close()
 
 
-def test_a_fill_that_nobody_works_on_is_a_leftover(shelf: Shelf) -> None:
+def test_a_fill_that_nobody_works_on_is_a_leftover(shelf: CacheFolder) -> None:
     blob = source(1)
     begun = shelf.filling.begin(blob, group="g", pinned=True)
     assert begun is not None
@@ -145,7 +142,7 @@ def test_a_fill_that_nobody_works_on_is_a_leftover(shelf: Shelf) -> None:
     assert shelf.catalogue.blobs.rows() == []
 
 
-def test_a_key_is_held_by_one(shelf: Shelf) -> None:
+def test_a_key_is_held_by_one(shelf: CacheFolder) -> None:
     with shelf.keys.holding("ab" * 20):
         with shelf.keys.trying("ab" * 20) as is_free:
             assert not is_free
@@ -162,15 +159,15 @@ def test_a_key_is_held_by_one(shelf: Shelf) -> None:
 
 @pytest.mark.usefixtures("shelf")
 def test_one_folder_has_one_limit(tmp_path: Path) -> None:
-    again = Shelf(str(tmp_path / "cache"), max_bytes=None)
+    again = CacheFolder(str(tmp_path / "cache"), max_bytes=None)
     assert again.max_bytes == 4 * MIB
     with pytest.raises(ConfigError, match="one folder, one limit"):
-        Shelf(str(tmp_path / "cache"), max_bytes=5 * MIB)
+        CacheFolder(str(tmp_path / "cache"), max_bytes=5 * MIB)
     assert again.room.steady_budget_bytes <= again.room.budget_bytes < again.max_bytes
     again.close()
 
 
-def test_a_lookup_that_may_not_write_changes_nothing(shelf: Shelf, tmp_path: Path) -> None:
+def test_a_lookup_that_may_not_write_changes_nothing(shelf: CacheFolder, tmp_path: Path) -> None:
     blob = put(shelf, 1)
     shelf.catalogue.names.remember("x", (5, "v"))
     shelf.close()

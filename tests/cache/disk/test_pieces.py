@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.base.blob import BlobSource, Segment
-from penstock.cache.disk.pieces import OBJECTS_AT_ONCE, PIECE_BYTES, Pieces
+from penstock.cache.base import BlobSource, Segment
+from penstock.cache.disk import OBJECTS_AT_ONCE, PIECE_BYTES, BlobPieces
 
 OBJECT_BYTES = 100_000
 
@@ -49,7 +49,7 @@ def test_what_is_asked_for_at_a_time_is_the_pieces_and_no_more(
 ) -> None:
     size = sum(one.size_bytes for one in segments)
     source = BlobSource(key="0" * 40, uri="mem://x", segments=segments, size_bytes=size)
-    pieces, places = Pieces(source), where(source)
+    pieces, places = BlobPieces(source), where(source)
     assert pieces.span((0, pieces.count)) == (0, size)
     start, end = sorted(int(share * size) for share in span)
     asked: list[int] = []

@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache import DiskCache
-from penstock.cache.base.blob import BlobSource, BlobSpans, Segment, blob_key
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.base.folders import Folder
-from penstock.cache.blobs.cached_blob import CachedBlob
-from penstock.cache.blobs.remote import Remote
-from penstock.cache.errors import PenstockWarning, WriteError
-from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache import DiskCache, PenstockWarning, WriteError
+from penstock.cache.base import BlobSource, BlobSpans, FetchPolicy, Folder, Segment, blob_key
+from penstock.cache.blobs import CachedBlob, Remote
+from penstock.cache.fetch import Fetcher
 from penstock.pipeline import DataLoader
-from penstock.pipeline.feed.warm import warm
+from penstock.pipeline.feed import warm
 from penstock.readers import Dataset
 from tests.conftest import SAMPLES
 from tests.servers import serving
@@ -200,10 +196,10 @@ def test_one_that_can_be_written_again_is_used_again(
     held, other = (source_of(store, name) for name in store.objects)
     with remote_of(store, tmp_path / "cache") as remote:
         remote.fill(held)
-    monkeypatch.setattr("penstock.cache.disk.access._RETRY_DISK_S", 0.0)
+    monkeypatch.setattr("penstock.cache.disk.disk_cache._RETRY_DISK_S", 0.0)
     with one_warning(), remote_of(store, tmp_path / "cache") as one:
         with monkeypatch.context() as patched:
-            patched.setattr("penstock.cache.disk.access.Shelf", _refuses)
+            patched.setattr("penstock.cache.disk.disk_cache.Shelf", _refuses)
             assert one.fill(held) == 0
             assert one.fill(other) == -1
         assert one.fill(other) == 100_000

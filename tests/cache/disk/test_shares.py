@@ -8,11 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.disk.blob_table import BlobRow
-from penstock.cache.disk.evictor import enough
-from penstock.cache.disk.job_table import JobRow
-from penstock.cache.disk.layout import disk_bytes
-from penstock.cache.disk.shares import ALL, ReadSet, guess_threshold
+from penstock.cache.disk import (
+    ALL_KEYS,
+    BlobRow,
+    JobRow,
+    ReadSet,
+    choose_victims,
+    disk_bytes,
+    guess_threshold,
+)
 
 BLOB = BlobRow(
     key="0",
@@ -26,7 +30,7 @@ BLOB = BlobRow(
     crcs=None,
     pinned=False,
 )
-JOB = JobRow(id=1, group="g", reads="r", wanted_bytes=1000, share_bytes=1000, below=ALL, pid=1)
+JOB = JobRow(id=1, group="g", reads="r", wanted_bytes=1000, share_bytes=1000, below=ALL_KEYS, pid=1)
 
 blobs = st.dictionaries(
     st.text("0123456789abcdef", min_size=3, max_size=3), st.integers(0, 20_000), max_size=12
@@ -46,7 +50,7 @@ def test_what_is_pinned_are_the_lowest_keys_that_fit(blobs: dict[str, int], shar
         following = blobs[sorted(blobs)[len(below)]]
         assert taken + disk_bytes(following) > share
     else:
-        assert threshold == ALL
+        assert threshold == ALL_KEYS
 
 
 @given(blobs=blobs, key=st.text("0123456789abcdef", min_size=3, max_size=3))
@@ -59,12 +63,12 @@ def test_a_set_knows_its_keys_whatever_their_order(blobs: dict[str, int], key: s
     assert read_set.disk_bytes == sum(map(disk_bytes, blobs.values()))
 
 
-@pytest.mark.parametrize(("share", "below"), [(1000, ALL), (2000, ALL), (0, "00000000")])
+@pytest.mark.parametrize(("share", "below"), [(1000, ALL_KEYS), (2000, ALL_KEYS), (0, "00000000")])
 def test_a_threshold_is_guessed_from_the_share(share: int, below: str) -> None:
     assert guess_threshold(JOB, share) == below
 
 
-@given(share=st.integers(0, 1000), below=st.sampled_from(["", "40000000", ALL]))
+@given(share=st.integers(0, 1000), below=st.sampled_from(["", "40000000", ALL_KEYS]))
 def test_a_guess_never_pins_more_than_before(share: int, below: str) -> None:
     assert guess_threshold(replace(JOB, below=below), share) <= below
 
@@ -80,7 +84,7 @@ def test_enough_is_the_shortest_beginning_that_suffices(
         replace(BLOB, key=f"{place:x}", disk_bytes=size, kept=kept)
         for place, (size, kept) in enumerate(sizes)
     ]
-    chosen = list(enough(rows, short))
+    chosen = list(choose_victims(rows, short))
     data = [row for row in rows if not row.kept]
     assert chosen == data[: len(chosen)]
     total = sum(row.disk_bytes for row in chosen)

@@ -9,17 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.base.folders import Folder
-from penstock.cache.disk.books import Books
-from penstock.cache.disk.catalogue import Catalogue
-from penstock.cache.disk.damage import UncountedError, is_damage
-from penstock.cache.disk.job_table import JobRow
+from penstock.cache.base import Folder
+from penstock.cache.disk import Catalogue, CatalogueFile, JobRow, UncountedError, is_damage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from penstock.cache.disk.blob_table import State
+    from penstock.cache.disk import State
 
 
 @pytest.fixture
@@ -107,9 +104,7 @@ def test_victims_are_data_before_manifests_the_least_recently_used_first(
     assert [row.key for row in catalogue.blobs.victims()] == ["aa", "cc", "bb"]
 
 
-def test_a_job_pins_keys_below_its_threshold_and_its_groups_manifests(
-    catalogue: Catalogue,
-) -> None:
+def test_a_job_pins_keys_below_its_threshold_and_its_groups_manifests(catalogue: Catalogue) -> None:
     for key in ("0a", "0b", "0c"):
         enter(catalogue, key)
     enter(catalogue, "ff", kept=True)
@@ -176,7 +171,7 @@ def test_a_transaction_that_fails_leaves_nothing(catalogue: Catalogue) -> None:
 
 def test_books_that_another_made_anew_are_found_before_the_next_change(tmp_path: Path) -> None:
     folder = Folder.at(str(tmp_path))
-    one, other = Books(folder), Books(folder)
+    one, other = CatalogueFile(folder), CatalogueFile(folder)
     one.change("INSERT INTO labels VALUES ('g', 'of one')")
     entered: list[str] = []
     other.renew(

@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.base.blob import BlobSource, BlobSpans, Segment, blob_key
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.base.folders import Folder
-from penstock.cache.base.trust import StrangeFileError
-from penstock.cache.blobs.remote import Remote
-from penstock.cache.disk import admin
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.disk.shelf import Shelf
-from penstock.cache.errors import PenstockWarning
-from penstock.cache.fetch.fetcher import Fetcher
-from penstock.pipeline.report.quarantine import QuarantineFile
-from penstock.readers.files.atomic import temp_name, write_bytes
-from penstock.readers.origin.scratch import Scratch
+from penstock.cache import PenstockWarning
+from penstock.cache.base import (
+    BlobSource,
+    BlobSpans,
+    FetchPolicy,
+    Folder,
+    Segment,
+    StrangeFileError,
+    blob_key,
+)
+from penstock.cache.blobs import Remote
+from penstock.cache.disk import CacheFolder, DiskCache, admin
+from penstock.cache.fetch import Fetcher
+from penstock.pipeline.report import QuarantineFile
+from penstock.readers.files import temp_name, write_bytes
+from penstock.readers.origin import Scratch
 from tests.stores import MemoryStore
 
 if TYPE_CHECKING:
@@ -200,7 +203,7 @@ def test_links_of_others_on_the_way_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_swapped_while_it_is_open_is_not_followed(tmp_path: Path) -> None:
     root, other = tmp_path / "cache", tmp_path / "other"
-    shelf = Shelf(str(root), max_bytes=8 * MIB)
+    shelf = CacheFolder(str(root), max_bytes=8 * MIB)
     other.mkdir()
     os.rename(root, tmp_path / "moved")
     root.symlink_to(other)

@@ -6,14 +6,12 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.base.store import Answer, ObjectInfo
-from penstock.cache.fetch.object_range import ObjectRange
+from penstock.cache.base import Answer, FetchPolicy, ObjectInfo, ObjectRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.cache.fetch.fetcher import Fetcher
+    from penstock.cache.fetch import Fetcher
 
 QUICK = FetchPolicy(
     retry_timeout_s=300.0,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.fetch.object_range import ObjectRange
-from penstock.cache.stores.opening import open_store
+from penstock.cache.base import ObjectRange
+from penstock.cache.fetch import Fetcher
+from penstock.cache.stores import open_store
 from tests.cache.fetch.scripted import QUICK
 
 if TYPE_CHECKING:
-    from penstock.cache.base.fetch_policy import FetchPolicy
+    from penstock.cache.base import FetchPolicy
     from tests.servers import Server
 
 SIZE = 64 * 1024
@@ -26,10 +26,7 @@ def content(number: int) -> bytes:
 
 
 def make(
-    server: Server,
-    scheme: str,
-    policy: FetchPolicy = QUICK,
-    options: dict[str, Any] = OPTIONS,
+    server: Server, scheme: str, policy: FetchPolicy = QUICK, options: dict[str, Any] = OPTIONS
 ) -> Fetcher:
     if scheme == "s3":
         store = open_store("s3://bucket/set", {**server.s3_options, **options})

@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.errors import ConfigError
-from penstock.cache.fetch.backoff import backoff_s
-from penstock.cache.fetch.connection_limit import ConnectionLimit
-from penstock.cache.fetch.health import Health
-from penstock.cache.fetch.request_times import RequestTimes, quantile
+from penstock.cache import ConfigError
+from penstock.cache.base import FetchPolicy
+from penstock.cache.fetch import ConnectionLimit, Health, RequestTimes, backoff_s, quantile
 
 
 @given(
@@ -65,9 +62,7 @@ def test_late_is_later_than_the_usual(times: list[float], size: int) -> None:
         max_size=300,
     )
 )
-def test_connections_stay_within_their_bounds(
-    steps: list[tuple[float, int, float, bool]],
-) -> None:
+def test_connections_stay_within_their_bounds(steps: list[tuple[float, int, float, bool]]) -> None:
     policy = FetchPolicy()
     connections = ConnectionLimit(policy)
     now = 100.0
@@ -83,8 +78,7 @@ def test_connections_stay_within_their_bounds(
 
 
 @pytest.mark.parametrize(
-    ("rate", "request_s", "wanted"),
-    [(50.0, 0.1, 8), (200.0, 0.1, 25), (400.0, 0.1, 50)],
+    ("rate", "request_s", "wanted"), [(50.0, 0.1, 8), (200.0, 0.1, 25), (400.0, 0.1, 50)]
 )
 def test_a_steady_consumer_gets_a_quarter_more_than_it_needs(
     rate: float, request_s: float, wanted: int

@@ -6,10 +6,9 @@ import threading
 
 import pytest
 
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.base.store import Answer, RequestError
-from penstock.cache.errors import ClosedError, FetchError
-from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache import ClosedError, FetchError
+from penstock.cache.base import Answer, FetchPolicy, RequestError
+from penstock.cache.fetch import Fetcher
 from tests.cache.fetch.scripted import QUICK, Scripted, answer, collect, numbered
 
 

@@ -55,7 +55,7 @@ _FORKED = """
 import os, sys
 from penstock.cache.errors import FetchError
 from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.stores.opening import open_store
+from penstock.cache.stores.schemes import open_store
 url, options = sys.argv[1], eval(sys.argv[2])
 store = open_store(url, options)
 fetcher = Fetcher(store)

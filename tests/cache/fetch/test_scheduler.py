@@ -9,13 +9,16 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.base.store import RequestError
-from penstock.cache.fetch.connection_budget import ConnectionBudget
-from penstock.cache.fetch.health import Health
-from penstock.cache.fetch.hedging import Hedging
-from penstock.cache.fetch.requests import Attempt, Call, Request
-from penstock.cache.fetch.scheduler import Scheduler
+from penstock.cache.base import FetchPolicy, RequestError
+from penstock.cache.fetch import (
+    Attempt,
+    Call,
+    ConnectionBudget,
+    Health,
+    Hedging,
+    Scheduler,
+    StoreRequest,
+)
 
 POLICY = FetchPolicy(
     min_connections=2, start_connections=4, max_connections=4, max_attempts=3, retry_timeout_s=50.0
@@ -37,7 +40,7 @@ def call_of(
     count: int, *, urgent: bool = True, limit_s: float = 50.0, began_s: float = 100.0
 ) -> Call:
     requests = deque(
-        Request(number=n, uri=f"test://{n}", run=int, size_bytes=10, may_hedge=urgent)
+        StoreRequest(number=n, uri=f"test://{n}", run=int, size_bytes=10, may_hedge=urgent)
         for n in range(count)
     )
     return Call(
@@ -185,7 +188,7 @@ def test_hedges_keep_to_their_share_of_the_bytes_too() -> None:
         hedging.times.add(size_bytes, 0.001)
     call = call_of(0)
     for number in range(8):
-        large = Request(number=number, uri="", run=int, size_bytes=1000, may_hedge=True)
+        large = StoreRequest(number=number, uri="", run=int, size_bytes=1000, may_hedge=True)
         large.last_s, call.in_flight[number] = 100.0, large
     late = list(hedging.late(call, 200.0, most=8))
     assert sum(request.size_bytes for request in late) == 3000  # of 2 %, and one more

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.errors import FetchError
-from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.fetch.object_range import ObjectRange
-from penstock.cache.stores.opening import open_store
+from penstock.cache import FetchError
+from penstock.cache.base import FetchPolicy, ObjectRange
+from penstock.cache.fetch import Fetcher
+from penstock.cache.stores import open_store
 from tests.cache.fetch.scripted import collect
 from tests.cache.fetch.served import content
 from tests.servers import Faults

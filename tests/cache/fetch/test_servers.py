@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.errors import FetchError, ObjectChangedError
+from penstock.cache import FetchError, ObjectChangedError
+from penstock.cache.base import FetchPolicy
 from tests.cache.fetch.scripted import collect
 from tests.cache.fetch.served import PATIENT, SIZE, check, content, make, spans_of
 from tests.servers import FAULTS, Faults, Server

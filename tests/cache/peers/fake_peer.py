@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from penstock.cache.peers import protocol, tokens
-from penstock.cache.peers.peer_directory import Peer
+from penstock.cache.peers import Peer, protocol, tokens
 from tests.servers.scripted import Asked, ScriptedServer, Talk, scripted
 
 if TYPE_CHECKING:
@@ -47,10 +46,10 @@ class FakePeer:
         now_s = time.time() + self.ahead_s
         token = asked.headers.get("authorization", "")
         question = tokens.Question("GET", asked.target, asked.headers.get("range", ""))
-        found = tokens.check(lambda _: SECRET, question, token, now_s=now_s)
+        found = tokens.check_token(lambda _: SECRET, question, token, now_s=now_s)
         if isinstance(found, str):
             date = protocol.date_text(now_s)
-            more = {"Date": date, protocol.PROOF_HEADER: tokens.prove(SECRET, token, date)}
+            more = {"Date": date, protocol.PROOF_HEADER: tokens.prove_server(SECRET, token, date)}
             if found == "expired":
                 more[protocol.FAULT_HEADER] = "expired"
             self._refuse(talk, more)

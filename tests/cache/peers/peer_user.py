@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
-from penstock.cache.base.peer_settings import Peers
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.peers.server_process import PeerServer
-from penstock.cache.peers.tokens import PeerSecret
+from penstock.cache.base import Peers
+from penstock.cache.disk import DiskCache
+from penstock.cache.peers import PeerSecret, PeerServer
 
 
 def main() -> None:

@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.base.blob import BlobSource, Segment
-from penstock.cache.base.peer_settings import Peers
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.peers import protocol
-from penstock.cache.peers.certificates import credentials_of
-from penstock.cache.peers.server_process import PeerServer
-from penstock.cache.peers.tokens import PeerSecret, Question, authorize
+from penstock.cache.base import BlobSource, Peers, Segment
+from penstock.cache.disk import DiskCache
+from penstock.cache.peers import (
+    PeerSecret,
+    PeerServer,
+    Question,
+    authorize,
+    credentials_of,
+    protocol,
+)
 
 if TYPE_CHECKING:
     import ssl
@@ -37,10 +40,7 @@ def key_of(name: str) -> str:
 def source(name: str, *sizes: int, ranges: bool = False) -> BlobSource:
     segments = [
         Segment(
-            path=f"{name}-{i}",
-            size_bytes=size,
-            version=None,
-            object_bytes=size if ranges else None,
+            path=f"{name}-{i}", size_bytes=size, version=None, object_bytes=size if ranges else None
         )
         for i, size in enumerate(sizes)
     ]

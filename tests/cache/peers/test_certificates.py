@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from penstock.cache.base.peer_settings import Peers, TlsFiles
-from penstock.cache.errors import ConfigError
-from penstock.cache.peers import protocol
-from penstock.cache.peers.certificates import credentials_of, is_loopback, make_credentials
-from penstock.cache.peers.tokens import PeerSecret
+from penstock.cache import ConfigError
+from penstock.cache.base import Peers, TlsFiles
+from penstock.cache.peers import PeerSecret, credentials_of, is_loopback, make_credentials, protocol
 from tests.cache.peers.serving import serving
 from tests.servers.certificates import authority, server_context
 

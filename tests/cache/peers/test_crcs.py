@@ -11,9 +11,8 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.disk.block_crcs import BLOCK_BYTES, crcs_of, crcs_of_file
-from penstock.cache.peers.crcs import bytes_to_read, crc_of_file, noted_crc
-from penstock.cache.peers.protocol import stretches
+from penstock.cache.disk import BLOCK_BYTES, crcs_of, crcs_of_file
+from penstock.cache.peers import bytes_to_read, crc_of_file, noted_crc, stretches
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.base.store import RequestError
-from penstock.cache.peers.peer_connection import PeerConnection
-from penstock.cache.stores.web_address import request_origin
-from penstock.cache.stores.web_connection import Timeouts
+from penstock.cache.base import RequestError
+from penstock.cache.peers import PeerConnection
+from penstock.cache.stores import Timeouts, request_origin
 from tests.watchdog import PATIENCE_S
 
 DATA = memoryview(np.random.default_rng(5).bytes(700_000))

@@ -6,11 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock.cache.base.peer_settings import Peers
-from penstock.cache.errors import ConfigError, JobStoreError
-from penstock.cache.job_store import JobStore
-from penstock.cache.peers.peer_directory import Peer
-from penstock.cache.peers.peer_exchange import NodeRanks, PeerExchange
+from penstock.cache import ConfigError, JobStore, JobStoreError
+from penstock.cache.base import Peers
+from penstock.cache.peers import NodeRanks, Peer, PeerExchange
 
 torch = pytest.importorskip("torch")
 

@@ -10,22 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.base.blob import BlobSpans
-from penstock.cache.base.counters import TrafficMeter
-from penstock.cache.base.store import Answer
-from penstock.cache.blobs.cached_blob import CachedBlob
-from penstock.cache.blobs.remote import Remote
-from penstock.cache.blobs.store_upstream import StoreUpstream
-from penstock.cache.disk.block_crcs import BLOCK_BYTES, crcs_of
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.errors import ClosedError
-from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.peers import protocol
-from penstock.cache.peers.deliveries import Deliveries
-from penstock.cache.peers.peer_client import PeerClient
-from penstock.cache.peers.peer_directory import NothingPlanned, Peer, PeerDirectory
-from penstock.cache.peers.peer_ranges import peer_ranges
-from penstock.cache.peers.peer_upstream import PeerUpstream
+from penstock.cache import ClosedError
+from penstock.cache.base import Answer, BlobSpans, TrafficMeter
+from penstock.cache.blobs import CachedBlob, Remote, StoreUpstream
+from penstock.cache.disk import BLOCK_BYTES, DiskCache, crcs_of
+from penstock.cache.fetch import Fetcher
+from penstock.cache.peers import (
+    Deliveries,
+    NothingPlanned,
+    Peer,
+    PeerClient,
+    PeerDirectory,
+    PeerUpstream,
+    peer_ranges,
+    protocol,
+)
 from tests.cache.blobs.remotes import single
 from tests.cache.blobs.upstream_contract import range_of
 from tests.cache.peers.fake_peer import GROUP, SECRET, fake_peer, head_of
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from penstock.cache.blobs.upstream import BlobRange
+    from penstock.cache.blobs import BlobRange
     from tests.servers.scripted import Asked, Talk
 
 SIZE = 3 * BLOCK_BYTES + 4321

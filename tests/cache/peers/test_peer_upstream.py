@@ -10,15 +10,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.base.counters import TrafficMeter
-from penstock.cache.blobs.store_upstream import StoreUpstream
-from penstock.cache.errors import PenstockWarning
-from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.peers import peer_upstream, protocol
-from penstock.cache.peers.peer_client import PeerClient, PeerLimits
-from penstock.cache.peers.peer_directory import Peer, PeerDirectory
-from penstock.cache.peers.peer_upstream import PeerUpstream
-from penstock.cache.peers.tokens import PeerSecret
+from penstock.cache import PenstockWarning
+from penstock.cache.base import TrafficMeter
+from penstock.cache.blobs import StoreUpstream
+from penstock.cache.fetch import Fetcher
+from penstock.cache.peers import (
+    Peer,
+    PeerClient,
+    PeerDirectory,
+    PeerLimits,
+    PeerSecret,
+    PeerUpstream,
+    peer_upstream,
+    protocol,
+)
 from tests.cache.blobs.remotes import SIZES, content, joined, single
 from tests.cache.blobs.upstream_contract import UpstreamTests, range_of
 from tests.cache.peers.fake_peer import GROUP, SECRET, FakePeer, fake_peer, head_of
@@ -29,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from penstock.cache.base.store import Answer
-    from penstock.cache.blobs.upstream import BlobRange, Upstream
+    from penstock.cache.base import Answer
+    from penstock.cache.blobs import BlobRange, Upstream
     from tests.servers.scripted import Asked, Talk
     from tests.stores import MemoryStore
 
@@ -152,10 +157,7 @@ def test_likely_nodes_are_asked_for_what_they_have_of_a_blob(
 ) -> None:
     source = single(store, 0)
     peers[1].parts[source.key] = content(store, source), [(0, 60_000), (90_000, 120_000)]
-    asking.know(
-        [peer.peer(node) for node, peer in enumerate(peers)],
-        Planned([1]),
-    )
+    asking.know([peer.peer(node) for node, peer in enumerate(peers)], Planned([1]))
     asking.fetch(ranges(store, 0)[:2])
     assert store.reads == []
     assert not peers[0].asked_for()
@@ -340,10 +342,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_peer_that_misbehaves_costs_requests_and_never_a_byte(
-    store: MemoryStore,
-    asking: Asking,
-    peers: list[FakePeer],
-    fault: Callable[[Request], None],
+    store: MemoryStore, asking: Asking, peers: list[FakePeer], fault: Callable[[Request], None]
 ) -> None:
     hold(peers[0], store, 0, 4)
     hold(peers[1], store, 4)
@@ -569,10 +568,7 @@ def test_a_blob_that_is_whole_by_the_time_its_pieces_are_told_comes_from_the_pee
 
 
 def test_peers_that_are_not_even_asked_in_time_cost_no_call(
-    store: MemoryStore,
-    asking: Asking,
-    peers: list[FakePeer],
-    monkeypatch: pytest.MonkeyPatch,
+    store: MemoryStore, asking: Asking, peers: list[FakePeer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other calls hold all threads that ask beside the store."""
     hold(peers[0], store, 0)

@@ -12,16 +12,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.base.counters import TrafficMeter
-from penstock.cache.base.peer_settings import Peers
-from penstock.cache.peers import probe as probe_module
-from penstock.cache.peers import protocol
-from penstock.cache.peers.certificates import credentials_of
-from penstock.cache.peers.peer_client import PeerClient
-from penstock.cache.peers.peer_directory import Peer, PeerDirectory
-from penstock.cache.peers.peer_store import PeerStore, list_name
-from penstock.cache.peers.probe import RANGE_BYTES, Asking, probe
-from penstock.cache.peers.tokens import PeerSecret, prove
+from penstock.cache.base import Peers, TrafficMeter
+from penstock.cache.peers import (
+    RANGE_BYTES,
+    Peer,
+    PeerClient,
+    PeerDirectory,
+    PeerSecret,
+    PeerStore,
+    ProbeSettings,
+    credentials_of,
+    list_name,
+    probe,
+    protocol,
+    prove_server,
+)
+from penstock.cache.peers import peer_diagnosis as probe_module
 from tests.cache.peers.serving import GROUP, Served, put, serving
 from tests.servers.scripted import scripted
 
@@ -43,9 +49,9 @@ def served(
         yield found
 
 
-def asking(peers: Peers, secret: PeerSecret | None) -> Asking:
+def asking(peers: Peers, secret: PeerSecret | None) -> ProbeSettings:
     credentials = credentials_of(peers, secret or PeerSecret.draw())
-    return Asking(secret, None if credentials is None else credentials.client_context)
+    return ProbeSettings(secret, None if credentials is None else credentials.client_context)
 
 
 def other(served: Served) -> Peers:
@@ -158,7 +164,7 @@ def test_a_port_that_says_nothing(tls: bool, monkeypatch: pytest.MonkeyPatch) ->
 def test_nobody_listens() -> None:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
-    facts = probe(f"127.0.0.1:{port}", Asking(None, None))
+    facts = probe(f"127.0.0.1:{port}", ProbeSettings(None, None))
     assert isinstance(facts.failure, ConnectionRefusedError)
 
 
@@ -167,7 +173,7 @@ def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    assert isinstance(probe("nobody:7077", Asking(None, None)).failure, socket.gaierror)
+    assert isinstance(probe("nobody:7077", ProbeSettings(None, None)).failure, socket.gaierror)
 
 
 def test_a_server_of_the_job_that_is_slow_with_each_answer_ends_too(
@@ -184,12 +190,12 @@ def test_a_server_of_the_job_that_is_slow_with_each_answer_ends_too(
         token, date = asked.headers["authorization"], protocol.date_text(time.time())
         talk.write(
             f"HTTP/1.1 {200 if asked.path == protocol.ALIVE else 404} X\r\nDate: {date}\r\n"
-            f"{protocol.PROOF_HEADER}: {prove(secret, token, date)}\r\n"
+            f"{protocol.PROOF_HEADER}: {prove_server(secret, token, date)}\r\n"
             "Content-Length: 0\r\n\r\n".encode()
         )
 
     with scripted(act) as server:
-        facts = probe(server.url.removeprefix("http://"), Asking(secret, None))
+        facts = probe(server.url.removeprefix("http://"), ProbeSettings(secret, None))
     assert (facts.welcome, facts.size_bytes) == ("same", 0)
     assert facts.request_s is not None
     assert facts.request_s >= 4

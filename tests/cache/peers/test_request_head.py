@@ -5,17 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.peers.protocol import MOST_HEAD_BYTES
-from penstock.cache.peers.request_head import Request, read_head
-from penstock.cache.peers.tokens import Question
+from penstock.cache.peers import MOST_HEAD_BYTES, PeerRequest, Question, read_head
 
 RIGHT = b"GET /v2/alive HTTP/1.1\r\nHost: x:1\r\nAuthorization: Penstock a.b.c\r\nRange: bytes=0-9"
 
 
 def test_a_request_is_read() -> None:
     question = Question("GET", "/v2/alive", "bytes=0-9")
-    assert read_head(RIGHT) == Request(question, "Penstock a.b.c", keeps=True)
-    assert read_head(RIGHT + b"\r\nConnection: close") == Request(
+    assert read_head(RIGHT) == PeerRequest(question, "Penstock a.b.c", keeps=True)
+    assert read_head(RIGHT + b"\r\nConnection: close") == PeerRequest(
         question, "Penstock a.b.c", keeps=False
     )
     lower = RIGHT.replace(b"Authorization", b"authorization").replace(b"Range", b"RANGE")

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from crc32c import crc32c
 
-from penstock.cache.base.peer_settings import Peers
-from penstock.cache.disk.block_crcs import BLOCK_BYTES
-from penstock.cache.peers import protocol
-from penstock.cache.peers.server import listen
-from penstock.cache.peers.tokens import PeerSecret, Question, authorize, server_time
+from penstock.cache.base import Peers
+from penstock.cache.disk import BLOCK_BYTES
+from penstock.cache.peers import PeerSecret, Question, authorize, listen, protocol, server_time
 from tests.cache.peers.serving import (
     GROUP,
     Answer,
@@ -30,7 +28,7 @@ from tests.cache.peers.serving import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.cache.disk.shelf import Shelf
+    from penstock.cache.disk import CacheFolder
 
 SIZE = 5 * BLOCK_BYTES + 4321
 
@@ -198,7 +196,7 @@ def test_what_is_being_sent_is_held_against_the_evictor(served: Served) -> None:
         first = sock.recv(1)  # it is under way, and more than a socket holds is left
         inode = served.cache.use(lambda shelf: shelf.layout.blobs.stat(key).st_ino)
 
-        def is_free(shelf: Shelf) -> bool:
+        def is_free(shelf: CacheFolder) -> bool:
             locks = shelf.layout.locks("readers")
             try:
                 return bool(locks.lock(inode))

@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.base.peer_settings import Peers
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.errors import ConfigError, PenstockWarning, WorkerError
-from penstock.cache.peers import protocol, server_process
-from penstock.cache.peers.certificates import make_credentials
-from penstock.cache.peers.peer_client import PeerClient
-from penstock.cache.peers.peer_directory import Peer
-from penstock.cache.peers.server_process import PeerServer
-from penstock.cache.peers.tokens import PeerSecret
+from penstock.cache import ConfigError, PenstockWarning, WorkerError
+from penstock.cache.base import Peers
+from penstock.cache.disk import DiskCache
+from penstock.cache.peers import (
+    Peer,
+    PeerClient,
+    PeerSecret,
+    PeerServer,
+    make_credentials,
+    protocol,
+    server_process,
+)
 from tests.cache.peers.serving import PATIENCE_S, Served, key_of, put, serving
 
 if TYPE_CHECKING:

@@ -15,30 +15,29 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.base.peer_settings import Peers
-from penstock.cache.peers import protocol
-from penstock.cache.peers.answers import Replies
-from penstock.cache.peers.certificates import make_credentials
-from penstock.cache.peers.connection import Connection, Office
-from penstock.cache.peers.doors import Doors, Limits
-from penstock.cache.peers.held_files import HeldFile, HeldFiles
-from penstock.cache.peers.tokens import PeerSecret, Question, authorize
-from penstock.cache.threads import Workers
-from tests.cache.peers.serving import (
-    PATIENCE_S,
-    Served,
-    content,
-    key_of,
-    put,
-    read_answer,
-    serving,
+from penstock.cache import Workers
+from penstock.cache.base import Peers
+from penstock.cache.peers import (
+    ConnectionCounter,
+    HeldFile,
+    HeldFiles,
+    PeerSecret,
+    Question,
+    Responder,
+    ServerConnection,
+    ServerContext,
+    ServerLimits,
+    authorize,
+    make_credentials,
+    protocol,
 )
+from tests.cache.peers.serving import PATIENCE_S, Served, content, key_of, put, read_answer, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from penstock.cache.peers.doors import Guest
+    from penstock.cache.peers import CountedConnection
 
 SIZE = 16 * 2**20
 FLAT_BYTES = 16e6
@@ -353,18 +352,18 @@ def test_a_server_of_another_job_isnt_believed(tmp_path: Path) -> None:
 # -- limits in time: a server inside of this process, whose limits are short
 
 
-class WatchedDoors(Doors):
+class WatchedDoors(ConnectionCounter):
     """Says when everybody has left."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ServerLimits) -> None:
         super().__init__(limits)
         self.empty = asyncio.Event()
 
-    def enter(self, guest: Guest) -> bool:
+    def enter(self, guest: CountedConnection) -> bool:
         self.empty.clear()
         return super().enter(guest)
 
-    def leave(self, guest: Guest) -> None:
+    def leave(self, guest: CountedConnection) -> None:
         super().leave(guest)
         if not self.count:
             self.empty.set()
@@ -372,15 +371,15 @@ class WatchedDoors(Doors):
 
 @contextlib.asynccontextmanager
 async def short_of_time(
-    served: Served, limits: Limits, tls: ssl.SSLContext | None = None
+    served: Served, limits: ServerLimits, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[int, WatchedDoors]]:
     held = HeldFiles(served.cache.path, mode=0o700)
     readers = Workers(1, name="test-read")
     doors = WatchedDoors(limits)
-    replies = Replies(held, {served.secret.job: served.secret})
-    office = Office(replies, doors, readers=readers, tls=tls, refused=lambda _: None)
+    replies = Responder(held, {served.secret.job: served.secret})
+    office = ServerContext(replies, doors, readers=readers, tls=tls, refused=lambda _: None)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(office), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: ServerConnection(office), "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1], doors
     finally:
@@ -393,7 +392,7 @@ async def short_of_time(
 @pytest.mark.parametrize("begun", [b"", b"GET /v2/alive HT"])
 def test_who_doesnt_come_to_the_point_is_cut(plain: Served, begun: bytes) -> None:
     async def play() -> None:
-        async with short_of_time(plain, Limits(head_s=0.1)) as (port, doors):
+        async with short_of_time(plain, ServerLimits(head_s=0.1)) as (port, doors):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(begun)
             assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
@@ -405,7 +404,7 @@ def test_who_doesnt_come_to_the_point_is_cut(plain: Served, begun: bytes) -> Non
 
 def test_who_is_idle_or_reads_too_slowly_is_cut_and_holds_no_file(plain: Served) -> None:
     async def play() -> None:
-        async with short_of_time(plain, Limits(idle_s=0.1, write_s=0.1)) as (port, doors):
+        async with short_of_time(plain, ServerLimits(idle_s=0.1, write_s=0.1)) as (port, doors):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(plain.head(protocol.ALIVE))
             said = await asyncio.wait_for(reader.read(), PATIENCE_S)
@@ -434,7 +433,7 @@ def test_what_the_disk_has_to_bring_comes_all_the_same(
     data = content("whole", SIZE)
 
     async def play() -> None:
-        async with short_of_time(plain, Limits()) as (port, _):
+        async with short_of_time(plain, ServerLimits()) as (port, _):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             for span in ((0, 100), (7, SIZE - 7), (0, SIZE), (SIZE - 1, SIZE)):
                 writer.write(plain.head(PATH, span))
@@ -449,7 +448,7 @@ def test_what_the_disk_has_to_bring_comes_all_the_same(
 
 def test_places_are_limited_and_strangers_go_first(plain: Served) -> None:
     async def play() -> None:
-        limits = Limits(connections=6, of_one_address=5)
+        limits = ServerLimits(connections=6, of_one_address=5)
         async with short_of_time(plain, limits) as (port, doors):
             known = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
             for reader, writer in known:
@@ -491,7 +490,7 @@ def test_who_leaves_an_encrypted_body_is_sent_nothing_more(
 
     async def play() -> None:
         tls = credentials.server_context()
-        async with short_of_time(plain, Limits(), tls) as (port, doors):
+        async with short_of_time(plain, ServerLimits(), tls) as (port, doors):
             await asyncio.to_thread(ask, port)
             await asyncio.wait_for(doors.empty.wait(), PATIENCE_S)
 
@@ -514,15 +513,15 @@ def test_handshakes_that_are_broken_off_leave_nothing() -> None:
     secret, left = PeerSecret.draw(), list[str]()
 
     async def play() -> None:
-        office = Office(
+        office = ServerContext(
             None,
-            doors := Doors(Limits()),
+            doors := ConnectionCounter(ServerLimits()),
             readers=None,
             tls=make_credentials(secret, "127.0.0.1").server_context(),
             refused=lambda address: left.append(address),
         )
         server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(office), "127.0.0.1", 0
+            lambda: ServerConnection(office), "127.0.0.1", 0
         )
         place = server.sockets[0].getsockname()
         for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"G"):

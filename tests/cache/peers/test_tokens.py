@@ -9,24 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.base.peer_settings import Peers
-from penstock.cache.errors import ConfigError
-from penstock.cache.peers import peer_secret
-from penstock.cache.peers.peer_secret import job_secret
-from penstock.cache.peers.protocol import date_text
-from penstock.cache.peers.tokens import (
+from penstock.cache import ConfigError
+from penstock.cache.base import Peers
+from penstock.cache.peers import (
     MOST_LIFE_S,
     SECRET_VARIABLE,
     TOKEN_LIFE_S,
     PeerSecret,
     Question,
     authorize,
-    check,
+    check_token,
+    date_text,
     job_of,
-    prove,
+    job_secret,
+    prove_server,
     server_time,
+    tokens,
 )
-from penstock.pipeline.plan.world import peer_token
+from penstock.pipeline.plan import peer_token
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,15 +42,15 @@ def known(job: str) -> PeerSecret | None:
 
 def test_a_token_holds_for_what_it_was_signed_for_and_not_for_ever() -> None:
     token = authorize(OURS, ASKED, now_s=NOW_S)
-    assert check(known, ASKED, token, now_s=NOW_S) == OURS
-    assert check(known, ASKED, token, now_s=NOW_S + TOKEN_LIFE_S - 1) == OURS
-    assert check(known, ASKED, token, now_s=NOW_S + TOKEN_LIFE_S) == "expired"
-    assert check(known, ASKED, token, now_s=NOW_S + 3600) == "expired"
+    assert check_token(known, ASKED, token, now_s=NOW_S) == OURS
+    assert check_token(known, ASKED, token, now_s=NOW_S + TOKEN_LIFE_S - 1) == OURS
+    assert check_token(known, ASKED, token, now_s=NOW_S + TOKEN_LIFE_S) == "expired"
+    assert check_token(known, ASKED, token, now_s=NOW_S + 3600) == "expired"
 
 
 def test_a_token_of_a_clock_that_runs_ahead_is_expired_too() -> None:
     token = authorize(OURS, ASKED, now_s=NOW_S + MOST_LIFE_S)
-    assert check(known, ASKED, token, now_s=NOW_S) == "expired"
+    assert check_token(known, ASKED, token, now_s=NOW_S) == "expired"
 
 
 @given(
@@ -60,25 +60,27 @@ def test_a_token_of_a_clock_that_runs_ahead_is_expired_too() -> None:
 )
 def test_a_token_asks_for_nothing_else(method: str, path: str, range_: str) -> None:
     other = Question(method, path, range_)
-    found = check(known, other, authorize(OURS, ASKED, now_s=NOW_S), now_s=NOW_S)
+    found = check_token(known, other, authorize(OURS, ASKED, now_s=NOW_S), now_s=NOW_S)
     assert found == (OURS if other == ASKED else "unknown")
 
 
 def test_parts_of_a_question_cant_change_places() -> None:
     token = authorize(OURS, Question("GET", "/a", "b"), now_s=NOW_S)
-    assert check(known, Question("GET", "/ab", ""), token, now_s=NOW_S) == "unknown"
-    assert check(known, Question("GET/a", "", "b"), token, now_s=NOW_S) == "unknown"
+    assert check_token(known, Question("GET", "/ab", ""), token, now_s=NOW_S) == "unknown"
+    assert check_token(known, Question("GET/a", "", "b"), token, now_s=NOW_S) == "unknown"
 
 
 def test_another_jobs_token_is_none() -> None:
-    assert check(known, ASKED, authorize(OTHERS, ASKED, now_s=NOW_S), now_s=NOW_S) == "unknown"
+    assert (
+        check_token(known, ASKED, authorize(OTHERS, ASKED, now_s=NOW_S), now_s=NOW_S) == "unknown"
+    )
     forged = authorize(OTHERS, ASKED, now_s=NOW_S).replace(OTHERS.job, OURS.job)
-    assert check(known, ASKED, forged, now_s=NOW_S) == "unknown"
+    assert check_token(known, ASKED, forged, now_s=NOW_S) == "unknown"
 
 
 @given(st.text(max_size=120))
 def test_any_other_text_is_none(text: str) -> None:
-    assert check(known, ASKED, text, now_s=NOW_S) == "unknown"
+    assert check_token(known, ASKED, text, now_s=NOW_S) == "unknown"
     assert job_of(text) is None
 
 
@@ -86,17 +88,17 @@ def test_any_other_text_is_none(text: str) -> None:
 def test_a_token_with_one_letter_changed_is_none(place: int, letter: str) -> None:
     token = authorize(OURS, ASKED, now_s=NOW_S)
     changed = token[:place] + letter + token[place + 1 :]
-    found = check(known, ASKED, changed, now_s=NOW_S)
+    found = check_token(known, ASKED, changed, now_s=NOW_S)
     assert found == (OURS if changed == token else "unknown")
 
 
 def test_only_who_knows_the_secret_sets_a_clients_clock() -> None:
     token, date = authorize(OURS, ASKED, now_s=NOW_S), date_text(NOW_S + 3600)
-    proof = prove(OURS, token, date)
+    proof = prove_server(OURS, token, date)
     assert server_time(OURS, token, date, proof) == NOW_S + 3600
     assert server_time(OURS, token, date_text(NOW_S), proof) is None
     assert server_time(OURS, token + "0", date, proof) is None
-    assert server_time(OURS, token, date, prove(OTHERS, token, date)) is None
+    assert server_time(OURS, token, date, prove_server(OTHERS, token, date)) is None
     for wrong in ("", "é", proof[:-1]):
         assert server_time(OURS, token, date, wrong) is None
 
@@ -164,7 +166,7 @@ class Store:
 def test_the_secret_is_the_files_else_the_environments_else_the_jobs_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_secret, "_drawn", [])
+    monkeypatch.setattr(tokens, "_drawn", [])
     place, store = tmp_path / "token", Store()
     place.write_text("f" * 32)
     place.chmod(0o600)

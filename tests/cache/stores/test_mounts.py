@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.base.store import RequestError
-from penstock.cache.errors import ReadError
-from penstock.cache.stores.opening import open_store
-from penstock.readers.origin.local import LocalFolder
+from penstock.cache import ReadError
+from penstock.cache.base import RequestError
+from penstock.cache.stores import open_store
+from penstock.readers.origin import LocalFolder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,35 +9,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.base.store import RequestError
-from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.fetch.object_range import ObjectRange
-from penstock.cache.stores.opening import open_store
-from penstock.cache.stores.proxies import Proxies
-from penstock.cache.stores.web_address import (
+from penstock.cache.base import FetchPolicy, ObjectRange, RequestError
+from penstock.cache.fetch import Fetcher
+from penstock.cache.stores import (
     Hop,
+    Proxies,
+    WebClient,
+    WebObjects,
     is_public,
+    open_store,
     origin_of,
     redirect_target,
     target_of,
 )
-from penstock.cache.stores.web_client import WebClient
-from penstock.cache.stores.web_objects import WebObjects
 from tests.servers.scripted import Asked, Talk, scripted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.cache.base.store import Store
+    from penstock.cache.base import Store
 
 DATA = bytes(range(256)) * 40
 SECRET = "hush-12345"
-HEADERS = {
-    "Authorization": f"Bearer {SECRET}",
-    "Cookie": f"session={SECRET}",
-    "X-Api-Key": SECRET,
-}
+HEADERS = {"Authorization": f"Bearer {SECRET}", "Cookie": f"session={SECRET}", "X-Api-Key": SECRET}
 PAGE = b'<a href="a.bin">a</a>'
 
 

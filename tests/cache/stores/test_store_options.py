@@ -12,21 +12,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError, FetchError, MissingDependencyError
-from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.secrets import find_secrets, hide, plain_query, redact, url_secrets
-from penstock.cache.stores.answer_headers import retry_after_s
-from penstock.cache.stores.azure_options import azure_options
-from penstock.cache.stores.fsspec_failures import failed_request
-from penstock.cache.stores.fsspec_store import FsspecStore, object_version
-from penstock.cache.stores.gcs_options import gcs_options
-from penstock.cache.stores.http_listing import links
-from penstock.cache.stores.http_options import http_options
-from penstock.cache.stores.http_store import HttpStore
-from penstock.cache.stores.obstore_store import ObstoreStore
-from penstock.cache.stores.opening import fetch_policy, open_store
-from penstock.cache.stores.options import seconds
-from penstock.cache.stores.s3_options import s3_options
+from penstock.cache import (
+    ConfigError,
+    FetchError,
+    MissingDependencyError,
+    find_secrets,
+    hide,
+    plain_query,
+    redact,
+    url_secrets,
+)
+from penstock.cache.fetch import Fetcher
+from penstock.cache.stores import (
+    FsspecStore,
+    HttpStore,
+    ObstoreStore,
+    azure_options,
+    failed_request,
+    fetch_policy,
+    gcs_options,
+    http_options,
+    object_version,
+    open_store,
+    page_links,
+    parse_seconds,
+    retry_after_s,
+    s3_options,
+)
 from tests.servers import serving
 
 if TYPE_CHECKING:
@@ -193,13 +205,13 @@ def test_a_url_of_a_package_that_is_not_there() -> None:
     [(3, 3), (0.5, 0.5), ("20s", 20), ("500 ms", 0.5), ("2min", 120), (timedelta(minutes=1), 60)],
 )
 def test_seconds(value: Any, wanted: float) -> None:
-    assert seconds(value, "read_timeout") == wanted
+    assert parse_seconds(value, "read_timeout") == wanted
 
 
 @pytest.mark.parametrize("value", [0, -1, True, "soon", "", "5 years", float("nan"), [1], 1e12])
 def test_seconds_refuses(value: Any) -> None:
     with pytest.raises(ConfigError, match="read_timeout"):
-        seconds(value, "read_timeout")
+        parse_seconds(value, "read_timeout")
 
 
 def test_limits_come_from_the_options() -> None:
@@ -261,8 +273,7 @@ def test_a_scope_tells_places_apart_and_nothing_else() -> None:
 
 
 def test_a_web_server_without_ranges_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    from penstock.cache.base.fetch_policy import FetchPolicy
-    from penstock.cache.fetch.object_range import ObjectRange
+    from penstock.cache.base import FetchPolicy, ObjectRange
     from tests.servers import Faults
 
     (tmp_path / "x").write_bytes(b"0123456789")
@@ -382,8 +393,8 @@ def test_links_of_an_index_page() -> None:
     <a href='/set/full.bin'>x</a><a href="/elsewhere/y">y</a><a href="http://other/z">z</a>
     <a href="deep/">deep</a><a href="deep/er/x">x</a><a href="a%20b.bin">again</a><a>none</a>
     <a href="./dot.bin">d</a><a href="/set/">self</a><a href="%2e%2e/up">up</a>"""
-    assert links(page, "/set") == (["a b.bin", "full.bin", "dot.bin"], ["deep"])
-    assert links('<a href="/x">x</a><a href="y/">y</a>', "") == (["x"], ["y"])
+    assert page_links(page, "/set") == (["a b.bin", "full.bin", "dot.bin"], ["deep"])
+    assert page_links('<a href="/x">x</a><a href="y/">y</a>', "") == (["x"], ["y"])
 
 
 @given(st.text(string.ascii_letters + string.digits, min_size=4, max_size=30))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import fsspec
 import pytest
 
-from penstock.cache.base.store import ObjectInfo, RequestError, Store
-from penstock.cache.stores.fsspec_store import FsspecStore
-from penstock.cache.stores.opening import STORES, open_store
+from penstock.cache.base import ObjectInfo, RequestError, Store
+from penstock.cache.stores import STORES, FsspecStore, open_store
 from tests.servers import NGINX, Faults, MotoServer, Server, moto, nginx, serving
 from tests.servers.moto import HAS_MOTO
 

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.base.store import RequestError, Store
-from penstock.cache.errors import ConfigError, FetchError
-from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.fetch.object_range import ObjectRange
-from penstock.cache.stores.opening import open_store
+from penstock.cache import ConfigError, FetchError
+from penstock.cache.base import FetchPolicy, ObjectRange, RequestError, Store
+from penstock.cache.fetch import Fetcher
+from penstock.cache.stores import open_store
 from tests.servers.certificates import Authority, authority, server_context
 from tests.servers.scripted import Asked, ScriptedServer, Talk, scripted
 
@@ -129,7 +127,7 @@ def test_the_head_of_an_answer_has_an_end() -> None:
 
 
 def test_an_index_page_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.cache.stores.http_listing._PAGE_BYTES", 2**20)
+    monkeypatch.setattr("penstock.cache.stores.http_store._PAGE_BYTES", 2**20)
     with scripted(lambda t, _: t.endless(200, {})) as server:
         error = one_error(server, lambda f: list(f.walk()), "http")
         assert "server's fault" in str(error)

@@ -9,21 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.base.store import ObjectInfo, RequestError
-from penstock.cache.stores.obstore_listing import without_markers
-from penstock.cache.stores.proxies import Proxies
-from penstock.cache.stores.range_support import RangeSupport
-from penstock.cache.stores.redirect_memory import RedirectMemory
-from penstock.cache.stores.web_address import Hop, WebOrigin
-from penstock.cache.stores.web_connection import (
+from penstock.cache.base import ObjectInfo, RequestError
+from penstock.cache.stores import (
     Connection,
+    ConnectionPool,
+    Hop,
+    Proxies,
+    RangeSupport,
+    RedirectMemory,
     StaleError,
     Timeouts,
+    WebOrigin,
+    bucket_failure,
     parse_head,
     request_failure,
+    without_markers,
+    xml_fields,
 )
-from penstock.cache.stores.web_failures import bucket_failure, xml_fields
-from penstock.cache.stores.web_pool import ConnectionPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,9 +62,7 @@ def test_a_head_is_read_to_its_end(pair: tuple[Connection, socket.socket], answe
         connection.read_head(LATER_S)
 
 
-def test_a_kept_connection_that_was_closed_is_stale(
-    pair: tuple[Connection, socket.socket],
-) -> None:
+def test_a_kept_connection_that_was_closed_is_stale(pair: tuple[Connection, socket.socket]) -> None:
     connection, theirs = pair
     connection.rest()
     assert connection.is_fit(0.0)
@@ -133,9 +133,7 @@ def test_a_pool_gives_what_was_put_back(pair: tuple[Connection, socket.socket]) 
     assert pool.take(ORIGIN, only_public=False) is connection
 
 
-def test_a_pool_gives_nothing_that_has_unread_bytes(
-    pair: tuple[Connection, socket.socket],
-) -> None:
+def test_a_pool_gives_nothing_that_has_unread_bytes(pair: tuple[Connection, socket.socket]) -> None:
     connection, theirs = pair
     pool = ConnectionPool()
     pool.add(connection)
@@ -145,9 +143,7 @@ def test_a_pool_gives_nothing_that_has_unread_bytes(
     assert connection.sock.fileno() == -1
 
 
-def test_an_aborted_pool_ends_all_and_takes_no_more(
-    pair: tuple[Connection, socket.socket],
-) -> None:
+def test_an_aborted_pool_ends_all_and_takes_no_more(pair: tuple[Connection, socket.socket]) -> None:
     connection, theirs = pair
     pool = ConnectionPool()
     pool.add(connection)

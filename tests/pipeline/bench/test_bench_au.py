@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.bench.accelerators import ACCELERATORS, accelerator
-from penstock.pipeline.plan.sizing.au import au_percent
+from penstock.cache import ConfigError
+from penstock.pipeline.bench import ACCELERATORS, accelerator
+from penstock.pipeline.plan.sizing import au_percent
 
 # Whole microseconds, as clocks tell: what differs by less is lost in DLIO's own subtraction.
 seconds = st.integers(0, 10**9).map(lambda us: us / 1e6)

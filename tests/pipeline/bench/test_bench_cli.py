@@ -20,26 +20,36 @@ from PIL import Image
 from rich.console import Console
 
 from penstock.augment import CenterCrop, Resize, imagenet_train
-from penstock.cache.base.limits import usable_cores
-from penstock.cache.errors import ConfigError, MissingDependencyError, PlanError, RecipeError
-from penstock.pipeline.bench import plot as plots
-from penstock.pipeline.bench.accelerators import accelerator
-from penstock.pipeline.bench.bench import BenchResult, DatasetFacts, _as_at_first
-from penstock.pipeline.bench.compare import LoaderComparison, LoaderFigures
-from penstock.pipeline.bench.figures import RunFigures
-from penstock.pipeline.bench.play import Run
-from penstock.pipeline.bench.recipes import recipe_named
-from penstock.pipeline.bench.report import as_json, show
-from penstock.pipeline.bench.sameness import NotTheSameWorkError
-from penstock.pipeline.bench.tune import Axis, SearchResult, Setup, SetupRuns
-from penstock.pipeline.bench.workload import Workload, step_of
+from penstock.cache import ConfigError, MissingDependencyError, PlanError, RecipeError
+from penstock.cache.base import usable_cores
+from penstock.pipeline.bench import (
+    Axis,
+    BenchResult,
+    DatasetFacts,
+    LoaderComparison,
+    LoaderFigures,
+    LoaderSettings,
+    MeasuredRun,
+    NotTheSameWorkError,
+    RunFigures,
+    SearchResult,
+    SettingsRuns,
+    Workload,
+    accelerator,
+    as_json,
+    bars_of,
+    check_plot,
+    plot,
+    recipe_named,
+    reopened,
+    show_result,
+    step_of,
+)
 from penstock.pipeline.cli import main
-from penstock.pipeline.plan.world import World
-from penstock.pipeline.report.ceilings import Ceilings, Rate
-from penstock.pipeline.report.diagnosis import Diagnosis
-from penstock.pipeline.report.facts import LoaderFacts
+from penstock.pipeline.plan import World
+from penstock.pipeline.report import Ceilings, Diagnosis, LoaderFacts, Rate
 from penstock.readers import Dataset
-from penstock.readers.formats.sampling import check_sampling
+from penstock.readers.formats import check_sampling
 from tests import warm
 from tests.conftest import SAMPLES
 
@@ -103,7 +113,7 @@ def test_wrong_use_is_told_before_anything_is_measured(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(
-        "penstock.pipeline.bench.bench.play", lambda *_, **__: pytest.fail("it played")
+        "penstock.pipeline.bench.measurement.play", lambda *_, **__: pytest.fail("it played")
     )
     given = [str(pack) if argument == "PACK" else argument for argument in arguments]
     # A recipe is compared with the images when the loader is built, which is in the first run.
@@ -129,7 +139,7 @@ def test_a_picture_without_matplotlib_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependencyError, match=r"penstock\[plot\]"):
-        plots.check_plot(tmp_path / "b.png")
+        check_plot(tmp_path / "b.png")
 
 
 def test_a_folder_that_may_not_be_written_is_told(
@@ -137,13 +147,13 @@ def test_a_folder_that_may_not_be_written_is_told(
 ) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)  # tests may run as root
     with pytest.raises(ConfigError, match="may not be written"):
-        plots.check_plot(tmp_path / "b.png")
+        check_plot(tmp_path / "b.png")
 
 
 def test_a_folder_is_no_picture(tmp_path: Path) -> None:
     (tmp_path / "b.png").mkdir()
     with pytest.raises(ConfigError, match="is a folder"):
-        plots.check_plot(tmp_path / "b.png")
+        check_plot(tmp_path / "b.png")
 
 
 def test_ctrl_c_ends_with_130_and_no_thread_is_left(pack: Path) -> None:
@@ -244,14 +254,14 @@ def _settings(loader: Any) -> dict[str, Any]:
 
 def test_secrets_stay_out_of_the_line() -> None:
     workload = a_workload("s3://key:secret@bucket/x", storage_options={"secret": "hush"})
-    line = workload.line(Setup(batch_size=8, num_workers=2))
+    line = workload.line(LoaderSettings(batch_size=8, num_workers=2))
     assert "secret@" not in line
     assert "hush" not in line
 
 
 def test_what_a_sample_is_stands_in_the_line() -> None:
     told = check_sampling(sample=(64,), stride=(32,), dtype="uint16")
-    line = a_workload("corpus", sampling=told).line(Setup(batch_size=8, num_workers=2))
+    line = a_workload("corpus", sampling=told).line(LoaderSettings(batch_size=8, num_workers=2))
     assert "Dataset('corpus', sample=(64,), stride=(32,), dtype='uint16')" in line
 
 
@@ -260,7 +270,7 @@ def test_bytes_that_nobody_counts_are_no_zero() -> None:
     uncounted = replace(played, figures=replace(played.figures, bytes=0, bytes_by_tier={"disk": 0}))
     result = a_result(raw=uncounted)
     console = Console(record=True, width=120)
-    show(result, console)
+    show_result(result, console)
     assert "0.0 MB/s" not in (text := console.export_text())
     assert "not counted" in text
 
@@ -283,9 +293,9 @@ def a_result(**changes: Any) -> BenchResult:
         au=0.0,
         bytes_by_tier={"remote": 0, "disk": 100_000_000, "memory": 0},
     )
-    played = Run(figures=measured, facts=FACTS, waits_s=(0.3,) * 9 + (0.41,))
+    played = MeasuredRun(figures=measured, facts=FACTS, waits_s=(0.3,) * 9 + (0.41,))
     rate = Rate(samples_per_s=900.0, bytes_per_s=4e7, cpu_s_per_1000=2.1)
-    setup = Setup(batch_size=256, num_workers=2)
+    setup = LoaderSettings(batch_size=256, num_workers=2)
     fields: dict[str, Any] = {
         "workload": a_workload("/data/pack"),
         "setup": setup,
@@ -337,8 +347,11 @@ def with_a_step() -> BenchResult:
 
 
 def with_all() -> BenchResult:
-    setup = Setup(batch_size=256, num_workers=2)
-    trials = (SetupRuns(setup, [850.0, 860.0]), SetupRuns(replace(setup, num_workers=1), [430.0]))
+    setup = LoaderSettings(batch_size=256, num_workers=2)
+    trials = (
+        SettingsRuns(setup, [850.0, 860.0]),
+        SettingsRuns(replace(setup, num_workers=1), [430.0]),
+    )
     return replace(
         with_a_step(),
         search=SearchResult(best=setup, setups=trials, noise=0.02),
@@ -371,7 +384,7 @@ def test_json_tells_a_steps_waits_and_the_free_runs_rate() -> None:
 
 def written(result: BenchResult) -> str:
     text = io.StringIO()
-    show(result, Console(width=120, file=text))
+    show_result(result, Console(width=120, file=text))
     return text.getvalue()
 
 
@@ -395,7 +408,7 @@ def test_one_share_of_the_ceiling_is_shown(make: Callable[[], BenchResult]) -> N
     assert [line.split("  ")[0] for line in text.splitlines() if "reached 95%" in line] == [
         "decode + augment"
     ]
-    drawn = [bar.note for bar in plots._rates(result) if bar.note]
+    drawn = [bar.note for bar in bars_of(result) if bar.note]
     assert drawn == ["the limit: reached 95%"]
     assert as_json(result)["of_ceiling"] == 0.95
 
@@ -429,7 +442,7 @@ def test_the_change_stands_on_a_line_of_its_own() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
 def test_the_picture_is_written(tmp_path: Path) -> None:
-    plots.plot(with_all(), tmp_path / "b.png")
+    plot(with_all(), tmp_path / "b.png")
     with Image.open(tmp_path / "b.png") as picture:
         assert picture.width > 1000
 
@@ -467,9 +480,9 @@ def test_a_folder_is_read_without_decoding(
 def test_tuning_tells_what_it_tried(
     pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.bench.bench._LEAST_SEARCH_RUN_S", 0.05)
+    monkeypatch.setattr("penstock.pipeline.bench.measurement._LEAST_SEARCH_RUN_S", 0.05)
     axes = (Axis(name="num_workers", values=(1, 2), tie=True),)
-    monkeypatch.setattr("penstock.pipeline.bench.bench.axes_for", lambda *_, **__: axes)
+    monkeypatch.setattr("penstock.pipeline.bench.measurement.axes_for", lambda *_, **__: axes)
     given = ("--seconds", 0.1, "--batch-size", 16, "--num-workers", 2, "--tune")
     told = bench(pack, *given, capsys=capsys)
     assert [trial["num_workers"] for trial in told["tried"]] == [2, 1]
@@ -494,7 +507,7 @@ def test_a_loader_that_fails_leaves_what_was_measured(
     def fail(*_: object, **__: object) -> None:
         raise NotTheSameWorkError("they differ")
 
-    monkeypatch.setattr("penstock.pipeline.bench.bench.compare_url", fail)
+    monkeypatch.setattr("penstock.pipeline.bench.measurement.compare_url", fail)
     given = ("--seconds", "0.1", "--batch-size", "16", "--against", "torch", "--json")
     assert main(["bench", str(pack), *given]) == 1
     out, err = capsys.readouterr()
@@ -548,6 +561,6 @@ def test_a_set_is_opened_anew_where_that_makes_it_cold(
     fresh = MagicMock()
     monkeypatch.setattr(Workload, "dataset", lambda _: fresh)
     workload = a_workload("x", cache=cache and Path(cache), index=index and Path(index))
-    with _as_at_first(workload, shared) as own:
+    with reopened(workload, shared) as own:
         assert (own is not shared) == anew
     assert fresh.__enter__.return_value.open.called == anew

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.bench.bench import bench as measure
-from penstock.pipeline.bench.export import export_files
-from penstock.pipeline.bench.recipes import recipe_named
-from penstock.pipeline.bench.workload import Workload
+from penstock.cache import ConfigError
+from penstock.pipeline.bench import Workload, export_files, recipe_named
+from penstock.pipeline.bench import bench as measure
 from penstock.pipeline.cli import main
 from penstock.readers import Dataset
 from tests import field_sets, images, tars
@@ -99,7 +97,7 @@ def test_other_loaders_need_images_and_that_is_said_before_anything_is_measured(
     sets: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "penstock.pipeline.bench.bench.play", lambda *_, **__: pytest.fail("it played")
+        "penstock.pipeline.bench.measurement.play", lambda *_, **__: pytest.fail("it played")
     )
     assert main(["bench", str(sets / "numbers"), "--against", "torch"]) == 2
     told = " ".join(capsys.readouterr().err.split())

@@ -16,29 +16,34 @@ from PIL import Image
 from benchmarks import readme
 from benchmarks.compare import README
 from penstock.augment import RandomResizedCrop, imagenet_eval, imagenet_train
-from penstock.cache.errors import ConfigError, DatasetNotFoundError
-from penstock.pipeline.bench import compare
-from penstock.pipeline.bench.adapters import registry
-from penstock.pipeline.bench.adapters.registry import (
+from penstock.cache import ConfigError, DatasetNotFoundError
+from penstock.pipeline.bench import (
+    Child,
+    ChildFailedError,
+    Comparison,
+    Player,
+    RoundSize,
+    compare,
+    compare_url,
+    crop_of,
+    export_files,
+    fitted_size,
+    summarise,
+)
+from penstock.pipeline.bench.adapters import (
     ADAPTERS,
+    DEVIATION,
     LOADERS,
+    MEAN,
     OURS,
     TITLES,
-    split_installed,
-)
-from penstock.pipeline.bench.adapters.work import (
-    DEVIATION,
-    MEAN,
     Work,
     converted,
     endless,
     list_files,
+    loader_registry,
+    split_installed,
 )
-from penstock.pipeline.bench.children import Child, ChildFailedError
-from penstock.pipeline.bench.compare import compare_url, crop_of
-from penstock.pipeline.bench.export import export_files
-from penstock.pipeline.bench.round import RoundSize
-from penstock.pipeline.bench.rounds import Comparison, Player, fitted, summarise
 from penstock.readers import Dataset, pack
 from tests.benchmarks.test_benchmarks import PIXELS, a_round
 
@@ -117,9 +122,9 @@ def test_each_loader_is_named_once_and_says_how_to_get_it() -> None:
 
 def test_every_loaders_module_is_registered() -> None:
     """One module and one line: who forgets the line is told."""
-    folder = Path(registry.__file__).parent
+    folder = Path(loader_registry.__file__).parent
     described = {path.stem for path in folder.glob("*.py") if "\nADAPTERS = (" in path.read_text()}
-    assert described == set(registry._ADAPTER_MODULES)
+    assert described == set(loader_registry._ADAPTER_MODULES)
 
 
 def test_an_unknown_loader_is_refused_with_the_names() -> None:
@@ -132,7 +137,7 @@ def test_a_loader_that_is_not_installed_is_no_error(monkeypatch: pytest.MonkeyPa
         name: replace(a, needs=("nowhere.at_all",)) if name in ("grain", "torch") else a
         for name, a in ADAPTERS.items()
     }
-    monkeypatch.setattr(registry, "ADAPTERS", gone)
+    monkeypatch.setattr(loader_registry, "ADAPTERS", gone)
     there, missing = split_installed(["torch", "dali", "grain", "dali"])
     assert there == ["dali"]
     assert missing == {
@@ -198,11 +203,11 @@ def test_work_crosses_to_a_process_unchanged(tmp_path: Path) -> None:
 def test_a_round_is_long_enough_for_its_work(batch_size: int, workers: int, rounds: int) -> None:
     place = Path("unused")
     work = Work(folder=place, pack=place, scratch=place, batch_size=batch_size, workers=workers)
-    size = fitted(RoundSize(), work, rounds=rounds)
+    size = fitted_size(RoundSize(), work, rounds=rounds)
     assert size.looked * rounds * batch_size >= 1024
     assert size.settle > 2 * workers
     assert size.timed >= 4 * workers
-    assert fitted(size, work, rounds=rounds) == size
+    assert fitted_size(size, work, rounds=rounds) == size
 
 
 # --- a dataset as files --------------------------------------------------------------------------
@@ -306,7 +311,7 @@ def test_nothing_is_played_where_no_loader_is_installed(
     monkeypatch: pytest.MonkeyPatch, coloured: Path, played: list[Work]
 ) -> None:
     gone = {name: replace(a, needs=("nowhere",)) for name, a in ADAPTERS.items()}
-    monkeypatch.setattr(registry, "ADAPTERS", gone)
+    monkeypatch.setattr(loader_registry, "ADAPTERS", gone)
     done = compare_url(["ffcv"], str(coloured), recipe=imagenet_train(), batch_size=8)
     assert not done.results
     assert done.ours is None

@@ -10,17 +10,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
+from penstock.pipeline.bench import (
+    MOST_NOISE,
+    SETTLE_BATCHES,
+    Axis,
+    LoaderSettings,
+    axes_for,
+    floor_au,
+    play,
+    samples_of,
+    tree_cpu_s,
+    tune,
+)
 from penstock.pipeline.bench import play as played
-from penstock.pipeline.bench.cpu import tree_cpu_s
-from penstock.pipeline.bench.play import SETTLE_BATCHES, floor_au, play, samples_of
-from penstock.pipeline.bench.tune import MOST_NOISE, Axis, Setup, axes_for, tune
-from penstock.pipeline.report.meter import Meter
+from penstock.pipeline.report import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.pipeline.report.statistics import Statistics
+    from penstock.pipeline.report import Statistics
 
 BATCH = 4
 
@@ -88,12 +97,7 @@ def test_a_run_counts_what_came_in_its_measured_part(clock: Clock) -> None:
     assert done.first_batch_s == 3.0
     assert (done.wait_p50_s, done.wait_p99_s, done.wait_share) == (0.25, 0.25, 1.0)
     assert (done.au, done.step_s) == (0.0, 0.0)
-    assert done.bytes_by_tier == {
-        "remote": 0,
-        "peers": 0,
-        "disk": 8 * BATCH * 100,
-        "memory": 0,
-    }
+    assert done.bytes_by_tier == {"remote": 0, "peers": 0, "disk": 8 * BATCH * 100, "memory": 0}
     assert loader.taken == 1 + 1 + 8
     assert loader.closed == 1
 
@@ -177,13 +181,13 @@ AXES = (
     Axis(name="prefetch_factor", values=DEPTHS),
     Axis(name="read", values=("copy", "pread")),
 )
-START = Setup(batch_size=64, num_workers=4)
+START = LoaderSettings(batch_size=64, num_workers=4)
 
 
 @given(threads=st.sampled_from(THREADS), depth=st.sampled_from(DEPTHS), read=st.sampled_from("cp"))
 @settings(max_examples=30, deadline=None)
 def test_a_clear_best_is_found_from_anywhere(threads: int, depth: int, read: str) -> None:
-    def rate(setup: Setup) -> float:
+    def rate(setup: LoaderSettings) -> float:
         off = abs(THREADS.index(setup.num_workers) - THREADS.index(threads))
         off += abs(DEPTHS.index(setup.prefetch_factor) - DEPTHS.index(depth))
         return 1000 * 0.8**off * (1.3 if setup.read[0] == read else 1.0)
@@ -199,7 +203,7 @@ def test_noise_alone_changes_nothing_that_costs_speed(seed: int, noise: float) -
     rng = np.random.default_rng(seed)
     runs = 0
 
-    def rate(setup: Setup) -> float:
+    def rate(setup: LoaderSettings) -> float:
         nonlocal runs
         runs += 1
         return min(4, setup.num_workers) * 100 * float(1 + noise * rng.uniform(-0.5, 0.5))
@@ -212,12 +216,12 @@ def test_noise_alone_changes_nothing_that_costs_speed(seed: int, noise: float) -
 
 def test_threads_that_bring_nothing_are_left_out() -> None:
     found = tune(START, AXES, lambda setup: 100.0 + (setup.num_workers >= 2)).best
-    assert found == Setup(batch_size=64, num_workers=1)
+    assert found == LoaderSettings(batch_size=64, num_workers=1)
 
 
 def test_small_losses_dont_add_up() -> None:
     """Half the threads cost a little less than the noise, half of those again much more."""
-    start = Setup(batch_size=64, num_workers=8)
+    start = LoaderSettings(batch_size=64, num_workers=8)
     losses = {8: 0, 4: 1, 2: 2, 1: 3}
     found = tune(start, AXES, lambda setup: 100 * 0.985 ** losses[setup.num_workers]).best
     assert found.num_workers == 4
@@ -245,7 +249,7 @@ def test_a_search_that_begins_off_its_axis_is_refused() -> None:
 def test_axes_hold_the_start_and_no_batch_beyond_the_set(
     cores: int, samples: int, workers: int
 ) -> None:
-    start = Setup(batch_size=64, num_workers=workers)
+    start = LoaderSettings(batch_size=64, num_workers=workers)
     for axis in axes_for(start, cores=cores, samples=samples):
         assert getattr(start, axis.name) in axis.values
         assert axis.name != "batch_size" or max(axis.values) <= samples

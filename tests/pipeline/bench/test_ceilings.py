@@ -7,33 +7,30 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.augment import imagenet_eval, imagenet_train
-from penstock.augment.geometric_ops import (
+from penstock.augment import (
     CenterCrop,
+    ColorJitter,
+    Decode,
+    Normalize,
+    Operation,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
+    check_recipe,
+    imagenet_eval,
+    imagenet_train,
 )
-from penstock.augment.ops import ColorJitter, Decode, Normalize, Operation
-from penstock.augment.recipe import check_recipe
-from penstock.cache import DiskCache
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.bench.ceilings import (
-    joined_ceilings,
-    measure_ceilings,
-    without_augmenting,
-)
-from penstock.pipeline.report.ceilings import Ceilings, Rate
-from penstock.readers import Dataset
-from penstock.readers.concatenation import concat
-from penstock.readers.types import ImageRange
+from penstock.cache import ConfigError, DiskCache
+from penstock.pipeline.bench import joined_ceilings, measure_ceilings, without_augmenting
+from penstock.pipeline.report import Ceilings, Rate
+from penstock.readers import Dataset, ImageRange, concat
 from tests.images import jpeg
 from tests.servers import Faults, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.report.ceilings import ProgressiveCost
+    from penstock.pipeline.report import ProgressiveCost
 
 IMAGES = ImageRange(min_height=300, max_height=500, min_width=300, max_width=600)
 

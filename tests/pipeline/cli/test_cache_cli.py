@@ -18,14 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import DiskCache
-from penstock.cache.base.blob import BlobSource, Segment, blob_key
-from penstock.cache.disk.membership import Membership
-from penstock.cache.disk.shelf import Shelf
-from penstock.pipeline.cli import main
-from penstock.pipeline.cli.cache import ago
-from penstock.pipeline.cli.cache_facts import cache_facts
-from penstock.pipeline.cli.doctor_cache import cache_checks
-from penstock.pipeline.cli.folder_facts import folder_facts
+from penstock.cache.base import BlobSource, Segment, blob_key
+from penstock.cache.disk import CacheFolder, PinnedShare
+from penstock.pipeline.cli import ago, cache_checks, cache_facts, folder_facts, main
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -47,7 +42,7 @@ def a_source(name: str) -> BlobSource:
 def root(tmp_path: Path) -> Path:
     """A cache of two datasets with six blobs."""
     folder = tmp_path / "cache"
-    shelf = Shelf(str(folder), max_bytes=LIMIT)
+    shelf = CacheFolder(str(folder), max_bytes=LIMIT)
     for number in range(6):
         group = "one" if number < 4 else "two"
         shelf.catalogue.labels.set(group, f"s3://b/{group}")
@@ -58,9 +53,9 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def job(root: Path) -> Iterator[Shelf]:
+def job(root: Path) -> Iterator[CacheFolder]:
     """A live job on it, which has one blob mapped."""
-    shelf = Shelf(str(root), max_bytes=LIMIT)
+    shelf = CacheFolder(str(root), max_bytes=LIMIT)
     mapped = shelf.lookup.find(a_source("one/[0].tar").key, BLOB_BYTES)
     assert mapped is not None
     yield shelf
@@ -101,10 +96,7 @@ def test_stat_names_limit_datasets_and_jobs(root: Path, capsys: pytest.CaptureFi
     cache = DiskCache(root, max_bytes=LIMIT)
     sources = [a_source(f"two/[{number}].tar") for number in (4, 5)]
     membership = cache.join(
-        "two",
-        label="s3://b/two",
-        keys=[each.key for each in sources],
-        sizes=[BLOB_BYTES] * 2,
+        "two", label="s3://b/two", keys=[each.key for each in sources], sizes=[BLOB_BYTES] * 2
     )
     found = told(capsys, "stat", root)
     assert (found["max_bytes"], found["blobs"], found["fills"]) == (LIMIT, 6, 0)
@@ -113,7 +105,7 @@ def test_stat_names_limit_datasets_and_jobs(root: Path, capsys: pytest.CaptureFi
     text = shown(capsys, "cache", "stat", root)
     assert "16.0 MiB" in text
     assert f"process {os.getpid()}: s3://b/two, keeps" in text
-    assert isinstance(membership, Membership)
+    assert isinstance(membership, PinnedShare)
     membership.leave()
     cache.close()
     assert told(capsys, "stat", root)["jobs"] == []
@@ -171,7 +163,7 @@ def test_verify_says_what_it_cant_check(root: Path, capsys: pytest.CaptureFixtur
 
 
 def test_evict_takes_the_least_recently_used_and_nothing_that_is_mapped(
-    root: Path, job: Shelf, capsys: pytest.CaptureFixture[str]
+    root: Path, job: CacheFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.uses.flush()
     found = told(capsys, "evict", root, "--to", "350KB")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 
-from penstock.pipeline.cli.main import app
+from penstock.pipeline.cli import app
 from tests import warm
 from tests.conftest import SAMPLES, write_photographs
 from tests.images import jpeg
@@ -136,7 +136,7 @@ def test_interrupted_is_130(folder: Path, tmp_path: Path) -> None:
 INTERRUPTED = f"""
 import os, sys
 from penstock.pipeline.cli import main
-from penstock.pipeline.cli.progress import SampleProgress
+from penstock.pipeline.cli.progress_bars import SampleProgress
 
 def interrupt(self, *_):
     os.kill(os.getpid(), {int(signal.SIGINT)})

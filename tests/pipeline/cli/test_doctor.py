@@ -11,21 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.base.store import Answer, ObjectInfo, RequestError
-from penstock.pipeline.cli.cache_facts import CacheFacts, JobFacts
-from penstock.pipeline.cli.doctor import checks
-from penstock.pipeline.cli.doctor_cache import cache_checks
-from penstock.pipeline.cli.doctor_store import (
+from penstock.cache.base import Answer, ObjectInfo, RequestError
+from penstock.pipeline.cli import (
+    CacheFacts,
+    FolderFacts,
+    Gpu,
+    JobFacts,
+    MachineFacts,
+    ModuleFacts,
+    PackageFacts,
     RequestFailure,
     StoreFacts,
+    cache_checks,
+    checks,
+    file_system_kind,
+    hiding,
     probe,
     store_checks,
     store_facts,
 )
-from penstock.pipeline.cli.folder_facts import FolderFacts, file_system_kind
-from penstock.pipeline.cli.machine import Gpu, MachineFacts, Module
-from penstock.pipeline.cli.packages import PackageFacts, hiding
-from penstock.pipeline.plan.world import World
+from penstock.pipeline.plan import World
 from tests.servers import Faults, Server, serving
 from tests.watchdog import PATIENCE_S
 
@@ -49,8 +54,8 @@ HEALTHY = MachineFacts(
     system="Linux",
     machine="x86_64",
     packages=PackageFacts(source="wheel"),
-    torch=Module(version="2.13.0+cu130", cuda="13.0"),
-    dali=Module(version="2.4.0", cuda="13.0"),
+    torch=ModuleFacts(version="2.13.0+cu130", cuda="13.0"),
+    dali=ModuleFacts(version="2.4.0", cuda="13.0"),
     dali_builds=("nvidia-dali-cuda130",),
     decoded=True,
     decode_error=None,
@@ -105,18 +110,18 @@ def test_a_healthy_machine_has_no_remedy() -> None:
             "warn",
             "/job/penstock.py",
         ),
-        (broken(torch=Module()), "torch", "fail", "pip install torch"),
+        (broken(torch=ModuleFacts()), "torch", "fail", "pip install torch"),
         (
-            broken(torch=Module(version="2.13.0", error="OSError: libc10")),
+            broken(torch=ModuleFacts(version="2.13.0", error="OSError: libc10")),
             "torch",
             "fail",
             "libc10",
         ),
-        (broken(torch=Module(version="2.3.1", cuda="12.1")), "torch", "fail", "2.4"),
-        (broken(torch=Module(version="2.13.0+cpu"), gpus=()), "torch", "warn", "CUDA build"),
-        (broken(dali=Module(), dali_builds=()), "dali", "fail", "penstock[dali]"),
+        (broken(torch=ModuleFacts(version="2.3.1", cuda="12.1")), "torch", "fail", "2.4"),
+        (broken(torch=ModuleFacts(version="2.13.0+cpu"), gpus=()), "torch", "warn", "CUDA build"),
+        (broken(dali=ModuleFacts(), dali_builds=()), "dali", "fail", "penstock[dali]"),
         (
-            broken(dali=Module(), dali_builds=(), driver_cuda=(12, 4)),
+            broken(dali=ModuleFacts(), dali_builds=(), driver_cuda=(12, 4)),
             "dali",
             "fail",
             "penstock[cuda12]",
@@ -128,19 +133,24 @@ def test_a_healthy_machine_has_no_remedy() -> None:
             "pip uninstall nvidia-dali-cuda120 nvidia-dali-cuda130",
         ),
         (
-            broken(dali=Module(version="2.4.0", cuda="13.0", error="ImportError: libcufft")),
+            broken(dali=ModuleFacts(version="2.4.0", cuda="13.0", error="ImportError: libcufft")),
             "dali",
             "fail",
             "libcufft",
         ),
         (broken(driver_cuda=(12, 8)), "dali", "fail", "penstock[cuda12]"),
-        (broken(torch=Module(version="2.13.0", cuda="12.8")), "dali", "warn", "12.8"),
+        (broken(torch=ModuleFacts(version="2.13.0", cuda="12.8")), "dali", "warn", "12.8"),
         (broken(decoded=False), "decoding", "warn", "pillow"),
         (broken(decoded=False, decode_error="RuntimeError: no"), "decoding", "fail", "no"),
         (broken(gpus=()), "gpu", "fail", "driver"),
-        (broken(zarr=Module()), "zarr", "ok", "penstock[zarr]"),
-        (broken(zarr=Module(version="2.18.3")), "zarr", "warn", "3.0.8"),
-        (broken(zarr=Module(version="3.1.6", error="ImportError: x")), "zarr", "warn", "import"),
+        (broken(zarr=ModuleFacts()), "zarr", "ok", "penstock[zarr]"),
+        (broken(zarr=ModuleFacts(version="2.18.3")), "zarr", "warn", "3.0.8"),
+        (
+            broken(zarr=ModuleFacts(version="3.1.6", error="ImportError: x")),
+            "zarr",
+            "warn",
+            "import",
+        ),
         (broken(gpus=(), gpu_devices=0), "gpu", "ok", "CPU decoding"),
         (broken(usable=4, affinity=8), "cores", "ok", "quota"),
         (broken(usable=1, affinity=1), "cores", "warn", "affinity 1"),

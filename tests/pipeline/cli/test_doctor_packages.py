@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.pipeline.cli.doctor_packages import package_checks
-from penstock.pipeline.cli.packages import Namesake, PackageFacts, package_facts
+from penstock.pipeline.cli import Namesake, PackageFacts, package_checks, package_facts
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -33,9 +32,9 @@ def install(home: Path, name: str, files: Mapping[str, str]) -> None:
     (folder / "RECORD").write_text("\n".join(record) + "\n")
 
 
-FLOORS = ("augment", "cache", "pipeline", "readers")
+LAYERS = ("augment", "cache", "pipeline", "readers")
 OUR_FILES = {"penstock/__init__.py": "# penstock\n"} | {
-    f"penstock/{name}/{file}": f"# {name}\n" for name in FLOORS for file in ("__init__.py", "a.py")
+    f"penstock/{name}/{file}": f"# {name}\n" for name in LAYERS for file in ("__init__.py", "a.py")
 }
 
 
@@ -128,7 +127,7 @@ def test_a_checkout_knows_its_files_by_git(tmp_path: Path, empty: Path) -> None:
         path = home / (name if name.count("/") == 1 else name.removeprefix("penstock/"))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    for floor in FLOORS:
+    for floor in LAYERS:
         (home / "penstock" / floor).symlink_to(f"../{floor}")
     assert package_facts(empty, home=home).source is None
     for command in (["init", "-q"], ["add", "."]):

@@ -14,15 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cache.base.peer_settings import Peers
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.errors import ConfigError, WorkerError
-from penstock.cache.peers.probe import PeerFacts
-from penstock.cache.peers.tokens import PeerSecret
-from penstock.pipeline.cli import doctor as doctor_module
-from penstock.pipeline.cli import doctor_serve, machine
-from penstock.pipeline.cli.doctor_peer import peer_checks, peer_facts
-from penstock.pipeline.cli.main import app
+from penstock.cache import ConfigError, WorkerError
+from penstock.cache.base import Peers
+from penstock.cache.disk import DiskCache
+from penstock.cache.peers import PeerFacts, PeerSecret
+from penstock.pipeline.cli import app, doctor_facts, doctor_peers, peer_checks, peer_facts
+from penstock.pipeline.cli import doctor_command as doctor_module
 from tests.cache.peers.serving import put, serving
 
 if TYPE_CHECKING:
@@ -103,7 +100,7 @@ def ask(*arguments: str) -> tuple[int, dict[str, list[str]], str]:
 
 
 def test_two_nodes_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "gather", lambda _: None)
+    monkeypatch.setattr(doctor_facts, "gather", lambda _: None)
     monkeypatch.setattr(doctor_module, "checks", lambda _: [])
     secret = PeerSecret.draw()
     token = tmp_path / "token"
@@ -143,15 +140,15 @@ def test_what_stands_in_for_a_node_is_asked_as_one(
             facts.extend(peer_facts([settings]))
             return True
 
-    doctor_serve.serve(settings, None, stop=Asks())
+    doctor_peers.serve(settings, None, stop=Asks())
     assert facts[0].welcome == "same"
     assert facts[0].size_bytes == 2**24
     with pytest.raises(ConfigError, match="no cache folder"):
-        doctor_serve.serve(settings, tmp_path, stop=Asks())
+        doctor_peers.serve(settings, tmp_path, stop=Asks())
     assert not list(tmp_path.iterdir())
     with contextlib.closing(DiskCache(tmp_path / "cache", max_bytes="1GiB")) as cache:
         cache.use(lambda shelf: shelf.damage)
-    doctor_serve.serve(settings, tmp_path / "cache", stop=Asks())
+    doctor_peers.serve(settings, tmp_path / "cache", stop=Asks())
     assert facts[1].size_bytes == 0
     assert "y" * 32 not in "".join(capsys.readouterr())
     with (
@@ -159,10 +156,10 @@ def test_what_stands_in_for_a_node_is_asked_as_one(
         pytest.warns(match="is taken"),
         pytest.raises(WorkerError, match="the port is taken"),
     ):
-        doctor_serve.serve(settings, None, stop=Asks())
+        doctor_peers.serve(settings, None, stop=Asks())
     monkeypatch.delenv("PENSTOCK_PEER_TOKEN")
     with pytest.raises(ConfigError, match="got no secret"):
-        doctor_serve.serve(settings, None, stop=Asks())
+        doctor_peers.serve(settings, None, stop=Asks())
     assert len(facts) == 2
 
 
@@ -184,7 +181,7 @@ def test_what_ends_it_leaves_no_folder(
 
     before = signal.signal(number, signal.SIG_IGN)
     try:
-        doctor_serve.serve(Peers("127.0.0.1:0"), None, stop=Ends())
+        doctor_peers.serve(Peers("127.0.0.1:0"), None, stop=Ends())
         assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 
-from penstock.cache.disk.shelf import Shelf
-from penstock.pipeline.cli import main
-from penstock.pipeline.cli.examples import EXAMPLES
-from penstock.pipeline.cli.main import app
+from penstock.cache.disk import CacheFolder
+from penstock.pipeline.cli import EXAMPLES, app, main
 from tests.conftest import write_photographs
 
 if TYPE_CHECKING:
@@ -74,7 +72,7 @@ def test_those_on_local_data_run(
     pytest.importorskip("nvidia.dali")
     monkeypatch.chdir(tmp_path)
     write_photographs(tmp_path / "photos", samples=12, classes=2)
-    Shelf("cached", max_bytes=2**24).close()
+    CacheFolder("cached", max_bytes=2**24).close()
     long = ("bench", "doctor", "cache clear")  # minutes, a look at the machine, a question
     local = [
         example

@@ -11,12 +11,17 @@ import torch
 from PIL import Image
 
 from penstock.augment import Normalize, imagenet_train
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.cli import main
-from penstock.pipeline.cli.batch_report import value_ranges
-from penstock.pipeline.cli.contact_sheet import Picture, class_color, contact_sheet
-from penstock.pipeline.cli.inspect_batch import look, pixels_for_the_eye
-from penstock.pipeline.loader import DataLoader
+from penstock.cache import ConfigError
+from penstock.pipeline import DataLoader
+from penstock.pipeline.cli import (
+    Picture,
+    class_color,
+    contact_sheet,
+    load_batch,
+    main,
+    pixels_for_the_eye,
+    value_ranges,
+)
 from penstock.readers import Dataset
 from tests import warm
 from tests.conftest import SAMPLES, write_photographs
@@ -34,7 +39,7 @@ def inspect(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_it_is_the_batch_that_the_loader_gives(pack: Path) -> None:
     pytest.importorskip("nvidia.dali")
-    report, pictures = look(
+    report, pictures = load_batch(
         Dataset(pack, fields=FIELDS), size=6, recipe="imagenet", seed=3, epoch=2
     )
     dataset = Dataset(pack, fields=FIELDS)
@@ -119,7 +124,7 @@ def test_neighbouring_classes_have_colours_far_apart() -> None:
 @pytest.mark.parametrize("size", [0, 1025])
 def test_a_size_out_of_range_is_refused(pack: Path, size: int) -> None:
     with pytest.raises(ConfigError, match="--batch"):
-        look(Dataset(pack, fields=FIELDS), size=size, recipe="none", seed=0, epoch=0)
+        load_batch(Dataset(pack, fields=FIELDS), size=size, recipe="none", seed=0, epoch=0)
 
 
 def test_the_command(folder: Path, tmp_path: Path) -> None:
@@ -150,7 +155,7 @@ def test_wrong_use_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_images_of_different_sizes_are_shown_without_a_recipe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from penstock.pipeline.cli.main import main
+    from penstock.pipeline.cli import main
     from tests import images
 
     root = images.class_folder(tmp_path / "set", samples=6)
@@ -162,7 +167,7 @@ def test_images_of_different_sizes_are_shown_without_a_recipe(
 
 @pytest.mark.parametrize("command", ["", "pack", "index", "inspect", "warm", "cache", "doctor"])
 def test_short_help_is_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from penstock.pipeline.cli.main import main
+    from penstock.pipeline.cli import main
 
     texts = []
     for flag in ("-h", "--help"):

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.errors import ConfigError, FetchError, MissingDependencyError, PenstockError
-from penstock.pipeline.cli import executors
-from penstock.pipeline.cli.executors import executor_on
-from penstock.pipeline.cli.main import main
+from penstock.cache import ConfigError, FetchError, MissingDependencyError, PenstockError
+from penstock.pipeline.cli import executor_on, main, pack_command
 from tests import images
 from tests.watchdog import PATIENCE_S
 
@@ -80,7 +78,7 @@ def test_a_scheduler_that_is_not_there(kind: str) -> None:
 
 
 def test_a_port_where_something_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.cli.executors.CONNECT_S", 0.2)
+    monkeypatch.setattr("penstock.pipeline.cli.pack_command.CONNECT_S", 0.2)
     pytest.importorskip("distributed")
     with socket.create_server(("127.0.0.1", 0)) as server:
         on = f"dask://127.0.0.1:{server.getsockname()[1]}"
@@ -96,8 +94,8 @@ def test_an_address_of_ipv6_keeps_its_brackets(monkeypatch: pytest.MonkeyPatch) 
         asked.append(address)
         yield
 
-    monkeypatch.setattr(executors, "_check_answers", lambda *_, **__: None)
-    monkeypatch.setattr(executors, "_dask", dask)
+    monkeypatch.setattr(pack_command, "_check_answers", lambda *_, **__: None)
+    monkeypatch.setattr(pack_command, "_dask", dask)
     for on in ("dask://[fd00::7]:8786", "dask://10.0.0.7"):
         with executor_on(on):
             pass

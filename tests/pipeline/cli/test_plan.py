@@ -11,15 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import pack
-from penstock.cache.base.sizes import format_size, parse_rate
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.bench.sizing_probe import disk_rate
-from penstock.pipeline.cli import main
-from penstock.pipeline.cli.plan_chart import sweep
-from penstock.pipeline.cli.plan_inputs import model_named
-from penstock.pipeline.plan.sizing.changes import duration
+from penstock.cache import ConfigError
+from penstock.cache.base import format_size, parse_rate
+from penstock.pipeline.bench import disk_rate
+from penstock.pipeline.cli import main, model_named, sweep
+from penstock.pipeline.plan.sizing import duration
 from tests.conftest import write_photographs
-from tests.house import ROOT
+from tests.layers import ROOT
 from tests.pipeline.plan.sizing.setups import setup
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 import penstock
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.cli.datasets import index as index_command
-from penstock.pipeline.cli.main import app, main
-from penstock.pipeline.cli.options import parse_sampling
+from penstock.cache import ConfigError
+from penstock.pipeline.cli import app, main, parse_sampling
+from penstock.pipeline.cli import index as index_command
 
 if TYPE_CHECKING:
     from pathlib import Path

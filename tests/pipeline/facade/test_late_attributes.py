@@ -11,9 +11,8 @@ import pytest
 import torch
 import torch.utils.data
 
-from penstock.cache.errors import ConfigError
-from penstock.pipeline import DataLoader, World
-from penstock.pipeline.facade.late_attributes import WORKER_OPTIONS
+from penstock.cache import ConfigError
+from penstock.pipeline import WORKER_OPTIONS, DataLoader, World
 from penstock.readers import Dataset
 from tests.torch_datasets import Squares
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.augment import imagenet_train
-from penstock.cache.errors import ConfigError, PlanError
-from penstock.pipeline import DataLoader, World
-from penstock.pipeline.facade.late_world import LateWorld
+from penstock.cache import ConfigError, PlanError
+from penstock.pipeline import DataLoader, LateWorld, World
 from penstock.readers import Dataset
 from tests.conftest import SAMPLES
 from tests.torch_datasets import Squares
@@ -153,10 +152,7 @@ def test_what_needs_no_world_is_an_error_at_once(
 
 @MAKERS
 def test_half_a_launcher_is_no_world_of_one(
-    make: Any,
-    pack: Path,
-    group: Callable[[int, int], None],
-    monkeypatch: pytest.MonkeyPatch,
+    make: Any, pack: Path, group: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in CHILD.items():
         monkeypatch.setenv(name, value)

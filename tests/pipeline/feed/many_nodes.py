@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import torch.distributed as dist
 
-from penstock.cache import DiskCache
-from penstock.cache.job_store import JobStore
+from penstock.cache import DiskCache, JobStore
 from penstock.pipeline import DataLoader, Order, World
 from penstock.readers import Dataset
 

@@ -8,14 +8,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image as Picture
 
-from penstock.cache.errors import ConfigError
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn, SampleBatch
-from penstock.readers.fields.crops import cropped
-from penstock.readers.fields.field_types import FieldType, Image, Mask, Text, is_encoded
-from penstock.readers.fields.schema import Schema
-from penstock.readers.fields.selection import check_names, check_selection, stored_fields
-from penstock.readers.source import Source
-from penstock.readers.types import ImageRange
+from penstock.cache import ConfigError
+from penstock.readers import ImageRange, Source
+from penstock.readers.fields import (
+    DenseColumn,
+    EncodedColumn,
+    FieldType,
+    Image,
+    Mask,
+    RaggedColumn,
+    SampleBatch,
+    Schema,
+    Text,
+    check_names,
+    check_selection,
+    cropped,
+    is_encoded,
+    stored_fields,
+)
 from tests.sources import values_of
 
 if TYPE_CHECKING:
@@ -23,9 +33,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.contents import Contents
-    from penstock.readers.fields.columns import Column
-    from penstock.readers.fields.crops import Crop
+    from penstock.readers import Contents
+    from penstock.readers.fields import Column, ColumnCrop
 
     Ints = NDArray[np.int64]
 
@@ -89,7 +98,7 @@ class Memory(Source):
         mode: object = None,
         bad: dict[int, str] | None = None,
         fields: object = None,
-        crops: Mapping[str, Crop] | None = None,
+        crops: Mapping[str, ColumnCrop] | None = None,
         blocks: object = None,
     ) -> SampleBatch:
         del mode, fields, blocks

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 
-from penstock.cache.errors import PenstockWarning, PlanError
-from penstock.cache.job_store import JobStore
-from penstock.pipeline.feed.agreement import (
+from penstock.cache import JobStore, PenstockWarning, PlanError
+from penstock.pipeline.members import (
     ENDING_TIMEOUT_S,
-    Agreement,
-    join,
+    LoaderChannel,
+    SharedFacts,
+    check_same_plan,
+    open_channel,
 )
-from penstock.pipeline.feed.handshake import SharedFacts, check_same_plan
-from penstock.pipeline.plan.world import World
+from penstock.pipeline.plan import World
 from tests.pipeline.feed.test_bad_samples import build
 from tests.warm import ROOT, Warm
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 FACTS = SharedFacts(dataset="d", samples=10, seed=1, plan="p", size=2)
 
 
-def pair(store: Any = None) -> tuple[Agreement, Agreement]:
+def pair(store: Any = None) -> tuple[LoaderChannel, LoaderChannel]:
     kept = JobStore(store or dist.HashStore()).under("x")  # type: ignore[attr-defined]
-    first, second = (Agreement(kept, rank=rank, size=2) for rank in range(2))
+    first, second = (LoaderChannel(kept, rank=rank, size=2) for rank in range(2))
     return first, second
 
 
@@ -52,7 +52,7 @@ class TestAgreement:
         assert [second.count_at("0-80", "bad"), first.count_at("0-80", "bad")] == [5, 5]
 
     def test_out_of_reach_ranks_agree_on_no_count(self) -> None:
-        apart = Agreement(rank=1, size=2)
+        apart = LoaderChannel(rank=1, size=2)
         apart.add("bad", 3)
         assert apart.count_at("0-40", "bad") is None
 
@@ -62,7 +62,7 @@ class TestAgreement:
         second.join()
         ended: list[int] = []
 
-        def end(agreement: Agreement) -> None:
+        def end(agreement: LoaderChannel) -> None:
             agreement.end_together()
             ended.append(agreement.rank)
 
@@ -79,7 +79,7 @@ class TestAgreement:
         first, second = pair()
         first.join()
         second.join()
-        monkeypatch.setattr("penstock.pipeline.feed.agreement.ENDING_TIMEOUT_S", 1)
+        monkeypatch.setattr("penstock.pipeline.members.loader_channel.ENDING_TIMEOUT_S", 1)
         first.end_together()
 
     def test_the_first_notice_reaches_all(self) -> None:
@@ -89,7 +89,7 @@ class TestAgreement:
         second.stop({"rank": 1})
         first.stop({"rank": 0})
         assert first.stop_notice() is not None
-        assert Agreement(second._store).stop_notice() == {"rank": 1}
+        assert LoaderChannel(second._store).stop_notice() == {"rank": 1}
 
     def test_a_restored_job_forgets_the_notice(self) -> None:
         first, second = pair()
@@ -120,7 +120,7 @@ class TestAgreement:
             check_same_plan(second, replace(FACTS, dataset="half", samples=5))
 
     def test_alone_it_agrees_with_itself(self) -> None:
-        alone = join(dataset="d", shuffle=True, world=World(0, 1))
+        alone = open_channel(dataset="d", shuffle=True, world=World(0, 1))
         assert not alone.is_shared
         check_same_plan(alone, FACTS)
         assert [alone.add("bad", 2), alone.add("bad", 1)] == [2, 3]
@@ -152,7 +152,7 @@ SCRIPT = textwrap.dedent(
     import torch.distributed as dist
     from penstock.augment import imagenet_eval
     from penstock.pipeline import DataLoader
-    from penstock.pipeline.feed.agreement import Agreement
+    from penstock.pipeline.members.loader_channel import Agreement
     from penstock.readers import Dataset
 
     warnings.simplefilter("ignore")

@@ -13,8 +13,8 @@ import torch
 
 from penstock import DataLoader, Pad
 from penstock.augment import CenterCrop, RandomHorizontalFlip, Resize, SanitizeBoxes
-from penstock.cache.errors import PenstockWarning
-from penstock.readers.fields.field_types import Array, Boxes, Bytes, Image, Mask, Text
+from penstock.cache import PenstockWarning
+from penstock.readers.fields import Array, Boxes, Bytes, Image, Mask, Text
 from tests.pipeline.feed.memory import Memory, png
 
 if TYPE_CHECKING:

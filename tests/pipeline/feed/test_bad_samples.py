@@ -19,19 +19,18 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from penstock.augment import imagenet_eval, imagenet_train
-from penstock.cache.errors import FetchError, PenstockWarning, TooManyBadSamplesError
+from penstock.cache import FetchError, PenstockWarning, TooManyBadSamplesError
 from penstock.pipeline import DataLoader, Order, World
-from penstock.pipeline.plan.substitutes import SAME_SHARD_ATTEMPTS, substitute
-from penstock.pipeline.report import quarantine
-from penstock.readers import Dataset, pack
-from penstock.readers.types import ImageFacts, Rejection
+from penstock.pipeline.plan import SAME_SHARD_ATTEMPTS, substitute
+from penstock.pipeline.report import bad_sample_file
+from penstock.readers import Dataset, ImageFacts, Rejection, pack
 from tests.conftest import photograph
 from tests.sources import values_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.readers.types import Encoded
+    from penstock.readers import Encoded
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Labels cluster inside shards"),
@@ -471,9 +470,9 @@ class TestReport:
 
     def test_old_lists_go(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        monkeypatch.setattr(quarantine, "_KEPT", 3)
+        monkeypatch.setattr(bad_sample_file, "_KEPT", 3)
         for number in range(5):
-            report = quarantine.QuarantineFile(None, name="set.jsonl")
+            report = bad_sample_file.QuarantineFile(None, name="set.jsonl")
             report.append([{"id": number}])
             os.utime(report.path, (number, number))
             report.append([{"id": number}])
@@ -489,7 +488,7 @@ class TestReport:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         monkeypatch.setattr(os, "write", refuse)
         with pytest.warns(PenstockWarning, match="can't be written.*No space"):
-            quarantine.QuarantineFile(str(tmp_path / "c"), name="x").append([{"id": 1}])
+            bad_sample_file.QuarantineFile(str(tmp_path / "c"), name="x").append([{"id": 1}])
         assert list(tmp_path.rglob("*quarantine*")) == []
 
     def test_a_disk_that_takes_nothing_costs_one_warning(

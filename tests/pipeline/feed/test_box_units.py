@@ -15,9 +15,8 @@ from PIL import Image as Picture
 
 from penstock import DataLoader, Dataset, pack
 from penstock.augment import RandomHorizontalFlip, RandomResizedCrop, Resize, SanitizeBoxes
-from penstock.cache.errors import DatasetError, PenstockError, PenstockWarning, RecipeError
-from penstock.readers.fields.boxes import check_boxes
-from penstock.readers.fields.field_types import Boxes, FieldType, Image, Keypoints
+from penstock.cache import DatasetError, PenstockError, PenstockWarning, RecipeError
+from penstock.readers.fields import Boxes, FieldType, Image, Keypoints, check_boxes
 from tests import tars
 from tests.pipeline.feed.memory import Memory
 
@@ -244,10 +243,7 @@ def test_a_bad_box_without_its_image_is_bad_too(damaged: str) -> None:
 
 def test_a_mask_has_no_bad_box(damaged: str) -> None:
     dataset = Dataset(damaged, fields=("boxes", "row"), schema=SCHEMA)
-    with (
-        pytest.warns(PenstockWarning),
-        DataLoader(dataset, 5, pad="mask", max_bad=0.5) as loader,
-    ):
+    with pytest.warns(PenstockWarning), DataLoader(dataset, 5, pad="mask", max_bad=0.5) as loader:
         batches = list(loader)
     assert sum(int(valid.sum()) for *_, valid in batches) == N - 2
     assert all(boxes.values.isfinite().all() for boxes, *_ in batches)

@@ -14,10 +14,9 @@ from pyarrow import feather
 
 from penstock.cache import DiskCache
 from penstock.pipeline import DataLoader, Order
-from penstock.pipeline.plan.world import World
-from penstock.pipeline.report.diagnosis import diagnose
-from penstock.readers import Dataset
-from penstock.readers.concatenation import concat
+from penstock.pipeline.plan import World
+from penstock.pipeline.report import diagnose
+from penstock.readers import Dataset, concat
 from penstock.readers.formats import chunk_files
 from tests.readers.formats import blocks
 from tests.watchdog import PATIENCE_S
@@ -205,7 +204,7 @@ def test_threads_decode_at_a_time(root: Path, monkeypatch: pytest.MonkeyPatch) -
         return decode(self, data, extent)
 
     monkeypatch.setattr(blocks.Reader, "_decode", counted)
-    monkeypatch.setattr("penstock.pipeline.feed.read_scale.usable_cores", lambda: 2)
+    monkeypatch.setattr("penstock.pipeline.feed.runner.usable_cores", lambda: 2)
     with Dataset(root) as dataset, loader(dataset, drop_last=False, num_workers=2) as found:
         epoch(found)
     assert len(blocks.DECODED) <= needed()

@@ -14,29 +14,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.augment.batches import DecodedBatch
-from penstock.cache.errors import ClosedError, StalledError
-from penstock.cache.threads import NAME_PREFIX
-from penstock.pipeline.feed.batch import Batch
-from penstock.pipeline.feed.feed import Feed
-from penstock.pipeline.feed.graphs import ImageGraphs
-from penstock.pipeline.feed.padding import Pads
-from penstock.pipeline.feed.position import Position
-from penstock.pipeline.feed.road import Road
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.order import Plan
-from penstock.pipeline.plan.slots import RankOrder
-from penstock.pipeline.plan.steps import Cursor, Walk
-from penstock.pipeline.plan.world import World
-from penstock.pipeline.report.meter import Meter
-from penstock.readers.fields.columns import EncodedColumn, SampleBatch
+from penstock.augment import DecodedBatch
+from penstock.cache import NAME_PREFIX, ClosedError, StalledError
+from penstock.pipeline.feed import Batch, BatchPipeline, ImageGraphs, Pads, PipelineRunner, Position
+from penstock.pipeline.plan import BatchSchedule, Cursor, Plan, RankOrder, Walk, World
+from penstock.pipeline.report import Meter
+from penstock.readers.fields import EncodedColumn, SampleBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from penstock.pipeline.plan.slots import Slots
-    from penstock.pipeline.plan.steps import Step
-    from penstock.readers.types import EncodedBatch
+    from penstock.pipeline.plan import RankSlots, Step
+    from penstock.readers import EncodedBatch
 
 WALK = Walk(samples=40, schedule=BatchSchedule.constant(10), drop_last=False)
 WAIT_S = 300
@@ -69,7 +58,7 @@ class Reader:
     def close(self) -> None:
         """It has nothing to end."""
 
-    def read(self, step: Step, slots: Slots) -> Batch:
+    def read(self, step: Step, slots: RankSlots) -> Batch:
         if step.start in self.hangs:
             self.hanging.set()
             assert self.let_go.wait(WAIT_S)
@@ -152,15 +141,10 @@ class User:
         plan = Plan([WALK.samples], seed=None, lanes=1, window=1)
         slots = RankOrder(plan=plan, world=World(0, 1))
         meter = Meter(decode_threads=1, device="cpu")
-        road = Road(walk=WALK, endless=True, slots=slots, meter=meter, **fakes)
+        road = BatchPipeline(walk=WALK, endless=True, slots=slots, meter=meter, **fakes)
         self.position = Position()
-        self.feed = Feed(
-            road,
-            self.position,
-            depth=2,
-            read_threads=2,
-            decodes_ahead=ahead,
-            timeout_s=timeout_s,
+        self.feed = PipelineRunner(
+            road, self.position, depth=2, read_threads=2, decodes_ahead=ahead, timeout_s=timeout_s
         )
 
     def start(self, cursor: Cursor) -> None:
@@ -285,7 +269,7 @@ def test_another_place_is_begun_though_a_read_hangs(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that waits for it is left behind and touches nothing when it comes back."""
-    monkeypatch.setattr(Feed, "_patience_s", 0.05)
+    monkeypatch.setattr(PipelineRunner, "_patience_s", 0.05)
     reader.hangs = {Cursor(0, 10)}
     graph = FakeGraph()
     user = User(reader, graph)
@@ -302,7 +286,7 @@ def test_what_is_being_decoded_is_waited_for(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer than for reads: nobody else may touch the graph meanwhile."""
-    monkeypatch.setattr(Feed, "_patience_s", 0.01)
+    monkeypatch.setattr(PipelineRunner, "_patience_s", 0.01)
     graph, decoding, go = FakeGraph(), threading.Event(), threading.Event()
     user = User(reader, graph)
     user.take(Cursor(0, 0))
@@ -326,7 +310,7 @@ def test_what_is_being_decoded_is_waited_for(
 
 
 def test_a_decoder_that_hangs_is_told(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.feed.feed._DECODE_SPARE_S", 0.0)
+    monkeypatch.setattr("penstock.pipeline.feed.runner._DECODE_SPARE_S", 0.0)
     graph, go = FakeGraph(), threading.Event()
 
     def hang() -> None:
@@ -344,8 +328,8 @@ def test_a_graph_that_hangs_is_left_alone_and_told(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """close() ends though DALI doesn't, and touches nothing that DALI is at."""
-    monkeypatch.setattr("penstock.pipeline.feed.feed._DECODE_SPARE_S", 0.0)
-    monkeypatch.setattr(Feed, "_patience_s", 0.05)
+    monkeypatch.setattr("penstock.pipeline.feed.runner._DECODE_SPARE_S", 0.0)
+    monkeypatch.setattr(PipelineRunner, "_patience_s", 0.05)
     graph, hangs, go = FakeGraph(), threading.Event(), threading.Event()
     user = User(reader, graph, timeout_s=0.1)
 
@@ -384,7 +368,7 @@ def test_a_stop_that_was_interrupted_is_waited_out_by_the_next(
     user.start(Cursor(1, 0))
     assert decoding.wait(WAIT_S)
     with monkeypatch.context() as patch:
-        patch.setattr(Feed, "_ended", interrupt)
+        patch.setattr(PipelineRunner, "_ended", interrupt)
         with pytest.raises(KeyboardInterrupt):
             user.start(Cursor(2, 0))
     graph.used_by.clear()

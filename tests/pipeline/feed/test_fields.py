@@ -20,8 +20,8 @@ from penstock.augment import (
     RandomRotation,
     Resize,
 )
-from penstock.cache.errors import ConfigError, RecipeError
-from penstock.readers.fields.field_types import (
+from penstock.cache import ConfigError, RecipeError
+from penstock.readers.fields import (
     Array,
     Boxes,
     Bytes,

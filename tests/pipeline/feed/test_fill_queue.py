@@ -8,11 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.feed.fill_queue import FillQueue, WalkBudget
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.needs import Needs
-from penstock.pipeline.plan.order import Plan
-from penstock.pipeline.plan.steps import Cursor, Walk
+from penstock.pipeline.feed import FillQueue, WalkBudget
+from penstock.pipeline.plan import BatchSchedule, Cursor, Needs, Plan, Walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,9 +89,7 @@ def test_a_shard_that_was_put_back_comes_behind_the_others() -> None:
     assert sorted([*rest(found)]) == list(range(len(SIZES)))
 
 
-@given(
-    refused=st.lists(st.sets(st.integers(0, len(SIZES) - 1)), min_size=1, max_size=5),
-)
+@given(refused=st.lists(st.sets(st.integers(0, len(SIZES) - 1)), min_size=1, max_size=5))
 def test_shards_that_are_passed_over_keep_their_places(refused: list[set[int]]) -> None:
     found, order = queue(), first_needs(Cursor(0, 0))
     found.seek(Cursor(0, 0))
@@ -109,7 +104,7 @@ def test_shards_that_are_passed_over_keep_their_places(refused: list[set[int]]) 
 
 
 def test_the_walk_waits_for_many_that_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.feed.fill_queue._MOST_PASSED_OVER", 2)
+    monkeypatch.setattr("penstock.pipeline.feed.shard_fills._MOST_PASSED_OVER", 2)
     found, asked = queue(), list[int]()
     found.seek(Cursor(0, 0))
     for _ in range(2):

@@ -10,17 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.augment import imagenet_eval
-from penstock.augment.dali_pipeline import DaliPipeline
-from penstock.augment.recipe import check_recipe
-from penstock.augment.whole import HELD_RUNS, IN_FLIGHT, RUN_PIXELS, RUN_SAMPLES
+from penstock.augment import (
+    HELD_RUNS,
+    RUN_PIXELS,
+    RUN_SAMPLES,
+    RUNS_IN_FLIGHT,
+    DaliPipeline,
+    check_recipe,
+    imagenet_eval,
+)
 from penstock.pipeline import DataLoader
-from penstock.pipeline.feed.resident import room as resident_room
-from penstock.pipeline.feed.resident.images import ResidentImages
-from penstock.pipeline.feed.resident.room import dali_needs_bytes, resident_bytes, room_for
-from penstock.pipeline.plan.world import World
-from penstock.readers import Dataset
-from penstock.readers.types import ImageRange
+from penstock.pipeline.feed import ResidentImages, dali_needs_bytes, memory_budget, resident_bytes
+from penstock.pipeline.feed import resident_memory as resident_room
+from penstock.pipeline.plan import World
+from penstock.readers import Dataset, ImageRange
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,10 +58,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, torch.Tensor
 def test_batches_are_pinned_off_the_training_thread(
     pack: Path, pinned: list[tuple[str, int, torch.Tensor]]
 ) -> None:
-    with (
-        Dataset(pack) as dataset,
-        DataLoader(dataset, 16, augment=EVAL, pin_memory=True) as loader,
-    ):
+    with Dataset(pack) as dataset, DataLoader(dataset, 16, augment=EVAL, pin_memory=True) as loader:
         batches = list(loader)
     handed = {id(tensor) for batch in batches for tensor in batch}
     assert handed == {id(tensor) for _, _, tensor in pinned}
@@ -130,7 +130,7 @@ def test_resident_images_are_fed_by_one_kernel() -> None:
 
 def room_on_cuda(free: int, monkeypatch: pytest.MonkeyPatch, *, batch: int, depth: int) -> int:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
-    found = room_for(
+    found = memory_budget(
         True,
         device=torch.device("cuda", 0),
         world=World(0, 1),
@@ -146,7 +146,7 @@ def test_the_rule_on_cuda_leaves_what_runs_and_batches_hold(
 ) -> None:
     recipe = check_recipe(EVAL, images=ANY)
     batch_bytes = 4 * 8 * 3 * 32 * 32
-    runs = (IN_FLIGHT + HELD_RUNS) * RUN_PIXELS * 3
+    runs = (RUNS_IN_FLIGHT + HELD_RUNS) * RUN_PIXELS * 3
     assert dali_needs_bytes(recipe, batch_size=8, depth=2) == runs + 2 * (2 + 2) * batch_bytes
     free = 10**9
     left = room_on_cuda(free, monkeypatch, batch=8, depth=2)
@@ -168,7 +168,7 @@ def test_a_decoded_batch_for_each_in_dali_is_left_room_for(
         assert total is not None
 
         def fits(most: int, *, cuda: bool) -> bool:
-            room = resident_room.MemoryRoom(most_bytes=most, reason="")
+            room = resident_room.MemoryBudget(most_bytes=most, reason="")
             found = resident_bytes(
                 "auto",
                 room,

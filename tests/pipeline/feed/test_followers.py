@@ -22,8 +22,8 @@ from penstock.augment import (
     RandomVerticalFlip,
     SanitizeBoxes,
 )
-from penstock.cache.errors import RecipeError
-from penstock.readers.fields.field_types import Array, Boxes, FieldType, Image, Keypoints, Mask
+from penstock.cache import RecipeError
+from penstock.readers.fields import Array, Boxes, FieldType, Image, Keypoints, Mask
 from tests.pipeline.feed.memory import Memory
 
 N, SIDE = 24, 32

@@ -12,12 +12,16 @@ import pytest
 import torch.distributed as dist
 
 from penstock.augment import imagenet_eval, imagenet_train
-from penstock.cache.errors import PlanError
-from penstock.cache.job_store import JobStore
-from penstock.pipeline.feed.agreement import Agreement, join
-from penstock.pipeline.feed.handshake import SharedFacts, check_places, check_same_plan
-from penstock.pipeline.feed.recipe_text import recipe_text
-from penstock.pipeline.plan.world import World
+from penstock.cache import JobStore, PlanError
+from penstock.pipeline.members import (
+    LoaderChannel,
+    SharedFacts,
+    check_replicas,
+    check_same_plan,
+    open_channel,
+    recipe_text,
+)
+from penstock.pipeline.plan import World
 from tests.pipeline.ranks import run_ranks
 
 if TYPE_CHECKING:
@@ -39,9 +43,9 @@ FACTS = SharedFacts(
 )
 
 
-def pair() -> tuple[Agreement, Agreement]:
+def pair() -> tuple[LoaderChannel, LoaderChannel]:
     kept = JobStore(dist.HashStore()).under("x")  # type: ignore[attr-defined]
-    return Agreement(kept, rank=0, size=2), Agreement(kept, rank=1, size=2)
+    return LoaderChannel(kept, rank=0, size=2), LoaderChannel(kept, rank=1, size=2)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +95,9 @@ def test_a_rank_that_two_processes_claim_is_refused() -> None:
     first, second = pair()
     world = World(0, 2, place=(1, 2))
     second.number_of_rank = 2
-    check_places(first, world)
+    check_replicas(first, world)
     with pytest.raises(PlanError, match=r"Rank 0 \(process 1\) is one of more than 1 processes"):
-        check_places(second, world)
+        check_replicas(second, world)
     assert first.stop_notice() is not None
 
 
@@ -101,11 +105,11 @@ def test_one_process_of_a_replica_speaks() -> None:
     store = JobStore(dist.HashStore())  # type: ignore[attr-defined]
     worlds = [World(process // 2, 2, place=(process, 4)) for process in range(4)]
     for number in range(2):  # of the replicas' first and second loader
-        joined = [join(dataset="d", shuffle=True, world=one, store=store) for one in worlds]
+        joined = [open_channel(dataset="d", shuffle=True, world=one, store=store) for one in worlds]
         assert [one.speaks_for_rank for one in joined] == [True, False, True, False], number
         for one, world in zip(joined, worlds, strict=True):
             check_same_plan(one, FACTS, label=world.label)
-            check_places(one, world)
+            check_replicas(one, world)
             one.arrive(4, process=world.process)
         assert joined[0].meet(timeout_s=60.0)  # all are there
 

@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from penstock import Dataset, DiskCache, Peers, World
-from penstock.cache.job_store import JobStore
-from penstock.pipeline.feed.peer_links import PeerLinks
-from penstock.pipeline.feed.warm import warm
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.job_order import JobOrder
-from penstock.pipeline.plan.settings import shuffled_settings
-from penstock.pipeline.plan.steps import Walk
+from penstock.cache import JobStore
+from penstock.pipeline.feed import PeerLinks, warm
+from penstock.pipeline.plan import BatchSchedule, JobOrder, Walk, shuffled_settings
 from tests.array_packs import write_array_pack
 from tests.cache.peers.fake_peer import SECRET
 from tests.servers import serving

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 
-from penstock.cache.errors import PlanError, RankFailedError, StalledError
-from penstock.cache.job_store import JobStore
+from penstock.cache import JobStore, PlanError, RankFailedError, StalledError
 from penstock.pipeline import DataLoader, Order, World
-from penstock.pipeline.feed import lane_agreement
+from penstock.pipeline.members import lane_agreement
 from tests.pipeline.feed.many_nodes import (
     OPTIONS,
     Node,
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.job_order import JobOrder
+    from penstock.pipeline.plan import JobOrder
 
 
 @pytest.fixture

@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 
-from penstock.cache.errors import PlanError, RankFailedError, ResumeError, StalledError
-from penstock.cache.job_store import JobStore
+from penstock.cache import JobStore, PlanError, RankFailedError, ResumeError, StalledError
 from penstock.pipeline import DataLoader, World
-from penstock.pipeline.feed.agreement import join
-from penstock.pipeline.feed.handshake import SharedFacts
-from penstock.pipeline.feed.meeting import Meeting
+from penstock.pipeline.members import FirstBatchBarrier, SharedFacts, open_channel
 from penstock.readers import Dataset
 
 if TYPE_CHECKING:
@@ -26,8 +23,8 @@ FACTS = SharedFacts(dataset="d", samples=10, seed=1, plan="p", size=3, url="s3:/
 @pytest.fixture(autouse=True)
 def _are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for long: what is waited for is there, or never comes."""
-    monkeypatch.setattr("penstock.pipeline.feed.meeting.MEET_TIMEOUT_S", 0.02)
-    monkeypatch.setattr("penstock.pipeline.feed.refusals.STANDS_AFTER_S", 0.01)
+    monkeypatch.setattr("penstock.pipeline.members.handshake.MEET_TIMEOUT_S", 0.02)
+    monkeypatch.setattr("penstock.pipeline.members.rank_exchange.STANDS_AFTER_S", 0.01)
     monkeypatch.setattr("penstock.cache.job_store._FIRST_LOOK_S", 0.01)
 
 
@@ -44,17 +41,17 @@ def meeting(
     dataset: str = "d",
     waits: bool = True,
     timeout_s: float | None = 0.1,
-) -> Meeting:
+) -> FirstBatchBarrier:
     """The meeting of a rank whose loader is there."""
     world = World(rank, size)
-    agreement = join(dataset=dataset, shuffle=waits, world=world, store=store)
+    agreement = open_channel(dataset=dataset, shuffle=waits, world=world, store=store)
     facts = replace(FACTS, dataset=dataset)
-    found = Meeting(agreement, facts, world=world, waits=waits, timeout_s=timeout_s)
+    found = FirstBatchBarrier(agreement, facts, world=world, waits=waits, timeout_s=timeout_s)
     found.arrive()
     return found
 
 
-def notice(one: Meeting) -> str:
+def notice(one: FirstBatchBarrier) -> str:
     told = one._agreement.stop_notice()
     return "" if told is None else str(told["failed"])
 
@@ -108,8 +105,8 @@ class TestLateRanks:
 class TestRefusals:
     def test_a_rank_that_was_refused_ends_those_that_wait(self, store: JobStore) -> None:
         ranks = [meeting(store, rank, timeout_s=600.0) for rank in range(2)]
-        late = join(dataset="d", shuffle=True, world=World(2, 3), store=store)
-        refused = Meeting(late, FACTS, world=World(2, 3), waits=True, timeout_s=600.0)
+        late = open_channel(dataset="d", shuffle=True, world=World(2, 3), store=store)
+        refused = FirstBatchBarrier(late, FACTS, world=World(2, 3), waits=True, timeout_s=600.0)
         refused.refuse("ResumeError: another dataset")
         with pytest.raises(RankFailedError, match=r"^Rank 2 was refused .*another") as told:
             ranks[0].begin()
@@ -119,8 +116,8 @@ class TestRefusals:
 
     def test_one_that_comes_after_all_ends_nobody(self, store: JobStore) -> None:
         ranks = [meeting(store, rank) for rank in range(2)]
-        late = join(dataset="d", shuffle=True, world=World(2, 3), store=store)
-        again = Meeting(late, FACTS, world=World(2, 3), waits=True, timeout_s=600.0)
+        late = open_channel(dataset="d", shuffle=True, world=World(2, 3), store=store)
+        again = FirstBatchBarrier(late, FACTS, world=World(2, 3), waits=True, timeout_s=600.0)
         again.refuse("ResumeError: damaged")
         again.arrive()
         for one in ranks:

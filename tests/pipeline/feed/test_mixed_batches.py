@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from penstock.augment import Normalize, RandAugment, RandomResizedCrop
-from penstock.augment.ops import CutMix, MixUp, Operation
-from penstock.cache.errors import ConfigError
+from penstock.augment import CutMix, MixUp, Normalize, Operation, RandAugment, RandomResizedCrop
+from penstock.cache import ConfigError
 from penstock.pipeline import DataLoader, Order, World
-from penstock.pipeline.plan.lane_order import LaneOrder
+from penstock.pipeline.plan import LaneOrder
 from penstock.readers import Dataset
 from tests.conftest import CLASSES, SAMPLES
 from tests.images import jpeg

@@ -11,20 +11,16 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from penstock.cache.job_store import JobStore
-from penstock.pipeline.feed.lane_agreement import agreed_lane_order
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.job_order import JobOrder
-from penstock.pipeline.plan.settings import PlanSettings
-from penstock.pipeline.plan.steps import Cursor, Walk
-from penstock.pipeline.plan.world import World
+from penstock.cache import JobStore
+from penstock.pipeline.members import agreed_lane_order
+from penstock.pipeline.plan import BatchSchedule, Cursor, JobOrder, PlanSettings, Walk, World
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.lane_order import LaneOrder
+    from penstock.pipeline.plan import LaneOrder
 
 SHARDS, ROWS, BATCH, LANES = 1024, 24, 1024, 128
 SETTINGS = PlanSettings(seed=11, shuffle=True, lanes=LANES, window=4, reshuffle=0.0)
@@ -112,8 +108,7 @@ CHANGES = ("dealt anew", "one less", "one replaced", "half", "twice")
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(
-    "count",
-    [4, 8, *(pytest.param(count, marks=pytest.mark.grid) for count in (16, 32))],
+    "count", [4, 8, *(pytest.param(count, marks=pytest.mark.grid) for count in (16, 32))]
 )
 def test_nodes_fetch_what_they_can_not_hold_and_hardly_more(count: int, change: str) -> None:
     nodes, least = changed(count, change)

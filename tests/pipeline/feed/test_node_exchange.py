@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from penstock.cache.errors import JobStoreError, PlanError, StalledError
-from penstock.cache.job_store import JobStore
-from penstock.pipeline.feed.node_exchange import exchange, ranks_words
-from penstock.pipeline.plan.nodes import Nodes, Word, level_text, levels_of
-from penstock.pipeline.plan.world import World
+from penstock.cache import JobStore, JobStoreError, PlanError, StalledError
+from penstock.pipeline.members import exchange, ranks_words
+from penstock.pipeline.plan import Nodes, ProcessReport, World, level_text, levels_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,13 +24,13 @@ def hash_store() -> JobStore:
     return JobStore(dist.HashStore())  # type: ignore[attr-defined]
 
 
-def word(cache: str, held: Sequence[int] | None = None, **more: Any) -> Word:
+def word(cache: str, held: Sequence[int] | None = None, **more: Any) -> ProcessReport:
     array = None if held is None else np.array(held, dtype=np.int64)
-    return Word(**{"rank": 0, "cache": cache, "held": array, **more})
+    return ProcessReport(**{"rank": 0, "cache": cache, "held": array, **more})
 
 
 def meet(
-    words: dict[int, Word],
+    words: dict[int, ProcessReport],
     size: int,
     *,
     store: JobStore | None = None,
@@ -118,7 +116,7 @@ def test_who_does_not_come_is_named_on_each_rank_and_late_ones_hear_it_too() -> 
 
 
 def test_rank_0_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.feed.node_exchange._ANSWER_SPARE_S", 0.0)
+    monkeypatch.setattr("penstock.pipeline.members.rank_exchange._ANSWER_SPARE_S", 0.0)
     error = meet({1: word("a", [0] * GROUPS)}, 2, timeout_s=0.05)[1]
     assert isinstance(error, StalledError)
     assert "for rank 0 to begin" in str(error)
@@ -143,26 +141,25 @@ def test_a_store_that_is_gone_is_an_error_and_no_order_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{}", '{"rank": 0, "cache": "a", "goes_on": "", "held": "AAAA"}'],
+    "text", ["", "[]", "{}", '{"rank": 0, "cache": "a", "goes_on": "", "held": "AAAA"}']
 )
 def test_a_word_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(PlanError):
-        Word.parse(text, groups=GROUPS)
+        ProcessReport.parse(text, groups=GROUPS)
     assert levels_of(text, groups=GROUPS) is None
 
 
 def test_a_word_of_another_number_of_groups_is_refused() -> None:
     text = word("a", [1, 2, 3]).text()
     with pytest.raises(PlanError, match="3 groups"):
-        Word.parse(text, groups=GROUPS)
+        ProcessReport.parse(text, groups=GROUPS)
 
 
 def test_words_are_short() -> None:
     """A node of 512 that holds its part of 2,048 groups."""
     held = np.zeros(2048, dtype=np.int64)
     held[100:104] = 2**36 + np.arange(4)
-    assert len(Word(rank=0, cache="x" * 40, held=held).text()) < 300
+    assert len(ProcessReport(rank=0, cache="x" * 40, held=held).text()) < 300
     levels = level_text(held, np.full(2048, 2**36 + 9))
     assert len(levels) < 80
     found = levels_of(levels, groups=2048)

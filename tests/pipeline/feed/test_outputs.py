@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from penstock import Ragged
-from penstock.pipeline.feed.finisher import Finisher
-from penstock.pipeline.feed.page_locked import PageLocked
-from penstock.pipeline.feed.tensors import tensor_of
-from penstock.readers.fields.columns import DenseColumn, ListColumn, RaggedColumn, SampleBatch
-from penstock.readers.fields.field_types import _DTYPES
+from penstock.pipeline.feed import Finisher, PageLocked, tensor_of
+from penstock.readers.fields import DTYPES, DenseColumn, ListColumn, RaggedColumn, SampleBatch
 
 if TYPE_CHECKING:
     import pytest
@@ -96,10 +93,7 @@ def test_without_padding_there_is_no_mask() -> None:
 
 @settings(deadline=None)
 @given(
-    values=hnp.arrays(
-        st.sampled_from(sorted(_DTYPES)),
-        hnp.array_shapes(max_dims=3, min_side=0),
-    ),
+    values=hnp.arrays(st.sampled_from(sorted(DTYPES)), hnp.array_shapes(max_dims=3, min_side=0)),
     writeable=st.booleans(),
 )
 def test_every_dtype_of_the_schema_has_a_tensor(values: np.ndarray, writeable: bool) -> None:

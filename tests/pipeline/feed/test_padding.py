@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.augment.pad import Pad
-from penstock.cache.errors import RecipeError
-from penstock.pipeline.feed.padding import TooLong, padded, too_long
-from penstock.readers.fields.columns import DenseColumn, RaggedColumn
+from penstock.augment import Pad
+from penstock.cache import RecipeError
+from penstock.pipeline.feed import TooLongSample, padded, too_long_error
+from penstock.readers.fields import DenseColumn, RaggedColumn
 
 
 def ragged(samples: list[np.ndarray[Any, Any]], *, several: bool) -> RaggedColumn:
@@ -57,7 +57,7 @@ def test_where_the_first_length_differs(lengths: list[int], to: int | None) -> N
     longest = max(lengths, default=0)
     if to is not None and longest > to:
         first = next(row for row, n in enumerate(lengths) if n > to)
-        assert found == TooLong(first, (lengths[first], 4))
+        assert found == TooLongSample(first, (lengths[first], 4))
         return
     assert isinstance(found, DenseColumn)
     rest = (4,) if samples else ()
@@ -68,7 +68,7 @@ def test_where_the_first_length_differs(lengths: list[int], to: int | None) -> N
 
 
 def test_a_sample_that_is_too_long_is_named() -> None:
-    message = str(too_long(Pad("tokens", to=4), TooLong(2, (9,)), sample="17 (x.npy)"))
+    message = str(too_long_error(Pad("tokens", to=4), TooLongSample(2, (9,)), sample="17 (x.npy)"))
     assert "sample 17 (x.npy)" in message
     assert "(9,)" in message
     assert "to=None" in message

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from penstock import DataLoader, Dataset
-from penstock.pipeline.feed.page_locked import PageLocked
-from penstock.pipeline.feed.tensors import _in_storage, tensor_of
-from penstock.readers.blocks import Blocks
+from penstock.pipeline.feed import PageLocked, in_storage, tensor_of
+from penstock.readers import Blocks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,10 +65,10 @@ def test_other_arrays_are_wrapped_as_before() -> None:
     theirs = torch.arange(12, dtype=torch.float32).numpy()
     made = Blocks(allocate=Made()).array((4, 2**20), np.dtype(np.uint8))
     for values in (array, array[:, 1:], theirs, theirs[2:], made[:, ::2], np.float32(3) + array):
-        assert _in_storage(values) is None
+        assert in_storage(values) is None
         assert np.array_equal(tensor_of(values).numpy(), values)
     block = Blocks().array((2**20,), np.dtype(np.uint8))
-    assert _in_storage(block) is None
+    assert in_storage(block) is None
 
 
 def test_where_no_memory_can_be_locked_other_is_taken(

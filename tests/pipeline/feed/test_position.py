@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.feed.position import Position
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.steps import Cursor, Walk
+from penstock.cache import ConfigError
+from penstock.pipeline.feed import Position
+from penstock.pipeline.plan import BatchSchedule, Cursor, Walk
 
 WALK = Walk(samples=25, schedule=BatchSchedule.constant(10), drop_last=False)
 

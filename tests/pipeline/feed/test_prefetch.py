@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from penstock.augment import imagenet_eval
-from penstock.cache.base.store import RequestError
-from penstock.cache.disk import admin
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.errors import PenstockWarning
+from penstock.cache import PenstockWarning
+from penstock.cache.base import RequestError
+from penstock.cache.disk import DiskCache, admin
 from penstock.pipeline import DataLoader, Order, World
 from penstock.readers import Dataset
 
@@ -240,9 +239,9 @@ def test_a_second_job_has_half_of_the_cache_within_an_epoch_of_the_first(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "penstock.pipeline.feed.filler._REFRESH_LEAST_S", 0.0
+        "penstock.pipeline.feed.shard_fills._REFRESH_LEAST_S", 0.0
     )  # else small epochs are too many
-    monkeypatch.setattr("penstock.pipeline.feed.filler._REFRESH_S", 0.0)
+    monkeypatch.setattr("penstock.pipeline.feed.shard_fills._REFRESH_S", 0.0)
     places = [pack, Path(shutil.copytree(pack, tmp_path / "other"))]
     limit = 768 * 2**10 + data_bytes(pack)
     caches = [DiskCache(tmp_path / "cache", max_bytes=limit) for _ in places]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.feed.ragged import Ragged
+from penstock.cache import ConfigError
+from penstock.pipeline.feed import Ragged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.threads import Ordered, Workers
-from penstock.pipeline.feed.position import Position
-from penstock.pipeline.feed.read_ahead import READ_AHEAD, ReadAhead
-from penstock.pipeline.feed.road import Road as RealRoad
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.steps import Cursor, Step, Walk
+from penstock.cache import Ordered, Workers
+from penstock.pipeline.feed import READ_AHEAD, Position, ReadAhead
+from penstock.pipeline.feed import BatchPipeline as RealRoad
+from penstock.pipeline.plan import BatchSchedule, Cursor, Step, Walk
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from penstock import DataLoader, Dataset
-from penstock.cache.threads import Ordered
-from penstock.pipeline.feed import read_ahead, read_scale
-from penstock.pipeline.feed.read_scale import READ_THREADS, sample_bytes_of
+from penstock.cache import Ordered
+from penstock.pipeline.feed import READ_THREADS, runner, sample_bytes_of
 from penstock.readers import blocks as blocks_module
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def test_a_sample_takes_what_the_fields_that_are_read_take(folder: Path) -> None
 def test_large_arrays_have_a_thread_a_core(
     folder: Path, monkeypatch: pytest.MonkeyPatch, cores: int
 ) -> None:
-    monkeypatch.setattr(read_scale, "usable_cores", lambda: cores)
+    monkeypatch.setattr(runner, "usable_cores", lambda: cores)
     with Dataset(folder, fields=("array",)) as dataset, DataLoader(dataset, 2, seed=1) as loader:
         next(iter(loader))
         assert _threads() == max(2, min(4, cores))
@@ -66,14 +65,14 @@ def test_what_is_read_ahead_is_bounded_in_bytes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def most(ahead_bytes: int) -> int:
-        monkeypatch.setattr(read_scale, "AHEAD_BYTES", ahead_bytes)
+        monkeypatch.setattr(runner, "AHEAD_BYTES", ahead_bytes)
         made: list[int] = []
 
         def counted(*arguments: Any, ahead: int, **options: Any) -> Any:
             made.append(ahead)
             return Ordered(*arguments, ahead=ahead, **options)
 
-        monkeypatch.setattr(read_ahead, "Ordered", counted)
+        monkeypatch.setattr(runner, "Ordered", counted)
         with (
             Dataset(folder, fields=("array", "id")) as dataset,
             DataLoader(dataset, 4, shuffle=True, seed=1) as loader,
@@ -82,7 +81,7 @@ def test_what_is_read_ahead_is_bounded_in_bytes(
                 assert torch.equal(values[:, 0], ids.float())
         return max(made)
 
-    assert most(2**30) == 2 + read_ahead.READ_AHEAD
+    assert most(2**30) == 2 + runner.READ_AHEAD
     assert most(4 * 4 * SAMPLE_BYTES + 100) == 3  # and one waits
     assert most(1) == 1
 
@@ -111,7 +110,7 @@ def test_a_long_loop_takes_its_memory_from_a_few_blocks(
         batches = 10 * (SAMPLES // 2)
         # Read, waiting, in the loop's hands, kept; and a thread that was stopped where it had just
         # handed its batch over still has it.
-        most = 2 + read_ahead.READ_AHEAD + 1 + 2 + 3 + READ_THREADS
+        most = 2 + runner.READ_AHEAD + 1 + 2 + 3 + READ_THREADS
         assert len(made) <= most < batches // 10
     for view in kept:
         assert (view == view[0]).all()

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 import torch.utils.data
 
-from penstock.cache.errors import ClosedError, ConfigError, PlanError, RankFailedError, StalledError
+from penstock.cache import ClosedError, ConfigError, PlanError, RankFailedError, StalledError
 from penstock.pipeline import DataLoader, Order, World
 from penstock.readers import Dataset
 from tests.pipeline.feed.many_nodes import Node, order_of, shards_of

@@ -11,9 +11,9 @@ import torch
 
 from penstock.augment import imagenet_train
 from penstock.pipeline import DataLoader
-from penstock.pipeline.feed import road as road_module
-from penstock.pipeline.feed.road import Road
-from penstock.pipeline.plan.steps import Cursor
+from penstock.pipeline.feed import BatchPipeline
+from penstock.pipeline.feed import batch_pipeline as road_module
+from penstock.pipeline.plan import Cursor
 from penstock.readers import Dataset
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ STAGES = ["order", "read", "draw", "begin_decode", "decode", "finish", "hand_out
 
 def test_the_table_names_the_stages_in_their_order() -> None:
     assert re.findall(r"Road\.(\w+)", road_module.__doc__ or "") == STAGES
-    lines = [inspect.getsourcelines(getattr(Road, stage))[1] for stage in STAGES]
+    lines = [inspect.getsourcelines(getattr(BatchPipeline, stage))[1] for stage in STAGES]
     assert lines == sorted(lines)
 
 
@@ -36,7 +36,7 @@ def test_a_batch_goes_the_road_on_one_thread_as_on_many(pack: Path) -> None:
         DataLoader(dataset, augment=imagenet_train(32), **options) as loader,
     ):
         engine: Any = walked._engine
-        road: Road = engine._setup.ready.road
+        road: BatchPipeline = engine._setup.ready.road
         before = threading.active_count()
         by_hand = []
         for step in road.order(Cursor(0, 0)):

@@ -15,8 +15,8 @@ import torch
 
 from penstock import Boxes, DataLoader, Dataset, Ragged, pack
 from penstock.augment import RandomHorizontalFlip, Resize
-from penstock.cache.errors import ConfigError, PenstockWarning
-from tests.house import ROOT
+from penstock.cache import ConfigError, PenstockWarning
+from tests.layers import ROOT
 from tests.pipeline.feed.memory import png
 
 if TYPE_CHECKING:
@@ -166,10 +166,7 @@ def test_what_the_document_prints_runs(
     stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with (
-        tarfile.open(stored / "pairs.tar") as source,
-        tarfile.open("pairs.tar", "w") as target,
-    ):
+    with tarfile.open(stored / "pairs.tar") as source, tarfile.open("pairs.tar", "w") as target:
         for member in source:
             if int(member.name[:3]) % 4 != 3:
                 target.addfile(member, source.extractfile(member))

@@ -10,14 +10,11 @@ import fsspec
 import numpy as np
 
 from penstock import Peers
-from penstock.cache.base.counters import Traffic
-from penstock.cache.disk.disk_cache import DiskCache
+from penstock.cache.base import Traffic
+from penstock.cache.disk import DiskCache
 from penstock.pipeline import DataLoader
-from penstock.pipeline.feed.filler import Filler
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.needs import Needs
-from penstock.pipeline.plan.order import Plan
-from penstock.pipeline.plan.steps import Cursor, Walk
+from penstock.pipeline.feed import Filler
+from penstock.pipeline.plan import BatchSchedule, Cursor, Needs, Plan, Walk
 from penstock.readers import Dataset
 from tests.watchdog import PATIENCE_S
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.feed.image_graph import thread_shares
-from penstock.readers.types import ImageRange
+from penstock.pipeline.feed import thread_shares
+from penstock.readers import ImageRange
 
 
 def sized(height: int, width: int) -> ImageRange:

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from penstock import DataLoader, Dataset, pack
-from penstock.pipeline.feed import read_scale
-from penstock.pipeline.feed.reader import BatchReader
+from penstock.pipeline.feed import BatchReader, runner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +51,7 @@ def epochs(
     packed: Path, monkeypatch: pytest.MonkeyPatch, *, most: int, **options: Any
 ) -> tuple[list[Any], list[int]]:
     """Two epochs' batches, and how many of them each common read gave."""
-    monkeypatch.setattr(read_scale, "MOST_IN_A_TURN", most)
+    monkeypatch.setattr(runner, "MOST_IN_A_TURN", most)
     read, sizes = BatchReader.read_together, list[int]()
 
     def counted(self: BatchReader, *arguments: Any) -> Any:

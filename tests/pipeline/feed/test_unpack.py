@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from penstock import DataLoader, Dataset, Unpack
-from penstock.cache.errors import RecipeError
-from penstock.pipeline.feed.padding import unpacked
-from penstock.pipeline.feed.ragged import Ragged
-from penstock.readers.fields.columns import DenseColumn
-from tests.house import ROOT
+from penstock.cache import RecipeError
+from penstock.pipeline.feed import Ragged, unpacked
+from penstock.readers.fields import DenseColumn
+from tests.layers import ROOT
 from tests.token_files import draw_documents, write_megatron
 
 if TYPE_CHECKING:

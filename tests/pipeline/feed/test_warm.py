@@ -12,19 +12,19 @@ import fsspec
 import numpy as np
 import pytest
 
-from penstock.cache.base.store import RequestError
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.errors import ConfigError, DatasetNotFoundError, WriteError
+from penstock.cache import ConfigError, DatasetNotFoundError, WriteError
+from penstock.cache.base import RequestError
+from penstock.cache.disk import DiskCache
 from penstock.pipeline import DataLoader, Order, World
-from penstock.pipeline.cli.main import main
-from penstock.pipeline.feed.warm import node_world, warm
+from penstock.pipeline.cli import main
+from penstock.pipeline.feed import node_world, warm
 from penstock.readers import Dataset
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.feed.share_fills import WarmState
+    from penstock.pipeline.feed import WarmState
 
 
 def dataset_of(
@@ -352,25 +352,19 @@ def test_a_cache_that_holds_some_is_left_as_it_is(
 
 
 def test_an_interrupt_says_that_it_goes_on(
-    url: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.pipeline.feed.share_fills.ShareFills.run", interrupted)
+    monkeypatch.setattr("penstock.pipeline.feed.warm_up.ShareFills.run", interrupted)
     code, _, err = run(capsys, url, "--cache", str(tmp_path / "cache"))
     assert code == 130
     assert "goes on from there" in err
 
 
 def test_launched_processes_of_a_node_share_its_list_out(
-    url: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = []
     for rank in range(2):
@@ -440,10 +434,7 @@ def test_it_knows_its_share_by_the_launcher(
 
 
 def test_a_pod_that_does_not_know_how_many_there_are_asks(
-    url: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher(monkeypatch, JOB_COMPLETION_INDEX=3)
     code, _, err = run(capsys, url, "--cache", str(tmp_path / "cache"))

@@ -8,9 +8,8 @@ import fsspec
 import pytest
 
 from penstock import DiskCache, World, warm
-from penstock.cache.errors import ConfigError
-from penstock.cache.executors import _Kept
-from penstock.pipeline.feed.warm_crew import _hosts
+from penstock.cache import ConfigError, OpenResources
+from penstock.pipeline.feed import hosts_of_ranks
 from penstock.readers import Dataset, pack
 from tests import crews, images
 
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
 def _nothing_is_kept_open() -> Iterator[None]:
     """Executors that run tasks in this process keep datasets open in it, with their threads."""
     yield
-    for dataset in _Kept.made.values():
+    for dataset in OpenResources.made.values():
         dataset.close()  # type: ignore[attr-defined]
-    _Kept.made.clear()
+    OpenResources.made.clear()
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_dask_has_one_worker_a_host_pinned(url: str, tmp_path: Path) -> None:
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
-        assert len(_hosts(client.get_executor())) == 1
+        assert len(hosts_of_ranks(client.get_executor())) == 1
         cache = DiskCache(tmp_path / "cache", max_bytes="1GB")
         told = warm(url, cache=cache, executor=client.get_executor())
     assert told.objects > 4

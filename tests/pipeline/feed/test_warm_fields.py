@@ -9,19 +9,19 @@ import fsspec
 import pytest
 
 from penstock import concat
-from penstock.cache.disk.disk_cache import DiskCache
+from penstock.cache.disk import DiskCache
 from penstock.pipeline import DataLoader
 from penstock.pipeline.cli import main
-from penstock.pipeline.feed.warm import warm
+from penstock.pipeline.feed import warm
 from penstock.readers import Dataset
-from penstock.readers.fields.selection import fields_handed_out
+from penstock.readers.fields import fields_handed_out
 from tests import field_sets
 from tests.servers.faulty import serving
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.readers.source import Source
+    from penstock.readers import Source
 
 SAMPLES = 24
 KINDS = ["folder", "tar", "numbers", "folder-pack", "numbers-pack"]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.cache.errors import ConfigError, ResumeError
+from penstock.cache import ConfigError, ResumeError
 from penstock.pipeline import DataLoader, Order, World
-from penstock.pipeline.feed.warm import warm
-from penstock.pipeline.plan.lane_order import LaneOrder
+from penstock.pipeline.feed import warm
+from penstock.pipeline.plan import LaneOrder
 from tests.pipeline.feed.test_warm import dataset_of, run, url, watch
 
 if TYPE_CHECKING:
@@ -108,10 +108,7 @@ def test_other_batches_may_follow_and_nothing_else(pack: Path, tmp_path: Path) -
 
 
 def test_the_command_takes_a_state_of_json(
-    url: str,
-    pack: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    url: str, pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with dataset_of(pack, tmp_path / "first") as dataset:
         count = len(dataset.index.sizes)

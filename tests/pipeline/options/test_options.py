@@ -10,18 +10,22 @@ import pytest
 import torch
 import torch.utils.data
 
-from penstock.cache.errors import ConfigError, PenstockWarning, PlanError
-from penstock.pipeline import DataLoader, World
-from penstock.pipeline.options.foreign_options import WorkerOptions, planned_batch_size
-from penstock.pipeline.options.native_options import NativeOptions
-from penstock.pipeline.options.order_options import Order, check_shuffles, shuffle_settings
-from penstock.pipeline.options.penstock_options import PenstockOptions
-from penstock.pipeline.options.seed import LoaderSeed
-from penstock.pipeline.options.sizes import batch_schedule
-from penstock.pipeline.options.torch_options import TorchOptions
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.settings import PlanSettings
-from penstock.pipeline.plan.state import LoaderState
+from penstock.cache import ConfigError, PenstockWarning, PlanError
+from penstock.pipeline import (
+    DataLoader,
+    LoaderSeed,
+    NativeOptions,
+    Order,
+    PenstockOptions,
+    TorchOptions,
+    WorkerOptions,
+    World,
+    batch_schedule,
+    check_shuffles,
+    planned_batch_size,
+    shuffle_settings,
+)
+from penstock.pipeline.plan import BatchSchedule, LoaderState, PlanSettings
 from tests.torch_datasets import Squares
 
 CPU = torch.device("cpu")

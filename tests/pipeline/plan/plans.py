@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hypothesis import strategies as st
 
-from penstock.pipeline.plan.order import (
-    Plan,
-)
+from penstock.pipeline.plan import Plan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,11 +36,7 @@ def plans(draw: st.DrawFn) -> Plan:
 def fresh(plan: Plan) -> Plan:
     """An equal plan without anything cached."""
     return Plan(
-        plan.sizes,
-        seed=plan.seed,
-        lanes=plan.lanes,
-        window=plan.window,
-        reshuffle=plan.reshuffle,
+        plan.sizes, seed=plan.seed, lanes=plan.lanes, window=plan.window, reshuffle=plan.reshuffle
     )
 
 

@@ -15,20 +15,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import PenstockWarning
+from penstock.cache import PenstockWarning
 from penstock.pipeline import DataLoader, Order, World
-from penstock.pipeline.plan.advice import (
+from penstock.pipeline.plan import (
+    BatchSchedule,
+    Holders,
+    Plan,
     advice,
     better_batch,
+    default_lanes,
+    default_window,
     many_readers_words,
+    most_lanes,
     readers_of,
     readers_per_shard,
     uneven_words,
     usual_spreads,
 )
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.holders import Holders
-from penstock.pipeline.plan.order import Plan, default_lanes, default_window, most_lanes
 from penstock.readers import Dataset, pack
 from tests.images import jpeg
 from tests.sources import Values

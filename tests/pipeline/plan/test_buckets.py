@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import PlanError
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.bucket_walk import BucketWalk
-from penstock.pipeline.plan.buckets import (
+from penstock.cache import PlanError
+from penstock.pipeline.plan import (
+    BatchSchedule,
     BucketPlan,
     Buckets,
+    BucketWalk,
+    Cursor,
+    LaneOrder,
+    Plan,
     bucket_settings,
     cut_by_tokens,
+    first_slot,
     least_tokens,
 )
-from penstock.pipeline.plan.lane_order import LaneOrder
-from penstock.pipeline.plan.order import Plan
-from penstock.pipeline.plan.steps import Cursor
-from penstock.pipeline.plan.world import first_slot
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=120)
 

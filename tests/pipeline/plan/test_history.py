@@ -9,13 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.errors import PlanError
-from penstock.pipeline.plan import history
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.history import moved_state, resumed_schedule
-from penstock.pipeline.plan.settings import PlanSettings
-from penstock.pipeline.plan.state import LoaderState
-from penstock.pipeline.plan.steps import Cursor, Step, Walk
+from penstock.cache import PlanError
+from penstock.pipeline.plan import (
+    BatchSchedule,
+    Cursor,
+    LoaderState,
+    PlanSettings,
+    Step,
+    Walk,
+    moved_state,
+    resumed_schedule,
+)
+from penstock.pipeline.plan import state as history
 
 SAMPLES = 50
 START = LoaderState(

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import PlanError
-from penstock.pipeline.plan.holders import Holders, moves
-from penstock.pipeline.plan.lane_order import LaneOrder
-from penstock.pipeline.plan.order import Plan
+from penstock.cache import PlanError
+from penstock.pipeline.plan import Holders, LaneOrder, Plan, moves
 
 
 @st.composite

@@ -10,18 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import PlanError
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.needs import Needs
-from penstock.pipeline.plan.order import Plan
-from penstock.pipeline.plan.slots import RankOrder
-from penstock.pipeline.plan.steps import Cursor, Walk
-from penstock.pipeline.plan.world import World
+from penstock.cache import PlanError
+from penstock.pipeline.plan import BatchSchedule, Cursor, Needs, Plan, RankOrder, Walk, World
 from tests.pipeline.plan.plans import plans
 from tests.pipeline.plan.two_parts import TwoParts
 
 if TYPE_CHECKING:
-    from penstock.pipeline.plan.job_plan import JobPlan
+    from penstock.pipeline.plan import JobPlan
 
 sizes = st.lists(st.integers(1, 20), min_size=1, max_size=8)
 

@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import PlanError
-from penstock.pipeline.plan.held_lanes import held_bytes_of_lanes
-from penstock.pipeline.plan.lane_choice import Choice, choose_lane_order
-from penstock.pipeline.plan.lane_order import LaneGroups, LaneOrder
-from penstock.pipeline.plan.order import Plan
+from penstock.cache import PlanError
+from penstock.pipeline.plan import (
+    LaneChoice,
+    LaneGroups,
+    LaneOrder,
+    Plan,
+    choose_lane_order,
+    held_bytes_of_lanes,
+)
 
 LANES, BYTES = 256, 10**9
 
@@ -47,11 +51,11 @@ def after(nodes: list[int], lanes: int = LANES, order: LaneOrder | None = None) 
     return held
 
 
-def chosen(held: np.ndarray, nodes: list[int], last: LaneOrder | None = None) -> Choice:
+def chosen(held: np.ndarray, nodes: list[int], last: LaneOrder | None = None) -> LaneChoice:
     return choose_lane_order(held, nodes=nodes, last=last, lanes=held.shape[1])
 
 
-def share(choice: Choice, lanes: int = LANES) -> float:
+def share(choice: LaneChoice, lanes: int = LANES) -> float:
     """Of the whole dataset."""
     return choice.chosen / (lanes * BYTES)
 

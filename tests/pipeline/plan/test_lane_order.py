@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import PlanError, ResumeError
-from penstock.pipeline.plan.lane_order import MOST_GROUPS, LaneGroups, LaneOrder, ordered_slots
+from penstock.cache import PlanError, ResumeError
+from penstock.pipeline.plan import MOST_GROUPS, LaneGroups, LaneOrder, ordered_slots
 
 
 def some_order(lanes: int, seed: int) -> LaneOrder:

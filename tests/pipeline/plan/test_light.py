@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.house import modules
+from tests.layers import modules
 from tests.watchdog import PATIENCE_S
 
 PLAN = [module for module in modules() if module.startswith("pipeline.plan.")]

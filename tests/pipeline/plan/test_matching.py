@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.pipeline.plan import matching
-from penstock.pipeline.plan.matching import best_bins
+from penstock.pipeline.plan import best_bins, lane_choice
 
 assignment = pytest.importorskip("scipy.optimize").linear_sum_assignment
 
@@ -60,7 +59,7 @@ def test_hundreds_of_rows(bins: int, kind: str) -> None:
 def test_where_the_search_ends_early_little_is_lost(
     work: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matching, "_MOST_WORK", work)
+    monkeypatch.setattr(lane_choice, "_MOST_WORK", work)
     rng = np.random.default_rng(1)
     value, room = rng.integers(0, 2**24, (300, 300)), np.ones(300, np.int64)
     assert checked_sum(value, room) >= 0.95 * best_sum(value, room)

@@ -7,26 +7,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import PlanError
+from penstock.cache import PlanError
 from penstock.pipeline import World
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.lane_order import LaneOrder
-from penstock.pipeline.plan.needs import (
+from penstock.pipeline.plan import (
     DEMAND,
     MOST_AHEAD,
     MOST_ROOM,
     MOST_WIDENING,
+    BatchSchedule,
+    Cursor,
+    LaneOrder,
     LookAhead,
     Needs,
     Pace,
+    Plan,
+    Walk,
     little_room_words,
     node_ranks,
     open_windows_bytes,
     shards_of_ranks,
     widening,
 )
-from penstock.pipeline.plan.order import Plan
-from penstock.pipeline.plan.steps import Cursor, Walk
 
 # -- which shards
 

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 import penstock.pipeline.plan.lanes
 import penstock.pipeline.plan.order
 import penstock.pipeline.plan.windows
-from penstock.cache.errors import PlanError
-from penstock.pipeline.plan.order import (
-    Plan,
-)
+from penstock.cache import PlanError
+from penstock.pipeline.plan import Plan
 from tests.pipeline.plan.plans import PRIMES_AND_POWERS, fresh, plans, seeds, sizes_lists, whole
 
 # -- what is visited

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.base.hashing import keyed_hash
-from penstock.pipeline.plan.order import (
-    Plan,
-)
+from penstock.cache.base import keyed_hash
+from penstock.pipeline.plan import Plan
 from tests.pipeline.plan.plans import plans
 
 # -- the order itself, against a plain account of it

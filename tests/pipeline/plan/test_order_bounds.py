@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 import penstock.pipeline.plan.lanes
 import penstock.pipeline.plan.order
 import penstock.pipeline.plan.windows
-from penstock.cache.base.hashing import keyed_hash, splitmix64
-from penstock.pipeline.plan.order import (
-    Plan,
-    default_lanes,
-)
+from penstock.cache.base import keyed_hash, splitmix64
+from penstock.pipeline.plan import Plan, default_lanes
 from tests.pipeline.plan.plans import fresh, whole
 
 # -- bounds: work, memory, shards a node reads, bursts

@@ -10,12 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.pipeline.plan.order import (
-    default_lanes,
-    default_window,
-    label_spread,
-    most_lanes,
-)
+from penstock.pipeline.plan import default_lanes, default_window, label_spread, most_lanes
 
 # -- defaults
 

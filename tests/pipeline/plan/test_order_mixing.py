@@ -7,13 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from penstock.pipeline.plan.order import (
-    Plan,
-    default_lanes,
-    default_window,
-    label_spread,
-)
-from penstock.pipeline.plan.partners import partners
+from penstock.pipeline.plan import Plan, default_lanes, default_window, label_spread, partners
 
 # -- how well it mixes, measured
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import PlanError
-from penstock.pipeline.plan.order import Plan
+from penstock.cache import PlanError
+from penstock.pipeline.plan import Plan
 from tests.pipeline.plan.plans import plans, whole
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.pipeline.plan.order import Plan
-from penstock.pipeline.plan.partners import PARTNERS_ELSEWHERE, partners, with_partners
+from penstock.pipeline.plan import PARTNERS_ELSEWHERE, Plan, partners, with_partners
 
 
 def plainly(position: int, size: int, lanes: int) -> list[int]:

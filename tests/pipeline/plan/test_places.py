@@ -11,11 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError, PlanError
-from penstock.pipeline import DataLoader
-from penstock.pipeline.facade.late_world import LateWorld
-from penstock.pipeline.plan.needs import node_ranks
-from penstock.pipeline.plan.world import World, pod_index
+from penstock.cache import ConfigError, PlanError
+from penstock.pipeline import DataLoader, LateWorld
+from penstock.pipeline.plan import World, node_ranks, pod_index
 from penstock.readers import Dataset
 
 if TYPE_CHECKING:
@@ -226,8 +224,7 @@ def test_horovod_is_asked_where_it_was_initialised(
 
 @pytest.mark.usefixtures("no_group")
 @pytest.mark.parametrize(
-    ("tasks", "node"),
-    [("2,3", None), ("0,2", (2, 3)), ("4,5", None), ("", None), ("0,x", None)],
+    ("tasks", "node"), [("2,3", None), ("0,2", (2, 3)), ("4,5", None), ("", None), ("0,x", None)]
 )
 def test_slurm_s_cyclic_tasks_are_no_row(tasks: str, node: tuple[int, int] | None) -> None:
     told = {

@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.lane_order import LaneOrder
-from penstock.pipeline.plan.order import Plan
-from penstock.pipeline.plan.slots import RankOrder
-from penstock.pipeline.plan.steps import Cursor, Walk
-from penstock.pipeline.plan.world import World
+from penstock.pipeline.plan import BatchSchedule, Cursor, LaneOrder, Plan, RankOrder, Walk, World
 
 SAMPLES, LANES = 10_000, 60
 SIZES = np.random.default_rng(0).multinomial(SAMPLES, np.ones(300) / 300)

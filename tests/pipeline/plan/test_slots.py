@@ -6,13 +6,18 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.lane_order import LaneOrder
-from penstock.pipeline.plan.order import Plan
-from penstock.pipeline.plan.partners import PARTNERS_ELSEWHERE, most_elsewhere, partners
-from penstock.pipeline.plan.slots import RankOrder
-from penstock.pipeline.plan.steps import Cursor, Walk
-from penstock.pipeline.plan.world import World
+from penstock.pipeline.plan import (
+    PARTNERS_ELSEWHERE,
+    BatchSchedule,
+    Cursor,
+    LaneOrder,
+    Plan,
+    RankOrder,
+    Walk,
+    World,
+    most_elsewhere,
+    partners,
+)
 
 sizes = st.lists(st.integers(1, 20), min_size=1, max_size=12)
 

@@ -10,10 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ResumeError
-from penstock.pipeline.plan.batch_schedule import MOST_KEPT, BatchSchedule
-from penstock.pipeline.plan.settings import PlanSettings
-from penstock.pipeline.plan.state import MOST_LANE_ORDER, LoaderState, check_resumable
+from penstock.cache import ResumeError
+from penstock.pipeline.plan import (
+    MOST_KEPT,
+    MOST_LANE_ORDER,
+    BatchSchedule,
+    LoaderState,
+    PlanSettings,
+    check_resumable,
+)
 
 STATE = LoaderState(
     dataset="d" * 64,

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.errors import PlanError
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.steps import Cursor, Walk
+from penstock.cache import PlanError
+from penstock.pipeline.plan import BatchSchedule, Cursor, Walk
 
 EPOCHS = 12
 

@@ -10,18 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.plan.order import Plan, default_window
-from penstock.pipeline.plan.settings import make_plan, shuffled_settings
-from penstock.pipeline.plan.unit_window import (
+from penstock.pipeline.plan import (
     LEAST_UNITS,
     MIXED_BATCHES,
     WINDOW_BYTES,
+    Plan,
     default_unit_window,
+    default_window,
     live_share,
+    make_plan,
     open_units,
+    shuffled_settings,
 )
-from penstock.readers.contents import Contents
-from penstock.readers.fields.schema import Schema
+from penstock.readers import Contents
+from penstock.readers.fields import Schema
 
 
 def contents(shards: int, units: int, rows: int, *, unit_bytes: float = 0.0) -> Contents:

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.augment.verify import ImageVerifier
-from penstock.cache.base.limits import usable_cores
-from penstock.cache.errors import PlanError
-from penstock.pipeline.bench.machine import machine as bench_machine
-from penstock.pipeline.cli.machine import gather
-from penstock.pipeline.plan.world import World
-from penstock.readers.fields.verify import find_verify
+from penstock.augment import ImageVerifier
+from penstock.cache import PlanError
+from penstock.cache.base import usable_cores
+from penstock.pipeline.bench import machine as bench_machine
+from penstock.pipeline.cli import gather
+from penstock.pipeline.plan import World
+from penstock.readers.fields import find_verify
 from tests.watchdog import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -345,7 +345,7 @@ def test_whatever_counts_cores_asks_for_the_quota_too(machine, monkeypatch):
     """Indexing and packing on first use as well: more threads would only be throttled."""
     pytest.importorskip("nvidia.dali")
     root = machine("0::/\n", {"sys/fs/cgroup/cpu.max": "300000 100000\n"})
-    monkeypatch.setattr("penstock.cache.base.limits.ROOT", root)
+    monkeypatch.setattr("penstock.cache.base.resources.ROOT", root)
     assert usable_cores() == 3
     verify: Any = find_verify()
     assert verify.keywords == {"threads": 3}
@@ -364,7 +364,7 @@ def test_one_module_asks_how_many_cores_there_are():
         for path in (REPOSITORY / folder).rglob("*.py")
         if re.search(r"sched_getaffinity|cpu_count|SC_PHYS_PAGES|meminfo", path.read_text())
     }
-    assert asking == {"cache/base/limits.py"}
+    assert asking == {"cache/base/resources.py"}
 
 
 def test_control_groups_that_cannot_be_read_limit_nothing(tmp_path, monkeypatch):

@@ -10,17 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.lane_order import LaneOrder
-from penstock.pipeline.plan.order import Plan, default_lanes
-from penstock.pipeline.plan.slots import RankOrder
-from penstock.pipeline.plan.steps import Cursor, Walk
-from penstock.pipeline.plan.world import World
+from penstock.pipeline.plan import (
+    BatchSchedule,
+    Cursor,
+    LaneOrder,
+    Plan,
+    RankOrder,
+    Walk,
+    World,
+    default_lanes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.pipeline.plan.steps import Step
+    from penstock.pipeline.plan import Step
 
 SAMPLES, BATCH = 10_000, 960
 UNEVEN = np.random.default_rng(0).multinomial(

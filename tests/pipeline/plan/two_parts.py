@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.errors import PlanError
-from penstock.pipeline.plan.job_plan import Places
+from penstock.cache import PlanError
+from penstock.pipeline.plan import SlotSamples
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.order import Plan
+    from penstock.pipeline.plan import Plan
 
     Ints = NDArray[np.int64]
 
@@ -51,7 +51,7 @@ class TwoParts:
         del epoch, position, size
         return None
 
-    def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Places:
+    def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> SlotSamples:
         count = min(size, self.samples - position)
         if not 0 <= low <= high <= count:
             raise PlanError(f"slots [{low}, {high}): wanted some within [0, {count}).")
@@ -65,7 +65,7 @@ class TwoParts:
             mine = is_second == bool(part)
             drawn = self._part(part, begin[part], end[part], int(turns[0]), int(turns[-1]))
             rows[mine], epochs[mine] = drawn
-        return Places(rows=rows, epochs=epochs)
+        return SlotSamples(rows=rows, epochs=epochs)
 
     def _part(self, part: int, begin: int, end: int, low: int, high: int) -> tuple[Ints, Ints]:
         """Slots [low, high) of a part's own stretch, which may reach over its epochs."""

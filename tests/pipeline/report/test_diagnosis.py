@@ -10,27 +10,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.base.counters import Traffic
-from penstock.pipeline.report.causes import Cause, Limit
-from penstock.pipeline.report.ceilings import Ceilings, ProgressiveCost, Rate
-from penstock.pipeline.report.diagnosis import diagnose
-from penstock.pipeline.report.facts import (
+from penstock.cache.base import Traffic
+from penstock.pipeline.report import (
+    Cause,
+    Ceilings,
     ChunkFacts,
     CoreSpeeds,
     ImageFigures,
+    Limit,
     LoaderFacts,
     MapFacts,
-    ShardFacts,
+    ProgressiveCost,
+    Rate,
+    ShardFigures,
     TierFacts,
+    diagnose,
 )
-from penstock.readers.formats.decoded_counts import DecodedCounts
+from penstock.readers.formats import DecodedCounts
 
 
 def rate(samples_per_s: float, cpu_s_per_1000: float = 1.0) -> Rate:
     return Rate(
-        samples_per_s=samples_per_s,
-        bytes_per_s=1e5 * samples_per_s,
-        cpu_s_per_1000=cpu_s_per_1000,
+        samples_per_s=samples_per_s, bytes_per_s=1e5 * samples_per_s, cpu_s_per_1000=cpu_s_per_1000
     )
 
 
@@ -101,10 +102,10 @@ def chunks(*, again: int = 40, file_bytes: int = 0) -> ChunkFacts:
 READING = {"wait_read_s": 8.9, "wait_decode_s": 0.1}
 LARGE = images(mean_pixels=12e6)
 PROGRESSIVE = images(progressive=1.0)
-TINY = ShardFacts(count=5000, mean_bytes=40_000, are_files=False)
-USUAL = ShardFacts(count=5000, mean_bytes=60e6, are_files=False)
-FEW = ShardFacts(count=3, mean_bytes=40_000, are_files=False)
-FILES = ShardFacts(count=5000, mean_bytes=40_000, are_files=True)
+TINY = ShardFigures(count=5000, mean_bytes=40_000, are_files=False)
+USUAL = ShardFigures(count=5000, mean_bytes=60e6, are_files=False)
+FEW = ShardFigures(count=3, mean_bytes=40_000, are_files=False)
+FILES = ShardFigures(count=5000, mean_bytes=40_000, are_files=True)
 SLOW_CORE = CoreSpeeds(numbers=(0, 1), speeds=(1.0, 0.3))
 ALONE = Ceilings(
     read=rate(9000.0), decode=rate(140.0, 1.4), augment=rate(110.0, 2.0), python=rate(50_000.0)
@@ -390,7 +391,7 @@ def test_any_run_has_a_verdict_that_gains(
     device: str,
     workers: int | None,
     far: TierFacts | None,
-    shards: ShardFacts | None,
+    shards: ShardFigures | None,
     images: ImageFigures | None,
     cores: CoreSpeeds | None,
     ceilings: Ceilings | None,

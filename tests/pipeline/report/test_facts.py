@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.augment import imagenet_eval
 from penstock.cache import DiskCache
 from penstock.pipeline import DataLoader
-from penstock.pipeline.report.diagnosis import diagnose
+from penstock.pipeline.report import diagnose
 from penstock.readers import Dataset, pack
 from tests.images import jpeg
 from tests.servers import serving
@@ -19,7 +19,7 @@ from tests.servers import serving
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.report.facts import LoaderFacts
+    from penstock.pipeline.report import LoaderFacts
 
 COUNT = 24
 DECODING = {"step_s": 1.0, "wait_s": 9.0, "wait_read_s": 0.1, "wait_decode_s": 8.9}

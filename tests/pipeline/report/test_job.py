@@ -11,9 +11,9 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.job_store import JobStore
-from penstock.pipeline.feed.agreement import Agreement
-from penstock.pipeline.report.job import MOST_TEXT, JobStatistics, RankWaits
+from penstock.cache import JobStore
+from penstock.pipeline.members import LoaderChannel
+from penstock.pipeline.report import MOST_TEXT, JobStatistics, RankWaits
 
 ONE = RankWaits(
     rank=3,
@@ -90,7 +90,7 @@ def test_the_slowest_is_named_with_the_reason_and_how_old_that_is() -> None:
 
 def test_who_has_a_number_and_has_not_told_yet_holds_nobody_up() -> None:
     store = JobStore(dist.HashStore())  # type: ignore[attr-defined]
-    first, second = (Agreement(store, rank=rank, size=2) for rank in range(2))
+    first, second = (LoaderChannel(store, rank=rank, size=2) for rank in range(2))
     assert first.all_waits() == []
     first.tell_waits("a")
     store.add("tellers", 1)  # a third one, on its way
@@ -98,13 +98,13 @@ def test_who_has_a_number_and_has_not_told_yet_holds_nobody_up() -> None:
     assert first.all_waits() == ["a", "b"]
     first.tell_waits("c")
     assert second.all_waits() == ["c", "b"]
-    assert Agreement(rank=0, size=1).all_waits() is None
+    assert LoaderChannel(rank=0, size=1).all_waits() is None
 
 
 def test_a_thousand_ranks_are_read_by_a_few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = dist.HashStore()  # type: ignore[attr-defined]
     for rank in range(1024):
-        Agreement(JobStore(kept), rank=rank, size=1024).tell_waits(ONE.text())
+        LoaderChannel(JobStore(kept), rank=rank, size=1024).tell_waits(ONE.text())
     asked: list[Any] = []
     ask = JobStore._ask
 
@@ -113,7 +113,7 @@ def test_a_thousand_ranks_are_read_by_a_few_questions(monkeypatch: pytest.Monkey
         return ask(self, question)
 
     monkeypatch.setattr(JobStore, "_ask", counted)
-    told = Agreement(JobStore(kept), rank=0, size=1024).all_waits()
+    told = LoaderChannel(JobStore(kept), rank=0, size=1024).all_waits()
     assert told is not None
     assert len(told) == 1024
     assert len(asked) == 3

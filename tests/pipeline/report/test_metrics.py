@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.errors import MissingDependencyError
+from penstock.cache import MissingDependencyError
 from penstock.pipeline import DataLoader, World
-from penstock.pipeline.report.metrics import log_tensorboard, serve_metrics
+from penstock.pipeline.report import log_tensorboard, serve_metrics
 from penstock.readers import Dataset
 
 if TYPE_CHECKING:

@@ -22,14 +22,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from penstock.augment import Map, imagenet_eval, imagenet_train
-from penstock.augment.recipe import check_recipe
+from penstock.augment import Map, check_recipe, imagenet_eval, imagenet_train
 from penstock.cache import DiskCache
-from penstock.cache.base.limits import usable_cores
+from penstock.cache.base import usable_cores
 from penstock.pipeline import DataLoader
-from penstock.pipeline.bench.ceilings import measure_ceilings
-from penstock.pipeline.report.diagnosis import diagnose
-from penstock.pipeline.report.facts import CoreSpeeds
+from penstock.pipeline.bench import measure_ceilings
+from penstock.pipeline.report import CoreSpeeds, diagnose
 from penstock.readers import Dataset, pack
 from tests.servers import Faults, serving
 
@@ -85,7 +83,7 @@ def quiet_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other programs on the machine of the tests are no plant of ours."""
     numbers = tuple(sorted(os.sched_getaffinity(0)))
     even = CoreSpeeds(numbers=numbers, speeds=(1.0,) * len(numbers))
-    monkeypatch.setattr("penstock.pipeline.report.cores.core_speeds", lambda: even)
+    monkeypatch.setattr("penstock.pipeline.report.probes.core_speeds", lambda: even)
 
 
 @pytest.fixture(scope="module")

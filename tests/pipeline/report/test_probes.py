@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.report.cores import core_speeds, relative
-from penstock.pipeline.report.probes import ReadProbe
-from penstock.readers.types import EncodedBatch
+from penstock.pipeline.report import ReadProbe, core_speeds, relative_speeds
+from penstock.readers import EncodedBatch
 from tests.images import jpeg
 
 
@@ -91,6 +90,6 @@ def test_cores_are_those_that_may_be_used_and_nobody_is_moved() -> None:
 
 @given(rates=st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=64))
 def test_speeds_are_shares_of_the_fastest(rates: list[float]) -> None:
-    found = relative(list(range(len(rates))), rates)
+    found = relative_speeds(list(range(len(rates))), rates)
     assert found.speeds[rates.index(max(rates))] == 1.0
     assert [speed * max(rates) for speed in found.speeds] == pytest.approx(rates)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.cache.base.counters import Traffic
-from penstock.cache.base.sizes import parse_size
-from penstock.pipeline.report.facts import TierFacts
-from penstock.pipeline.report.meter import Meter
+from penstock.cache.base import Traffic, parse_size
+from penstock.pipeline.report import Meter, TierFacts
 
 
 def tiers(

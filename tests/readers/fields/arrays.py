@@ -11,7 +11,7 @@ from PIL import Image
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.readers.types import Encoded
+    from penstock.readers import Encoded
 
 
 def encoded(data: bytes) -> Encoded:

@@ -9,17 +9,21 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image as Picture
 
-from penstock.readers.fields.boxes import to_xyxy
-from penstock.readers.fields.decode import (
+from penstock.readers import Rejection
+from penstock.readers.fields import (
+    Array,
+    Boxes,
+    Image,
+    Mask,
+    Schema,
+    Text,
     decode_array,
     decode_mask,
     decode_text,
+    examine,
+    mask_dtype,
+    to_xyxy,
 )
-from penstock.readers.fields.examine import examine
-from penstock.readers.fields.field_types import Array, Boxes, Image, Mask, Text
-from penstock.readers.fields.masks import mask_dtype
-from penstock.readers.fields.schema import Schema
-from penstock.readers.types import Rejection
 from tests import images
 from tests.readers.fields.arrays import encoded, npy, palette, picture
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image as Picture
 from PIL import ImageFile
 
-from penstock.cache.errors import ConfigError
-from penstock.readers.fields.examine import examine, verify_for
-from penstock.readers.fields.facts import Facts
-from penstock.readers.fields.field_types import (
+from penstock.cache import ConfigError
+from penstock.readers import Facts, Rejection
+from penstock.readers.fields import (
     Array,
     Audio,
     Boxes,
@@ -24,13 +23,14 @@ from penstock.readers.fields.field_types import (
     Image,
     Keypoints,
     Mask,
+    Schema,
     Text,
     Tokens,
     Video,
+    examine,
+    strict_pillow,
+    verify_for,
 )
-from penstock.readers.fields.schema import Schema
-from penstock.readers.fields.strictly import strictly
-from penstock.readers.types import Rejection
 from tests import images
 from tests.readers.fields.arrays import encoded, npy, npy_with, palette, picture
 
@@ -59,7 +59,7 @@ def reason(verdict) -> str:
 
 def test_images_are_decoded_and_others_beside_them_stay():
     samples = {
-        "image": [encoded(images.jpeg(1)), encoded(b"<html>"), None, Rejection("it is gone")],
+        "image": [encoded(images.jpeg(1)), encoded(b"<html>"), None, Rejection("it is gone")]
     }
     schema = Schema({"image": Image()})
     first, second, third, fourth = examine(samples, schema, images.verify)
@@ -184,10 +184,7 @@ ODD_MASKS = {
     "gif": (picture(palette(CLASSES), "GIF"), "GIF, whose"),
     "floats": (picture(Picture.fromarray(CLASSES.astype(np.float32)), "TIFF"), "floats"),
     "cut": (picture(palette(CLASSES))[:-60], "doesn't decode"),
-    "inverted": (
-        picture(Picture.fromarray(CLASSES), "TIFF", tiffinfo={262: 0}),
-        "0 is white",
-    ),
+    "inverted": (picture(Picture.fromarray(CLASSES), "TIFF", tiffinfo={262: 0}), "0 is white"),
     "pages": (
         picture(
             Picture.fromarray(CLASSES),
@@ -220,7 +217,7 @@ def test_a_mask_needs_its_image_and_the_depth_that_was_promised():
 
 def test_what_pillow_passes_over_is_refused_and_its_switch_is_put_back(monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    with strictly():
+    with strict_pillow():
         noise = np.random.default_rng(0).integers(0, 9, (HEIGHT, WIDTH), np.uint8)
         cut = picture(palette(noise))[:-100]
         assert "doesn't decode" in reason(beside_image(Mask(of="image"), cut))

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.cache.errors import ConfigError
-from penstock.readers.fields.examine import examine
-from penstock.readers.fields.field_types import (
+from penstock.cache import ConfigError
+from penstock.readers import Rejection
+from penstock.readers.fields import (
     Array,
     Boxes,
     ClassLabel,
@@ -17,13 +17,14 @@ from penstock.readers.fields.field_types import (
     Keypoints,
     Mask,
     MultiLabel,
+    Schema,
     Value,
+    check_names,
+    csv_table,
+    examine,
+    fields_of,
+    jsonl_table,
 )
-from penstock.readers.fields.rows import csv_table, jsonl_table
-from penstock.readers.fields.schema import Schema
-from penstock.readers.fields.selection import check_names
-from penstock.readers.fields.tables import fields_of
-from penstock.readers.types import Rejection
 
 FIVE = ("1", "2", "3", "4", "5")
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError
-from penstock.readers.fields.field_types import (
+from penstock.cache import ConfigError
+from penstock.readers.fields import (
     Array,
     Audio,
     Boxes,
@@ -17,12 +17,10 @@ from penstock.readers.fields.field_types import (
     ClassLabel,
     Image,
     Mask,
+    Schema,
     Text,
     Value,
     Video,
-)
-from penstock.readers.fields.schema import Schema
-from penstock.readers.fields.selection import (
     check_names,
     check_selection,
     default_fields,
@@ -30,7 +28,7 @@ from penstock.readers.fields.selection import (
 )
 
 if TYPE_CHECKING:
-    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.fields import FieldType
 
 EVERYTHING: dict[str, FieldType] = {
     "caption": Text(),

@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.errors import DatasetError
-from penstock.readers.fields.facts import Facts
-from penstock.readers.fields.field_types import Array, Image, Mask, Text
-from penstock.readers.fields.schema import Schema
-from penstock.readers.fields.settle import Settling, settle
+from penstock.cache import DatasetError
+from penstock.readers import Facts
+from penstock.readers.fields import Array, Image, Mask, Schema, Settling, Text, settle
 
 UNKNOWN = Schema({"x": Array()})
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.readers.fields.sniff import HEAD_BYTES, check_jpeg, sniff
-from penstock.readers.types import Rejection
+from penstock.readers import Rejection
+from penstock.readers.fields import IMAGE_HEAD_BYTES, check_jpeg, sniff
 from tests import images
 
 PLAIN = images.jpeg(1, 40, 50, quality=95)
@@ -49,11 +49,11 @@ def test_a_marker_that_cannot_be_in_a_scan_is_found() -> None:
 @pytest.mark.parametrize(("name", "data"), images.GOOD.items())
 def test_good_images_have_a_codec(name: str, data: bytes) -> None:
     ending = name.rpartition(".")[2]
-    assert sniff(data[:HEAD_BYTES]) == {"jpg": "jpeg", "tif": "tiff"}.get(ending, ending)
+    assert sniff(data[:IMAGE_HEAD_BYTES]) == {"jpg": "jpeg", "tif": "tiff"}.get(ending, ending)
 
 
 @settings(max_examples=100)
-@given(head=st.binary(max_size=HEAD_BYTES))
+@given(head=st.binary(max_size=IMAGE_HEAD_BYTES))
 def test_any_head_gets_an_answer(head: bytes) -> None:
     found = sniff(head)
     if isinstance(found, Rejection):

@@ -13,28 +13,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError, DatasetError
-from penstock.readers.fields import rows
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
-from penstock.readers.fields.field_types import (
+from penstock.cache import ConfigError, DatasetError
+from penstock.readers.fields import (
     Array,
     Boxes,
     ClassLabel,
+    DenseColumn,
+    EncodedColumn,
     Image,
     Keypoints,
     MultiLabel,
+    RaggedColumn,
+    TableFields,
     Text,
     Tokens,
     Value,
+    csv_table,
+    fields_of,
+    jsonl_table,
+    object_table,
+    text_tables,
 )
-from penstock.readers.fields.rows import csv_table, jsonl_table, object_table
-from penstock.readers.fields.tables import Fields, fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.readers.fields.columns import Column
-    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.fields import Column, FieldType
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
@@ -49,11 +53,11 @@ def values(column: Column) -> list[Any]:
     return list(column.values.tolist())
 
 
-def from_csv(text: str, schema: Mapping[str, FieldType] | None = None) -> Fields:
+def from_csv(text: str, schema: Mapping[str, FieldType] | None = None) -> TableFields:
     return fields_of(csv_table(text.encode(), source="list.csv"), schema)
 
 
-def from_json(*objects: Any, schema: Mapping[str, FieldType] | None = None) -> Fields:
+def from_json(*objects: Any, schema: Mapping[str, FieldType] | None = None) -> TableFields:
     data = "\n".join(map(json.dumps, objects)).encode()
     return fields_of(jsonl_table(data, source="list.jsonl"), schema)
 
@@ -320,7 +324,7 @@ def test_json_lines_that_are_none_are_one_clear_error(data: bytes, message: str)
 
 
 def test_large_tables_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "MAX_TABLE_BYTES", 3)
+    monkeypatch.setattr(text_tables, "MAX_TABLE_BYTES", 3)
     with pytest.raises(DatasetError, match="wanted at most 3"):
         csv_table(b"a\n1\n", source="list.csv")
 

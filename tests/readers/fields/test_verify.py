@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from penstock.augment.verify import ImageVerifier, verify_images
-from penstock.cache.errors import ClosedError, ConfigError, MissingDependencyError
-from penstock.readers.types import ImageFacts, Rejection
+from penstock.augment import ImageVerifier, verify_images
+from penstock.cache import ClosedError, ConfigError, MissingDependencyError
+from penstock.readers import ImageFacts, Rejection
 from tests.conftest import photograph
 
 HEIGHT, WIDTH = photograph(0).shape[:2]

@@ -18,16 +18,17 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from penstock.readers.fields.columns import DenseColumn, RaggedColumn
-from penstock.readers.fields.field_types import Array, Tokens, Value
-from penstock.readers.fields.schema import Schema
-from penstock.readers.formats import registry
-from penstock.readers.formats.candidates import Candidates
-from penstock.readers.formats.chunked import ChunkFormat
-from penstock.readers.formats.chunked_shard import ChunkedShard, Extents
-from penstock.readers.formats.data_file import open_data_file
-from penstock.readers.formats.format import Snapshot
-from penstock.readers.formats.summary import FieldSummary
+from penstock.readers.fields import Array, DenseColumn, RaggedColumn, Schema, Tokens, Value
+from penstock.readers.formats import (
+    Candidates,
+    ChunkedShard,
+    ChunkFormat,
+    Extents,
+    FieldSummary,
+    Snapshot,
+    format_registry,
+    open_data_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,11 +37,9 @@ if TYPE_CHECKING:
     import pytest
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.columns import Column
-    from penstock.readers.formats.chunked import ChunkReader, ShardData, ShardFacts
-    from penstock.readers.formats.format import Listing
-    from penstock.readers.formats.shard import Places
-    from penstock.readers.origin.origin import Entry, Origin
+    from penstock.readers.fields import Column
+    from penstock.readers.formats import ChunkedShardFacts, ChunkReader, Listing, Places, ShardData
+    from penstock.readers.origin import Entry, Origin
 
     Ints = NDArray[np.int64]
 
@@ -92,7 +91,7 @@ def write(root: Path, units: Sequence[Sequence[int]] = UNITS) -> Path:
 
 
 class Reader:
-    def __init__(self, shard: ShardFacts) -> None:
+    def __init__(self, shard: ChunkedShardFacts) -> None:
         self._units, self._sizes = shard.units.tolist(), shard.extents.sizes
         self._bounds = np.cumsum([0, *self._units])
         self._first = int(shard.notes)
@@ -142,12 +141,7 @@ class Reader:
         return f"row {self._first + row}"
 
     def read_rows(
-        self,
-        rows: Ints,
-        fields: Sequence[str],
-        *,
-        data: ShardData,
-        wrong: dict[int, str],
+        self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
     ) -> Mapping[str, Column]:
         units = self._unit_of(rows)
         found: dict[str, Column] = {}
@@ -281,7 +275,7 @@ class Blocks(ChunkFormat):
     def recognises(self, origin: Origin) -> bool:
         return bool(origin.top(lambda name: name.endswith(b".blocks")).entries)
 
-    def open_chunks(self, shard: ShardFacts) -> ChunkReader:
+    def open_chunks(self, shard: ChunkedShardFacts) -> ChunkReader:
         return self.reader(shard)
 
 
@@ -290,13 +284,13 @@ FORMAT = Blocks()
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make the format known, and unknown again behind the yield."""
-    points = {"blocks": EntryPoint("blocks", __name__, registry.GROUP)}
-    registry.format_named.cache_clear()
+    points = {"blocks": EntryPoint("blocks", __name__, format_registry.GROUP)}
+    format_registry.format_named.cache_clear()
     DECODED.clear()
     TAKEN.clear()
-    monkeypatch.setattr(registry, "_guests", lambda: points)
+    monkeypatch.setattr(format_registry, "_entry_points", lambda: points)
     yield
-    registry.format_named.cache_clear()
+    format_registry.format_named.cache_clear()
 
 
 def upload(root: Path, place: str) -> Any:

@@ -15,16 +15,20 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
-from penstock.cache.errors import CorruptShardError, DatasetError
+from penstock.cache import CorruptShardError, DatasetError
 from penstock.readers import Dataset, open_index
-from penstock.readers.files.names import OWN_FOLDER
-from penstock.readers.formats.candidates import Candidates
-from penstock.readers.formats.contents import read_candidates
-from penstock.readers.formats.registry import check_format, format_named, format_names, formats
-from penstock.readers.formats.sidecar import read_sidecar
-from penstock.readers.index.building import IndexBuilder
-from penstock.readers.origin.locate import locate
-from penstock.readers.origin.scratch import Scratch
+from penstock.readers.files import OWN_FOLDER
+from penstock.readers.formats import (
+    Candidates,
+    check_format,
+    format_named,
+    format_names,
+    formats,
+    read_candidates,
+    read_sidecar,
+)
+from penstock.readers.index import IndexBuilder
+from penstock.readers.origin import Scratch, locate
 from tests import images
 from tests.readers.remote_sets import everything, upload
 
@@ -34,11 +38,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.format import Format, Indexing
-    from penstock.readers.formats.shard import OpenShard
-    from penstock.readers.index.index import Index
-    from penstock.readers.origin.origin import Origin
-    from penstock.readers.types import Encoded
+    from penstock.readers import Encoded
+    from penstock.readers.formats import Format, Indexing, OpenShard
+    from penstock.readers.index import Index
+    from penstock.readers.origin import Origin
 
 SAMPLES = 12
 

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.readers.fields.field_types import Array, ClassLabel, Image
-from penstock.readers.fields.schema import Schema
-from penstock.readers.formats.record_format import RecordFormat, Records, RecordSpans
+from penstock.readers.fields import Array, ClassLabel, Image, Schema
+from penstock.readers.formats import RecordFormat, Records, RecordSpans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.readers.formats.data_file import DataFile
-    from penstock.readers.origin.origin import Entry, Origin
+    from penstock.readers.formats import DataFile
+    from penstock.readers.origin import Entry, Origin
 
 RECORD_BYTES = 3073
 
@@ -37,8 +36,7 @@ class Cifar(RecordFormat):
         starts = RECORD_BYTES * np.arange(len(data)) + 1
         sizes = np.full(len(data), RECORD_BYTES - 1)
         return Records(
-            spans={"pixels": RecordSpans(starts, sizes, codec="|u1")},
-            values={"label": data[:, 0]},
+            spans={"pixels": RecordSpans(starts, sizes, codec="|u1")}, values={"label": data[:, 0]}
         )
 
 

@@ -6,29 +6,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
-from penstock.readers.fields.field_types import (
+from penstock.readers.fields import (
     Array,
     Boxes,
     Bytes,
     ClassLabel,
+    DenseColumn,
+    EncodedColumn,
     Image,
     Keypoints,
     Mask,
     MultiLabel,
+    RaggedColumn,
+    Schema,
     Text,
     Tokens,
     Value,
 )
-from penstock.readers.fields.schema import Schema
-from penstock.readers.formats.pack.content import PictureFacts, ShardContent
-from penstock.readers.formats.pack.forms import pack_form
+from penstock.readers.formats.pack import PictureFacts, ShardContent, pack_form
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.columns import Column
-    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.fields import Column, FieldType
 
 EVERY = Schema(
     {

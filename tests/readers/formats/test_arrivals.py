@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 
-from penstock.readers.formats.arrivals import Arrivals
+from penstock.readers.formats import Arrivals
 
 
 class Holder:

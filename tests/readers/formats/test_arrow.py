@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.feather
 import pytest
 
-from penstock.cache.errors import DatasetError
+from penstock.cache import DatasetError
 from penstock.readers import Dataset
-from penstock.readers.fields.columns import EncodedColumn
-from penstock.readers.fields.field_types import Array, ClassLabel, Image, Text, Value
+from penstock.readers.fields import Array, ClassLabel, EncodedColumn, Image, Text, Value
 from tests.readers.formats.tables import check, features, jpeg, many_types, plain
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import zarr
 
-from penstock.cache.errors import CorruptSampleError, DatasetError
+from penstock.cache import CorruptSampleError, DatasetError
 from penstock.readers import Dataset
-from penstock.readers.fields.field_types import Array, ClassLabel, Value
+from penstock.readers.fields import Array, ClassLabel, Value
 from tests.readers.formats.tables import plain
 
 if TYPE_CHECKING:

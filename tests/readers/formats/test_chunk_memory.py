@@ -8,54 +8,53 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.readers.formats.chunk_memory import FREE_BYTES, LEAST_BYTES, ChunkMemory
-from penstock.readers.formats.decoded_chunks import DecodedChunks
+from penstock.readers.formats import FREE_BYTES, LEAST_LENT_BYTES, ChunkMemory, DecodedChunks
 
 BYTES = np.dtype(np.uint8)
 
 
 def test_memory_is_used_again_once_no_view_is_left():
     memory = ChunkMemory()
-    chunk = memory.array((8, LEAST_BYTES), BYTES)
+    chunk = memory.array((8, LEAST_LENT_BYTES), BYTES)
     where, row = chunk.ctypes.data, chunk[3]
     row[:] = 7
     del chunk
-    other = memory.array((8, LEAST_BYTES), BYTES)
+    other = memory.array((8, LEAST_LENT_BYTES), BYTES)
     assert other.ctypes.data != where
     other[:] = 0
     assert (row == 7).all()
     del row
     gc.collect()
-    assert memory.free_bytes == 8 * LEAST_BYTES
-    again = memory.array((8 * LEAST_BYTES - 5,), BYTES)
+    assert memory.free_bytes == 8 * LEAST_LENT_BYTES
+    again = memory.array((8 * LEAST_LENT_BYTES - 5,), BYTES)
     assert again.ctypes.data == where
     assert memory.free_bytes == 0
 
 
 def test_what_is_small_is_nobodys():
     memory = ChunkMemory()
-    memory.array((LEAST_BYTES - 1,), BYTES)
+    memory.array((LEAST_LENT_BYTES - 1,), BYTES)
     assert memory.free_bytes == 0
 
 
 def test_what_is_free_is_bound():
     memory = ChunkMemory()
-    memory.limit(3 * LEAST_BYTES)
-    held = [memory.array((LEAST_BYTES,), BYTES) for _ in range(5)]
+    memory.limit(3 * LEAST_LENT_BYTES)
+    held = [memory.array((LEAST_LENT_BYTES,), BYTES) for _ in range(5)]
     held.clear()
-    assert memory.free_bytes == 3 * LEAST_BYTES
-    memory.limit(2 * LEAST_BYTES)
-    assert memory.free_bytes <= 2 * LEAST_BYTES
+    assert memory.free_bytes == 3 * LEAST_LENT_BYTES
+    memory.limit(2 * LEAST_LENT_BYTES)
+    assert memory.free_bytes <= 2 * LEAST_LENT_BYTES
     memory.limit(-1)
     assert memory.free_bytes == 0
-    memory.array((LEAST_BYTES,), BYTES)
+    memory.array((LEAST_LENT_BYTES,), BYTES)
     assert memory.free_bytes == 0
     memory.limit(2 * FREE_BYTES)
     memory.array((FREE_BYTES + 1,), BYTES)
     assert memory.free_bytes == 0
 
 
-@given(st.lists(st.integers(0, 4 * LEAST_BYTES), max_size=8))
+@given(st.lists(st.integers(0, 4 * LEAST_LENT_BYTES), max_size=8))
 def test_arrays_that_live_share_nothing(sizes):
     memory = ChunkMemory()
     for _ in range(2):
@@ -68,14 +67,14 @@ def test_arrays_that_live_share_nothing(sizes):
 
 
 def test_free_memory_and_chunks_stay_within_the_bound_together_and_end_with_the_store():
-    store = DecodedChunks(max_bytes=4 * LEAST_BYTES)
+    store = DecodedChunks(max_bytes=4 * LEAST_LENT_BYTES)
 
     def decode():
-        return store.memory.array((LEAST_BYTES,), BYTES)
+        return store.memory.array((LEAST_LENT_BYTES,), BYTES)
 
     for chunk in range(12):
-        store.take((0, chunk), decode, uses=2, taken=1, size_bytes=LEAST_BYTES)
-        assert store.counts().memory_bytes + store.memory.free_bytes <= 4 * LEAST_BYTES
+        store.take((0, chunk), decode, uses=2, taken=1, size_bytes=LEAST_LENT_BYTES)
+        assert store.counts().memory_bytes + store.memory.free_bytes <= 4 * LEAST_LENT_BYTES
     store.close()
     gc.collect()
     assert store.memory.free_bytes == 0

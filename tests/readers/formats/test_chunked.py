@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.cache import DiskCache
-from penstock.cache.errors import CorruptSampleError
-from penstock.pipeline.loader import DataLoader
+from penstock.cache import CorruptSampleError, DiskCache
+from penstock.pipeline import DataLoader
 from penstock.readers import Dataset
-from penstock.readers.fields.columns import DenseColumn, RaggedColumn
-from penstock.readers.fields.crops import Crop
-from penstock.readers.fields.field_types import PRESENT
-from penstock.readers.index.manifest import check_manifest
+from penstock.readers.fields import PRESENT, ColumnCrop, DenseColumn, RaggedColumn
+from penstock.readers.index import check_manifest
 from tests.readers.formats import blocks
 
 if TYPE_CHECKING:
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.fields import SampleBatch
 
 
 @pytest.fixture(autouse=True)
@@ -218,6 +215,6 @@ def test_parts_are_taken_of_what_a_format_reads_whole(dataset: Dataset) -> None:
     rows = shuffled(dataset)
     whole = dataset.read(rows).columns["x"].values
     corners = np.random.default_rng(0).integers(0, 3, (len(rows), 1))
-    crop = Crop(corners, (1,))
+    crop = ColumnCrop(corners, (1,))
     found = dataset.read(rows, crops={"x": crop}).columns["x"].values
     assert found.tolist() == whole[np.arange(len(rows))[:, None], corners].tolist()

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.readers import pack
-from penstock.readers.formats.chunked import ChunkFormat
-from penstock.readers.formats.folder.samples import virtual_shards
-from penstock.readers.formats.registry import formats
+from penstock.readers.formats import ChunkFormat, formats
+from penstock.readers.formats.folder import virtual_shards
 from tests import images
 from tests.readers.formats.conformance import SAMPLES, FormatConformance, IndexedFormatConformance
 from tests.tars import tar_folder

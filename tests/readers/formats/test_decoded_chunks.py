@@ -13,13 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.errors import StalledError
-from penstock.cache.threads import Workers
-from penstock.readers.formats import decoded_chunks
-from penstock.readers.formats.chunk_files import ChunkFiles
-from penstock.readers.formats.decoded_chunks import DecodedChunks
-from penstock.readers.formats.kept_chunks import KeptChunks
+from penstock.cache import StalledError, Workers
+from penstock.cache.disk import DiskCache
+from penstock.readers.formats import ChunkFiles, DecodedChunks, KeptChunks, chunk_cache
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -214,7 +210,7 @@ def test_an_interrupted_thread_leaves_nobody_waiting() -> None:
 
 
 def test_a_wait_that_is_too_long_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoded_chunks, "STALL_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(chunk_cache, "STALL_TIMEOUT_S", 0.01)
     store, go, begun = DecodedChunks(max_bytes=2**20, url="a/set"), threading.Event(), list[int]()
 
     def decode() -> Any:
@@ -233,7 +229,7 @@ def test_a_wait_that_is_too_long_says_for_what(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_so_many_threads_decode_at_a_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoded_chunks, "usable_cores", lambda: 1)
+    monkeypatch.setattr(chunk_cache, "usable_cores", lambda: 1)
     store, at_work, most = DecodedChunks(max_bytes=2**20), list[int](), list[int]()
     full, lock = threading.Event(), threading.Lock()
 
@@ -241,7 +237,7 @@ def test_so_many_threads_decode_at_a_time_and_no_more(monkeypatch: pytest.Monkey
         with lock:
             at_work.append(1)
             most.append(len(at_work))
-            if len(at_work) == decoded_chunks.LEAST_DECODERS:
+            if len(at_work) == chunk_cache.LEAST_DECODERS:
                 full.set()
         assert full.wait(PATIENCE_S)
         with lock:
@@ -253,7 +249,7 @@ def test_so_many_threads_decode_at_a_time_and_no_more(monkeypatch: pytest.Monkey
         pool.submit(lambda n: store.take((0, n), decode, uses=1, taken=1), n) for n in range(18)
     ]
     assert all(outcome.result(PATIENCE_S)[0] == 1 for outcome in outcomes)
-    assert max(most) == decoded_chunks.LEAST_DECODERS
+    assert max(most) == chunk_cache.LEAST_DECODERS
     pool.close()
 
 

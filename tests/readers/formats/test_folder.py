@@ -10,27 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import (
-    ConfigError,
-    DatasetNotFoundError,
-    FetchError,
-    MissingDependencyError,
-)
-from penstock.readers.files.names import printable, unsafe_reason
-from penstock.readers.formats.folder.listing import (
-    FolderListing,
-    changed_directories,
-    list_folder,
-)
-from penstock.readers.origin.local import LocalFolder
-from penstock.readers.origin.locate import locate
-from penstock.readers.origin.scratch import Scratch
+from penstock.cache import ConfigError, DatasetNotFoundError, FetchError, MissingDependencyError
+from penstock.readers.files import printable, unsafe_reason
+from penstock.readers.formats.folder import FolderListing, changed_directories, list_folder
+from penstock.readers.origin import LocalFolder, Scratch, locate
 from tests.images import write_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.readers.origin.urls import Url
+    from penstock.readers.origin import Url
 
 
 def listing(url: Url, tmp_path: Path) -> FolderListing:

@@ -13,16 +13,18 @@ import fsspec
 import numpy as np
 import pytest
 
-from penstock.cache.errors import ConfigError, DatasetError, IndexChangedError, PenstockWarning
+from penstock.cache import ConfigError, DatasetError, IndexChangedError, PenstockWarning
 from penstock.readers import Dataset, build_index, open_index, pack
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
-from penstock.readers.fields.field_types import (
+from penstock.readers.fields import (
     Array,
     Boxes,
     ClassLabel,
+    DenseColumn,
+    EncodedColumn,
     Image,
     Mask,
     MultiLabel,
+    RaggedColumn,
     Text,
     Value,
 )
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from penstock.readers.fields.columns import Column
+    from penstock.readers.fields import Column
 
 JPEGS = [images.jpeg(i, 16 + i, 20) for i in range(6)]
 
@@ -478,11 +480,7 @@ def test_packs_and_tar_files_have_no_manifest(tmp_path: Path) -> None:
 
 def test_a_pack_of_a_folder_by_fields_and_of_a_manifest(tmp_path: Path) -> None:
     place = Place(tmp_path / "set", is_remote=False).write(
-        {
-            "i/1.jpg": JPEGS[0],
-            "m/1.png": png(0),
-            "list.csv": "path,n,text\ni/1.jpg,3,hi\n",
-        }
+        {"i/1.jpg": JPEGS[0], "m/1.png": png(0), "list.csv": "path,n,text\ni/1.jpg,3,hi\n"}
     )
     pack(place.url, tmp_path / "one", fields={"image": "i", "mask": "m"}, verify=images.verify)
     with Dataset(tmp_path / "one") as dataset:

@@ -11,9 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError
-from penstock.readers.formats.grid import ChunkGrid, Windows, unit_rows, windows_of
-from penstock.readers.formats.grid_copy import PartCopier, StepCopier, numbers
+from penstock.cache import ConfigError
+from penstock.readers.formats import (
+    ArrayWindows,
+    ChunkGrid,
+    PartCopier,
+    StepCopier,
+    place_numbers,
+    unit_rows,
+    windows_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Windows, ChunkGrid]:
+def cases(draw: st.DrawFn) -> tuple[ArrayWindows, ChunkGrid]:
     shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
     window = tuple(draw(st.integers(1, length)) for length in shape)
     stride = tuple(draw(st.integers(1, 4)) for _ in shape)
@@ -31,11 +38,13 @@ def cases(draw: st.DrawFn) -> tuple[Windows, ChunkGrid]:
         window, stride = (1, *shape[1:]), (1,) * len(shape)
     chunk = tuple(draw(st.integers(1, 8)) for _ in shape)
     repeat = draw(st.integers(1, 3))
-    windows = Windows(shape=shape, window=window, stride=stride, is_step=is_step, repeat=repeat)
+    windows = ArrayWindows(
+        shape=shape, window=window, stride=stride, is_step=is_step, repeat=repeat
+    )
     return windows, ChunkGrid(shape=shape, chunk=chunk)
 
 
-def all_starts(windows: Windows) -> Iterator[tuple[int, ...]]:
+def all_starts(windows: ArrayWindows) -> Iterator[tuple[int, ...]]:
     """Where each sample's window begins, the slow way."""
     lengths = zip(windows.shape, windows.window, windows.stride, strict=True)
     axes = [range(0, length - part + 1, step) for length, part, step in lengths]
@@ -44,7 +53,7 @@ def all_starts(windows: Windows) -> Iterator[tuple[int, ...]]:
             yield start
 
 
-def chunks_of(start: tuple[int, ...], windows: Windows, grid: ChunkGrid) -> set[int]:
+def chunks_of(start: tuple[int, ...], windows: ArrayWindows, grid: ChunkGrid) -> set[int]:
     axes = [
         range(low // chunk, (low + part - 1) // chunk + 1)
         for low, part, chunk in zip(start, windows.window, grid.chunk, strict=True)
@@ -53,7 +62,7 @@ def chunks_of(start: tuple[int, ...], windows: Windows, grid: ChunkGrid) -> set[
 
 
 @given(cases())
-def test_windows_are_numbered_like_elements(case: tuple[Windows, ChunkGrid]) -> None:
+def test_windows_are_numbered_like_elements(case: tuple[ArrayWindows, ChunkGrid]) -> None:
     windows, _ = case
     wanted = list(all_starts(windows))
     assert windows.samples == len(wanted)
@@ -65,7 +74,7 @@ def test_windows_are_numbered_like_elements(case: tuple[Windows, ChunkGrid]) -> 
 
 @given(cases(), st.data())
 def test_boxes_hold_each_sample_of_a_range_once(
-    case: tuple[Windows, ChunkGrid], data: st.DataObject
+    case: tuple[ArrayWindows, ChunkGrid], data: st.DataObject
 ) -> None:
     windows, _ = case
     first = data.draw(st.integers(0, windows.samples))
@@ -80,7 +89,7 @@ def test_boxes_hold_each_sample_of_a_range_once(
 @given(cases(), st.data())
 @settings(deadline=None)
 def test_samples_touch_the_chunks_that_they_overlap(
-    case: tuple[Windows, ChunkGrid], data: st.DataObject
+    case: tuple[ArrayWindows, ChunkGrid], data: st.DataObject
 ) -> None:
     windows, grid = case
     first = data.draw(st.integers(0, windows.samples))
@@ -100,7 +109,7 @@ def test_samples_touch_the_chunks_that_they_overlap(
 
 @given(cases(), st.integers(1, 400))
 def test_units_are_runs_of_samples_that_begin_in_other_chunks_than_their_neighbours(
-    case: tuple[Windows, ChunkGrid], max_bytes: int
+    case: tuple[ArrayWindows, ChunkGrid], max_bytes: int
 ) -> None:
     windows, grid = case
     runs = unit_rows(windows, grid, max_bytes=max_bytes, itemsize=1)
@@ -125,7 +134,7 @@ def test_a_large_volume_is_cut_along_a_later_axis() -> None:
     assert unit_rows(windows, shared, max_bytes=1, itemsize=1).tolist() == [128]
 
 
-def copied(array: NDArray[Any], windows: Windows, grid: ChunkGrid) -> NDArray[Any]:
+def copied(array: NDArray[Any], windows: ArrayWindows, grid: ChunkGrid) -> NDArray[Any]:
     """All samples, chunk by chunk, as a reader does it."""
     out = np.full((windows.samples, *windows.window), -1, array.dtype)
     starts = windows.starts(np.arange(windows.samples))
@@ -147,7 +156,9 @@ def copied(array: NDArray[Any], windows: Windows, grid: ChunkGrid) -> NDArray[An
 @pytest.mark.parametrize("itemsize", [1, 4096])
 @given(case=cases())
 @settings(deadline=None)
-def test_chunks_are_copied_into_windows(itemsize: int, case: tuple[Windows, ChunkGrid]) -> None:
+def test_chunks_are_copied_into_windows(
+    itemsize: int, case: tuple[ArrayWindows, ChunkGrid]
+) -> None:
     windows, grid = case
     ramp = np.arange(math.prod(windows.shape)).reshape(windows.shape)
     array = ramp.astype("i8" if itemsize == 1 else "U1024")
@@ -183,5 +194,5 @@ def test_what_can_t_be_counted_is_refused() -> None:
 
 
 def test_places_are_numbers_or_a_slice() -> None:
-    assert numbers(slice(2, 5), 3).tolist() == [2, 3, 4]
-    assert numbers(np.array([4, 1]), 2).tolist() == [4, 1]
+    assert place_numbers(slice(2, 5), 3).tolist() == [2, 3, 4]
+    assert place_numbers(np.array([4, 1]), 2).tolist() == [4, 1]

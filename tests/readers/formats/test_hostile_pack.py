@@ -13,13 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.readers.files.pages import BROKEN, map_buffer
-from penstock.readers.formats.layout import Layout
-from penstock.readers.formats.pack.columns import PackColumns
-from penstock.readers.formats.pack.content import shard_batch
-from penstock.readers.formats.pack.dense import DenseRows
-from penstock.readers.formats.pack.forms import pack_forms
-from penstock.readers.formats.summary import Sums
+from penstock.readers.files import BROKEN, map_buffer
+from penstock.readers.formats import SampleLayout, Sums
+from penstock.readers.formats.pack import DenseRows, PackColumns, pack_forms, shard_batch
 from tests.readers.formats.pack_contents import EVERY, content
 
 if TYPE_CHECKING:
@@ -188,7 +184,7 @@ def promised(columns: PackColumns, **changes: Any) -> Any:
     notes = {name: field.notes() for name, field in columns.fields.items()}
     default = {"storage": STORAGE, "lacking": frozenset(LACKING), "samples": N}
     said: dict[str, Any] = {**default, **changes}
-    layout = Layout(schema=EVERY, storage=said["storage"], lacking=said["lacking"])
+    layout = SampleLayout(schema=EVERY, storage=said["storage"], lacking=said["lacking"])
     return columns.table(layout, samples=said["samples"], sums=said.get("sums", Sums.of(notes)))
 
 

@@ -10,32 +10,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError, DatasetError
-from penstock.readers.fields.columns import EncodedColumn
-from penstock.readers.fields.field_types import (
+from penstock.cache import ConfigError, DatasetError
+from penstock.readers.fields import (
     Array,
     Bytes,
     ClassLabel,
+    EncodedColumn,
     Image,
     Mask,
     Text,
     Value,
 )
-from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.folder.beside import LARGEST_JSON_BYTES, beside
-from penstock.readers.formats.folder.kinds import stem
-from penstock.readers.formats.folder.listed import listed_samples, manifest, metadata
-from penstock.readers.formats.folder.paired import paired
-from penstock.readers.formats.folder.samples import candidates_of, virtual_shards
-from penstock.readers.origin.origin import Entry
-from penstock.readers.origin.quarantine import count_left_out
+from penstock.readers.formats import MISSING
+from penstock.readers.formats.folder import (
+    LARGEST_JSON_BYTES,
+    candidates_of,
+    class_folder_samples,
+    listed_samples,
+    manifest_table,
+    metadata_table,
+    paired_samples,
+    stem,
+    virtual_shards,
+)
+from penstock.readers.origin import Entry, count_left_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.readers.fields.field_types import FieldType
-    from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.formats.folder.samples import Samples
+    from penstock.readers.fields import FieldType
+    from penstock.readers.formats import Candidates
+    from penstock.readers.formats.folder import FolderSamples
 
 
 def entries(*names: str, size_bytes: int = 10) -> list[Entry]:
@@ -44,7 +49,7 @@ def entries(*names: str, size_bytes: int = 10) -> list[Entry]:
     ]
 
 
-def made(samples: Samples, schema: Mapping[str, FieldType] | None = None) -> Candidates:
+def made(samples: FolderSamples, schema: Mapping[str, FieldType] | None = None) -> Candidates:
     return candidates_of(samples.good(), schema or {}, url="data")
 
 
@@ -52,23 +57,23 @@ def lying(*names: str, data: Mapping[str, bytes] | None = None, **schema: FieldT
     def read(files: Sequence[Entry]) -> list[bytes]:
         return [(data or {})[file.name.decode()] for file in files]
 
-    return made(beside(entries(*names), read, schema), schema)
+    return made(class_folder_samples(entries(*names), read, schema), schema)
 
 
 def pairs(places: Mapping[str, str], *names: str, **schema: FieldType) -> Candidates:
-    return made(paired("data", entries(*names), list(places.items()), schema), schema)
+    return made(paired_samples("data", entries(*names), list(places.items()), schema), schema)
 
 
 def rows(
     table: str, *names: str, name: str = "list.csv", places: Any = (), **schema: FieldType
 ) -> Candidates:
-    listed = manifest(table.encode(), name=name, places=places, schema=schema)
+    listed = manifest_table(table.encode(), name=name, places=places, schema=schema)
     found = {file.name: file for file in entries(*names)}
     return made(listed_samples("data", found, listed, schema), schema)
 
 
 def in_metadata(files: Mapping[str, str], *names: str, **schema: FieldType) -> Candidates:
-    listed = metadata([(name.encode(), text.encode()) for name, text in files.items()])
+    listed = metadata_table([(name.encode(), text.encode()) for name, text in files.items()])
     found = {file.name: file for file in entries(*names)}
     return made(listed_samples("data", found, listed, schema), schema)
 
@@ -169,21 +174,15 @@ def test_json_that_is_no_row_is_named() -> None:
 
 def test_large_json_is_not_read() -> None:
     files = [*entries("1.jpg", "2.jpg"), *entries("1.json", size_bytes=LARGEST_JSON_BYTES + 1)]
-    found = made(beside(files, lambda files: [b""] * len(files), {}))
+    found = made(class_folder_samples(files, lambda files: [b""] * len(files), {}))
     assert "more than" in reasons(found)["1.jpg"]
 
 
 def test_folders_of_arrays_and_of_texts() -> None:
     found = lying("a/1.npy", "b/2.npy")
-    assert list(found.schema.items()) == [
-        ("array", Array()),
-        ("label", ClassLabel(("a", "b"))),
-    ]
+    assert list(found.schema.items()) == [("array", Array()), ("label", ClassLabel(("a", "b")))]
     found = lying("neg/1.txt", "pos/2.txt")
-    assert list(found.schema.items()) == [
-        ("text", Text()),
-        ("label", ClassLabel(("neg", "pos"))),
-    ]
+    assert list(found.schema.items()) == [("text", Text()), ("label", ClassLabel(("neg", "pos")))]
     assert list(lying("README.txt").schema) == ["image"]
 
 
@@ -236,10 +235,7 @@ def test_a_star_is_the_name_that_pairs() -> None:
         "gtFine/ulm/ulm_01_gtFine_labelIds.png",
         "gtFine/ulm/ulm_01_gtFine_color.png",
     ]
-    places = {
-        "image": "leftImg8bit/*_leftImg8bit.png",
-        "mask": "gtFine/*_gtFine_labelIds.png",
-    }
+    places = {"image": "leftImg8bit/*_leftImg8bit.png", "mask": "gtFine/*_gtFine_labelIds.png"}
     found = pairs(places, *names)
     assert files_of(found, "mask") == [names[1]]
     found = pairs({"image": "*.png", "mask": "*_mask.png"}, "1.png", "1_mask.png")
@@ -461,8 +457,7 @@ def test_without_sub_folders_there_are_no_labels() -> None:
 
 @settings(max_examples=60)
 @given(
-    sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=60),
-    shard_bytes=st.integers(1, 5000),
+    sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=60), shard_bytes=st.integers(1, 5000)
 )
 def test_virtual_shards_hold_each_sample_once_in_order(sizes: list[int], shard_bytes: int) -> None:
     names = [b"%05d.jpg" % i for i in range(len(sizes))]
@@ -487,7 +482,7 @@ def test_virtual_shards_depend_on_names_and_sizes_alone() -> None:
 def test_shards_are_cut_by_all_fields() -> None:
     files = entries(*(f"images/{i}.jpg" for i in range(40)), size_bytes=2**21)
     files += entries(*(f"masks/{i}.png" for i in range(40)), size_bytes=2**21)
-    found = made(paired("data", files, [("image", "images"), ("mask", "masks")], {}))
+    found = made(paired_samples("data", files, [("image", "images"), ("mask", "masks")], {}))
     assert found.sizes.tolist() == [2**22] * 40
     assert found.shards.shards > 1
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import Dataset
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
 from penstock.pipeline.cli import main
 from penstock.readers import build_index, open_index, pack
 from tests import images

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from penstock.cache.errors import ClosedError
-from penstock.pipeline.cli.main import main
+from penstock.cache import ClosedError
+from penstock.pipeline.cli import main
 from penstock.readers import build_index, pack
-from penstock.readers.fields.verify import image_verdicts
+from penstock.readers.fields import image_verdicts
 from tests import images
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from penstock.readers.types import Encoded, ImageFacts, Rejection
+    from penstock.readers import Encoded, ImageFacts, Rejection
 
 GREYS = b"".join(bytes((i, i, i, 0)) for i in range(256))
 

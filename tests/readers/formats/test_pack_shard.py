@@ -11,17 +11,29 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from penstock.cache.errors import ConfigError, CorruptShardError
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
-from penstock.readers.fields.field_types import Array, Image, Mask, MultiLabel, Value
-from penstock.readers.fields.schema import Schema
-from penstock.readers.files.pages import map_buffer
-from penstock.readers.formats.layout import NOWHERE, Layout
-from penstock.readers.formats.pack.columns import PackColumns
-from penstock.readers.formats.pack.content import write_shard
-from penstock.readers.formats.pack.dense import DenseRows
-from penstock.readers.formats.pack.forms import pack_form, pack_forms
-from penstock.readers.formats.pack.own_columns import block_bounds, block_rows
+from penstock.cache import ConfigError, CorruptShardError
+from penstock.readers.fields import (
+    Array,
+    DenseColumn,
+    EncodedColumn,
+    Image,
+    Mask,
+    MultiLabel,
+    RaggedColumn,
+    Schema,
+    Value,
+)
+from penstock.readers.files import map_buffer
+from penstock.readers.formats import NO_SPAN, SampleLayout
+from penstock.readers.formats.pack import (
+    DenseRows,
+    PackColumns,
+    block_bounds,
+    block_rows,
+    pack_form,
+    pack_forms,
+    write_shard,
+)
 from tests.readers.formats.pack_contents import EVERY, content
 
 if TYPE_CHECKING:
@@ -29,7 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.pack.content import ShardContent
+    from penstock.readers.formats.pack import ShardContent
 
 LACKING = ("mask", "caption", "score", "label", "tags", "vector", "boxes", "spectrum", "is_new")
 
@@ -157,7 +169,7 @@ def test_forgotten_fields_are_looked_at_again_and_must_be_the_same(tmp_path: Pat
     summary = write_shard(os.fsencode(path), content())
     storage = {name: form.storage for name, form in pack_forms(EVERY).items()}
     columns = opened(path)
-    columns.table(Layout(schema=EVERY, storage=storage), samples=9, sums=summary.sums)
+    columns.table(SampleLayout(schema=EVERY, storage=storage), samples=9, sums=summary.sums)
     crcs = columns.fields["image"].crcs
     assert crcs is not None
     columns.forget()
@@ -178,12 +190,12 @@ def test_the_table_of_a_shard_says_where_samples_are(tmp_path: Path) -> None:
     made = content(lacking=LACKING)
     summary = write_shard(os.fsencode(path), made)
     storage = {name: form.storage for name, form in pack_forms(EVERY).items()}
-    layout = Layout(schema=EVERY, storage=storage, lacking=frozenset(LACKING))
+    layout = SampleLayout(schema=EVERY, storage=storage, lacking=frozenset(LACKING))
     table = opened(path).table(layout, samples=9, sums=summary.sums)
     data, columns = np.frombuffer(path.read_bytes(), np.uint8), layout.table
     for name, place in columns.spans.items():
         there = made.present.get(name, np.ones(9, bool))
-        assert (table[~there, place.start : place.end + 1] == NOWHERE).all()
+        assert (table[~there, place.start : place.end + 1] == NO_SPAN).all()
         for row in np.flatnonzero(there).tolist():
             found = data[table[row, place.start] : table[row, place.end]]
             assert crc32c(found) == table[row, place.crc]

@@ -11,26 +11,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.cache.errors import (
-    ConfigError,
-    DatasetError,
-    DatasetNotFoundError,
-    PenstockWarning,
-)
+from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, PenstockWarning
 from penstock.readers import Dataset
-from penstock.readers.fields.columns import EncodedColumn
-from penstock.readers.fields.field_types import (
+from penstock.readers.fields import (
     Array,
     Audio,
     Boxes,
     Bytes,
     ClassLabel,
+    EncodedColumn,
     Image,
     Text,
     Tokens,
     Value,
 )
-from penstock.readers.formats.parquet import first_values
+from penstock.readers.formats.parquet import parquet_listing
 from tests.readers.formats.tables import check, features, jpeg, many_types, plain
 from tests.readers.formats.zarr.hierarchies import Requests
 
@@ -87,11 +82,11 @@ def test_each_type_comes_back_as_it_was_written(tmp_path: Path, writer: str) -> 
 
 
 def test_a_large_file_is_many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.readers.formats.arrow.cutting.PART_BYTES", 2**16)
+    monkeypatch.setattr("penstock.readers.formats.tables.table_files.PART_BYTES", 2**16)
     monkeypatch.setattr(
-        "penstock.readers.formats.parts.parts.__kwdefaults__", {"target_bytes": 2**16}
+        "penstock.readers.formats.shard_cutting.part_bounds.__kwdefaults__", {"target_bytes": 2**16}
     )
-    monkeypatch.setattr("penstock.readers.formats.arrow.cutting._ROW_BYTES", 1)
+    monkeypatch.setattr("penstock.readers.formats.tables.table_files._ROW_BYTES", 1)
     table = many_types(3000)
     root = write(tmp_path / "set", table, rows=100, compression="none")
     pq.write_table(table.slice(0, 50), root / "small.parquet")
@@ -325,7 +320,7 @@ def test_nulls_that_nothing_tells_of_make_bad_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Columns larger than what is read for that when a dataset is opened."""
-    monkeypatch.setattr(first_values, "_MOST_BYTES", 0)
+    monkeypatch.setattr(parquet_listing, "_MOST_BYTES", 0)
     root = write(tmp_path / "set", with_nulls(20), write_statistics=False)
     with Dataset(root, fields=("x", "y")) as dataset:
         bad: dict[int, str] = {}
@@ -338,7 +333,7 @@ def test_a_list_with_a_null_or_of_odd_lengths_is_a_bad_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it isn't seen when the dataset is opened."""
-    monkeypatch.setattr(first_values, "_MOST_BYTES", 0)
+    monkeypatch.setattr(parquet_listing, "_MOST_BYTES", 0)
     root = tmp_path / "set"
     root.mkdir()
     table = pa.table(

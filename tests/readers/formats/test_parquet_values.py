@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.readers import Dataset
-from penstock.readers.formats.parquet import chunk
-from penstock.readers.formats.parquet import plain as pages
+from penstock.readers.formats.parquet import parquet_chunks
+from penstock.readers.formats.parquet import parquet_chunks as pages
 from tests.readers.formats.tables import plain
 
 FILES = Path(__file__).with_name("parquet_files")
@@ -48,7 +48,7 @@ def test_large_values_are_views_of_their_pages(
         **LARGE[kind],
     )
     taken: list[int] = []
-    monkeypatch.setattr(chunk, "plain_values", _noted(pages.plain_values, taken))
+    monkeypatch.setattr(parquet_chunks, "plain_values", _noted(pages.plain_values, taken))
     with Dataset(root) as dataset:
         batch = dataset.read(dataset.rows(np.arange(150)), fields=("a", "b"))
         assert plain(batch.columns["a"]) == picked
@@ -85,10 +85,10 @@ def test_places_in_a_dictionary_are_unpacked(case: tuple[int, list[tuple[bool, i
             places = [first] * count
             body += bytes([count << 1]) + first.to_bytes((width + 7) // 8, "little")
         wanted += places
-    found = pages.indices(np.frombuffer(bytes(body), np.uint8), 0, len(wanted))
+    found = pages.read_indices(np.frombuffer(bytes(body), np.uint8), 0, len(wanted))
     assert found.tolist() == wanted
     with pytest.raises(ValueError, match=r"end early|no places"):
-        pages.indices(np.frombuffer(bytes(body), np.uint8), 0, len(wanted) + 9)
+        pages.read_indices(np.frombuffer(bytes(body), np.uint8), 0, len(wanted) + 9)
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FILES.iterdir()))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError, PenstockWarning
+from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, PenstockWarning
 from penstock.readers import Dataset
-from penstock.readers.fields.field_types import Bytes, ClassLabel, Image, Mask
+from penstock.readers.fields import Bytes, ClassLabel, Image, Mask
 from tests import images, tars
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from penstock.cache.errors import (
+from penstock.cache import (
     ConfigError,
     CorruptSampleError,
     DatasetError,
@@ -17,8 +17,8 @@ from penstock.cache.errors import (
     MissingDependencyError,
 )
 from penstock.readers import Dataset
-from penstock.readers.fields.columns import DenseColumn
-from penstock.readers.formats import registry
+from penstock.readers.fields import DenseColumn
+from penstock.readers.formats import format_registry
 from tests import images
 from tests.readers.formats.conformance import SAMPLES, IndexedFormatConformance
 from tests.readers.formats.guests import RECORD_BYTES
@@ -34,11 +34,11 @@ GUESTS = "tests.readers.formats.guests"
 def install(monkeypatch: pytest.MonkeyPatch, **formats: str) -> None:
     """As if other packages had these entry points."""
     points = {
-        name: EntryPoint(name=name, value=value, group=registry.GROUP)
+        name: EntryPoint(name=name, value=value, group=format_registry.GROUP)
         for name, value in formats.items()
     }
-    registry.format_named.cache_clear()
-    monkeypatch.setattr(registry, "_guests", lambda: points)
+    format_registry.format_named.cache_clear()
+    monkeypatch.setattr(format_registry, "_entry_points", lambda: points)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(guests, "STRIP", guests.Strip(), raising=False)
     install(monkeypatch, strip=f"{GUESTS}:STRIP", cifar=f"{GUESTS}:CIFAR")
     yield
-    registry.format_named.cache_clear()
+    format_registry.format_named.cache_clear()
 
 
 @pytest.mark.usefixtures("_installed")

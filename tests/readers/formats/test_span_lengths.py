@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.readers.fields.field_types import Array
-from penstock.readers.fields.schema import Schema
-from penstock.readers.formats.layout import Layout
-from penstock.readers.formats.span_notes import SpanNotes
+from penstock.readers.fields import Array, Schema
+from penstock.readers.formats import SampleLayout, SpanNotes
 
 TYPE = Array("float32", (None, None, None))
-LAYOUT = Layout(schema=Schema({"a": TYPE}), storage={"a": "span"}, lacking=frozenset(("a",)))
+LAYOUT = SampleLayout(schema=Schema({"a": TYPE}), storage={"a": "span"}, lacking=frozenset(("a",)))
 
 
 def _notes(shapes: list[tuple[int, int, int]], sizes: list[int], *, files: list[int]) -> SpanNotes:

@@ -11,18 +11,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.cache.errors import DatasetError, PenstockError
+from penstock.cache import DatasetError, PenstockError
 from penstock.readers import Dataset
-from penstock.readers.formats.parquet.footer import MAX_FOOTER_BYTES, as_file, parse_footer
-from penstock.readers.formats.parquet.thrift import (
+from penstock.readers.formats.parquet import (
     I64,
     LIST,
+    MAX_FOOTER_BYTES,
     STRUCT,
-    Reader,
-    items,
-    number,
-    text,
+    ThriftReader,
+    as_file,
+    parse_footer,
+    write_list,
+    write_number,
     write_struct,
+    write_text,
 )
 from tests.readers.formats.tables import jpeg, many_types
 
@@ -30,24 +32,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-ROOT = write_struct({4: text(b"schema"), 5: number(1)})
-LEAF = write_struct({1: number(2), 3: number(0), 4: text(b"x")})
+ROOT = write_struct({4: write_text(b"schema"), 5: write_number(1)})
+LEAF = write_struct({1: write_number(2), 3: write_number(0), 4: write_text(b"x")})
 
 
 def chunk(**told: int) -> bytes:
     """A column chunk's Thrift; numbers of it by name, others as they should be."""
     said = {"type": 2, "codec": 0, "values": 4, "decoded": 40, "size": 40, "data": 4} | told
     meta = {
-        1: number(said["type"]),
-        2: items(5, []),
-        3: items(8, [text(b"x")[1]]),
-        4: number(said["codec"]),
-        5: number(said["values"], I64),
-        6: number(said["decoded"], I64),
-        7: number(said["size"], I64),
-        9: number(said["data"], I64),
+        1: write_number(said["type"]),
+        2: write_list(5, []),
+        3: write_list(8, [write_text(b"x")[1]]),
+        4: write_number(said["codec"]),
+        5: write_number(said["values"], I64),
+        6: write_number(said["decoded"], I64),
+        7: write_number(said["size"], I64),
+        9: write_number(said["data"], I64),
     }
-    return write_struct({2: number(4, I64), 3: (STRUCT, write_struct(meta))})
+    return write_struct({2: write_number(4, I64), 3: (STRUCT, write_struct(meta))})
 
 
 def footer(
@@ -61,22 +63,22 @@ def footer(
     """A footer of one row group."""
     group = write_struct(
         {
-            1: items(STRUCT, [chunk()] if columns is None else columns),
-            2: number(40, I64),
-            3: number(rows, I64),
+            1: write_list(STRUCT, [chunk()] if columns is None else columns),
+            2: write_number(40, I64),
+            3: write_number(rows, I64),
         }
     )
     fields = {
-        1: number(2),
-        2: items(STRUCT, list(schema)),
-        3: number(rows if total is None else total, I64),
-        4: items(STRUCT, [group]),
+        1: write_number(2),
+        2: write_list(STRUCT, list(schema)),
+        3: write_number(rows if total is None else total, I64),
+        4: write_list(STRUCT, [group]),
     }
     return write_struct(fields | dict(more or {}))
 
 
 def deep(levels: int) -> list[bytes]:
-    return [write_struct({4: text(b"g"), 5: number(1)}) for _ in range(levels)]
+    return [write_struct({4: write_text(b"g"), 5: write_number(1)}) for _ in range(levels)]
 
 
 NESTED = write_struct({1: (STRUCT, b"\x1c" * 200 + b"\0" * 200)})
@@ -90,7 +92,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "values": (footer(columns=[chunk(values=2**40)]), "values for 4 rows"),
     "type": (footer(columns=[chunk(type=6)]), "another type"),
     "columns": (footer(columns=[chunk(), chunk()]), "2 columns, and its schema 1"),
-    "children": (footer(schema=(write_struct({4: text(b"s"), 5: number(2)}), LEAF)), "ends early"),
+    "children": (
+        footer(schema=(write_struct({4: write_text(b"s"), 5: write_number(2)}), LEAF)),
+        "ends early",
+    ),
     "spare": (footer(schema=(ROOT, LEAF, LEAF)), "in no group"),
     "deep": (footer(schema=[*deep(99), LEAF]), "nests deeper"),
     "nested": (NESTED, "nest deeper"),
@@ -98,7 +103,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "text": (write_struct({6: (8, b"\xff\xff\xff\xff\x0f")}), "more than there are"),
     "encrypted": (footer(more={8: (STRUCT, b"\0")}), "encrypted"),
     "nothing": (b"\0", "lacks the schema"),
-    "name": (footer(schema=(ROOT, write_struct({1: number(2), 4: text(b"\xff")}))), "UTF-8"),
+    "name": (
+        footer(schema=(ROOT, write_struct({1: write_number(2), 4: write_text(b"\xff")}))),
+        "UTF-8",
+    ),
 }
 
 
@@ -235,11 +243,16 @@ def test_pages_that_claim_much_are_refused_before_they_are_decompressed(
     pq.write_table(pa.table({"x": np.arange(1000)}), file, compression=codec, use_dictionary=False)
     data = file.getvalue()
     start = pq.read_metadata(io.BytesIO(data)).row_group(0).column(0).data_page_offset
-    page = Reader(data, start).struct()
-    own = {k: number(v) for k, v in page[5].items() if type(v) is int}
-    told = {1: number(0), 2: number(2**31 - 1), 3: number(page[3]), 5: (STRUCT, write_struct(own))}
+    page = ThriftReader(data, start).struct()
+    own = {k: write_number(v) for k, v in page[5].items() if type(v) is int}
+    told = {
+        1: write_number(0),
+        2: write_number(2**31 - 1),
+        3: write_number(page[3]),
+        5: (STRUCT, write_struct(own)),
+    }
     spare = page.end - page.start - len(write_struct(told)) - 2
-    told[9] = text(bytes(spare))  # whatever that is
+    told[9] = write_text(bytes(spare))  # whatever that is
     damaged = data[:start] + write_struct(told) + data[page.end :]
     assert len(damaged) == len(data)
     (root / "a.parquet").write_bytes(damaged)

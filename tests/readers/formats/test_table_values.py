@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError, CorruptSampleError, DatasetError, PenstockWarning
+from penstock.cache import ConfigError, CorruptSampleError, DatasetError, PenstockWarning
 from penstock.readers import Dataset
-from penstock.readers.fields.field_types import Array, ClassLabel, Image, Value
+from penstock.readers.fields import Array, ClassLabel, Image, Value
 from tests.readers.formats.tables import plain
 
 EPOCH = datetime.datetime(1970, 1, 1)

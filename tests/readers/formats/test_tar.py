@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import (
+from penstock.cache import (
     ConfigError,
     DatasetError,
     DatasetNotFoundError,
@@ -27,8 +27,8 @@ from penstock.cache.errors import (
     PenstockWarning,
 )
 from penstock.readers import Dataset, build_index, open_index, pack
-from penstock.readers.fields.field_types import Array, Image, Text, Value
-from penstock.readers.origin.url_patterns import by_pattern
+from penstock.readers.fields import Array, Image, Text, Value
+from penstock.readers.origin import by_pattern
 from tests import images, tars
 
 JPEG = images.jpeg(1)

@@ -11,28 +11,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError, DatasetError, PenstockError
+from penstock.cache import ConfigError, DatasetError, PenstockError
 from penstock.readers import Dataset
-from penstock.readers.fields.columns import EncodedColumn, RaggedColumn
-from penstock.readers.fields.decode import decode_mask
-from penstock.readers.fields.field_types import (
+from penstock.readers.fields import (
     Array,
     Audio,
     Bytes,
     ClassLabel,
+    EncodedColumn,
     Image,
     Mask,
+    RaggedColumn,
     Text,
     Value,
     Video,
+    decode_mask,
     is_field_name,
 )
-from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.tar.archive_samples import archive_samples
-from penstock.readers.formats.tar.joining import join
-from penstock.readers.formats.tar.keys import IMAGES
-from penstock.readers.formats.tar.member_fields import Asked, MemberField, member_field
-from penstock.readers.origin.origin import Entry
+from penstock.readers.formats import MISSING
+from penstock.readers.formats.tar import (
+    IMAGE_EXTENSIONS,
+    MemberField,
+    RequestedFields,
+    archive_samples,
+    join_archives,
+    member_field,
+)
+from penstock.readers.origin import Entry
 from tests import images, tars
 from tests.readers.fields.arrays import npy, palette, picture
 
@@ -49,13 +54,13 @@ class Memory:
 
 def joined(*archives, schema=None, fields=None):
     """What archives of these members hold together."""
-    asked = Asked(schema or {}, fields or {})
+    asked = RequestedFields(schema or {}, fields or {})
     found = []
     for number, files in enumerate(archives):
         data = tars.archive(files)
         entry = Entry(name=b"%d.tar" % number, size_bytes=len(data), mtime_ns=0, version="")
         found.append(archive_samples(entry, Memory(data), asked))
-    return join(found, asked, url="/set")
+    return join_archives(found, asked, url="/set")
 
 
 def candidates(*archives, **asked):
@@ -97,7 +102,9 @@ def test_an_extension_names_its_field(extension, wanted):
     assert member_field(extension) == wanted
 
 
-SUFFIXES = sorted({*IMAGES, "txt", "json", "npy", "cls", "wav", "mp4", "pkl", "pth", "pyd", "tar"})
+SUFFIXES = sorted(
+    {*IMAGE_EXTENSIONS, "txt", "json", "npy", "cls", "wav", "mp4", "pkl", "pth", "pyd", "tar"}
+)
 
 
 @given(stem=st.text(max_size=12), suffix=st.sampled_from(SUFFIXES))

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import DatasetError, PenstockError
-from penstock.readers.formats.tar.headers import EXTENDED_BYTES, Member, members
+from penstock.cache import DatasetError, PenstockError
+from penstock.readers.formats.tar import EXTENDED_BYTES, TarMember, archive_members
 from tests.tars import END, archive, header, padded, special
 
 NAMES = st.one_of(
@@ -23,9 +23,9 @@ NAMES = st.one_of(
 )
 
 
-def parse(data: bytes) -> list[Member]:
+def parse(data: bytes) -> list[TarMember]:
     """All members of an archive in memory."""
-    return list(members(lambda at, n: data[at : at + n], len(data), shown="t.tar"))
+    return list(archive_members(lambda at, n: data[at : at + n], len(data), shown="t.tar"))
 
 
 @settings(max_examples=100)

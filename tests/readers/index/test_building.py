@@ -13,23 +13,21 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import DatasetNotFoundError
-from penstock.readers.fields.columns import DenseColumn
-from penstock.readers.fields.facts import Facts
-from penstock.readers.fields.field_types import ClassLabel, Image
-from penstock.readers.fields.schema import Schema
-from penstock.readers.formats.candidates import Candidates, Spans
-from penstock.readers.formats.format import Snapshot
-from penstock.readers.formats.grouping import Grouping
-from penstock.readers.formats.prior import PriorFacts
-from penstock.readers.formats.registry import format_named
-from penstock.readers.index.building import IndexBuilder
-from penstock.readers.index.intake import cut, read_chunks
-from penstock.readers.index.manifest_file import MANIFEST, read_manifest
-from penstock.readers.index.sidecar_names import SIDECARS, is_sidecar_name, sidecar_name
-from penstock.readers.origin.local import LocalFolder
-from penstock.readers.origin.origin import Entry
-from penstock.readers.types import ImageFacts, Rejection
+from penstock.cache import DatasetNotFoundError
+from penstock.readers import Facts, ImageFacts, Rejection
+from penstock.readers.fields import ClassLabel, DenseColumn, Image, Schema
+from penstock.readers.formats import Candidates, Grouping, PriorFacts, Snapshot, Spans, format_named
+from penstock.readers.index import (
+    MANIFEST,
+    SIDECARS,
+    IndexBuilder,
+    cut_into_batches,
+    is_sidecar_name,
+    read_candidate_batches,
+    read_manifest,
+    sidecar_name,
+)
+from penstock.readers.origin import Entry, LocalFolder
 from tests import images
 
 if TYPE_CHECKING:
@@ -38,9 +36,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.contents import Contents
-    from penstock.readers.index.manifest import Manifest
-    from penstock.readers.types import Encoded
+    from penstock.readers import Encoded
+    from penstock.readers.formats import Contents
+    from penstock.readers.index import Manifest
 
 SNAPSHOT = Snapshot(fingerprint="0123456789abcdef" * 4, directories={b"": 7, b"a": 9})
 
@@ -83,7 +81,7 @@ def _reads_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         del origin
         return MEMORIES[id(candidates)].read(positions)
 
-    monkeypatch.setattr("penstock.readers.index.intake.read_candidates", read)
+    monkeypatch.setattr("penstock.readers.index.candidate_reading.read_candidates", read)
 
 
 MEMORIES: dict[int, Memory] = {}
@@ -151,9 +149,7 @@ def test_nothing_good_means_no_manifest_and_a_quarantine(tmp_path: Path) -> None
     assert len((tmp_path / "quarantine.jsonl").read_text().splitlines()) == 2
 
 
-def test_what_is_known_is_neither_read_nor_decoded_and_gives_the_same_index(
-    tmp_path: Path,
-) -> None:
+def test_what_is_known_is_neither_read_nor_decoded_and_gives_the_same_index(tmp_path: Path) -> None:
     samples = good(6)
     facts = {
         i: {"image": Facts(crc32c(sample), 0, len(sample), (24, 32, 3), "jpeg")}
@@ -215,7 +211,7 @@ def test_other_names_are_no_sidecars(name: bytes) -> None:
 @settings(max_examples=60)
 @given(sizes=st.lists(st.integers(0, 40 * 2**20), max_size=700))
 def test_slices_cover_all_in_order_and_are_bounded(sizes: list[int]) -> None:
-    slices = list(cut(np.array(sizes, np.int64)))
+    slices = list(cut_into_batches(np.array(sizes, np.int64)))
     covered = [i for some in slices for i in range(some.start, some.stop)]
     assert covered == list(range(len(sizes)))
     for some in slices:
@@ -228,7 +224,7 @@ def test_chunks_come_in_order_and_are_of_one_shard() -> None:
     candidates = noted(Memory([b"x"] * 600, [300, 300]))
     origin = LocalFolder(b"/data")
     wanted = [(n, candidates.shards.positions(n)) for n in (1, 0)]
-    chunks = list(read_chunks(origin, candidates, iter(wanted), workers=3))
+    chunks = list(read_candidate_batches(origin, candidates, iter(wanted), workers=3))
     assert [chunk.shard for chunk in chunks] == [1, 1, 0, 0]
     together = np.concatenate([chunk.positions for chunk in chunks])
     assert together.tolist() == [*range(300, 600), *range(300)]

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.errors import ConfigError, DatasetNotFoundError, WorkerError
-from penstock.readers import build_index, open_index
-from penstock.readers.fields.facts import Facts
-from penstock.readers.index.crew import ShardFacts
-from penstock.readers.types import Rejection
+from penstock.cache import ConfigError, DatasetNotFoundError, WorkerError
+from penstock.readers import Facts, Rejection, build_index, open_index
+from penstock.readers.index import CheckedShard
 from tests import crews, images
 from tests.tars import archive
 
@@ -68,10 +66,7 @@ def test_the_index_is_that_of_one_process(
     url, told = request.getfixturevalue(kind), []
     alone = build(url, tmp_path / "alone")
     here = build(
-        url,
-        tmp_path / "here",
-        executor=processes,
-        progress=lambda *each: told.append(each),
+        url, tmp_path / "here", executor=processes, progress=lambda *each: told.append(each)
     )
     assert everything(tmp_path / "here") == everything(tmp_path / "alone")
     assert (here.samples, here.quarantined) == (alone.samples, alone.quarantined)
@@ -144,13 +139,13 @@ def test_refusals_and_a_worker_that_sees_nothing(
 
 def test_what_is_noted_of_a_shard_survives_a_file() -> None:
     facts = Facts(crc32c=7, start=2, size=9, shape=(3, 4, 5), codec="<f4:F")
-    found = ShardFacts([{"a": facts, "b": facts}, Rejection("bad\udcff"), {}], {"a": 2})
-    assert ShardFacts.of_json(found.to_json(), 3) == found
+    found = CheckedShard([{"a": facts, "b": facts}, Rejection("bad\udcff"), {}], {"a": 2})
+    assert CheckedShard.of_json(found.to_json(), 3) == found
     for data in (b"", b"[]", b"[[3], {}]", b'[[{"a": [1]}], {}]', b"\xff"):
         with pytest.raises(ValueError):  # noqa: PT011
-            ShardFacts.of_json(data, 1)
+            CheckedShard.of_json(data, 1)
     with pytest.raises(ValueError, match="wanted 2"):
-        ShardFacts.of_json(found.to_json(), 2)
+        CheckedShard.of_json(found.to_json(), 2)
 
 
 class Odd(Executor):

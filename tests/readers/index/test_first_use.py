@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 
-from penstock.cache.errors import JobStoreError
-from penstock.cache.job_store import JobStore
-from penstock.readers.index import first_use
+from penstock.cache import JobStore, JobStoreError
+from penstock.readers.index import shared_build
 from tests import images
 from tests.watchdog import PATIENCE_S
 
@@ -155,7 +154,7 @@ class _SilentStore(JobStore):
 
 
 def test_a_builders_own_error_is_raised_where_the_store_is_gone() -> None:
-    job = first_use.FirstUse(_SilentStore(3), "key", "url")
+    job = shared_build.SharedBuild(_SilentStore(3), "key", "url")
     assert job.claim()
     with pytest.raises(ZeroDivisionError), job.building():
         raise ZeroDivisionError
@@ -168,7 +167,7 @@ def texted(told: object, body: bytes = b"", *, cut: int = 0) -> str:
 
 def test_what_comes_through_a_store_is_looked_at() -> None:
     well = {"manifest.arrow": 3, "quarantine.jsonl": 0, "sidecars/0123456789abcdef-000000.arrow": 2}
-    files = first_use._unpacked(texted(well, b"abcde"))
+    files = shared_build._unpacked(texted(well, b"abcde"))
     assert files == dict(zip(map(os.fsencode, well), (b"abc", b"", b"de"), strict=True))
     for text in (
         *("", "x", "AAAA", base64.b64encode(b"{}").decode(), texted({}), texted([1]), texted(7)),
@@ -180,7 +179,7 @@ def test_what_comes_through_a_store_is_looked_at() -> None:
         texted({**well, "manifest.arrow": "3"}, b"abcde"),
         texted({**well, "manifest.arrow": 10**12}, b"abcde"),
     ):
-        assert first_use._unpacked(text) is None, text
+        assert shared_build._unpacked(text) is None, text
 
 
 def test_a_large_index_of_one_node_alone_goes_through_the_store_and_leaves_it(
@@ -208,12 +207,12 @@ def test_a_large_index_of_one_node_alone_goes_through_the_store_and_leaves_it(
     (place / "manifest.arrow").write_bytes(b"manifest")
     (place / "quarantine.jsonl").write_bytes(b"")
     (place / os.fsdecode(Listed.names[0])).write_bytes(os.urandom(600_000))
-    monkeypatch.setattr(first_use, "MOST_PIECES_BYTES", 10_000)
-    use = first_use.FirstUse(Store(), "key", "url")  # type: ignore[arg-type]
+    monkeypatch.setattr(shared_build, "MOST_PIECES_BYTES", 10_000)
+    use = shared_build.SharedBuild(Store(), "key", "url")  # type: ignore[arg-type]
     use.publish(Listed(), os.fsencode(place))  # type: ignore[arg-type]
     assert json.loads(told["key/0/done"])[-1] == 0
     use.publish(Listed(), os.fsencode(place), is_own=True)  # type: ignore[arg-type]
-    report = first_use.BuildReport(*json.loads(told["key/0/done"]))
+    report = shared_build.BuildReport(*json.loads(told["key/0/done"]))
     assert report.pieces > 1
     assert use.receive(report, os.fsencode(other))
     for file in place.rglob("*.*"):

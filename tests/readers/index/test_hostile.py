@@ -18,10 +18,10 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import DatasetError
+from penstock.cache import DatasetError
 from penstock.readers import Dataset, open_index, pack
-from penstock.readers.formats.sidecar_file import sidecar_etag
-from penstock.readers.index.manifest_file import COLUMNS, read_manifest, write_manifest
+from penstock.readers.formats import sidecar_etag
+from penstock.readers.index import COLUMNS, read_manifest, write_manifest
 from tests import images
 
 if TYPE_CHECKING:
@@ -468,7 +468,7 @@ def test_a_shard_that_a_link_leads_away_to_is_refused(packed: Path, tmp_path: Pa
 
 def reforge_shard(root: Path, change: Callable[[dict[str, Any]], None], **options: Any) -> None:
     """Change a shard's columns, and let the manifest promise them."""
-    from penstock.readers.formats.summary import FieldNotes, Sums
+    from penstock.readers.formats import FieldNotes, Sums
 
     path = root / "shard-000000.arrow"
     batch = pa.ipc.open_file(path).get_batch(0)

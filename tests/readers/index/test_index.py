@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock.readers.fields.verify
-import penstock.readers.formats.folder.samples
-from penstock.cache.errors import (
+import penstock.readers.fields.verification
+import penstock.readers.formats.folder.folder_samples
+from penstock.cache import (
     ConfigError,
     CorruptShardError,
     DatasetError,
@@ -30,17 +30,15 @@ from penstock.cache.errors import (
     ReadError,
 )
 from penstock.readers import Dataset, build_index, open_index, pack
-from penstock.readers.fields.field_types import ClassLabel
-from penstock.readers.fields.schema import Schema
-from penstock.readers.formats.limits import VERSION
-from penstock.readers.index.manifest_file import read_manifest, write_manifest
-from penstock.readers.index.totals import label_correlation
+from penstock.readers.fields import ClassLabel, Schema
+from penstock.readers.formats import VERSION
+from penstock.readers.index import label_correlation, read_manifest, write_manifest
 from tests import images
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.readers.types import Encoded, ImageFacts, Rejection
+    from penstock.readers import Encoded, ImageFacts, Rejection
 
 
 class Counting:
@@ -63,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Virtual shards of 3 KB, so that a few small images make several."""
     monkeypatch.setattr(
-        penstock.readers.formats.folder.samples.virtual_shards,
+        penstock.readers.formats.folder.folder_samples.virtual_shards,
         "__kwdefaults__",
         {"shard_bytes": 3000},
     )
@@ -280,7 +278,7 @@ def test_an_older_index_beside_the_data_is_refused_with_the_command_that_makes_a
 def test_an_older_index_that_only_we_keep_is_rebuilt(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.readers.index.places._may_be_trusted", lambda *_: False)
+    monkeypatch.setattr("penstock.readers.index.index_folders._may_be_trusted", lambda *_: False)
     with monkeypatch.context() as older:
         older.setattr("penstock.readers.index.manifest_file.VERSION", VERSION - 1)
         kept = open_index(folder, cache=tmp_path / "cache", verify=images.verify)
@@ -373,7 +371,7 @@ def test_a_remote_folder_keeps_its_index_in_the_cache(tmp_path: Path) -> None:
 def test_without_a_decoder_the_remedy_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(penstock.readers.fields.verify, "entry_points", lambda **_: ())
+    monkeypatch.setattr(penstock.readers.fields.verification, "entry_points", lambda **_: ())
     with pytest.raises(MissingDependencyError, match=r"penstock\[dali\]"):
         open_index(folder)
 

@@ -14,12 +14,12 @@ import fsspec
 import numpy as np
 import pytest
 
-import penstock.readers.formats.folder.samples
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.errors import IndexChangedError, PenstockWarning
+import penstock.readers.formats.folder.folder_samples
+from penstock.cache import IndexChangedError, PenstockWarning
+from penstock.cache.disk import DiskCache
 from penstock.readers import Dataset, pack
-from penstock.readers.formats.limits import VERSION
-from penstock.readers.index.manifest_file import read_manifest
+from penstock.readers.formats import VERSION
+from penstock.readers.index import read_manifest
 from tests import images, tars
 from tests.servers import serving
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.fields import SampleBatch
 
 MIB = 2**20
 SAMPLES = 60
@@ -36,7 +36,7 @@ SAMPLES = 60
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        penstock.readers.formats.folder.samples.virtual_shards,
+        penstock.readers.formats.folder.folder_samples.virtual_shards,
         "__kwdefaults__",
         {"shard_bytes": 6000},
     )
@@ -203,10 +203,7 @@ def test_data_that_changed_under_a_damaged_index_is_said(source: Path, tmp_path:
     for path in source.rglob("*.*"):
         path.write_bytes(path.read_bytes() + bytes(10240))
     job.let_go()
-    with (
-        warned_once(),
-        pytest.raises(IndexChangedError, match="isn't what was indexed"),
-    ):
+    with warned_once(), pytest.raises(IndexChangedError, match="isn't what was indexed"):
         job.epoch()
     job.close()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.readers import Dataset
-from penstock.readers.fields.field_types import Boxes, Image, Mask
+from penstock.readers.fields import Boxes, Image, Mask
 from tests import images
 
 JPEGS = [images.jpeg(i) for i in range(2)]

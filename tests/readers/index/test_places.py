@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING
 import fsspec
 import pytest
 
-import penstock.cache.base.home
-import penstock.readers.index.places
-from penstock.cache.errors import ConfigError, DatasetNotFoundError, PenstockWarning
+import penstock.cache.base.folders
+import penstock.readers.index.index_folders
+from penstock.cache import ConfigError, DatasetNotFoundError, PenstockWarning
 from penstock.readers import Dataset, build_index, open_index
-from penstock.readers.origin.url_patterns import by_pattern
-from penstock.readers.origin.urls import index_url
+from penstock.readers.origin import by_pattern, index_url
 from tests import images, tars
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.readers.types import Encoded, ImageFacts, Rejection
+    from penstock.readers import Encoded, ImageFacts, Rejection
 
 
 class Counting:
@@ -51,12 +50,12 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def sealed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder beside which nothing may be written, for root too."""
-    real = penstock.readers.index.places.Places._can_write
+    real = penstock.readers.index.index_folders.IndexPlaces._can_write
 
-    def can_write(self: penstock.readers.index.places.Places, place: bytes) -> bool:
+    def can_write(self: penstock.readers.index.index_folders.IndexPlaces, place: bytes) -> bool:
         return os.path.dirname(place) != os.fsencode(folder.parent) and real(self, place)
 
-    monkeypatch.setattr(penstock.readers.index.places.Places, "_can_write", can_write)
+    monkeypatch.setattr(penstock.readers.index.index_folders.IndexPlaces, "_can_write", can_write)
     return folder
 
 
@@ -169,9 +168,9 @@ def test_the_users_cache_directory_is_the_specifications(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", told)
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert penstock.cache.base.home.user_cache() == b"/home/somebody/.cache/penstock"
+    assert penstock.cache.base.folders.user_cache() == b"/home/somebody/.cache/penstock"
     monkeypatch.setenv("HOME", "nowhere")
-    assert penstock.cache.base.home.user_cache() is None
+    assert penstock.cache.base.folders.user_cache() is None
 
 
 def test_an_index_of_another_user_is_left_alone(

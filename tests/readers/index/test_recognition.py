@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError
 from penstock.readers import Dataset
 from tests import images
 

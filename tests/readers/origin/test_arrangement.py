@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache.errors import ConfigError
-from penstock.readers.origin.arrangement import AS_IT_LIES, Arrangement
-from penstock.readers.origin.locate import locate
-from penstock.readers.origin.scratch import Scratch
+from penstock.cache import ConfigError
+from penstock.readers.origin import AS_IT_LIES, Arrangement, Scratch, locate
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.readers.origin.origin import Origin
+    from penstock.readers.origin import Origin
 
 ARRANGEMENTS = (
     AS_IT_LIES,

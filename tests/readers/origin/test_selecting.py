@@ -14,20 +14,15 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError, DatasetNotFoundError, MissingDependencyError
-from penstock.readers.origin.local import LocalFolder
-from penstock.readers.origin.locate import locate
-from penstock.readers.origin.scratch import Scratch
-from penstock.readers.origin.select import place_of
-from penstock.readers.origin.url_patterns import of_names
-from penstock.readers.origin.urls import show
+from penstock.cache import ConfigError, DatasetNotFoundError, MissingDependencyError
+from penstock.readers.origin import LocalFolder, Scratch, locate, of_names, place_of, show
 from tests.servers.faulty import Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from penstock.readers.origin.origin import Origin
+    from penstock.readers.origin import Origin
 
 FILES = (
     "data/train-00001-of-2.parquet",
@@ -203,11 +198,7 @@ def test_a_list_is_in_its_own_order_and_its_root_is_what_it_shares(
     ],
 )
 def test_lists_that_cant_be_are_named(
-    base: str,
-    opened: Callable[..., Origin],
-    urls: list[Any],
-    error: type[Exception],
-    match: str,
+    base: str, opened: Callable[..., Origin], urls: list[Any], error: type[Exception], match: str
 ) -> None:
     given = [each.format(base) if isinstance(each, str) else each for each in urls]
     with pytest.raises(error, match=match):

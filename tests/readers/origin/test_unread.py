@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError, PenstockWarning
-from penstock.pipeline.cli.main import main
+from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, PenstockWarning
+from penstock.pipeline.cli import main
 from penstock.readers import Dataset, build_index, open_index, pack
-from penstock.readers.fields.field_types import Array, ClassLabel, Image
-from penstock.readers.index.manifest_file import read_manifest, write_manifest
+from penstock.readers.fields import Array, ClassLabel, Image
+from penstock.readers.index import read_manifest, write_manifest
 from tests import images, tars
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.readers.origin.urls import local_path, options_scope, show
+from penstock.readers.origin import local_path, options_scope, show
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.readers import Dataset, pack
-from penstock.readers.packing import plan as plan_module
-from penstock.readers.packing.plan import plan_units
+from penstock.readers.packing import pack_plan as plan_module
+from penstock.readers.packing import plan_units
 from penstock.testing import sample_values
 from tests.readers.formats import blocks
 

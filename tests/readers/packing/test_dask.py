@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.errors import DatasetNotFoundError, DestinationError
+from penstock.cache import DatasetNotFoundError, DestinationError
 from penstock.readers import pack
 from tests import crews, images
 from tests.watchdog import PATIENCE_S

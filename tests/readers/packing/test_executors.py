@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.errors import (
+from penstock.cache import (
     ConfigError,
     DatasetNotFoundError,
     DestinationError,
@@ -20,11 +20,8 @@ from penstock.cache.errors import (
     MissingDependencyError,
     WorkerError,
 )
-from penstock.readers import Dataset, pack
-from penstock.readers.concatenation import concat
-from penstock.readers.luggage import Luggage
-from penstock.readers.packing import crew
-from penstock.readers.packing.shard_task import write_task
+from penstock.readers import Dataset, SerializedSource, concat, pack
+from penstock.readers.packing import executor_packing, write_task
 from tests import crews, images
 from tests.watchdog import PATIENCE_S
 
@@ -167,7 +164,7 @@ def test_a_task_that_runs_twice_and_one_that_nobody_waits_for(
         assert write_task(task) == first  # it is done
         return first
 
-    monkeypatch.setattr(crew, "write_task", twice)
+    monkeypatch.setattr(executor_packing, "write_task", twice)
     with ThreadPoolExecutor(1) as pool:
         make(folder, tmp_path / "pack", executor=pool)
     assert everything(tmp_path / "pack") == everything(tmp_path / "alone")
@@ -196,7 +193,7 @@ def test_credentials_dont_travel(tmp_path: Path, url: str, options: dict[str, An
             assert "FwoG" not in str(caught.value)
         else:
             with pytest.raises(ConfigError, match="login of its own"):
-                Luggage.of(source)  # type: ignore[arg-type]
+                SerializedSource.of(source)  # type: ignore[arg-type]
     assert not watched.tasks
     assert not (tmp_path / "pack").exists()
 

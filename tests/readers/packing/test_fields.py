@@ -13,11 +13,19 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from penstock.cache.errors import ConfigError, DestinationError
-from penstock.readers import Dataset, open_index, pack
-from penstock.readers.concatenation import concat
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, RaggedColumn
-from penstock.readers.fields.field_types import Array, Image, Mask, Text, Value
+from penstock.cache import ConfigError, DestinationError
+from penstock.readers import Dataset, concat, open_index, pack
+from penstock.readers.fields import (
+    Array,
+    DenseColumn,
+    EncodedColumn,
+    Image,
+    ListColumn,
+    Mask,
+    RaggedColumn,
+    Text,
+    Value,
+)
 from tests import images, tars
 from tests.readers.packing.test_pack import CHILD, ROOT
 from tests.readers.remote_sets import upload
@@ -27,9 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from penstock.readers.fields.columns import Column
-    from penstock.readers.source import Source
-    from penstock.readers.types import Encoded, ImageFacts, Rejection
+    from penstock.readers import Encoded, ImageFacts, Rejection, Source
+    from penstock.readers.fields import Column
 
 SAMPLES, SMALL = 24, 4000
 

@@ -11,18 +11,23 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from penstock.cache.errors import DestinationError
+from penstock.cache import DestinationError
 from penstock.readers import Dataset, pack
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, RaggedColumn
-from penstock.readers.fields.decode import decode_mask
-from penstock.readers.fields.field_types import Boxes, Keypoints
+from penstock.readers.fields import (
+    Boxes,
+    DenseColumn,
+    EncodedColumn,
+    Keypoints,
+    ListColumn,
+    RaggedColumn,
+    decode_mask,
+)
 from tests import images
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.readers.fields.columns import SampleBatch
-    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.fields import FieldType, SampleBatch
 
 SAMPLES = 12
 SCHEMA: dict[str, FieldType] = {

@@ -11,21 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from penstock.cache.errors import ConfigError
-from penstock.readers.fields.decode import decode_mask
-from penstock.readers.fields.examine import examine
-from penstock.readers.fields.field_types import Array, Boxes, Image, Keypoints, Mask, Text
-from penstock.readers.fields.schema import Schema
-from penstock.readers.packing.followers import nearest, resized_mask, scaled
-from penstock.readers.packing.sample import PackSample
-from penstock.readers.packing.transcode import Transcode
-from penstock.readers.types import Rejection
+from penstock.cache import ConfigError
+from penstock.readers import Rejection
+from penstock.readers.fields import (
+    Array,
+    Boxes,
+    Image,
+    Keypoints,
+    Mask,
+    Schema,
+    Text,
+    decode_mask,
+    examine,
+)
+from penstock.readers.packing import PackSample, Transcode, nearest, resized_mask, scaled
 from tests import images
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.readers.types import Encoded
+    from penstock.readers import Encoded
 
 SCHEMA = Schema(
     {

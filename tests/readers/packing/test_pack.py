@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import (
+from penstock.cache import (
     ConfigError,
     CorruptSampleError,
     DatasetNotFoundError,
@@ -27,15 +27,15 @@ from penstock.cache.errors import (
     WriteError,
 )
 from penstock.readers import Dataset, PackSummary, open_index, pack
-from penstock.readers.formats.pack.format import pack_shard
-from penstock.readers.packing.plan import cut_evenly, plan_samples, shuffled
+from penstock.readers.formats.pack import pack_shard
+from penstock.readers.packing import cut_evenly, plan_samples, shuffled
 from tests import images
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.readers.types import Encoded, ImageFacts, Rejection
+    from penstock.readers import Encoded, ImageFacts, Rejection
 
 SMALL = 4000  # bytes a shard: a handful of test images
 ROOT = Path(__file__).resolve().parents[3]
@@ -343,20 +343,11 @@ def a_torn_pack(dst: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "fill",
-    [
-        foreign_file,
-        foreign_shard,
-        other_settings,
-        unfinished_other,
-        an_indexed_folder,
-        a_torn_pack,
-    ],
+    [foreign_file, foreign_shard, other_settings, unfinished_other, an_indexed_folder, a_torn_pack],
 )
 @pytest.mark.filterwarnings("ignore:.*left out")
 def test_a_destination_with_other_data_is_left_alone(
-    folder: Path,
-    tmp_path: Path,
-    fill: object,
+    folder: Path, tmp_path: Path, fill: object
 ) -> None:
     fill(tmp_path / "dst", folder)  # type: ignore[operator]
     before = everything(tmp_path / "dst")
@@ -405,7 +396,7 @@ def test_a_shard_without_a_good_image_leaves_the_others(tmp_path: Path) -> None:
 def test_a_source_file_that_changes_meanwhile_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    from penstock.readers.formats.folder.listing import list_folder as real
+    from penstock.readers.formats.folder import list_folder as real
 
     def list_then_change(origin: object) -> object:
         found = real(origin)  # type: ignore[arg-type]
@@ -421,7 +412,9 @@ def test_a_source_file_that_changes_meanwhile_is_named(
             os.utime(victim, ns=(3, 3))
         return found
 
-    monkeypatch.setattr("penstock.readers.formats.folder.format.list_folder", list_then_change)
+    monkeypatch.setattr(
+        "penstock.readers.formats.folder.folder_format.list_folder", list_then_change
+    )
     with pytest.raises(IndexChangedError, match=r"class-2/0002\.jpg"):
         make(folder, tmp_path / "pack")
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cache.errors import ConfigError
-from penstock.cache.ray_executor import RayExecutor
+from penstock.cache import ConfigError, RayExecutor
 from penstock.readers import pack
 from tests import crews, images
 from tests.watchdog import PATIENCE_S
@@ -44,11 +43,7 @@ def test_ray_with_a_worker_that_is_killed_twice(
         with RayExecutor() as executor:
             assert executor.num_workers == 3
             pack(
-                folder,
-                tmp_path / "pack",
-                shard_bytes=SMALL,
-                verify=crews.verify,
-                executor=executor,
+                folder, tmp_path / "pack", shard_bytes=SMALL, verify=crews.verify, executor=executor
             )
     finally:
         ray.shutdown()

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from penstock.cache.errors import ConfigError, DestinationError, MissingDependencyError
+from penstock.cache import ConfigError, DestinationError, MissingDependencyError
 from penstock.readers import Dataset, pack
-from penstock.readers.fields.sniff import is_progressive
-from penstock.readers.packing.transcode import Transcode
+from penstock.readers.fields import is_progressive
+from penstock.readers.packing import Transcode
 from tests import images
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.readers.types import Encoded
+    from penstock.readers import Encoded
 
 
 def samples(folder: Path) -> list[Encoded]:

@@ -10,18 +10,18 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.readers.fields.arrays import (
+from penstock.readers import Facts, Rejection, array_codec
+from penstock.readers.fields import (
     ARRAY_CODECS,
     ArrayForm,
+    DenseColumn,
+    RaggedColumn,
     as_bits,
     bare_facts,
     codec_number,
     from_bits,
 )
-from penstock.readers.fields.columns import DenseColumn, RaggedColumn
-from penstock.readers.fields.facts import Facts, array_codec
-from penstock.readers.reading.arrays import array_column
-from penstock.readers.types import Rejection
+from penstock.readers.reading import array_column
 
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 FLOATS = ("float16", "float32", "float64", "complex64")

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.cache import DiskCache
-from penstock.cache.errors import FetchError, IndexChangedError
+from penstock.cache import DiskCache, FetchError, IndexChangedError
 from penstock.readers import Dataset
-from penstock.readers.fields.columns import DenseColumn
-from penstock.readers.formats.chunked import ChunkBlob, ChunkShard
+from penstock.readers.fields import DenseColumn
+from penstock.readers.formats import ChunkBlob, ChunkShard
 from tests.readers.formats import blocks
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base.blob import ReadMode
+    from penstock.cache.base import ReadMode
 
 MODES: tuple[ReadMode, ...] = ("copy", "pread", "mmap")
 UNITS = tuple((7, 5) for _ in range(6))

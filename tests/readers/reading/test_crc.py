@@ -6,7 +6,7 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.readers.reading.crc import joined_crc
+from penstock.readers.reading import joined_crc
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,7 +6,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from penstock.readers.reading.page_advice import ADVISED_BATCHES, PageAdvice, disk_reads
+from penstock.readers.files import ADVISED_BATCHES, PageAdvice, disk_reads
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.readers import Dataset
-from penstock.readers.blocks import Blocks
-from penstock.readers.fields.columns import DenseColumn
-from penstock.readers.formats.tokens import listing
-from penstock.readers.reading import plain_rows
-from penstock.readers.reading.open_shards import OpenShards
+from penstock.readers import Blocks, Dataset
+from penstock.readers.fields import DenseColumn
+from penstock.readers.formats.tokens import token_listing
+from penstock.readers.reading import OpenShards, plain_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +23,7 @@ SETTINGS: dict[str, Any] = {"format": "tokens", "dtype": "uint16", "sample": (9,
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(listing, "PART_BYTES", 500)
+    monkeypatch.setattr(token_listing, "PART_BYTES", 500)
     folder = tmp_path / "set"
     folder.mkdir()
     for number, size in enumerate((900, 300, 1600)):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from penstock import Array, Dataset, DiskCache, pack
-from penstock.cache.errors import CorruptSampleError, IndexChangedError
-from penstock.readers.fields.columns import DenseColumn, RaggedColumn
-from penstock.readers.formats import file_span
-from penstock.readers.reading import large_rows, rows_reading, slots
+from penstock.cache import CorruptSampleError, IndexChangedError
+from penstock.readers.fields import DenseColumn, RaggedColumn
+from penstock.readers.formats import local_files
+from penstock.readers.reading import direct_arrays, parallel_copies, row_reading
 from tests.servers.faulty import serving
 from tests.tars import archive
 
@@ -28,10 +28,10 @@ N = 12
 def sizes(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays of a few KB as if they had megabytes."""
     if request.param == "in parts":
-        monkeypatch.setattr(slots, "SHARED_BYTES", 100)
-        monkeypatch.setattr(slots, "PART_BYTES", 700)
-        monkeypatch.setattr(slots, "STEP_BYTES", 256)
-        monkeypatch.setattr(file_span, "STEP_BYTES", 256)
+        monkeypatch.setattr(direct_arrays, "SHARED_BYTES", 100)
+        monkeypatch.setattr(direct_arrays, "PART_BYTES", 700)
+        monkeypatch.setattr(direct_arrays, "STEP_BYTES", 256)
+        monkeypatch.setattr(local_files, "STEP_BYTES", 256)
 
 
 def dense(kind: str = "<f4") -> list[np.ndarray]:
@@ -200,9 +200,9 @@ def test_arrays_stand_beside_texts_and_where_some_lack_them(tmp_path: Path) -> N
 def test_large_rows_of_a_pack_are_shared_out_and_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows_reading, "_LARGE_BYTES", 100)
-    monkeypatch.setattr(large_rows, "SHARED_BYTES", 100)
-    monkeypatch.setattr(large_rows, "LARGE_ROW_BYTES", 100)
+    monkeypatch.setattr(row_reading, "_LARGE_BYTES", 100)
+    monkeypatch.setattr(parallel_copies, "SHARED_BYTES", 100)
+    monkeypatch.setattr(parallel_copies, "LARGE_ROW_BYTES", 100)
     arrays = dense()
     pack(folder_of(arrays, tmp_path / "set"), tmp_path / "pack", shuffle=False, shard_bytes=5000)
     with Dataset(tmp_path / "pack", fields=("array",)) as dataset:

@@ -55,11 +55,7 @@ def train(loader: Any, record: Record, *, stop: int | None, resume: bool, folder
         callbacks.append(begin)
     try:
         model.fit(
-            loader,
-            initial_epoch=kept["epoch"],
-            epochs=EPOCHS,
-            callbacks=callbacks,
-            verbose=0,
+            loader, initial_epoch=kept["epoch"], epochs=EPOCHS, callbacks=callbacks, verbose=0
         )
     except KeyboardInterrupt:
         assert stop is not None

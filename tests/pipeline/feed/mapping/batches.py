@@ -6,20 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.map import Map, check_maps, split_maps
-from penstock.pipeline.feed.mapping.mapper import Mapper
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn, SampleBatch
-from penstock.readers.fields.field_types import (
+from penstock.augment import Map, check_maps, split_maps
+from penstock.pipeline.feed import Mapper
+from penstock.readers.fields import (
     Array,
     Boxes,
     Bytes,
     ClassLabel,
+    DenseColumn,
+    EncodedColumn,
     Image,
+    RaggedColumn,
+    SampleBatch,
+    Schema,
     Text,
     Tokens,
     Value,
 )
-from penstock.readers.fields.schema import Schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

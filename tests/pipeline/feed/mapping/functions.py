@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.cache.errors import BadSampleError
+from penstock.cache import BadSampleError
 
 
 def tokens(text: str) -> list[int]:

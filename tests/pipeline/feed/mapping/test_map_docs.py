@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.house import ROOT
+from tests.layers import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path

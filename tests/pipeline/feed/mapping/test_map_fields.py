@@ -25,7 +25,7 @@ from penstock import (
     Value,
     concat,
 )
-from penstock.cache.errors import MapError
+from penstock.cache import MapError
 from penstock.pipeline import World
 from tests.pipeline.feed.mapping import functions
 from tests.torch_datasets import same

@@ -12,7 +12,7 @@ import pytest
 
 from penstock import Array, DataLoader, Dataset, Map, Text
 from tests import warm
-from tests.house import ROOT
+from tests.layers import ROOT
 from tests.pipeline.feed.mapping import functions
 from tests.pipeline.test_life import descriptors
 

@@ -10,24 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from penstock import (
-    Array,
-    ClassLabel,
-    DataLoader,
-    Dataset,
-    Map,
-    Text,
-    Tokens,
-    Value,
-)
+from penstock import Array, ClassLabel, DataLoader, Dataset, Map, Text, Tokens, Value
 from penstock.augment import Pad, Resize, imagenet_eval
-from penstock.cache.errors import (
-    ConfigError,
-    MapError,
-    NotPicklableError,
-    RecipeError,
-    WorkerError,
-)
+from penstock.cache import ConfigError, MapError, NotPicklableError, RecipeError, WorkerError
 from penstock.pipeline import World
 from tests.pipeline.feed.mapping import functions
 from tests.torch_datasets import Squares, same

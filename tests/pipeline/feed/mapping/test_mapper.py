@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.augment import Map
-from penstock.cache.errors import MapError
-from penstock.cache.threads import ordered
-from penstock.readers.fields.field_types import (
+from penstock.cache import MapError, ordered
+from penstock.readers.fields import (
     Array,
     Boxes,
     Bytes,

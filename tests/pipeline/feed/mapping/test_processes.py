@@ -12,15 +12,9 @@ from typing import Any
 import pytest
 
 from penstock.augment import Map
-from penstock.cache.errors import (
-    ClosedError,
-    MapError,
-    NotPicklableError,
-    StalledError,
-    WorkerError,
-)
-from penstock.readers.fields.field_types import Array, FieldType, Text, Tokens, Value
-from tests.house import ROOT
+from penstock.cache import ClosedError, MapError, NotPicklableError, StalledError, WorkerError
+from penstock.readers.fields import Array, FieldType, Text, Tokens, Value
+from tests.layers import ROOT
 from tests.pipeline.feed.mapping import functions
 from tests.pipeline.feed.mapping.batches import batch_of, mapped, mapper, values_of
 from tests.watchdog import PATIENCE_S

@@ -19,9 +19,8 @@ from penstock.augment import (
     imagenet_train,
 )
 from penstock.pipeline import DataLoader
-from penstock.readers import Dataset
-from penstock.readers.fields.columns import SampleBatch
-from penstock.readers.types import ImageFacts, Rejection
+from penstock.readers import Dataset, ImageFacts, Rejection
+from penstock.readers.fields import SampleBatch
 from tests.conftest import SAMPLES, photograph
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-    from penstock.readers.fields.columns import SampleBatch
-from penstock.readers.types import Encoded
+    from penstock.readers.fields import SampleBatch
+from penstock.readers import Encoded
 
 FIELDS = ("image", "label", "id")
 

@@ -11,8 +11,8 @@ import torch
 
 from penstock import DataLoader
 from penstock.augment import Normalize, RandomHorizontalFlip, RandomResizedCrop
-from penstock.pipeline.feed.resident.columns import KeptColumns
-from penstock.readers.fields.field_types import Array, Boxes, Bytes, Image, Mask, Text, Value
+from penstock.pipeline.feed import KeptColumns
+from penstock.readers.fields import Array, Boxes, Bytes, Image, Mask, Text, Value
 from tests.pipeline.feed.memory import Memory
 
 N, SIDE = 20, 12

@@ -16,17 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from penstock.augment.recipe import check_recipe
-from penstock.augment.whole import RUN_PIXELS, RUN_SAMPLES, WholeDecoder, runs
-from penstock.pipeline.feed.resident.images import ResidentImages
-from penstock.readers import Dataset
-from penstock.readers.types import ImageRange
+from penstock.augment import RUN_PIXELS, RUN_SAMPLES, FullImageDecoder, check_recipe, decode_runs
+from penstock.pipeline.feed import ResidentImages
+from penstock.readers import Dataset, ImageRange
 from tests.conftest import SAMPLES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.fields import SampleBatch
 
 from tests.pipeline.feed.resident.resident_loaders import (
     RECIPES,
@@ -101,7 +99,7 @@ class TestResidentImages:
         """Batches of samples that are there and samples that aren't."""
         plain = epochs(pack, 3)
         monkeypatch.setattr(
-            "penstock.pipeline.feed.resident.room.resident_bytes", lambda *_, **__: 900_000
+            "penstock.pipeline.feed.resident_memory.resident_bytes", lambda *_, **__: 900_000
         )
         with make(pack, resident=True) as loader:
             found = [bits(loader) for _ in range(3)]
@@ -130,14 +128,14 @@ class TestResidentImages:
     ) -> None:
         store = resident_images(pack, 10**7)
         began, go_on = threading.Event(), threading.Event()
-        decode = WholeDecoder.__call__
+        decode = FullImageDecoder.__call__
 
-        def held(self: WholeDecoder, *arguments: Any) -> Any:
+        def held(self: FullImageDecoder, *arguments: Any) -> Any:
             began.set()
             assert go_on.wait(30)
             return decode(self, *arguments)
 
-        monkeypatch.setattr(WholeDecoder, "__call__", held)
+        monkeypatch.setattr(FullImageDecoder, "__call__", held)
         ids = np.arange(5)
         filling = threading.Thread(target=store.read, args=(ids, {}, reading(pack)))
         filling.start()
@@ -156,11 +154,11 @@ class TestResidentImages:
     def test_an_idle_decoder_is_let_go_and_made_again(
         self, pack: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("penstock.pipeline.feed.resident.images._IDLE_BATCHES", 3)
-        made: list[weakref.ref[WholeDecoder]] = []
+        monkeypatch.setattr("penstock.pipeline.feed.resident_images._IDLE_BATCHES", 3)
+        made: list[weakref.ref[FullImageDecoder]] = []
         make_decoder = ResidentImages._make_decoder
 
-        def counting(self: ResidentImages) -> WholeDecoder:
+        def counting(self: ResidentImages) -> FullImageDecoder:
             decoder = make_decoder(self)
             made.append(weakref.ref(decoder))
             return decoder
@@ -202,7 +200,7 @@ class TestResidentImages:
 class TestWholeDecoder:
     @given(pixels=st.lists(st.integers(1, 2 * RUN_PIXELS), max_size=300))
     def test_runs_are_bounded_and_whole(self, pixels: list[int]) -> None:
-        found = list(runs(pixels))
+        found = list(decode_runs(pixels))
         assert [row for run in found for row in run] == list(range(len(pixels)))
         for run in found:
             assert 1 <= len(run) <= RUN_SAMPLES
@@ -219,7 +217,7 @@ class TestWholeDecoder:
             sample[: len(sample) // 2] if row in bad else sample
             for row, sample in enumerate(batch.encoded)
         ]
-        decoder = WholeDecoder(recipe, threads=2)
+        decoder = FullImageDecoder(recipe, threads=2)
         for _ in range(2):
             taken = decoder(samples, batch.dims.prod(axis=1))
             seen = {row: tuple(image.shape) for run in taken for row, image in run}

@@ -15,10 +15,9 @@ from rich.console import Console
 
 from benchmarks import resident as benchmark
 from benchmarks.photographs import PHOTOGRAPHS
-from penstock.cache import DiskCache
-from penstock.cache.errors import ConfigError
+from penstock.cache import ConfigError, DiskCache
 from penstock.pipeline import DataLoader
-from penstock.pipeline.feed.resident.images import ResidentImages
+from penstock.pipeline.feed import ResidentImages
 from penstock.readers import Dataset
 from tests.conftest import SAMPLES
 from tests.servers import serving

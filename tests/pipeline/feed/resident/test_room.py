@@ -11,25 +11,21 @@ import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.augment.recipe import check_recipe
-from penstock.cache.base.limits import available_memory_bytes
-from penstock.cache.errors import ConfigError
+from penstock.augment import check_recipe
+from penstock.cache import ConfigError
+from penstock.cache.base import available_memory_bytes
 from penstock.pipeline import DataLoader, World
-from penstock.pipeline.feed.resident.room import (
+from penstock.pipeline.feed import (
     ASKED_SHARE,
     AUTO_MAX_BYTES_CPU,
     AUTO_SHARE_CPU,
     decoded_bytes,
+    memory_budget,
     resident_bytes,
-    room_for,
     share_of_rank,
 )
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
-from penstock.pipeline.plan.order import Plan
-from penstock.pipeline.plan.settings import PlanSettings
-from penstock.pipeline.plan.steps import Cursor, Walk
-from penstock.readers import Dataset
-from penstock.readers.types import ImageRange
+from penstock.pipeline.plan import BatchSchedule, Cursor, Plan, PlanSettings, Walk
+from penstock.readers import Dataset, ImageRange
 from tests.servers import serving
 
 if TYPE_CHECKING:
@@ -47,20 +43,15 @@ pytestmark = [
 class TestRoom:
     def room(self, mode: Any, monkeypatch: pytest.MonkeyPatch, free: int, ranks: int = 1) -> int:
         monkeypatch.setattr(
-            "penstock.pipeline.feed.resident.room.available_memory_bytes", lambda: free
+            "penstock.pipeline.feed.resident_memory.available_memory_bytes", lambda: free
         )
         recipe = check_recipe(
             RECIPES["train"],
             images=ImageRange(min_height=9, max_height=9, min_width=9, max_width=9),
         )
         world = World(0, ranks, local_rank=0, local_size=ranks)
-        return room_for(
-            mode,
-            device=torch.device("cpu"),
-            world=world,
-            recipe=recipe,
-            batch_size=8,
-            depth=2,
+        return memory_budget(
+            mode, device=torch.device("cpu"), world=world, recipe=recipe, batch_size=8, depth=2
         ).most_bytes
 
     @pytest.mark.parametrize("free", [0, 10**9, 10**11])
@@ -74,7 +65,7 @@ class TestRoom:
         self, pack: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
-            "penstock.pipeline.feed.resident.room.available_memory_bytes", lambda: 1_000_000
+            "penstock.pipeline.feed.resident_memory.available_memory_bytes", lambda: 1_000_000
         )
         with pytest.raises(ConfigError, match=r"resident=True: .* room for .*50%"):
             make(pack, resident=True)
@@ -83,7 +74,7 @@ class TestRoom:
         self, pack: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(
-            "penstock.pipeline.feed.resident.room.available_memory_bytes", lambda: 10_000_000
+            "penstock.pipeline.feed.resident_memory.available_memory_bytes", lambda: 10_000_000
         )
         with caplog.at_level("INFO", "penstock"), make(pack, resident="auto") as loader:
             bits(loader)
@@ -108,7 +99,7 @@ class TestRoom:
         self, pack: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(
-            "penstock.pipeline.feed.resident.room.available_memory_bytes", lambda: 10**9
+            "penstock.pipeline.feed.resident_memory.available_memory_bytes", lambda: 10**9
         )
         with caplog.at_level("INFO", "penstock"), make(pack, resident="auto") as loader:
             bits(loader)
@@ -128,11 +119,7 @@ class TestRoom:
 
     @pytest.mark.parametrize("cuda", [False, True])
     def test_bookkeeping_counts_too(self, same_size: Path, cuda: bool) -> None:
-        from penstock.pipeline.feed.resident.room import (
-            SAMPLE_BYTES_CPU,
-            SAMPLE_BYTES_CUDA,
-            MemoryRoom,
-        )
+        from penstock.pipeline.feed import SAMPLE_BYTES_CPU, SAMPLE_BYTES_CUDA, MemoryBudget
 
         dataset = Dataset(str(same_size))
         recipe = check_recipe(RECIPES["train"], images=dataset.index.images["image"])
@@ -141,7 +128,7 @@ class TestRoom:
         for room, wanted in ((least, pixels), (least - 1, None)):
             got = resident_bytes(
                 "auto",
-                MemoryRoom(most_bytes=room, reason=""),
+                MemoryBudget(most_bytes=room, reason=""),
                 dataset,
                 recipe,
                 image="image",

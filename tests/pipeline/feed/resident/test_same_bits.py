@@ -9,10 +9,7 @@ import pytest
 import torch
 import torch.utils.data
 
-from penstock.augment import (
-    CutMix,
-    MixUp,
-)
+from penstock.augment import CutMix, MixUp
 from penstock.pipeline import Order, World
 from tests.conftest import SAMPLES
 from tests.images import jpeg, picture, rotated_jpeg, sixteen_bit_png

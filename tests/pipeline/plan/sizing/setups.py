@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from penstock.pipeline.plan.sizing.values import (
+from penstock.pipeline.plan.sizing import (
+    ClusterSetup,
     DataFigures,
     JobFigures,
     NodeFigures,
-    Setup,
     StoreFigures,
 )
 
-SETUP = Setup(
+SETUP = ClusterSetup(
     data=DataFigures(samples=1_281_167, sample_bytes=114_660),
     node=NodeFigures(
         cores=128, ram_bytes=1e12, nvme_bytes=1.5e12, nvme_bytes_per_s=5e9, nic_bytes_per_s=12.5e9
@@ -31,7 +31,7 @@ def setup(
     node: dict[str, Any] | None = None,
     store: dict[str, Any] | None = None,
     job: dict[str, Any] | None = None,
-) -> Setup:
+) -> ClusterSetup:
     """The usual setup with some figures changed."""
     assert SETUP.store is not None
     return replace(

@@ -10,13 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError
-from penstock.pipeline.bench.accelerators import accelerator
-from penstock.pipeline.plan.needs import CONNECTIONS_MARGIN, connections
-from penstock.pipeline.plan.sizing.changes import changes, unmet_words
-from penstock.pipeline.plan.sizing.forecast import forecast
-from penstock.pipeline.plan.sizing.traffic import memory_share, reshuffled_share, single_share
-from penstock.pipeline.plan.sizing.values import DataFigures, JobFigures, NodeFigures
+from penstock.cache import ConfigError
+from penstock.pipeline.bench import accelerator
+from penstock.pipeline.plan import CONNECTIONS_MARGIN, connections
+from penstock.pipeline.plan.sizing import (
+    DataFigures,
+    JobFigures,
+    NodeFigures,
+    changes,
+    forecast,
+    memory_share,
+    reshuffled_share,
+    single_share,
+    unmet_words,
+)
 from tests.pipeline.plan.sizing.setups import SETUP, setup
 
 

@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.pipeline.plan.order import Plan, default_lanes
-from penstock.pipeline.plan.sizing.geometry import (
+from penstock.pipeline.plan import Plan, default_lanes
+from penstock.pipeline.plan.sizing import (
     LEAST_SHARD_BYTES,
     MOST_READERS,
     SHARD_BYTES,
+    DataFigures,
+    JobFigures,
     geometry_of,
     shard_bytes_for,
     shard_readers,
 )
-from penstock.pipeline.plan.sizing.values import DataFigures, JobFigures
 
 # The table of docs/order.md, walked: by shards, then by nodes of 8 GPUs with 32 samples each.
 WALKED = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.plan.order import default_lanes
-from penstock.pipeline.plan.sizing.reach import few_shards_words, small_cache_words
+from penstock.pipeline.plan import default_lanes
+from penstock.pipeline.plan.sizing import few_shards_words, small_cache_words
 
 GIB = 2**30
 

@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.pipeline.plan.sizing.forecast import forecast
-from penstock.pipeline.plan.sizing.simulation import Simulation, simulate
-from penstock.pipeline.plan.sizing.values import Setup
+from penstock.pipeline.plan.sizing import ClusterSetup, Simulation, forecast, simulate
 from tests.pipeline.plan.sizing.setups import setup
 
 SMALL: dict[str, Any] = {"samples": 320_000}
@@ -41,7 +39,7 @@ def test_epochs_are_as_long_as_the_formulas_say(name: str) -> None:
         assert walked.bytes_by_tier["disk"] == pytest.approx(said.traffic.disk_read, abs=total / 25)
 
 
-def drawn(rng: random.Random) -> Setup:
+def drawn(rng: random.Random) -> ClusterSetup:
     """Any setup that has enough steps, shards and seconds for formulas of means."""
     nodes = rng.choice([1, 2, 4, 8])
     return setup(
@@ -132,7 +130,7 @@ def test_nodes_dealt_anew_ask_their_peers(peers: bool, nic: float) -> None:
 
 def test_data_that_are_local_are_only_read() -> None:
     wanted = setup(data=SMALL, node={"nvme_bytes_per_s": 2e8, "ram_bytes": 1e9})
-    local = Setup(data=wanted.data, node=wanted.node, store=None, job=wanted.job)
+    local = ClusterSetup(data=wanted.data, node=wanted.node, store=None, job=wanted.job)
     found, (first, later) = forecast(local), simulate(local)
     assert found.first.limit == "disk"
     assert first.seconds == pytest.approx(found.first.seconds, rel=0.05)

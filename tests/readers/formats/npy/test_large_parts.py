@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.cache.errors import IndexChangedError
+from penstock.cache import IndexChangedError
 from penstock.readers import Dataset
-from penstock.readers.formats import extent_files
-from penstock.readers.formats.npy import reader
+from penstock.readers.formats import chunk_data
+from penstock.readers.formats.npy import npy_format
 from tests.readers.formats.npy.arrays import check_rows
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ X = np.random.default_rng(5).normal(size=(80, 3, 5)).astype("f4")
 @pytest.fixture(autouse=True)
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Each part is large. What is read into slots, in bytes."""
-    monkeypatch.setattr(reader, "_RUN_BYTES", 1)
+    monkeypatch.setattr(npy_format, "_RUN_BYTES", 1)
     told: list[int] = []
-    read_into = extent_files.ExtentFiles.read_into
+    read_into = chunk_data.ExtentFiles.read_into
 
     def counted(self: Any, extents: Any, starts: Any, slots: Any) -> None:
         told.extend(len(slot) for slot in slots)
         read_into(self, extents, starts, slots)
 
-    monkeypatch.setattr(extent_files.ExtentFiles, "read_into", counted)
+    monkeypatch.setattr(chunk_data.ExtentFiles, "read_into", counted)
     return told
 
 
@@ -80,7 +80,7 @@ def test_what_isnt_one_range_or_of_another_byte_order_is_copied(
 def test_files_that_went_or_shrank_are_named(
     root: Path, run_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "_RUN_BYTES", run_bytes)
+    monkeypatch.setattr(npy_format, "_RUN_BYTES", run_bytes)
     write(root)
     with Dataset(root / "*.npy", sample="file") as dataset:
         rows = dataset.rows(np.arange(80))

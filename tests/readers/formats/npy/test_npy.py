@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock import DataLoader, RandomCrop
-from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
+from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers import Dataset
-from penstock.readers.fields.field_types import Array, ClassLabel, Value
-from penstock.readers.formats.npy import shards
+from penstock.readers.fields import Array, ClassLabel, Value
+from penstock.readers.formats.npy import npy_pieces
 from tests.readers.formats.npy.arrays import check_rows, dense, shuffled
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ X = RNG.normal(size=(101, 3, 5)).astype("f4")
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "PART_BYTES", 1500)
+    monkeypatch.setattr(npy_pieces, "PART_BYTES", 1500)
 
 
 def written(path: Path, array: Any, version: tuple[int, int] | None = None) -> None:
@@ -145,13 +145,7 @@ def test_windows(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) 
         corners = np.tile(np.array(low, np.int64), (len(rows), 1))
         wrong: dict[int, str] = {}
         shard.reader.gather(
-            "array",
-            rows,
-            out,
-            slice(0, len(rows)),
-            data=shard.data,
-            wrong=wrong,
-            corners=corners,
+            "array", rows, out, slice(0, len(rows)), data=shard.data, wrong=wrong, corners=corners
         )
         part = tuple(slice(at, at + s) for at, s in zip(low, size, strict=True))
         np.testing.assert_array_equal(out, wanted[first][(slice(None), *part)])

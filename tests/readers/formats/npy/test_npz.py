@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.cache.errors import ConfigError, CorruptSampleError, DatasetError
+from penstock.cache import ConfigError, CorruptSampleError, DatasetError
 from penstock.readers import Dataset
-from penstock.readers.fields.field_types import Array, ClassLabel, Value
-from penstock.readers.formats.npy import archive, shards
+from penstock.readers.fields import Array, ClassLabel, Value
+from penstock.readers.formats.npy import npy_pieces, stored_arrays
 from tests.readers.formats.npy.arrays import check_rows, dense, shuffled
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ SAVES = {"stored": np.savez, "compressed": np.savez_compressed}
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "PART_BYTES", 1000)
+    monkeypatch.setattr(npy_pieces, "PART_BYTES", 1000)
 
 
 def npy(array: Any) -> bytes:
@@ -286,7 +286,7 @@ def test_a_hostile_archive_is_one_named_error(root: Path, opened: Opened, what: 
 def test_a_large_compressed_member_is_refused(
     root: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive, "MAX_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(stored_arrays, "MAX_CHUNK_BYTES", 1000)
     np.savez_compressed(root / "x.npz", x=X)
     with pytest.raises(DatasetError, match=r"x.npz.*decoded as a whole.*np.savez"):
         opened("x.npz").open()

@@ -6,8 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.readers.formats.tokens import cutting
-from penstock.readers.formats.tokens.cutting import Cut, Documents, pieces, sequences, stream_parts
+from penstock.readers.formats.tokens import (
+    Cut,
+    DocumentLengths,
+    cut_documents,
+    sequence_count,
+    stream_parts,
+    token_sequences,
+)
 
 CUTS = st.tuples(st.integers(1, 9), st.integers(1, 12)).map(lambda each: Cut(*each))
 WITHIN = st.tuples(st.integers(1, 9), st.integers(0, 8)).map(
@@ -21,18 +27,18 @@ def test_a_stream_is_cut_every_stride_whatever_its_shards(
     tokens: int, cut: Cut, target: int
 ) -> None:
     wanted = [start for start in range(0, tokens, cut.stride) if start + cut.length <= tokens]
-    assert sequences(tokens, cut) == len(wanted)
+    assert sequence_count(tokens, cut) == len(wanted)
     found = []
     for part in stream_parts(tokens, cut, target=target):
         assert part.end <= tokens
-        assert sequences(part.end - part.start, cut) == part.sequences
+        assert sequence_count(part.end - part.start, cut) == part.sequences
         found += [part.start + n * cut.stride for n in range(part.sequences)]
     assert found == wanted
 
 
 @given(lengths=LENGTHS, cut=WITHIN)
 def test_pieces_hold_every_token_of_each_document_in_order(lengths: np.ndarray, cut: Cut) -> None:
-    found = pieces(lengths, cut)
+    found = cut_documents(lengths, cut)
     starts = np.cumsum(lengths) - lengths
     seen: list[list[int]] = [[] for _ in lengths]
     for place in range(len(found)):
@@ -49,15 +55,15 @@ def test_pieces_hold_every_token_of_each_document_in_order(lengths: np.ndarray, 
 def test_shards_of_documents_hold_the_same_pieces_as_all_of_them(
     lengths: np.ndarray, cut: Cut, target: int, block: int
 ) -> None:
-    whole, before = pieces(lengths, cut), cutting._BLOCK
-    cutting._BLOCK = block
+    whole, before = cut_documents(lengths, cut), token_sequences._BLOCK
+    token_sequences._BLOCK = block
     try:
-        documents = Documents(lengths)
+        documents = DocumentLengths(lengths)
         found: list[tuple[int, ...]] = []
         for part in documents.parts(cut, target=target):
             first, skip, mine = documents.slice(part.start, part.end)
             assert mine.sum() == part.end - part.start
-            some = pieces(mine, cut)
+            some = cut_documents(mine, cut)
             offsets = some.offsets + np.where(some.documents == 0, skip, 0)
             found += zip(
                 (some.documents + first).tolist(),
@@ -67,6 +73,6 @@ def test_shards_of_documents_hold_the_same_pieces_as_all_of_them(
                 strict=True,
             )
     finally:
-        cutting._BLOCK = before
+        token_sequences._BLOCK = before
     columns = (whole.documents, whole.offsets, whole.starts, whole.lengths)
     assert found == list(zip(*(each.tolist() for each in columns), strict=True))

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from penstock.cache.errors import ConfigError, DatasetError
+from penstock.cache import ConfigError, DatasetError
 from penstock.readers import Dataset
-from penstock.readers.formats.tokens import megatron
-from penstock.readers.formats.tokens.megatron import read_idx
-from penstock.readers.origin.local import LocalFolder
+from penstock.readers.formats.tokens import read_idx, token_files
+from penstock.readers.origin import LocalFolder
 from tests.token_files import CODES, draw_documents, write_megatron
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def lengths_of(root: Path) -> list[int]:
 def test_documents_have_the_lengths_that_were_written(
     tmp_path: Path, dtype: str, sentences: int, modes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(megatron, "_ITEMS_AT_ONCE", 7)
+    monkeypatch.setattr(token_files, "_ITEMS_AT_ONCE", 7)
     documents = draw_documents(40, end=100)
     write_megatron(tmp_path / "a", documents, dtype=dtype, sentences=sentences, modes=modes)
     assert lengths_of(tmp_path) == list(map(len, documents))

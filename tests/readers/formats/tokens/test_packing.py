@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.readers.formats.tokens.packing import _first_fit, pack
+from penstock.readers.formats.tokens import first_fit, pack_pieces
 
 LENGTHS = st.integers(1, 30).flatmap(
     lambda room: st.tuples(st.just(room), st.lists(st.integers(1, room), max_size=150))
@@ -30,13 +30,13 @@ def test_pieces_go_where_first_fit_decreasing_puts_them(drawn: tuple[int, list[i
     room, lengths = drawn
     descending = sorted(lengths, reverse=True)
     if lengths:
-        assert _first_fit(np.array(descending), room).tolist() == textbook(descending, room)
+        assert first_fit(np.array(descending), room).tolist() == textbook(descending, room)
 
 
 @given(drawn=LENGTHS)
 def test_each_piece_is_in_one_sequence_that_has_room(drawn: tuple[int, list[int]]) -> None:
     room, lengths = drawn
-    packing = pack(np.array(lengths, np.int64), room=room)
+    packing = pack_pieces(np.array(lengths, np.int64), room=room)
     assert sorted(packing.pieces.tolist()) == list(range(len(lengths)))
     members = np.split(packing.pieces, packing.bounds[1:-1])
     assert all(sum(lengths[i] for i in some.tolist()) <= room for some in members)
@@ -46,5 +46,5 @@ def test_each_piece_is_in_one_sequence_that_has_room(drawn: tuple[int, list[int]
 def test_documents_of_a_corpus_fill_their_sequences() -> None:
     rng = np.random.default_rng(7)
     lengths = np.clip(rng.lognormal(6, 1.2, 20_000), 1, 2048).astype(np.int64)
-    packing = pack(lengths, room=2048)
+    packing = pack_pieces(lengths, room=2048)
     assert lengths.sum() / (2048 * len(packing)) > 0.995

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.fields import SampleBatch
 
 PLACES = ("local", "remote")
 

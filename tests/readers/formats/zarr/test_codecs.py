@@ -15,12 +15,17 @@ import zarr.codecs as v3
 import zarr.codecs.numcodecs as guests
 from numcodecs.abc import Codec as GuestCodec
 
-from penstock.cache.errors import DatasetError, MissingDependencyError
-from penstock.readers.formats.zarr import codecs, compressors
-from penstock.readers.formats.zarr.codecs import Chain, decoder_of
-from penstock.readers.formats.zarr.compressors import Size, lzma_codec
-from penstock.readers.formats.zarr.filters import Shuffle
-from penstock.readers.formats.zarr.foreign import ForeignDecoder
+from penstock.cache import DatasetError, MissingDependencyError
+from penstock.readers.formats.zarr import (
+    CodecChain,
+    DecodedSize,
+    Shuffle,
+    ZarrPythonDecoder,
+    decoder_of,
+    lzma_codec,
+    zarr_codecs,
+    zarr_decoder,
+)
 from tests.readers.formats.zarr.zarr_files import chunks, metadata_of, read, written
 
 if TYPE_CHECKING:
@@ -61,7 +66,7 @@ def check(values: NDArray[Any], **options: Any) -> object:
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_numbers_of_every_type_are_read_as_zarr_reads_them(dtype: str, version: int) -> None:
-    assert isinstance(check(numbers(dtype), chunks=(4, 3, 5), zarr_format=version), Chain)
+    assert isinstance(check(numbers(dtype), chunks=(4, 3, 5), zarr_format=version), CodecChain)
 
 
 V2 = [
@@ -75,7 +80,7 @@ V2 = [
 def test_version_2_by_every_compressor_and_order(codec: Any) -> None:
     for order in "CF":
         options = {"zarr_format": 2, "chunks": (4, 3, 5), "compressors": codec, "order": order}
-        assert isinstance(check(numbers("f4"), **options), Chain)
+        assert isinstance(check(numbers("f4"), **options), CodecChain)
 
 
 FILTERS = [
@@ -100,7 +105,7 @@ FILTERS = [
 def test_version_2_by_every_filter(dtype: str, filters: list[Any]) -> None:
     for codec in (None, numcodecs.Zstd(), numcodecs.Blosc()):
         options = {"zarr_format": 2, "chunks": (4, 3, 5), "compressors": codec, "order": "F"}
-        assert isinstance(check(numbers(dtype), filters=filters, **options), Chain)
+        assert isinstance(check(numbers(dtype), filters=filters, **options), CodecChain)
 
 
 def v3_compressors() -> list[Any]:
@@ -126,7 +131,7 @@ def test_version_3_by_every_compressor(shards: tuple[int, ...] | None) -> None:
         for filters in ((), [v3.TransposeCodec(order=(2, 0, 1))], [guests.Delta(dtype="<f4")]):
             options = {"chunks": (4, 2, 3), "shards": shards, "filters": filters}
             values = numbers("f4", (5, 4, 7))
-            assert isinstance(check(values, compressors=codec, **options), Chain)
+            assert isinstance(check(values, compressors=codec, **options), CodecChain)
 
 
 def test_version_3_by_every_filter_and_byte_order() -> None:
@@ -139,13 +144,13 @@ def test_version_3_by_every_filter_and_byte_order() -> None:
         (guests.AsType(encode_dtype="<f4", decode_dtype="<f8"), "f8"),
     ):
         for filters in ([codec], [v3.TransposeCodec(order=(2, 0, 1)), codec]):
-            assert isinstance(check(numbers(dtype), chunks=(4, 3, 5), filters=filters), Chain)
+            assert isinstance(check(numbers(dtype), chunks=(4, 3, 5), filters=filters), CodecChain)
     for endian in ("little", "big"):
         for dtype in ("i4", "c8", "M8[s]", "u1", "bool"):
             serializer = v3.BytesCodec(endian=endian)
             for filters in ([], [v3.TransposeCodec(order=(2, 0, 1))]):
                 options = {"serializer": serializer, "filters": filters, "chunks": (4, 3, 5)}
-                assert isinstance(check(numbers(dtype), **options), Chain)
+                assert isinstance(check(numbers(dtype), **options), CodecChain)
 
 
 def test_chains_that_are_none_of_ours_go_through_zarr() -> None:
@@ -157,10 +162,10 @@ def test_chains_that_are_none_of_ours_go_through_zarr() -> None:
         {"filters": [guests.Quantize(digits=3), v3.TransposeCodec(order=(2, 0, 1))]},
     ):
         dtype = "i4" if "serializer" in options else "f8"
-        assert isinstance(check(numbers(dtype), chunks=(4, 6, 5), **options), ForeignDecoder)
+        assert isinstance(check(numbers(dtype), chunks=(4, 6, 5), **options), ZarrPythonDecoder)
     for dtype in ("M8[s]", "bool"):
         options = {"serializer": shards, "compressors": [v3.GzipCodec()], "chunks": (4, 6, 5)}
-        assert isinstance(check(numbers(dtype), **options), ForeignDecoder)
+        assert isinstance(check(numbers(dtype), **options), ZarrPythonDecoder)
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -172,7 +177,7 @@ def test_an_array_of_no_dimensions_is_one_chunk(version: int) -> None:
 def test_shuffled_bytes_come_together_as_numcodecs_puts_them(itemsize: int) -> None:
     values = np.random.default_rng(0).integers(0, 256, itemsize * 40_000, np.uint8)
     wanted = np.frombuffer(numcodecs.Shuffle(itemsize).decode(values), np.uint8)
-    size = Size(len(values), is_exact=True)
+    size = DecodedSize(len(values), is_exact=True)
     assert (Shuffle(itemsize).decode(values, size, None) == wanted).all()
 
 
@@ -245,7 +250,9 @@ def test_lzma_of_every_format_within_its_memory() -> None:
     raw = [{"id": 0x21, "dict_size": 2**16}]
     for told in ({"format": 1}, {"format": 2}, {"format": 3, "filters": raw}):
         data = np.frombuffer(numcodecs.LZMA(**told).encode(values), np.uint8)
-        assert (lzma_codec(told).decode(data, Size(1000, is_exact=True), None) == values).all()
+        assert (
+            lzma_codec(told).decode(data, DecodedSize(1000, is_exact=True), None) == values
+        ).all()
     for told in (
         {"format": 9},
         {"format": 3},
@@ -276,7 +283,7 @@ def test_a_codec_that_nobody_has_is_named_with_what_to_install(
 
 def test_without_numcodecs_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     files, _ = written(np.arange(4), chunks=(4,), compressors=v3.ZstdCodec())
-    for cached in (codecs._plain, compressors._decompress):
+    for cached in (zarr_decoder._plain, zarr_codecs._decompress):
         cached.cache_clear()
     monkeypatch.setitem(sys.modules, "numcodecs.zstd", None)
     with pytest.raises(MissingDependencyError, match=r"'zstd'.*penstock\[zarr\]"):
@@ -302,7 +309,7 @@ def test_somebodys_registered_codec_is_called_by_zarr(monkeypatch: pytest.Monkey
     monkeypatch.setitem(numcodecs.registry.codec_registry, "inverted", Inverted)
     values = np.arange(24, dtype="f4").reshape(4, 6)
     assert isinstance(
-        check(values, chunks=(2, 6), zarr_format=2, compressors=Inverted()), ForeignDecoder
+        check(values, chunks=(2, 6), zarr_format=2, compressors=Inverted()), ZarrPythonDecoder
     )
     files, _ = written(values, chunks=(2, 6), zarr_format=2, compressors=Inverted())
     decoder, data = damaged(files)

@@ -13,18 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
-from penstock.cache.errors import DatasetError
-from penstock.readers.formats.zarr.data_types import fill_value, v2_data_type, v3_data_type
-from penstock.readers.formats.zarr.documents import (
+from penstock.cache import DatasetError
+from penstock.readers.formats.zarr import (
     MAX_DOCUMENT_BYTES,
+    ArrayMetadata,
     Node,
+    RefusedArray,
+    fill_value,
+    parse_array,
     read_document,
     v2_consolidated,
+    v2_data_type,
     v2_node,
     v3_consolidated,
+    v3_data_type,
     v3_node,
 )
-from penstock.readers.formats.zarr.metadata import ArrayMetadata, RefusedArray, parse_array
 from tests.readers.formats.zarr.zarr_files import metadata_of, written
 
 if TYPE_CHECKING:

@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.readers.formats.zarr.codecs import Chain
-from penstock.readers.formats.zarr.documents import read_document, v2_consolidated
-from penstock.readers.formats.zarr.metadata import parse_array
+from penstock.readers.formats.zarr import CodecChain, parse_array, read_document, v2_consolidated
 from tests.readers.formats.zarr.make_fixtures import values
 from tests.readers.formats.zarr.zarr_files import Files, chunks, metadata_of, read
 
@@ -29,7 +27,7 @@ def test_arrays_are_read_equal(kind: str) -> None:
     assert len(names) == KINDS[kind]
     for name in names:
         found, decoder = read(files, name)
-        assert isinstance(decoder, Chain)
+        assert isinstance(decoder, CodecChain)
         wanted = values(found.dtype.str)
         if name == "scaled":
             np.testing.assert_allclose(found, wanted, atol=0.05)

@@ -11,7 +11,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.readers.formats.zarr.sharding import Sharding
+from penstock.readers.formats.zarr import Sharding
 from tests.readers.formats.zarr.zarr_files import metadata_of, read, written
 
 NOTHING = 2**64 - 1

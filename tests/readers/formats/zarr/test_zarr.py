@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import zarr
 
-from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
+from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers import Dataset, pack
-from penstock.readers.fields.field_types import Array, ClassLabel, Value
-from penstock.readers.formats.zarr import format as zarr_format
+from penstock.readers.fields import Array, ClassLabel, Value
+from penstock.readers.formats.zarr import zarr_format
 from tests.readers.formats.zarr.hierarchies import (
     PLACES,
     Requests,

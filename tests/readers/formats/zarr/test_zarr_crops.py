@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.readers import Dataset
-from penstock.readers.fields.crops import Crop
+from penstock.readers.fields import ColumnCrop
 from tests.readers.formats.zarr.hierarchies import PLACES, opened, values, write_group
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def test_parts_are_those_of_whole_samples(
     with opened(root, place, tmp_path) as dataset:
         rows = dataset.contents.rows(np.random.default_rng(1).permutation(len(dataset)))
         at = corners(len(rows), X.shape[1:], part)
-        found = dataset.read(rows, crops={"x": Crop(at, part)})
+        found = dataset.read(rows, crops={"x": ColumnCrop(at, part)})
         for id, corner, sample in zip(
             found.ids.tolist(), at.tolist(), found.columns["x"].values, strict=True
         ):
@@ -49,7 +49,7 @@ def test_parts_of_windows(tmp_path: Path) -> None:
     with Dataset(root, sample=(3,), stride=(2,)) as dataset:
         rows = dataset.contents.rows(np.arange(len(dataset)))
         at = corners(len(rows), (3, *X.shape[1:]), part)
-        found = dataset.read(rows, crops={"x": Crop(at, part)}).columns["x"].values
+        found = dataset.read(rows, crops={"x": ColumnCrop(at, part)}).columns["x"].values
         for number, (corner, sample) in enumerate(zip(at.tolist(), found, strict=True)):
             window = X[2 * number : 2 * number + 3]
             where = tuple(slice(a, a + b) for a, b in zip(corner, part, strict=True))
@@ -63,8 +63,8 @@ def test_only_the_chunks_of_parts_are_needed(tmp_path: Path) -> None:
         assert len(dataset.contents.sizes) == 1
 
         def share(*corner: int) -> float:
-            def draw(rows: np.ndarray) -> dict[str, Crop]:
-                return {"x": Crop(np.tile(np.array(corner), (len(rows), 1)), (4, 4, 4))}
+            def draw(rows: np.ndarray) -> dict[str, ColumnCrop]:
+                return {"x": ColumnCrop(np.tile(np.array(corner), (len(rows), 1)), (4, 4, 4))}
 
             return dataset.index.shards.wanted_share(0, ("x",), draw)
 

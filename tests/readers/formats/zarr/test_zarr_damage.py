@@ -10,7 +10,7 @@ import pytest
 import zarr
 from crc32c import crc32c
 
-from penstock.cache.errors import (
+from penstock.cache import (
     ConfigError,
     CorruptSampleError,
     DatasetError,
@@ -19,7 +19,7 @@ from penstock.cache.errors import (
     MissingDependencyError,
 )
 from penstock.readers import Dataset
-from penstock.readers.formats.zarr import compressors, fields
+from penstock.readers.formats.zarr import zarr_codecs, zarr_fields
 from tests.readers.formats.zarr.hierarchies import bad_of, opened, read_all, values, write_group
 
 if TYPE_CHECKING:
@@ -173,8 +173,8 @@ def test_a_codec_that_isn_t_installed_is_named_and_other_fields_are_read(
     def missing(name: str, *, codec: str) -> Any:
         raise MissingDependencyError(f"{name}: {codec} needs the extra zarr")
 
-    monkeypatch.setattr(compressors, "numcodecs_module", missing)
-    compressors._decompress.cache_clear()
+    monkeypatch.setattr(zarr_codecs, "numcodecs_module", missing)
+    zarr_codecs._decompress.cache_clear()
     with Dataset(root) as dataset:
         with pytest.raises(MissingDependencyError, match="extra zarr"):
             dataset.read(dataset.contents.rows(np.arange(8)))
@@ -279,6 +279,6 @@ def test_more_axes_or_fields_than_can_be_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=r"5 axes, and the arrays of .* have 4 at most"):
         Dataset(root, sample=(1, 1, 1, 1, 1)).open()
-    monkeypatch.setattr(fields, "MAX_FIELDS", 0)
+    monkeypatch.setattr(zarr_fields, "MAX_FIELDS", 0)
     with pytest.raises(DatasetError, match="1 arrays that can be fields, wanted at most 0"):
         Dataset(root).open()

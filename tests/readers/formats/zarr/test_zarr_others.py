@@ -9,7 +9,7 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
-from penstock.cache.errors import DatasetError
+from penstock.cache import DatasetError
 from penstock.readers import Dataset
 from tests.readers.formats.zarr.hierarchies import PLACES, opened, read_all, values, windows
 

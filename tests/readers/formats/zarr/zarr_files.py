@@ -10,16 +10,22 @@ import numpy as np
 import zarr
 from zarr.storage import MemoryStore
 
-from penstock.readers.formats.zarr.codecs import decoder_of
-from penstock.readers.formats.zarr.documents import Node, read_document, v2_node, v3_node
-from penstock.readers.formats.zarr.metadata import ArrayMetadata, parse_array
+from penstock.readers.formats.zarr import (
+    ArrayMetadata,
+    Node,
+    decoder_of,
+    parse_array,
+    read_document,
+    v2_node,
+    v3_node,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.zarr.codecs import Decoder
+    from penstock.readers.formats.zarr import Decoder
 
 Files = dict[str, bytes]
 

@@ -1,0 +1,269 @@
+"""Crop arrays: check the crops of a recipe, and draw the part of each sample before it is read.
+
+A crop is drawn before its samples are read, so that no more than the part is read of them. So it
+stands in front of whatever works on them, and its arrays' shapes are those of storage.
+
+The draws are those of images: an array beside an image of the same height and width has the image's
+window, where one operation of a list, or of a tuple's entry, crops both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.augment.draw_keys import draw_base, keyed_draws
+from penstock.augment.operations import CenterCrop, RandomCrop
+from penstock.augment.recipe import operations_of
+from penstock.cache import RecipeError
+from penstock.readers.fields import (
+    Array,
+    ColumnCrop,
+    DenseColumn,
+    Image,
+    RaggedColumn,
+    put_parts,
+    samples_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.augment.field_recipes import FieldLists
+    from penstock.readers.fields import Column, FieldType, SampleBatch, Schema
+
+    Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayCrop:
+    """A crop of one array field. Made by `check_array_crops` only.
+
+    op: the operation; index: its place in the recipe. sides: lengths of the field's samples, None
+    where they differ. shape: of the part. salt: of its draws' key.
+    """
+
+    op: RandomCrop | CenterCrop
+    index: int
+    sides: tuple[int | None, ...]
+    shape: tuple[int, ...]
+    salt: int = 0
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a sample's part is another one in another epoch."""
+        return isinstance(self.op, RandomCrop)
+
+    @property
+    def axes(self) -> range:
+        """Those that the operation's size is for: the last ones."""
+        return range(len(self.sides) - len(self.op.lengths), len(self.sides))
+
+
+def is_array_crop(
+    op: object, of: str | None, schema: Mapping[str, FieldType], fields: Sequence[str]
+) -> bool:
+    """Whether an operation crops arrays alone. of: the field whose list it stands in."""
+    if not isinstance(op, RandomCrop | CenterCrop):
+        return False
+    names = _cropped_fields(op, of, schema, fields)
+    return bool(names) and all(name in names for name in op.fields or ())
+
+
+def check_array_crops(
+    augment: FieldLists | None,
+    schema: Schema,
+    fields: Sequence[str],
+    salts: Mapping[str, int] | None = None,
+) -> dict[str, ArrayCrop]:
+    """The crop of each array field that has one.
+
+    augment: without its Maps. schema: of the samples in storage. fields: that are read. salts: of
+    the draws, by field (`entry_salts`). Raises RecipeError for crops that don't fit their arrays.
+    """
+    found: dict[str, ArrayCrop] = {}
+    lists = augment if isinstance(augment, Mapping) else {None: augment}
+    for of, recipe in lists.items():
+        for index, op in enumerate(operations_of(recipe)):
+            if not isinstance(op, RandomCrop | CenterCrop):
+                continue
+            names = _cropped_fields(op, of, schema, fields)
+            if not names and of is op.fields is None and not _has_images(schema, fields):
+                raise RecipeError(
+                    f"{op}: no array that is selected has {len(op.lengths)} axes or more. Say "
+                    f"another size. Selected: { {name: schema.get(name) for name in fields} }."
+                )
+            for name in names:
+                if name in found:
+                    raise RecipeError(f'{found[name].op} and {op} both crop "{name}": keep one.')
+                crop = _checked_crop(op, index, name, schema[name])
+                found[name] = replace(crop, salt=(salts or {}).get(name, 0))
+            _check_equal_sides(op, {name: found[name] for name in names})
+    return found
+
+
+def cropped_schema(schema: Schema, crops: Mapping[str, ArrayCrop]) -> Schema:
+    """The schema of samples whose arrays are cropped."""
+    if not crops:
+        return schema
+    changed: dict[str, FieldType] = dict(schema)
+    for name, crop in crops.items():
+        type = schema[name]
+        assert isinstance(type, Array)
+        changed[name] = replace(type, shape=crop.shape)
+    return schema.__class__(changed)
+
+
+def _cropped_fields(
+    op: RandomCrop | CenterCrop,
+    of: str | None,
+    schema: Mapping[str, FieldType],
+    selected: Sequence[str],
+) -> list[str]:
+    """The arrays that an operation crops. of: the field whose list it stands in."""
+    arrays = [name for name in selected if isinstance(schema.get(name), Array)]
+    if op.fields is not None:
+        return [name for name in arrays if name in op.fields and of in (None, name)]
+    if of is not None:
+        return [name for name in arrays if name == of]
+    if _has_images(schema, selected):
+        return []
+    return [name for name in arrays if _fits(op, schema[name])]
+
+
+def _has_images(schema: Mapping[str, FieldType], selected: Sequence[str]) -> bool:
+    return any(isinstance(schema.get(name), Image) for name in selected)
+
+
+def _fits(op: RandomCrop | CenterCrop, type: FieldType) -> bool:
+    assert isinstance(type, Array)
+    return type.of is None and type.shape is not None and len(type.shape) >= len(op.lengths)
+
+
+def _checked_crop(op: RandomCrop | CenterCrop, index: int, name: str, type: FieldType) -> ArrayCrop:
+    assert isinstance(type, Array)
+    if isinstance(op, RandomCrop) and (op.padding or op.pad_if_needed):
+        raise RecipeError(
+            f'{op}: padding is for images, and "{name}" is {type}. Leave it out, and images to a '
+            "RandomCrop of their own."
+        )
+    if type.of is not None:
+        raise RecipeError(
+            f'{op}: "{name}" has a row for each of "{type.of}", and goes with them. Leave it out '
+            "of the crop's fields."
+        )
+    if not type.is_settled or type.shape is None or len(type.shape) < len(op.lengths):
+        raise RecipeError(
+            f'{op}: "{name}" is {type}, and the crop has {len(op.lengths)} lengths, of the last '
+            "axes of a sample. Pass a size that has as many or fewer."
+        )
+    sides = type.shape
+    lengths = (None,) * (len(sides) - len(op.lengths)) + op.lengths
+    shape: list[int] = []
+    for axis, (side, length) in enumerate(zip(sides, lengths, strict=True)):
+        if length is None and side is None:
+            raise RecipeError(
+                f'{op}: samples of "{name}" ({type}) differ in length along axis {axis}, and a '
+                "batch needs one shape. Say a length there, too."
+            )
+        if length is not None and side is not None and length > side:
+            raise RecipeError(
+                f'{op}: wanted {length} along axis {axis} of "{name}", and its samples are of '
+                f"shape {sides}. Make the crop smaller."
+            )
+        shape.append(length or side or 1)
+    return ArrayCrop(op=op, index=index, sides=sides, shape=tuple(shape))
+
+
+def _check_equal_sides(op: RandomCrop | CenterCrop, crops: Mapping[str, ArrayCrop]) -> None:
+    """Fields of one crop have one corner: where they are cropped, they are of the same lengths."""
+    told = {
+        name: [crop.sides[axis] for axis in crop.axes if crop.shape[axis] != crop.sides[axis]]
+        for name, crop in crops.items()
+    }
+    if len({tuple(sides) for sides in told.values() if None not in sides}) > 1:
+        shapes = {name: crop.sides for name, crop in crops.items()}
+        raise RecipeError(
+            f"{op} takes the same part of all its fields, and they differ in length where they are "
+            f"cropped: {shapes}. Say fields=, and give others a crop of their own."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayDraws:
+    """Draws the parts of arrays: pure functions of (seed, epoch, sample id), on any thread."""
+
+    crops: Mapping[str, ArrayCrop]
+    seed: int
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a sample's part is another one in another epoch."""
+        return any(crop.is_random for crop in self.crops.values())
+
+    def before(self, ids: Ints, epoch: int) -> dict[str, ColumnCrop]:
+        """The parts of fields whose samples have one shape: no more needs to be read of them."""
+        return {
+            name: ColumnCrop(self._corners(crop, ids, epoch, crop.sides), crop.shape)
+            for name, crop in self.crops.items()
+            if None not in crop.sides
+        }
+
+    def after(self, content: SampleBatch, epoch: int, bad: dict[int, str]) -> SampleBatch:
+        """The batch with the parts of fields whose samples differ in shape, which is known once
+        they are read. bad: rows that are known to be; those of samples that are smaller than their
+        part are added, with reasons."""
+        columns: dict[str, Column] = {}
+        for name, crop in self.crops.items():
+            if None in crop.sides:
+                columns[name] = self._cropped(name, content, crop, epoch, bad)
+        return content.with_columns(columns) if columns else content
+
+    def _cropped(
+        self, name: str, content: SampleBatch, crop: ArrayCrop, epoch: int, bad: dict[int, str]
+    ) -> DenseColumn:
+        column = content.columns[name]
+        assert isinstance(column, DenseColumn | RaggedColumn)
+        shapes = _shapes(column, len(crop.shape))
+        is_small = (shapes < crop.shape).any(axis=1)
+        present = content.present.get(name)
+        for row in np.flatnonzero(is_small).tolist():
+            if row not in bad and (present is None or present[row]):
+                bad[row] = (
+                    f'"{name}" has the shape {tuple(shapes[row].tolist())}, and the recipe crops '
+                    f"parts of shape {crop.shape}"
+                )
+        corners = self._corners(crop, content.ids, epoch, shapes)
+        out = np.zeros((len(content), *crop.shape), column.values.dtype)
+        there = np.flatnonzero(~is_small)
+        put_parts(samples_of(column, there), corners[there], out, there)
+        return DenseColumn(out)
+
+    def _corners(
+        self, crop: ArrayCrop, ids: Ints, epoch: int, sides: Ints | Sequence[int | None]
+    ) -> Ints:
+        """The first index along each axis, int64, shape (n, dimensions)."""
+        lengths = np.array(crop.shape, np.int64)
+        room = np.broadcast_to(np.asarray(sides, np.int64) - lengths, (len(ids), len(lengths)))
+        found = np.zeros((len(ids), len(lengths)), np.int64)
+        if not crop.is_random:
+            found[:] = np.rint(np.maximum(room, 0) / 2)
+            return found
+        axes = crop.axes
+        base = draw_base(self.seed, epoch, ids, salt=crop.salt)
+        places = keyed_draws(base, crop.index, list(range(len(axes))))
+        for number, axis in enumerate(axes):
+            found[:, axis] = places[number] * (np.maximum(room[:, axis], 0) + 1)
+        return found
+
+
+def _shapes(column: DenseColumn | RaggedColumn, dimensions: int) -> Ints:
+    if isinstance(column, RaggedColumn) and column.shapes is not None:
+        return column.shapes
+    samples = samples_of(column, np.arange(len(column)))
+    return np.array([each.shape for each in samples], np.int64).reshape(-1, dimensions)

@@ -1,0 +1,197 @@
+"""Load DALI, keep its decoders from writing to standard error, and survive a fork.
+
+libjpeg, libpng, libtiff, OpenCV and nvImageCodec print lines for each oddity of a file, in each
+epoch anew. None of them exports its error handler, and descriptor 2 belongs to the user: other
+threads write there. So OpenCV and nvImageCodec get a level from the environment, which stands
+there only while they are loaded; and in nvImageCodec's libraries alone, the addresses of C's
+`stderr` and C++'s `std::cerr` are replaced by those of streams that drop what they get. An address
+is replaced only where it is the one that is expected: with another version or system the libraries
+stay as loud as they were.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from penstock.cache import MissingDependencyError, keep_for_ever
+from penstock.cache.base import refuse_shortage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_LEVELS = {
+    b"OPENCV_LOG_LEVEL": b"SILENT",
+    b"DALI_NVIMGCODEC_LOG_LEVEL": b"0",
+    b"PYNVIMGCODEC_VERBOSITY": b"0",
+}
+_LIBRARIES = b"/nvimgcodec/"
+_STDERR, _CERR = b"stderr", b"_ZSt4cerr"
+_NEW_OSTREAM = "_ZNSoC1EPSt15basic_streambufIcSt11char_traitsIcEE"
+_OSTREAM_BYTES = 1024  # more than any libstdc++ needs
+_PT_DYNAMIC = 2
+_STRTAB, _SYMTAB, _RELA, _RELASZ = 5, 6, 7, 8
+_GLOB_DAT = (6, 1025)  # of x86_64, of aarch64
+
+_load_lock = threading.Lock()
+_kept_alive: list[Any] = []  # what the libraries point at
+
+
+class _Segment(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("offset", ctypes.c_uint64),
+        ("vaddr", ctypes.c_uint64),
+        ("paddr", ctypes.c_uint64),
+        ("filesz", ctypes.c_uint64),
+        ("memsz", ctypes.c_uint64),
+        ("align", ctypes.c_uint64),
+    )
+
+
+class _Library(ctypes.Structure):
+    _fields_ = (
+        ("base", ctypes.c_uint64),
+        ("name", ctypes.c_char_p),
+        ("segments", ctypes.POINTER(_Segment)),
+        ("count", ctypes.c_uint16),
+    )
+
+
+def load_quietly(load: Callable[[], object]) -> None:
+    """Call `load`, which loads the decoders' libraries, the first time, and silence those."""
+    with _load_lock:
+        if _kept_alive:
+            return
+        libc = ctypes.CDLL(None)
+        libc.getenv.restype = ctypes.c_char_p
+        unset = [name for name in _LEVELS if libc.getenv(name) is None]
+        for name in unset:
+            libc.setenv(name, _LEVELS[name], 0)
+        try:
+            load()
+        finally:
+            for name in unset:
+                libc.unsetenv(name)
+        _kept_alive.append(libc)
+        streams = _silent_streams(libc)
+        for slot, now, silent in _slots(libc, streams):
+            if ctypes.c_uint64.from_address(slot).value == now:
+                _write(libc, slot, silent)
+
+
+def _silent_streams(libc: Any) -> dict[bytes, tuple[int, int]]:
+    """For each name where it lies, and where its silent stand-in does."""
+    libc.fopen.restype = ctypes.c_void_p
+    sink = ctypes.c_void_p(libc.fopen(b"/dev/null", b"w"))
+    streams: dict[bytes, tuple[int, int]] = {}
+    if sink.value:
+        _kept_alive.append(sink)
+        streams[_STDERR] = _address(libc, _STDERR), ctypes.addressof(sink)
+    try:
+        cxx = ctypes.CDLL("libstdc++.so.6")
+        stream = ctypes.create_string_buffer(_OSTREAM_BYTES)
+        make = getattr(cxx, _NEW_OSTREAM)
+        make.restype, make.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p)
+        make(stream, None)  # without a buffer: it drops all
+        _kept_alive.append(stream)
+        streams[_CERR] = _address(cxx, _CERR), ctypes.addressof(stream)
+    except (OSError, AttributeError, ValueError):
+        pass
+    return streams
+
+
+def _address(library: Any, name: bytes) -> int:
+    return ctypes.addressof(ctypes.c_char.in_dll(library, name.decode()))
+
+
+def _slots(libc: Any, streams: dict[bytes, tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Of nvImageCodec's libraries: where each keeps an address, what is expected there, and what
+    is to be there."""
+    libraries: list[tuple[int, int]] = []
+
+    def see(library: Any, _size: int, _data: object) -> int:
+        found = library.contents
+        if found.name and _LIBRARIES in found.name:
+            libraries.extend(
+                (found.base, found.base + found.segments[i].vaddr)
+                for i in range(found.count)
+                if found.segments[i].type == _PT_DYNAMIC
+            )
+        return 0
+
+    kind = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p
+    )
+    libc.dl_iterate_phdr(kind(see), None)
+    for base, dynamic in libraries:
+        tags: dict[int, int] = {}
+        while (tag := ctypes.c_int64.from_address(dynamic).value) != 0:
+            tags[tag] = ctypes.c_uint64.from_address(dynamic + 8).value
+            dynamic += 16
+        if not {_STRTAB, _SYMTAB, _RELA, _RELASZ} <= tags.keys():
+            continue
+        for at in range(tags[_RELA], tags[_RELA] + tags[_RELASZ], 24):
+            info = ctypes.c_uint64.from_address(at + 8).value
+            if info & 0xFFFFFFFF not in _GLOB_DAT:
+                continue
+            symbol = tags[_SYMTAB] + 24 * (info >> 32)
+            name = ctypes.string_at(tags[_STRTAB] + ctypes.c_uint32.from_address(symbol).value)
+            if name in streams:
+                yield base + ctypes.c_uint64.from_address(at).value, *streams[name]
+
+
+def _write(libc: Any, slot: int, value: int) -> None:
+    """Write an address into a page that the loader made read-only."""
+    page = slot - slot % mmap.PAGESIZE
+    size = ctypes.c_size_t(mmap.PAGESIZE)
+    if libc.mprotect(ctypes.c_void_p(page), size, mmap.PROT_READ | mmap.PROT_WRITE) == 0:
+        ctypes.c_uint64.from_address(slot).value = value
+
+
+def load_dali() -> Any:
+    """The module nvidia.dali. Raises MissingDependencyError with the remedy; ReadError where
+    memory or open files ran out."""
+    try:
+        import nvidia.dali
+        import nvidia.dali.fn
+    except ImportError as error:
+        refuse_shortage(error, "NVIDIA DALI")
+        if not sys.platform.startswith("linux"):
+            remedy = f"DALI exists for Linux only, and this is {sys.platform}: use a Linux machine."
+        else:
+            remedy = (
+                "Install it: pip install 'penstock[dali]' (CUDA 13, or no GPU), or "
+                "'penstock[cuda12]'."
+            )
+        raise MissingDependencyError(
+            f"Decoding images takes NVIDIA DALI, which can't be imported ({error}). {remedy}"
+        ) from error
+    load_quietly(_load_decoders)
+    return nvidia.dali
+
+
+def _load_decoders() -> None:
+    """Build a pipeline, which is when DALI loads the libraries that decode."""
+    from nvidia import nvimgcodec
+    from nvidia.dali import Pipeline, fn, types
+
+    del nvimgcodec
+    pipe = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_dynamic=True)
+    with pipe:
+        encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
+        pipe.set_outputs(fn.decoders.image(encoded))
+    pipe.build()
+
+
+def disown_pipeline(pipeline: Any) -> None:
+    """In a forked child: taken down, at exit too, a pipeline waits for threads that it has not
+    got here. So it never is."""
+    handle = getattr(pipeline, "_pipe", None)
+    if handle is not None:
+        keep_for_ever(handle)
+        pipeline._pipe = None

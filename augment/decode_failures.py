@@ -1,0 +1,167 @@
+"""Tell bad samples from a failing machine when a run of DALI fails, and find those samples.
+
+DALI names the bad samples of a failed batch sometimes only (42 of 212 times), so parts of it are
+run alone until each bad one is. But not every failure has one: a device that is lost, an operator
+that doesn't know a data type or a want of memory would blame each good sample in turn. What DALI's
+message says decides (`fault_of`): the messages are those of DALI 2.4's and nvImageCodec 0.9's own
+libraries.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from typing import TYPE_CHECKING, Literal
+
+from penstock.cache import CorruptSampleError, DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Fault = Literal["memory", "machine", "sample", "unclear"]
+
+NO_IMAGE = "its bytes are no image that DALI knows"
+
+_NAMED_IDS = 5  # further sample ids that one message names
+
+_MEMORY = re.compile(
+    r"out[ _]of[ _]memory|bad_alloc|can't allocate|cannot allocate|alloc\w* fail|"
+    r"allocator_failure|memoryallocation|failed to allocate",
+    re.IGNORECASE,
+)
+_MACHINE = re.compile(
+    r"CUDA_ERROR_|cudaError|CUDA (?:driver|runtime)|nvImageCodec failure|CUDA-capable|cuInit|NVML|"
+    r"\bnvjpeg\w* (?:error|failure|status)|NVJPEG_STATUS_(?!BAD_JPEG|JPEG_NOT)|"
+    r"\bNPP\w* (?:error|status)|cuFFT|"
+    r"unsupported (?:data )?types?\b|unsupported (?:data )?type:|no kernel image|"
+    r"invalid device function|device-side assert|illegal memory access|unspecified launch failure|"
+    r"illegal instruction|misaligned address|peer access|driver version|"
+    r"no data was provided",
+    re.IGNORECASE,
+)
+_SAMPLE = re.compile(
+    r"failed to decode|cropping window|not valid for image dimensions|out of bounds|"
+    r"invalid sample_type|truncated|corrupt|do not decode|are no image",
+    re.IGNORECASE,
+)
+_NVIMGCODEC = re.compile(r"nvImageCodec failure: '#(\d+)'|NVIMGCODEC_STATUS_(\w+)", re.IGNORECASE)
+# What nvImageCodec says of bytes that it can't parse; 17 is an internal error, and also what its
+# PNG parser gives for a file that was cut off.
+_BAD_BYTES_CODES = {3, 4, 13, 14, 17, 19}
+_BAD_BYTES_NAMES = {"CODESTREAM", "CODE_STREAM", "BITSTREAM"}
+_MEMORY_CODES = {5, 15}
+
+
+def failing_rows(
+    rows: list[int], run: Callable[[list[int]], None], *, ways: int = 2
+) -> dict[int, str]:
+    """Which rows fail alone, and why; what fails is cut into so many parts (`ways`).
+
+    run: decodes these rows together; raises DALI's RuntimeError if one of them fails, and
+    DeviceError, which ends the search, if none is to blame. Every row that doesn't fail is in one
+    run that succeeded.
+    """
+    failing: dict[int, str] = {}
+    parts = deque([rows] if rows else [])
+    while parts:
+        part = parts.popleft()
+        try:
+            run(part)
+        except DeviceError:  # a RuntimeError too
+            raise
+        except RuntimeError as error:
+            if len(part) == 1:
+                failing[part[0]] = reason_of(error)
+            else:
+                parts += split_rows(part, -(-len(part) // ways))
+    return failing
+
+
+def split_rows(rows: list[int], size: int) -> list[list[int]]:
+    """The rows in parts of `size`; the last may be smaller."""
+    return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Whose fault a failed run is, by DALI's message. "unclear": nothing that is known here."""
+    text = _message(error)
+    if _MEMORY.search(text):
+        return "memory"
+    if found := _NVIMGCODEC.search(text):
+        return _codec_fault(*found.groups())
+    if _MACHINE.search(text):
+        return "machine"
+    return "sample" if not text or _SAMPLE.search(text) else "unclear"
+
+
+def _codec_fault(number: str | None, name: str | None) -> Fault:
+    if name is not None:
+        return "sample" if any(part in name.upper() for part in _BAD_BYTES_NAMES) else "machine"
+    code = int(number or 0)
+    if code in _MEMORY_CODES:
+        return "memory"
+    return "sample" if code in _BAD_BYTES_CODES else "machine"
+
+
+def check_machine(error: BaseException, *, remedy: str = "a smaller batch") -> None:
+    """Raises DeviceError where no sample is to blame. remedy: what would need less memory."""
+    fault = fault_of(error)
+    if fault == "memory":
+        raise DeviceError(
+            f"DALI ran out of memory while decoding a batch ({_message(error)}). Use {remedy}."
+        ) from error
+    if fault == "machine":
+        raise machine_error(_message(error)) from error
+
+
+def machine_error(said: str) -> DeviceError:
+    """The error where the device, its driver, DALI or the recipe fails, whatever the sample."""
+    return DeviceError(
+        f"DALI failed, and no sample is to blame: {said}. Check `nvidia-smi` and `penstock "
+        'doctor`. If neither reports a problem, run on the CPU (device="cpu"): if that fails too, '
+        "the recipe is at fault, else the driver, the GPU or DALI's version."
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """DALI's reason in one line, without its traceback of the graph's definition."""
+    reason = _message(error)
+    if not reason or reason.startswith("Failed to decode sample"):
+        return "its bytes do not decode"
+    if reason.startswith("nvImageCodec failure") and fault_of(error) == "sample":
+        return NO_IMAGE
+    return reason
+
+
+def is_unclear(reason: str) -> bool:
+    """Whether a reason speaks of nothing that is known here, neither bytes nor machine."""
+    return fault_of(RuntimeError(reason)) == "unclear"
+
+
+def _message(error: BaseException) -> str:
+    # Before that stands a traceback of the definition, with the user's own paths and lines.
+    text = str(error).rpartition("encountered:")[2].partition("C++ context")[0]
+    lines = [line.strip(" :") for line in text.splitlines()]
+    return " ".join(
+        line
+        for line in lines
+        if line
+        and "no longer valid" not in line
+        and not line.startswith("Critical error in pipeline")
+    )
+
+
+def corrupt_sample_error(culprits: dict[int, str]) -> CorruptSampleError:
+    """The error for these sample ids and reasons; at least one."""
+    (sample_id, reason), *others = sorted(culprits.items())
+    also = ""
+    if others:
+        named = ", ".join(str(number) for number, _ in others[:_NAMED_IDS])
+        more = len(others) - _NAMED_IDS
+        also = f" The same holds for {named}" + (f" and {more} more." if more > 0 else ".")
+    return CorruptSampleError(
+        f"Sample {sample_id} can't be decoded: {reason}.{also} Leave it out "
+        "of the dataset (a native one: dataset.subset), or mend or delete it in the source and "
+        "make its index or its pack from it again.",
+        sample_id=sample_id,
+    )

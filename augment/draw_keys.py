@@ -1,0 +1,81 @@
+"""Derive each random number of augmentation from its key, without any state.
+
+A number in [0, 1) is a keyed hash of (seed, epoch, sample id, occurrence, entry of the recipe,
+place of the operation, number of the draw). `draw_base` alone makes the part of the key that the
+operations of one entry share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from penstock.cache.base import keyed_hash, splitmix64, unit
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+
+class Uniform(Protocol):
+    """uniform(count): keyed draws in [0, 1), float64, shape (count, n); always the same ones."""
+
+    def __call__(self, count: int, /) -> Floats: ...
+
+
+_OCCURRENCE = 0x6F63637572  # apart from places of operations, which lie above 2^32 times as many
+
+
+def draw_base(
+    seed: int,
+    epoch: int,
+    ids: NDArray[np.int64],
+    *,
+    salt: int = 0,
+    occurrences: NDArray[np.int64] | None = None,
+) -> NDArray[np.uint64]:
+    """What all draws of samples are keyed by, uint64, shape (n,): the one owner of that key.
+
+    salt: of the recipe's entry (`entry_salts`); 0 adds nothing. occurrences: how many earlier
+    positions of the epoch deliver each id; 0 adds nothing, and None stands for zeros.
+    """
+    base = keyed_hash(seed, epoch, ids)
+    if salt:
+        base = splitmix64(base ^ np.uint64(salt))
+    if occurrences is not None and occurrences.any():
+        again = splitmix64(
+            splitmix64(base ^ np.uint64(_OCCURRENCE)) ^ occurrences.astype(np.uint64)
+        )
+        base = np.where(occurrences > 0, again, base)
+    return base
+
+
+def entry_salts(recipes: Any) -> dict[str, int]:
+    """What each field's entry of a mapping of recipes adds to the key of its draws, by field.
+
+    A stable hash of the field's name, or of the sorted names of a tuple, whose fields share their
+    draws. Empty for a list of operations and for a mapping with one entry.
+    """
+    if not isinstance(recipes, Mapping) or len(recipes) < 2:
+        return {}
+    salts: dict[str, int] = {}
+    for key in recipes:
+        names = sorted([key] if isinstance(key, str) else key)
+        digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=8).digest()
+        salts |= dict.fromkeys(names, int.from_bytes(digest, "little"))
+    return salts
+
+
+def keyed_draws(base: NDArray[np.uint64], index: int, numbers: list[int]) -> Floats:
+    """Draws in [0, 1) of these numbers, shape (numbers, n), for the operation at `index`.
+
+    base: from `draw_base`. Row k is unit(keyed_hash(seed, epoch, ids, index * 2^32 + numbers[k]))
+    where salt and occurrence are 0.
+    """
+    keys = np.array(numbers, np.uint64)[:, None] + np.uint64(index << 32)
+    return unit(splitmix64(base ^ keys))

@@ -1,0 +1,738 @@
+"""Define the DALI operators that carry out a checked recipe.
+
+All of it is called inside a pipeline's definition; nothing runs here.
+
+Measured with DALI 2.4 on the CPU: an arithmetic operator is no part of a fused expression but a
+pass over memory of its own, so int16 takes half of what float32 takes; rounding float32 to uint8
+takes 1.1 ms an image of 224 x 224, int16 to uint8 0.3, and uint8 times a factor to int16 0.1.
+
+In a learnt policy (`policies`) each sample goes through the operators of its own operation only: a
+round splits the batch by kind in a binary tree and merges it again, which hands pixels on without a
+copy. Milliseconds that the operations take of a core for a 224 x 224 image (DALI 2.4, CPU): color
+2.0, autocontrast 0.9, affine and solarize 0.5, the others 0.1 to 0.2. What is slow is float pixels
+to uint8, 1.7 in fn.cast: so contrast and autocontrast go through operators that compute inside.
+Blending with the grey image by arithmetic is no faster than fn.saturation.
+
+Where a policy's pixels differ from torchvision's on Pillow images, in units of 0..255:
+- affine: nearest neighbours at float32 points, where Pillow's are of 16.16 fixed point: at most 1 %
+  of the pixels come from the neighbour.
+- brightness, contrast, color, autocontrast: rounded, where torchvision cuts off: by 1 at most
+  (color 2, whose grey image Pillow rounds too).
+- sharpness: by 1 at most, but for the outermost pixels, which torchvision leaves as they are; here
+  the filter sees the image mirrored at its edge.
+- equalize is OpenCV's: level v becomes 255 (c(v) - c(first)) / (n - c(first)), c counting pixels up
+  to v, where Pillow counts those below v and steps in whole pixels: on photographs by 2 on average,
+  and by more where few levels hold most pixels.
+- posterize, solarize, invert: not at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.augment import resample_operator
+from penstock.augment.decode_failures import check_machine, reason_of
+from penstock.augment.draws import (
+    DRAW_RULES,
+    argument_inputs,
+    decodes_window,
+    drawn_operations,
+    input_names,
+    resizes_region,
+)
+from penstock.augment.operations import (
+    Apply,
+    AutoAugment,
+    ColorJitter,
+    GaussianBlur,
+    RandAugment,
+    RandomErasing,
+    RandomGrayscale,
+    RandomRotation,
+    TrivialAugmentWide,
+)
+from penstock.augment.policies import KINDS, round_count
+from penstock.augment.recipe import Mirror
+from penstock.cache import RecipeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.augment.operations import DType
+    from penstock.augment.policies import Policy
+    from penstock.augment.recipe import CheckedRecipe, GeometryStage, ImageShape, PlacedOperation
+
+    Nodes = dict[str, Any]
+    OperationNode = Callable[[Any, Any, dict[str, Any], ImageShape], Any]
+
+_SEXTANTS = (5.0, 3.0, 1.0)  # of red, green and blue on the circle of hues, 6 for once round
+
+
+def flip(images: Any, mirror: Any, *, vertical: bool = False) -> Any:
+    """Mirror images left to right where `mirror` is 1; vertical: upside down."""
+    from nvidia.dali import fn
+
+    if vertical:
+        return fn.flip(images, horizontal=0, vertical=mirror)
+    return fn.flip(images, horizontal=mirror, vertical=0)
+
+
+def jitter(_: ColorJitter, images: Any, inputs: Nodes, shape: ImageShape) -> Any:
+    """adjust_brightness, _contrast, _saturation and _hue of torchvision, in this order."""
+    from nvidia.dali import fn
+
+    if (factor := inputs.get("brightness")) is not None:
+        images = fn.brightness_contrast(images, brightness=factor)
+    if (factor := inputs.get("contrast")) is not None:
+        gray = _gray(images) if shape.channels == 3 else images
+        images = contrast(images, factor, gray)
+    if (factor := inputs.get("saturation")) is not None:
+        gray = _rgb(_gray(images))
+        # Of opposite signs, if not both small: they can't overflow together.
+        images = _uint8(_int16(images, factor) + _int16(gray, 1.0 - factor))
+    if (shift := inputs.get("hue")) is not None:
+        images = _shift_hue(images, shift, shape)
+    return images
+
+
+def contrast(images: Any, factor: Any, gray: Any) -> Any:
+    """Blend with the mean of the grey image, or away from it. factor: on the CPU."""
+    from nvidia.dali import fn
+
+    if images.device == "gpu":
+        return contrast_by_arithmetic(images, factor.gpu(), gray)
+    middle = fn.reductions.mean(gray)
+    return fn.brightness_contrast(images, contrast=factor, contrast_center=middle)
+
+
+def contrast_by_arithmetic(images: Any, factor: Any, gray: Any) -> Any:
+    """As above, all on one device. Argument inputs come from the CPU: as one, what was computed
+    from pixels on the GPU would make the host wait for the device in each batch."""
+    from nvidia.dali import fn
+
+    middle = fn.reductions.mean(gray, axes=[0, 1], keep_dims=True)
+    return _uint8(images * factor + middle * (1 - factor))
+
+
+def _gray(images: Any) -> Any:
+    """One channel: 0.299 R + 0.587 G + 0.114 B."""
+    from nvidia.dali import fn, types
+
+    return fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
+
+
+def _rgb(gray: Any) -> Any:
+    from nvidia.dali import fn, types
+
+    return fn.color_space_conversion(gray, image_type=types.GRAY, output_type=types.RGB)
+
+
+def _uint8(images: Any) -> Any:
+    """Rounded and clipped to 0..255."""
+    from nvidia.dali import fn, types
+
+    return fn.cast(images, dtype=types.UINT8)
+
+
+def _shift_hue(images: Any, shift: Any, shape: ImageShape) -> Any:
+    """RGB to HSV, hue + shift (1 for once round), and back: exact to rounding, not DALI's own hue,
+    which turns the colours in YIQ and so changes value and saturation.
+
+    With c = max - min and a hue H of 6 for once round, a channel is
+    max - c * clamp(|distance of H + n from 3, round the circle| - 1, 0, 1); everything is computed
+    times c, so that there is no division and int16 is enough.
+    """
+    from nvidia.dali import fn, math, types
+
+    planes = fn.transpose(images, perm=[2, 0, 1])
+    size = [shape.height, shape.width, 1]
+    red, green, blue = (fn.reshape(planes[k], shape=size, layout="HWC") for k in range(3))
+    high = math.max(math.max(red, green), blue)
+    chroma = high - math.min(math.min(red, green), blue)
+    hue = _hue(red, green, blue, high, chroma)
+    most, c, c3 = _int16(high), _int16(chroma), _int16(chroma, 3.0)
+    zero = types.Constant(0, dtype=types.INT16)
+    shifted = []
+    for sextant in _SEXTANTS:
+        turn = shift * 6.0 + sextant
+        turn = turn - 6.0 * math.floor(turn * (1 / 6) + 0.5)  # -3 to 3
+        away = math.abs(math.abs(hue + _int16(chroma, turn)) - c3) - c
+        # math.clamp takes three times as long.
+        shifted.append(most - math.min(math.max(away, zero), c))
+    whole = [shape.channels, shape.height, shape.width]
+    whole = fn.reshape(fn.cat(*shifted, axis=0), shape=whole, layout="CHW")
+    return fn.crop_mirror_normalize(whole, dtype=types.UINT8, output_layout="HWC")
+
+
+def _hue(red: Any, green: Any, blue: Any, high: Any, chroma: Any) -> Any:
+    """(hue - 2) * chroma, int16, for a hue of -1 to 5: -3 to 3 times chroma."""
+    r, g, b = _int16(red), _int16(green), _int16(blue)
+    twice = _int16(chroma, 2.0)
+    is_blue, is_green, is_red = r - g + twice, b - r, g - b - twice
+    # No `where` in DALI's arithmetic.
+    hue = is_blue + (green == high) * (is_green - is_blue)
+    return hue + (red == high) * (is_red - hue)
+
+
+def _int16(pixels: Any, factor: Any = 1.0) -> Any:
+    """factor * pixels, rounded."""
+    from nvidia.dali import fn, types
+
+    return fn.brightness_contrast(pixels, brightness=factor, dtype=types.INT16)
+
+
+def _change_some(nodes: Nodes, which: Any, change: Any) -> Any:
+    """nodes["images"], changed by change(**nodes) where `which` is true; the others cost nothing.
+
+    What DALI's own `if` is made of, as in `nodes`.
+    """
+    from nvidia.dali import fn
+
+    conditional: Any = fn._conditional  # type: ignore[attr-defined]  # made at import time
+    changed, rest = {}, None
+    for name, node in nodes.items():
+        changed[name], other = conditional.split(node, predicate=which, _if_stmt=True)
+        rest = other if name == "images" else rest
+    return conditional.merge(change(**changed), rest, predicate=which)
+
+
+def grayscale(_: Any, images: Any, inputs: Nodes, __: ImageShape) -> Any:
+    """Put the luma into all three channels, where "on"."""
+    return _change_some({"images": images}, inputs["on"], lambda images: _rgb(_gray(images)))
+
+
+def blur(_: GaussianBlur, images: Any, inputs: Nodes, __: ImageShape) -> Any:
+    """Blur by a Gaussian; beyond its edge an image is mirrored, the edge itself not repeated."""
+    from nvidia.dali import fn
+
+    def change(images: Any, sigma: Any, window: Any) -> Any:
+        return fn.gaussian_blur(images, sigma=sigma, window_size=window)
+
+    nodes = {"images": images, "sigma": inputs["sigma"], "window": inputs["window"]}
+    return _change_some(nodes, inputs["on"], change)
+
+
+def rotate(op: RandomRotation, images: Any, inputs: Nodes, _: ImageShape) -> Any:
+    """Turn images counter-clockwise about the middle."""
+    from nvidia.dali import fn, types
+
+    kinds = {"nearest": types.INTERP_NN, "bilinear": types.INTERP_LINEAR}
+    return fn.rotate(
+        images,
+        angle=inputs["angle"],
+        keep_size=True,
+        fill_value=op.fill,
+        interp_type=kinds[op.interpolation],
+    )
+
+
+def erase(op: RandomErasing, images: Any, inputs: Nodes, _: ImageShape) -> Any:
+    """Fill windows with `value`; CHW in and out, any dtype. A window of no size erases nothing."""
+    from nvidia.dali import fn
+
+    value = list(op.value) if isinstance(op.value, tuple) else [op.value]
+    window = {"anchor": inputs["anchor"], "shape": inputs["shape"]}
+    return fn.erase(images, axis_names="HW", fill_value=value, **window)
+
+
+def apply_function(op: Apply, images: Any, inputs: Nodes, shape: ImageShape) -> Any:
+    """The user's function. Raises RecipeError if what it gives back is no image of this shape."""
+    from nvidia.dali import fn
+
+    _try_function(op, images.device, shape)
+    # A function may ignore its draws, but DALI drops an input that nothing uses.
+    fn.copy(inputs["draws"], preserve=True)
+    size = [shape.height, shape.width, shape.channels]
+    changed = _call_function(op, images, inputs["draws"])
+    return _uint8(fn.reshape(changed, shape=size, layout="HWC"))
+
+
+def _call_function(op: Apply, images: Any, draws: Any) -> Any:
+    changed = op.fn(images, draws)
+    if isinstance(changed, type(images)):
+        return changed
+    raise RecipeError(
+        f"{op}: the function returned {changed!r}, wanted the changed images: one DALI node, "
+        "uint8, (height, width, channels)."
+    )
+
+
+def _try_function(op: Apply, device: str, shape: ImageShape) -> None:
+    """Run the function on one black image with draws of 0: in the graph itself a function that
+    fails would look like samples that don't decode."""
+    from nvidia.dali import Pipeline, fn, types
+
+    size = (shape.height, shape.width, shape.channels)
+    outer = Pipeline.current()
+    trial = Pipeline(
+        batch_size=1,
+        num_threads=1,
+        device_id=outer.device_id,
+        prefetch_queue_depth=1,
+        exec_dynamic=True,
+    )
+    with trial:
+        images = fn.reshape(fn.zeros(shape=list(size), dtype=types.UINT8), layout="HWC")
+        draws = fn.zeros(shape=[op.draws], dtype=types.FLOAT)
+        trial.set_outputs(_call_function(op, images.gpu() if device == "gpu" else images, draws))
+    try:
+        (changed,) = trial.run()
+    except RuntimeError as error:
+        if device == "gpu":  # what fails on the CPU is the function, whatever it says
+            check_machine(error)
+        raise RecipeError(
+            f"{op}: the function fails on one image of {size} (height, width, channels): "
+            f"{reason_of(error)}."
+        ) from error
+    got, layout = tuple(changed[0].shape()), changed.layout()
+    if got != size or layout not in ("HWC", ""):
+        raise RecipeError(
+            f"{op}: the function made {got} in layout {layout!r} of {size}, wanted the same shape, "
+            'in layout "HWC". Put what crops and resizes into the recipe.'
+        )
+
+
+_MAX_LEVEL = 255
+
+
+def apply_policy(op: Policy, images: Any, inputs: Mapping[str, Any]) -> Any:
+    """The images after a policy: uint8, HWC, RGB, in and out, on the device where they are.
+
+    inputs: nodes on the CPU by the suffixes of `policies.policy_inputs`.
+    """
+    for number in range(round_count(op)):
+        arguments = {name: inputs[f"{name}{number}"] for name in ("kind", "matrix", "value")}
+        images = _split_by_kind({"images": images, **arguments}, 0, len(KINDS), fill=op.fill or 0.0)
+    return images
+
+
+def _split_by_kind(nodes: dict[str, Any], low: int, high: int, *, fill: float) -> Any:
+    """The images after the kinds [low, high), one each."""
+    from nvidia.dali import fn
+
+    if high - low == 1:
+        return _policy_operation(KINDS[low], nodes, fill)
+    # What DALI's own `if` is made of, as in `nodes`.
+    conditional: Any = fn._conditional  # type: ignore[attr-defined]  # made at import time
+    middle = (low + high) // 2
+    first = nodes["kind"] < middle
+    left, right = {}, {}
+    for name, node in nodes.items():
+        left[name], right[name] = conditional.split(node, predicate=first, _if_stmt=True)
+    return conditional.merge(
+        _split_by_kind(left, low, middle, fill=fill),
+        _split_by_kind(right, middle, high, fill=fill),
+        predicate=first,
+    )
+
+
+def _policy_operation(kind: str, nodes: dict[str, Any], fill: float) -> Any:
+    images, value = nodes["images"], nodes["value"]
+    if kind == "identity":
+        return images
+    if kind == "affine":
+        return _affine(images, nodes["matrix"], fill)
+    return _OPERATORS[kind](images, value)
+
+
+def _affine(images: Any, matrix: Any, fill: float) -> Any:
+    from nvidia.dali import fn, types
+
+    return fn.warp_affine(images, matrix=matrix, fill_value=fill, interp_type=types.INTERP_NN)
+
+
+def _brightness(images: Any, factor: Any) -> Any:
+    from nvidia.dali import fn
+
+    return fn.brightness_contrast(images, brightness=factor)
+
+
+def _contrast(images: Any, factor: Any) -> Any:
+    """Towards, or away from, the mean of the grey image."""
+    return contrast(images, factor, _luma(images))
+
+
+def _luma(images: Any) -> Any:
+    """Luma, one channel: 0.299 R + 0.587 G + 0.114 B."""
+    from nvidia.dali import fn, types
+
+    return fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
+
+
+def _to_uint8(images: Any) -> Any:
+    """Rounded and clipped to 0..255."""
+    from nvidia.dali import fn, types
+
+    return fn.cast(images, dtype=types.UINT8)
+
+
+def _color(images: Any, factor: Any) -> Any:
+    """Towards, or away from, the grey image."""
+    from nvidia.dali import fn
+
+    return fn.saturation(images, saturation=factor)
+
+
+def _sharpness(images: Any, factor: Any) -> Any:
+    """Towards, or away from, the image smoothed by [1 1 1; 1 5 1; 1 1 1] / 13."""
+    from nvidia.dali import fn
+
+    # From numbers: an array would be a batch of its own, and here is only a part of the batch.
+    around = (1 - factor) / 13.0
+    middle = factor + 5 * around
+    kernel = fn.reshape(fn.stack(*[around] * 4, middle, *[around] * 4), shape=[3, 3])
+    return fn.filter(images, _on_their_device(images, kernel))
+
+
+def _posterize(images: Any, mask: Any) -> Any:
+    return images & _level(images, mask)
+
+
+def _solarize(images: Any, threshold: Any) -> Any:
+    """x becomes 255 - x, which is x ^ 255, where it is at least the threshold."""
+    from nvidia.dali import types
+
+    bright = images >= _level(images, threshold)
+    return images ^ (bright * types.Constant(_MAX_LEVEL, dtype=types.UINT8))
+
+
+def _autocontrast(images: Any, _: Any) -> Any:
+    """Each channel stretched to 0..255; one of a single level stays as it is."""
+    from nvidia.dali import fn, types
+
+    low, spread = _low_and_spread(images)
+    if images.device == "gpu":
+        return _autocontrast_by_arithmetic(images, low, spread)
+    low, spread = (fn.cast(node, dtype=types.FLOAT) for node in (low, spread))
+    return fn.normalize(
+        images, axes=[0, 1], mean=low, stddev=spread, scale=float(_MAX_LEVEL), dtype=types.UINT8
+    )
+
+
+def _autocontrast_by_arithmetic(images: Any, low: Any, spread: Any) -> Any:
+    """As above, where what was computed from pixels can't be an argument."""
+    from nvidia.dali import types
+
+    return _to_uint8((images - low) * (types.Constant(float(_MAX_LEVEL)) / spread))
+
+
+def _low_and_spread(images: Any) -> tuple[Any, Any]:
+    """A channel's lowest level and how far the highest is above; 0 and 255 if they are one."""
+    from nvidia.dali import fn, types
+
+    low = fn.reductions.min(images, axes=[0, 1], keep_dims=True)
+    spread = fn.reductions.max(images, axes=[0, 1], keep_dims=True) - low
+    full = types.Constant(_MAX_LEVEL, dtype=types.UINT8)
+    # There is no `if` in DALI's arithmetic.
+    return low * (spread > 0), spread + (spread == 0) * full
+
+
+def _equalize(images: Any, _: Any) -> Any:
+    from nvidia.dali import fn
+
+    return fn.equalize(images)
+
+
+def _level(images: Any, value: Any) -> Any:
+    """A number per sample as uint8, beside the images."""
+    from nvidia.dali import fn, types
+
+    return _on_their_device(images, fn.cast(value, dtype=types.UINT8))
+
+
+def _on_their_device(images: Any, node: Any) -> Any:
+    """A node where the images are."""
+    return node.gpu() if images.device == "gpu" else node
+
+
+_OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "brightness": _brightness,
+    "contrast": _contrast,
+    "color": _color,
+    "sharpness": _sharpness,
+    "posterize": _posterize,
+    "solarize": _solarize,
+    "autocontrast": _autocontrast,
+    "equalize": _equalize,
+}
+
+
+def operation_node(
+    operation: PlacedOperation | Mirror, images: Any, inputs: dict[str, Any], shape: ImageShape
+) -> Any:
+    """The images after an operation. inputs: of the whole graph, by name."""
+    if isinstance(operation, Mirror):
+        return flip(images, inputs[operation.name], vertical=operation.vertical)
+    op = operation.op
+    own = {
+        suffix: inputs[operation.name(suffix)] for suffix, _, _ in DRAW_RULES[type(op)].inputs(op)
+    }
+    return OPERATION_NODES[type(op)](op, images, own, shape)
+
+
+def _policy(op: Any, images: Any, inputs: dict[str, Any], _: ImageShape) -> Any:
+    return apply_policy(op, images, inputs)
+
+
+# Where to add an operation: see `ops.Pixel`.
+OPERATION_NODES: dict[type, OperationNode] = {
+    ColorJitter: jitter,
+    RandomGrayscale: grayscale,
+    GaussianBlur: blur,
+    RandomRotation: rotate,
+    RandAugment: _policy,
+    TrivialAugmentWide: _policy,
+    AutoAugment: _policy,
+    Apply: apply_function,
+    RandomErasing: erase,
+}
+"""The function of each type: (operation, images, its inputs by suffix, shape) to images, uint8 HWC
+in and out (RandomErasing: CHW of the batch's dtype)."""
+
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphPlan:
+    """All that a DALI pipeline is built from; the Graph's arguments, checked. pixels: samples come
+    decoded, RGB, uint8 of shape (height, width, 3); resident: as `define_full_decode` decodes them.
+    compiled: resize on the CPU by `resample_kernels`. windows: "decoder" decodes them alone,
+    "slice" crops them out of whole images."""
+
+    recipe: CheckedRecipe
+    batch_size: int
+    threads: int
+    device: Device
+    device_id: int | None
+    deterministic: bool
+    check_headers: bool
+    constant: bool
+    pixels: bool = False
+    compiled: bool = False
+    resident: bool = False
+    windows: Literal["decoder", "slice"] = "decoder"
+
+
+def define_outputs(plan: GraphPlan) -> tuple[Any, ...]:
+    """The pipeline's outputs; called inside its definition."""
+    from nvidia.dali import fn, types
+
+    def source(name: str, dtype: Any, ndim: int) -> Any:
+        return fn.external_source(name=name, no_copy=True, dtype=dtype, ndim=ndim)
+
+    if plan.pixels:
+        encoded: Any = fn.external_source(
+            name="encoded",
+            no_copy=True,
+            dtype=types.UINT8,
+            ndim=3,
+            layout="HWC",
+            device="gpu" if plan.resident and plan.device == "cuda" else "cpu",
+        )
+    else:
+        encoded = source("encoded", types.UINT8, 1)
+    kinds = {"start": (types.INT32, 1), "shape": (types.INT32, 1)}
+    kinds |= {f"filter{k}": (types.BOOL, 0) for k in range(len(plan.recipe.geometries))}
+    for each in ("anchor", "extent"):
+        kinds |= {f"{each}{k}": (types.INT32, 1) for k in range(len(plan.recipe.geometries))}
+    dtypes = {"int32": types.INT32, "float32": types.FLOAT, "bool": types.BOOL}
+    for operation in drawn_operations(plan.recipe):
+        kinds |= {name: (dtypes[dtype], ndim) for name, dtype, ndim in argument_inputs(operation)}
+    inputs = {
+        name: source(name, *kinds.get(name, (types.FLOAT, 1))) for name in input_names(plan.recipe)
+    }
+    if plan.constant:  # as small as DALI's outputs get, and every input is used
+        return (encoded.shape(), *inputs.values())
+    images = (_from_pixels if plan.pixels else _from_encoded)(plan, encoded, inputs)
+    last = len(plan.recipe.geometries) - 1
+    one_pass = _is_one_pass(plan)
+    for number, geometry in enumerate(plan.recipe.geometries):
+        if geometry.padding is not None:
+            images = _padded(images, number, inputs, geometry.padding.fill)
+        if geometry.size is not None:
+            to_the_end = one_pass and number == last
+            images = _resized(plan, images, number, inputs, to_the_end=to_the_end)
+    for operation in plan.recipe.pixels:
+        images = operation_node(operation, images, inputs, plan.recipe.image)
+    if not one_pass:
+        images = _last_pass(plan.recipe, images, inputs)
+    for erasing in plan.recipe.erasing:
+        images = operation_node(erasing, images, inputs, plan.recipe.image)
+    if plan.recipe.dtype != last_pass_dtype(plan.recipe):
+        images = fn.cast(images, dtype=_dali_dtype(plan.recipe.dtype))
+    return (images,)
+
+
+def last_pass_dtype(recipe: CheckedRecipe) -> DType:
+    """The dtype of the images behind the last pass: on the GPU DALI's Erase knows no float16, so
+    what is erased becomes that behind it."""
+    return "float32" if recipe.erasing and recipe.dtype == "float16" else recipe.dtype
+
+
+def _from_pixels(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
+    """Pixels that came decoded: on the device, in the recipe's colours, and only the window."""
+    from nvidia.dali import fn, types
+
+    if plan.device == "cuda" and not plan.resident:
+        images = images.gpu()
+    if decodes_window(plan.recipe):
+        images = fn.slice(images, inputs["start"], inputs["shape"], axes=[0, 1])
+    if plan.recipe.decode.color == "gray" and not plan.resident:
+        colours = {"image_type": types.RGB, "output_type": types.GRAY}
+        images = fn.color_space_conversion(images, **colours)
+    return images
+
+
+def define_full_decode(plan: GraphPlan) -> Any:
+    """Whole images, upright and in the recipe's colours, HWC; called inside a definition."""
+    from nvidia.dali import fn, types
+
+    encoded = fn.external_source(name="encoded", no_copy=True, dtype=types.UINT8, ndim=1)
+    return fn.decoders.image(encoded, **decode_options(plan))
+
+
+def _from_encoded(plan: GraphPlan, encoded: Any, inputs: dict[str, Any]) -> Any:
+    """Upright pixels, HWC; only the window where there is one."""
+    from nvidia.dali import fn
+
+    options = decode_options(plan)
+    if not decodes_window(plan.recipe):
+        return fn.decoders.image(encoded, **options)
+    window = {"start": inputs["start"], "shape": inputs["shape"], "axes": [0, 1]}
+    if plan.windows == "slice":
+        return fn.slice(fn.decoders.image(encoded, **options), **window)
+    return fn.decoders.image_slice(encoded, **window, **options)
+
+
+def decode_options(plan: GraphPlan) -> dict[str, Any]:
+    from nvidia.dali import types
+
+    # Never ANY_DATA: on the CPU it corrupts the heap on a grey JPEG (DALI 2.4).
+    gray = plan.recipe.decode.color == "gray"
+    options: dict[str, Any] = {
+        "output_type": types.GRAY if gray else types.RGB,
+        "adjust_orientation": True,  # the windows are in upright coordinates
+    }
+    if plan.device == "cuda":
+        decode = plan.recipe.decode
+        options["device"] = "mixed"
+        if decode.hw_decoder_load is not None:
+            options["hw_decoder_load"] = decode.hw_decoder_load
+        if decode.preallocate is not None:
+            height, width = decode.preallocate
+            options |= {"preallocate_height_hint": height, "preallocate_width_hint": width}
+        if plan.deterministic:
+            # All by one decoder, and then with the CPU's chroma upsampling, as it costs nothing
+            # that the hardware decoder would have saved.
+            options |= {"hw_decoder_load": 0.0, "jpeg_fancy_upsampling": True}
+    return options
+
+
+def _is_one_pass(plan: GraphPlan) -> bool:
+    """Whether the last resize, the flip, Normalize and HWC to CHW are one compiled pass."""
+    recipe = plan.recipe
+    last = recipe.geometries[-1]
+    has_room = resample_operator.fits_planes(recipe.shape)
+    return _is_compiled(plan, last) and recipe.dtype != "uint8" and not recipe.pixels and has_room
+
+
+def _is_compiled(plan: GraphPlan, geometry: GeometryStage) -> bool:
+    fixed = geometry.size is not None and geometry.out is not None
+    return fixed and plan.compiled and plan.device == "cpu"
+
+
+def _resized(
+    plan: GraphPlan, images: Any, number: int, inputs: dict[str, Any], *, to_the_end: bool
+) -> Any:
+    """to_the_end: flipped, normalised and CHW too."""
+    from nvidia.dali import fn, types
+
+    recipe, geometry = plan.recipe, plan.recipe.geometries[number]
+    if not _is_compiled(plan, geometry):
+        return _resized_by_dali(images, geometry, number, inputs)
+    assert geometry.out is not None
+    region = (inputs[f"low{number}"], inputs[f"high{number}"]) if resizes_region(geometry) else None
+    filtered = inputs[f"filter{number}"] if geometry.antialias == "auto" else geometry.antialias
+    if not to_the_end:
+        shape = (*geometry.out, recipe.decode.channels)
+        return resample_operator.resize_to_pixels(images, shape, region=region, filtered=filtered)
+    images = resample_operator.resize_to_planes(
+        images,
+        recipe.shape,
+        region=region,
+        filtered=filtered,
+        mirror=inputs[recipe.mirror.name] if recipe.mirror else None,
+        normalize=recipe.normalize,
+    )
+    if recipe.erasing:  # which asks for the axes by name; what numba gives has none
+        images = fn.reshape(images, layout="CHW")
+    if last_pass_dtype(recipe) == "float16":
+        images = fn.cast(images, dtype=types.FLOAT16)
+    return images
+
+
+def _resized_by_dali(
+    images: Any, geometry: GeometryStage, number: int, inputs: dict[str, Any]
+) -> Any:
+    from nvidia.dali import fn, types
+
+    names = {} if geometry.out else {"size": f"size{number}"}
+    if resizes_region(geometry):
+        names |= {"roi_start": f"low{number}", "roi_end": f"high{number}"}
+
+    def resize(images: Any, arguments: dict[str, Any], *, antialias: bool) -> Any:
+        fixed = {"size": list(geometry.out)} if geometry.out else {}
+        options = {"interp_type": types.INTERP_LINEAR, "antialias": antialias, **fixed}
+        return fn.resize(images, **options, **arguments)
+
+    arguments = {option: inputs[name] for option, name in names.items()}
+    if geometry.antialias != "auto":
+        return resize(images, arguments, antialias=geometry.antialias)
+    # What DALI's own `if` is made of; splitting and merging hand pixels on without a copy.
+    which = inputs[f"filter{number}"]
+    conditional: Any = fn._conditional  # type: ignore[attr-defined]  # made at import time
+    filtered, plain = {}, {}
+    for option, node in {"images": images, **arguments}.items():
+        filtered[option], plain[option] = conditional.split(node, predicate=which, _if_stmt=True)
+    return conditional.merge(
+        resize(filtered.pop("images"), filtered, antialias=True),
+        resize(plain.pop("images"), plain, antialias=False),
+        predicate=which,
+    )
+
+
+def _padded(images: Any, number: int, inputs: dict[str, Any], fill: float) -> Any:
+    """A window that may reach outside of an image."""
+    from nvidia.dali import fn
+
+    return fn.slice(
+        images,
+        inputs[f"anchor{number}"],
+        inputs[f"extent{number}"],
+        axes=[0, 1],
+        out_of_bounds_policy="pad",
+        fill_values=[fill],
+    )
+
+
+def _last_pass(recipe: CheckedRecipe, images: Any, inputs: dict[str, Any]) -> Any:
+    """Flip, normalise, cast and HWC to CHW in one pass."""
+    from nvidia.dali import fn
+
+    options: dict[str, Any] = {
+        "dtype": _dali_dtype(last_pass_dtype(recipe)),
+        "output_layout": "CHW",
+    }
+    if recipe.mirror:
+        options["mirror"] = inputs[recipe.mirror.name]
+    if recipe.normalize:  # in units of 0..1; pixels come as 0..255
+        options["mean"] = [255 * mean for mean in recipe.normalize.mean]
+        options["std"] = [255 * std for std in recipe.normalize.std]
+    return fn.crop_mirror_normalize(images, **options)
+
+
+def _dali_dtype(name: DType) -> Any:
+    from nvidia.dali import types
+
+    return {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}[name]

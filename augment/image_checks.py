@@ -1,0 +1,328 @@
+"""Examine encoded images before DALI decodes them: headers, damage, and the range of values.
+
+Headers: a sample whose header can't be parsed, or whose window lies outside its image, doesn't fail
+a batch of DALI but ends the process (see `graph`), and so do some damaged JPEG 2000 files.
+
+Damage: nvImageCodec 0.9 tries a further decoder where one refuses a file. OpenCV's reads damaged
+TIFF and WebP files and animated PNGs into memory that it leaves unwritten where rows are missing,
+so that pixels differ from run to run, and its own bitmap decoder takes run-length codes and
+palettes for pixels. Its OpenJPEG ends the process at some damaged JPEG 2000 files: SIGSEGV in
+`opj_jp2_read_header`, depending on what its heap held before. So Pillow decodes these kinds first.
+Plain JPEG and PNG need none of this: their decoders refuse what is damaged, but for JPEG scans.
+
+Values: DALI divides 16 bits by 257, whatever the largest value is, and takes floats for shares of
+white; of PNM files it ignores the maximum that they state. So there is a warning of images that
+become all black, or all white.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.augment.dali_library import load_dali
+from penstock.cache import MissingDependencyError, PenstockWarning
+from penstock.cache.base import machine_remedy
+from penstock.readers import MAX_PIXELS, Rejection, pixel_refusal
+from penstock.readers.fields import IMAGE_HEAD_BYTES, sniff, strict_pillow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.readers import Encoded, EncodedBatch
+
+_JPEG2000_HEAD_BYTES = 8
+_REASON_CHARACTERS = 200
+_PNG_CHUNKS_BYTES = 2**16  # in which a PNG says that it is animated, before its pixels
+_SAMPLES_PER_PIXEL, _PLANES, _SEPARATE = 277, 284, 2
+_BMP_COMPRESSION = slice(30, 34)
+# What Pillow says of missing or broken data; it also refuses whole files that it doesn't know.
+_DAMAGE = re.compile(r"truncated|broken|decoder error -2|decoder object|next frame")
+
+
+def is_jpeg2000(sample: Encoded) -> bool:
+    """Whether bytes begin as a JP2 file or as a raw code stream does, be it roughly: decoders
+    differ in how much of a signature they want to see."""
+    head = sample[:_JPEG2000_HEAD_BYTES].tobytes()
+    return head[4:8] == b"jP  " or head.startswith(b"\xff\x4f")
+
+
+def jpeg2000_refusal(sample: Encoded, *, max_pixels: int) -> Rejection | None:
+    """Why a JPEG 2000 file mustn't go to DALI; None for one that Pillow decodes whole.
+
+    Raises MissingDependencyError where Pillow was built without OpenJPEG.
+    """
+    from PIL import Jpeg2KImagePlugin, features
+
+    if not features.check_codec("jpg_2000"):
+        raise MissingDependencyError(
+            "Checking JPEG 2000 images takes a Pillow with OpenJPEG, and this one was built "
+            "without. Install Pillow's own wheel (pip install --force-reinstall pillow), or "
+            "convert these images to JPEG, PNG or WebP."
+        )
+    try:
+        # The plugin itself: Image.open would let other formats try, and warn of large images.
+        with Jpeg2KImagePlugin.Jpeg2KImageFile(io.BytesIO(sample.data)) as image:
+            width, height = image.size
+            too_large = pixel_refusal(width, height, max_pixels=max_pixels)
+            if too_large is not None:
+                return too_large
+            with strict_pillow():
+                image.load()
+    except Exception as error:  # each layer of Pillow raises its own kinds
+        if machine_remedy(error) is not None:
+            raise
+        reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
+        return Rejection(
+            f"truncated or damaged: a JPEG 2000 file that Pillow can't decode "
+            f"({type(error).__name__}: {reason})"
+        )
+    return None
+
+
+def needs_pillow_check(sample: Encoded) -> bool:
+    """Return True for a file of a kind that DALI may decode although it is damaged. About 1 us."""
+    return _pillow_plugin(sample) is not None
+
+
+def pillow_refusal(sample: Encoded) -> Rejection | None:
+    """Decode a file for which `needs_pillow_check` is true; say why DALI mustn't, or None.
+
+    None too for what Pillow doesn't know: DALI decides then. Raises MemoryError.
+    """
+    found = _pillow_plugin(sample)
+    if found is None:
+        return None
+    codec, plugin = found
+    said: list[str] = []
+    try:
+        with strict_pillow() as said, plugin(io.BytesIO(sample.data)) as image:
+            if codec == "TIFF" and _has_alpha_plane(image.tag_v2):
+                return Rejection(
+                    "a TIFF of separate planes with an alpha channel, which DALI blends in: "
+                    "convert it to PNG, or drop its alpha channel"
+                )
+            image.load()
+    except Exception as error:  # each layer of Pillow raises its own kinds
+        if machine_remedy(error) is not None:
+            raise
+        reason = " ".join("; ".join([str(error), *said]).split())[:_REASON_CHARACTERS]
+        if isinstance(error, OSError) and _DAMAGE.search(reason):
+            return Rejection(
+                f"truncated or damaged: a {codec} file that Pillow can't decode ({reason})"
+            )
+    return None
+
+
+def _has_alpha_plane(tags: Any) -> bool:
+    return bool(tags.get(_PLANES) == _SEPARATE and tags.get(_SAMPLES_PER_PIXEL, 1) > 3)
+
+
+def _pillow_plugin(sample: Encoded) -> tuple[str, Any] | None:
+    from PIL import BmpImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
+
+    codec = sniff(sample[:IMAGE_HEAD_BYTES].tobytes())
+    if codec == "tiff":
+        return "TIFF", TiffImagePlugin.TiffImageFile
+    if codec == "webp":
+        return "WebP", WebPImagePlugin.WebPImageFile
+    if codec == "bmp" and not sample[_BMP_COMPRESSION].any():
+        return "BMP", BmpImagePlugin.BmpImageFile
+    head = sample[:_PNG_CHUNKS_BYTES].tobytes() if codec == "png" else b""
+    if b"acTL" in head.partition(b"IDAT")[0]:
+        return "PNG", PngImagePlugin.PngImageFile
+    return None
+
+
+_SMALLEST_FILE_BYTES = 16  # below that no image format has a header
+# Sample types that DALI 2.4 was seen to decode; int32 (TIFF) ends a run half-way.
+_DECODABLE_DTYPES = ("uint8", "uint16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What an encoded image says of itself, before its orientation is applied. is_wide: its values
+    have more than 8 bits."""
+
+    height: int
+    width: int
+    channels: int
+    codec: str
+    is_wide: bool = False
+
+    @property
+    def pixels(self) -> int:
+        """Height times width."""
+        return self.height * self.width
+
+
+def read_header(sample: Encoded) -> Header | Rejection:
+    """What an encoded image says of itself, about 4 us; no pixel is decoded."""
+    from nvidia import nvimgcodec
+
+    if len(sample) < _SMALLEST_FILE_BYTES:
+        return Rejection(f"not an image: {len(sample)} byte(s)" if len(sample) else "empty file")
+    try:
+        stream = nvimgcodec.CodeStream(sample)
+        dtype = str(stream.dtype)
+        header = Header(
+            stream.height, stream.width, stream.num_channels, stream.codec_name, dtype != "uint8"
+        )
+    except (RuntimeError, ValueError):  # what nvImageCodec raises for bytes that it can't parse
+        return Rejection("not an image of a format that DALI decodes")
+    except Exception as error:  # and what its binding does for files that it parses half-way
+        if machine_remedy(error) is not None:
+            raise
+        return Rejection(
+            f"its header can't be understood ({type(error).__name__}: {error}): convert it to "
+            "JPEG, PNG or WebP"
+        )
+    if dtype not in _DECODABLE_DTYPES:
+        return Rejection(f"its samples are {dtype}; DALI decodes {', '.join(_DECODABLE_DTYPES)}")
+    if header.codec == "tiff" and header.channels == 2:
+        return Rejection(
+            "a TIFF of 2 channels, which DALI takes for colours: convert it to PNG, or drop its "
+            "alpha channel"
+        )
+    return header
+
+
+def safe_header(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Header | Rejection:
+    """As `read_header`, of bytes that nobody has verified: JPEG 2000, which may end the process,
+    is decoded whole by Pillow before, up to max_pixels. Raises MissingDependencyError."""
+    refusal = jpeg2000_refusal(sample, max_pixels=max_pixels) if is_jpeg2000(sample) else None
+    return read_header(sample) if refusal is None else refusal
+
+
+def capped_header(sample: Encoded, *, max_pixels: int) -> Header | Rejection:
+    """As `safe_header`, of images of at most max_pixels."""
+    header = safe_header(sample, max_pixels=max_pixels)
+    if isinstance(header, Rejection):
+        return header
+    return pixel_refusal(header.width, header.height, max_pixels=max_pixels) or header
+
+
+def bad_headers(batch: EncodedBatch, *, max_pixels: int | None = None) -> dict[int, str]:
+    """Rows that would crash DALI, and why: no header, one of another size than was stored, or a
+    JPEG 2000 file that Pillow can't decode. max_pixels: more are bad too; None: the images
+    were verified when they were indexed or packed."""
+    bad: dict[int, str] = {}
+    for row, (sample, dims) in enumerate(zip(batch.encoded, batch.dims.tolist(), strict=True)):
+        # Of what was verified the stored size was within the limit then.
+        most = max_pixels or max(MAX_PIXELS, dims[0] * dims[1])
+        header = capped_header(sample, max_pixels=most)
+        if isinstance(header, Rejection):
+            bad[row] = header.reason
+        # Stored dims are upright, these may not be.
+        elif sorted((header.height, header.width)) != sorted(dims):
+            stored = " x ".join(map(str, dims))
+            bad[row] = f"it is {header.height} x {header.width} pixels, and {stored} was stored"
+    return bad
+
+
+_MAX_SAMPLES = 8
+_MAX_TOTAL_PIXELS = 2**24  # of them all: 200 MB as floats
+WHITE = 65535
+_DARK = 0.25  # of white: 14 bits of 16
+_PNM = re.compile(rb"P[2356]\s+(?:#[^\n]*\n\s*)*[0-9]+\s+[0-9]+\s+([0-9]+)\s")
+_WIDE_CODECS = ("png", "tiff", "pnm", "jpeg2000")
+
+
+def warn_of_values(samples: Sequence[Encoded], *, rounded: bool = False) -> None:
+    """Decode the first few images of more than 8 bits; warn if all their values are small or some
+    are too large for DALI.
+
+    samples: whose headers DALI can parse; of those that don't decode nothing is said. rounded: name
+    a whole number of bits, so that the same is said of other samples of the dataset.
+    """
+    wide = _wide_samples(samples)
+    if not wide:
+        return
+    try:
+        least, most = _value_range(wide)
+    except RuntimeError:  # whoever decodes the samples says so
+        return
+    if most > 1:
+        seen = "more than 1" if rounded else f"{least:g} to {most:g}"
+        _warn(
+            f"of floats with values of {seen}, and all above 1 becomes white",
+            "Divide them by their largest value",
+        )
+    else:
+        warn_of_dark(least, most, rounded=rounded)
+
+
+def warn_of_dark(least: float, most: float, *, rounded: bool) -> None:
+    """Warn if images of 16 bits use so few of them that 8 bits keep next to nothing.
+
+    least, most: of their values, as shares of white. rounded: as of `warn_of_values`.
+    """
+    if not 0 < most <= _DARK:
+        return
+    low, high = round(least * WHITE), round(most * WHITE)
+    if rounded:
+        low, high = 0, 2 ** high.bit_length() - 1
+    _warn(
+        f"of 16 bits with values from {low:,} to {high:,} of {WHITE:,}, and 8 bits keep "
+        f"{low // 257} to {-(-high // 257)} of 255: they become almost black",
+        f"Multiply them so that the largest is near {WHITE:,}",
+    )
+
+
+def _warn(what: str, remedy: str) -> None:
+    warnings.warn(
+        f"The images that were looked at are {what}. {remedy} and write the files again, or decode "
+        'them yourself: Map(fn, fields="image", returns={"image": Array("float32", (height, '
+        "width))}).",
+        PenstockWarning,
+        stacklevel=3,
+    )
+
+
+def _wide_samples(samples: Sequence[Encoded]) -> list[Encoded]:
+    """The first images of more than 8 bits, or of another maximum than 255; not the largest."""
+    found: list[Encoded] = []
+    pixels = 0
+    for sample in samples:
+        head = sample[:IMAGE_HEAD_BYTES].tobytes()
+        codec = sniff(head)
+        if codec not in _WIDE_CODECS or (codec == "png" and head[24] != 16):
+            continue
+        maximum = _PNM.match(head) if codec == "pnm" else None
+        if codec == "pnm" and (maximum is None or int(maximum[1]) in (255, WHITE)):
+            continue
+        header = read_header(sample)
+        if not isinstance(header, Header) or not (header.is_wide or maximum):
+            continue
+        pixels += header.pixels
+        if pixels > _MAX_TOTAL_PIXELS:
+            break
+        found.append(sample)
+        if len(found) == _MAX_SAMPLES:
+            break
+    return found
+
+
+def _value_range(samples: list[Encoded]) -> tuple[float, float]:
+    """The least and the largest value, as shares of white. Raises RuntimeError as DALI does."""
+    dali = load_dali()
+    from nvidia.dali import fn, types
+
+    pipe: Any = dali.Pipeline(
+        batch_size=len(samples),
+        num_threads=1,
+        device_id=None,
+        prefetch_queue_depth=1,
+        exec_dynamic=True,
+    )
+    with pipe:
+        encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
+        images = fn.decoders.image(encoded, output_type=types.RGB, dtype=types.FLOAT)
+        pipe.set_outputs(fn.reductions.min(images), fn.reductions.max(images))
+    pipe.build()
+    pipe.feed_input("encoded", samples)
+    least, most = pipe.run()
+    return float(least.as_array().min()), float(most.as_array().max())

@@ -1,0 +1,132 @@
+"""Offer the compiled pass of `resample_kernels` as a DALI operator, where numba is installed.
+
+DALI's NumbaFunction compiles Python functions and hands their addresses to its operator; ours are
+compiled and kept already, so the two methods that compile are replaced. DALI calls them in its
+decode threads, without the GIL.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from penstock.augment.operations import Normalize
+
+_LOG = logging.getLogger("penstock")
+
+
+@functools.cache
+def _operators() -> tuple[type[Any], type[Any]] | None:
+    """The operators that make planes and pixels; None where they can't be had."""
+    try:
+        from nvidia.dali.plugin.numba import NumbaFunction
+
+        from penstock.augment import resample_kernels as kernels
+    except ImportError as error:  # numba is optional, and refuses a numpy that it doesn't know
+        _LOG.info("resizing by DALI's own operators: the compiled pass isn't available (%s)", error)
+        return None
+    except Exception:  # a compiler that fails costs speed, never the job; but the log says so
+        _LOG.warning(
+            "The compiled resize failed to compile, so DALI's own operators resize, at about half "
+            "the speed. Try another version of numba.",
+            exc_info=True,
+        )
+        return None
+
+    class Compiled(NumbaFunction):
+        def _get_setup_fn_cpu(self, setup_fn: Any) -> int:
+            del setup_fn
+            return int(kernels.shape_like.address)
+
+    class ToPlanes(Compiled):
+        def _get_run_fn_cpu(self, *_: Any) -> int:
+            return int(kernels.to_planes.address)
+
+    class ToPixels(Compiled):
+        def _get_run_fn_cpu(self, *_: Any) -> int:
+            return int(kernels.to_pixels.address)
+
+    return ToPlanes, ToPixels
+
+
+def is_compiled() -> bool:
+    """Whether the compiled pass can be had here. The first call imports numba, and on a new machine
+    compiles for some seconds."""
+    return _operators() is not None
+
+
+def fits_planes(shape: tuple[int, int, int]) -> bool:
+    """Whether `planes` can make this: its factors travel in an input of the output's shape."""
+    return shape[1] * shape[2] >= 2
+
+
+def resize_to_planes(
+    images: Any,
+    shape: tuple[int, int, int],
+    *,
+    region: tuple[Any, Any] | None,
+    filtered: Any,
+    mirror: Any,
+    normalize: Normalize | None,
+) -> Any:
+    """Resize, mirror and normalise: (channels, height, width) of `shape`, float32.
+
+    images: uint8, HWC, on the CPU. region: (low, high), float32 (y, x) in pixels; None: all.
+    filtered: antialias, a bool or a bool node. mirror: an int32 node, or None.
+    """
+    like = np.zeros(shape, np.float32)
+    norm = np.array([[1.0, 0.0]] * shape[0])
+    if normalize is not None:  # in units of 0..1; pixels come as 0..255
+        std = np.array(normalize.std)
+        norm = np.stack([1 / (255 * std), -np.array(normalize.mean) / std], axis=1)
+    like.reshape(-1)[: norm.size] = norm.reshape(-1)
+    return _resample(0, images, like, region=region, filtered=filtered, mirror=mirror)
+
+
+def resize_to_pixels(
+    images: Any, shape: tuple[int, int, int], *, region: tuple[Any, Any] | None, filtered: Any
+) -> Any:
+    """Resize: (height, width, channels) of `shape`, uint8, rounded half up; else as `planes`."""
+    from nvidia.dali import fn
+
+    like = np.zeros(shape, np.uint8)
+    resized = _resample(1, images, like, region=region, filtered=filtered, mirror=None)
+    return fn.reshape(resized, layout="HWC")
+
+
+def _resample(
+    which: int,
+    images: Any,
+    like: Any,
+    *,
+    region: tuple[Any, Any] | None,
+    filtered: Any,
+    mirror: Any,
+) -> Any:
+    from nvidia.dali import types
+
+    def constant(value: Any, **kind: Any) -> Any:
+        return types.Constant(value, device="cpu", **kind)
+
+    found = _operators()
+    assert found is not None  # is_compiled() was asked
+    whole = constant(np.zeros(2, np.float32))
+    low, high = region or (whole, whole)
+    if isinstance(filtered, bool):
+        filtered = constant(filtered, dtype=types.BOOL)
+    if mirror is None:
+        mirror = constant(0, dtype=types.INT32)
+    out = types.UINT8 if like.dtype == np.uint8 else types.FLOAT
+    run = found[which](
+        None,
+        [out],
+        [types.UINT8, types.FLOAT, types.FLOAT, types.BOOL, types.INT32, out],
+        [3],
+        [3, 1, 1, 0, 0, 3],
+        device="cpu",
+    )
+    return run(images, low, high, filtered, mirror, constant(like))

@@ -1,0 +1,138 @@
+"""Decode full images, upright and in a recipe's colours, to be kept: no resize, no window.
+
+The decoder has the graph's own options, so that a window of what it gives holds the same bits as
+the same window decoded by the graph (on the CPU; measured with DALI 2.4, and held by a test).
+Samples are decoded in runs, two of them in flight: one is copied away while the next is decoded,
+and what is in flight stays bounded however large the batch is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from penstock.augment.dali_library import disown_pipeline, load_dali
+from penstock.augment.decode_failures import check_machine
+from penstock.augment.devices import checked_device
+from penstock.augment.graph_definition import GraphPlan, define_full_decode
+from penstock.cache import watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.augment.recipe import CheckedRecipe
+    from penstock.readers import Encoded
+
+RUN_SAMPLES = 64  # as many as `ImageVerifier` decodes at once: more are not faster
+RUN_PIXELS = 2**24  # 50 MB of RGB
+RUNS_IN_FLIGHT = 2
+HELD_RUNS = 1  # whose memory goes back to DALI when what copies it away was waited for
+
+
+class FullImageDecoder:
+    """Decodes samples whose headers were read (see `graph`). One thread calls.
+
+    threads: CPU threads that decode. The other arguments, and what is raised: as for `Graph`.
+    """
+
+    def __init__(
+        self,
+        recipe: CheckedRecipe,
+        *,
+        threads: int,
+        device: str = "cpu",
+        device_id: int | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        self._plan = GraphPlan(
+            recipe=recipe,
+            batch_size=RUN_SAMPLES,
+            threads=threads,
+            deterministic=deterministic,
+            check_headers=False,
+            constant=False,
+            **checked_device(device, device_id),
+        )
+        dali = load_dali()
+        self._tensor, self._tensors = dali.tensors.TensorCPU, dali.tensors.TensorListCPU
+        self._pipe = dali.Pipeline(
+            batch_size=RUN_SAMPLES,
+            num_threads=threads,
+            device_id=self._plan.device_id,
+            prefetch_queue_depth=1,
+            exec_dynamic=True,
+        )
+        with self._pipe:
+            self._pipe.set_outputs(define_full_decode(self._plan))
+        self._pipe.build()
+        watch(self)
+
+    def disown(self) -> None:
+        """Leave the pipeline alone in a forked child, where DALI's threads aren't."""
+        disown_pipeline(self._pipe)
+
+    def __call__(
+        self, samples: Sequence[Encoded], pixels: Sequence[int]
+    ) -> Iterator[list[tuple[int, Any]]]:
+        """Runs of (row, image) of the samples that decode, in any order; the others are left out.
+
+        pixels: of each sample, height times width. An image is uint8 of shape (height, width,
+        channels), a torch tensor on the device, valid until the next run is asked for. Take all of
+        them: the decoder is in step again at the end only. Raises DeviceError if memory was short
+        or the device fails.
+        """
+        failed: list[int] = []
+        flying: deque[tuple[list[int], Any]] = deque()
+        for run in decode_runs(pixels):
+            flying.append((run, self._schedule([samples[row] for row in run])))
+            if len(flying) == RUNS_IN_FLIGHT:
+                yield from self._taken(flying.popleft()[0], failed)
+        while flying:
+            yield from self._taken(flying.popleft()[0], failed)
+        # One at a time: a run that fails takes the good ones of its samples with it.
+        for row in failed:
+            alone = self._schedule([samples[row]])
+            yield from self._taken([row], [])
+            del alone
+
+    def _schedule(self, samples: list[Encoded]) -> Any:
+        views = self._tensors([self._tensor(view) for view in samples], contiguous=False)
+        self._pipe.feed_input("encoded", views)
+        self._pipe.schedule_run()
+        return views
+
+    def _taken(self, rows: list[int], failed: list[int]) -> Iterator[list[tuple[int, Any]]]:
+        import torch
+        from torch.utils.dlpack import from_dlpack
+
+        on_cuda = self._plan.device == "cuda"
+        stream = torch.cuda.current_stream(self._plan.device_id) if on_cuda else None
+        try:
+            images = self._pipe.outputs(cuda_stream=stream)[0]
+        except RuntimeError as error:
+            check_machine(error, remedy="resident=False, or a smaller batch")
+            failed += rows
+            return
+        yield [(row, from_dlpack(images[place])) for place, row in enumerate(rows)]
+
+
+def decode_runs(pixels: Sequence[int]) -> Iterator[list[int]]:
+    """Rows to decode together: RUN_SAMPLES and RUN_PIXELS at most, and at least one."""
+    run: list[int] = []
+    held = 0
+    for row, count in enumerate(pixels):
+        if run and (len(run) == RUN_SAMPLES or held + count > RUN_PIXELS):
+            yield run
+            run, held = [], 0
+        run.append(row)
+        held += count
+    if run:
+        yield run
+
+
+def resident_tensor(image: Any) -> Any:
+    """What `Graph(resident=True)` takes for an image in the memory of a GPU, which it only wraps.
+
+    image: torch uint8 on CUDA, shape (height, width, channels), contiguous.
+    """
+    return load_dali().tensors.TensorGPU(image, layout="HWC")

@@ -1,0 +1,86 @@
+"""Map files or spans of them read-only, by libc.
+
+pyarrow's own map asks for the whole file to be read ahead, and Python's `mmap` keeps a descriptor
+open for each map.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap, _munmap = _libc.mmap, _libc.munmap
+_mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int64,
+)
+_mmap.restype = ctypes.c_void_p
+_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class FileMap:
+    """A Map is a file, mapped read-only until nothing refers to this object any more.
+
+    on_unmap: called behind that. span: bytes [start, end) of the file, end not beyond the file's;
+    None: all of it. Raises OSError, ValueError (nothing to map).
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        *,
+        on_unmap: Callable[[], None] | None = None,
+        span: tuple[int, int] | None = None,
+    ) -> None:
+        self.address: int | None = None
+        self._on_unmap: Callable[[], None] | None = None
+        file = os.fstat(fd)
+        start, end = span or (0, file.st_size)
+        self._ahead = start % mmap.ALLOCATIONGRANULARITY
+        self.size_bytes, self.inode = end - start, file.st_ino
+        if self.size_bytes <= 0:
+            raise ValueError("the file is empty")
+        at, length = start - self._ahead, self.size_bytes + self._ahead
+        address = _mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, at)
+        if address is None or address == _FAILED:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        self.address, self._on_unmap = address + self._ahead, on_unmap
+
+    def buffer(self) -> Any:
+        """A pyarrow buffer of it, which keeps the map alive as does all that looks into it."""
+        import pyarrow as pa
+
+        return pa.foreign_buffer(self.address, self.size_bytes, base=self)
+
+    def __del__(
+        self,
+        unmap: Callable[[int, int], int] = _munmap,
+        is_finalizing: Callable[[], bool] = sys.is_finalizing,
+    ) -> None:
+        if self.address is not None:
+            unmap(self.address - self._ahead, self.size_bytes + self._ahead)
+            # At exit the modules that a callback needs may be gone, and the kernel frees its locks.
+            if self._on_unmap is not None and not is_finalizing():
+                self._on_unmap()
+
+
+def map_file(path: bytes | str) -> FileMap:
+    """Map a file by its path; no descriptor stays open. Raises as Map does."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return FileMap(fd)
+    finally:
+        os.close(fd)

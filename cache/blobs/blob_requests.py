@@ -1,0 +1,162 @@
+"""Send requests for ranges of blobs upstream, and share their failures with those that wait.
+
+Of several readers that want one piece one fetches it and the others wait. When that fetch fails for
+good, it has spent all the time that a range gets; the others would only spend it again, one after
+the other. So they end with the same error.
+
+An object that is replaced while its blob is read is an error, and bytes of two versions are never
+mixed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.cache.errors import FetchError, ObjectChangedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from penstock.cache.base import Answer, BlobSource, Segment
+    from penstock.cache.blobs.dataset_cache import CachedBlob, DatasetCache
+    from penstock.cache.blobs.upstream import BlobRange, Upstream
+    from penstock.cache.disk import PieceSpan
+
+_REMEMBERED = 256
+
+
+class _FailedFetch(NamedTuple):
+    at_s: float
+    key: str
+    run: PieceSpan
+    error: FetchError
+
+
+class FillFailures:
+    """Remembers the failed fetches of one process. Safe for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._recent: deque[_FailedFetch] = deque(maxlen=_REMEMBERED)
+
+    def note(self, places: Iterable[tuple[str, PieceSpan]], error: FetchError) -> None:
+        """Note the pieces (key of their blob, pieces) that a failed fetch held."""
+        now_s = time.monotonic()
+        with self._lock:
+            self._recent += [_FailedFetch(now_s, key, run, error) for key, run in places]
+
+    def since(
+        self, began_s: float, wanted: Iterable[tuple[str, list[PieceSpan]]]
+    ) -> FetchError | None:
+        """Find a fetch that failed behind a moment and held some of these pieces: its error."""
+        with self._lock:
+            recent = [each for each in self._recent if each.at_s >= began_s]
+        if not recent:
+            return None
+        for key, runs in wanted:
+            for failure in recent:
+                low, high = failure.run
+                if failure.key == key and any(low < end and high > at for at, end in runs):
+                    error = failure.error
+                    # One of its own: an exception that several threads raise mixes their traces.
+                    return type(error)(str(error), uri=error.uri, missing=error.missing)
+        return None
+
+
+def object_changed(source: BlobSource, segment: Segment) -> ObjectChangedError:
+    """Make the error of a blob whose bytes came from another object than was indexed. segment: of
+    that object."""
+    is_blob = segment.object_bytes is None and len(source.segments) == 1
+    shown = source.uri if is_blob else f"{source.uri} ({segment.path})"
+    return ObjectChangedError(
+        f"{shown}: the object was replaced while it was being read, or isn't the one that was "
+        "indexed. No versions were mixed: run the job again, and don't write to a dataset while "
+        "jobs read it.",
+        uri=source.uri,
+    )
+
+
+@contextlib.contextmanager
+def drop_if_changed(
+    blobs: Sequence[CachedBlob], *, cache: DatasetCache, upstream: Upstream
+) -> Iterator[None]:
+    """Drop what was filled from an object that isn't that one any more: it is of no use."""
+    try:
+        yield
+    except ObjectChangedError as error:
+        for blob in blobs:
+            names = {upstream.uri(segment.path) for segment in blob.source.segments}
+            if error.uri in (*names, blob.source.uri) and blob.fill is not None:
+                cache.drop(blob.source, inode=blob.inode)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRequest:
+    """A blob request is a range to fetch, and what takes its bytes.
+
+    pieces: of the fill that it is for; None where the blob passes.
+    """
+
+    range: BlobRange
+    take: Callable[[Answer], None]
+    pieces: PieceSpan | None = None
+
+
+class Requester:
+    """Sends requests upstream, and notes which pieces of which fills a failure has cost."""
+
+    def __init__(self, upstream: Upstream, failures: FillFailures) -> None:
+        self._upstream, self._failures = upstream, failures
+        self._lock = threading.Lock()
+        self._asked: dict[str, list[PieceSpan]] = {}  # of fills, by key: on their way
+
+    def asks(self, source: BlobSource, pieces: PieceSpan) -> bool:
+        """Whether this process is fetching some of these pieces."""
+        with self._lock:
+            asked = self._asked.get(source.key, ())
+            return any(low < pieces[1] and pieces[0] < high for low, high in asked)
+
+    def send(self, requests: Sequence[BlobRequest], *, urgent: bool = True) -> None:
+        """Fetch all; returns when each is taken. urgent: False for a fill in the background.
+        Raises as Upstream.fetch does."""
+        if not requests:
+            return
+        self._note(requests)
+        try:
+            self._upstream.fetch(
+                [request.range for request in requests],
+                lambda number, answer: requests[number].take(answer),
+                urgent=urgent,
+            )
+        except FetchError as error:
+            failed = [
+                (request.range.blob.key, request.pieces)
+                for request in requests
+                if request.pieces is not None
+                and self._upstream.uri(request.range.stored.path) == error.uri
+            ]
+            self._failures.note(failed, error)
+            raise
+        finally:
+            self._forget(requests)
+
+    def _note(self, requests: Sequence[BlobRequest]) -> None:
+        with self._lock:
+            for request in requests:
+                if request.pieces is not None:
+                    self._asked.setdefault(request.range.blob.key, []).append(request.pieces)
+
+    def _forget(self, requests: Sequence[BlobRequest]) -> None:
+        with self._lock:
+            for request in requests:
+                if request.pieces is not None:
+                    asked = self._asked[request.range.blob.key]
+                    asked.remove(request.pieces)
+                    if not asked:
+                        del self._asked[request.range.blob.key]

@@ -1,0 +1,501 @@
+"""Read the objects of one remote dataset: its blobs, its small objects, names and jobs.
+
+A blob that the cache keeps is filled as it is read: exact ranges for the samples of a batch, big
+ranges by a filler in the background, both into the same file, each byte once a node. A blob that it
+doesn't keep passes: its samples come by exact ranges into fresh memory.
+
+Small objects (the manifests and sidecars of an index) are fetched whole, into the cache or a
+temporary folder of the process. What the store last said of a name is remembered for when it can't
+be reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import time
+import warnings
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from penstock.cache.base import BlobSource, ObjectInfo, Segment, blob_key, remove_own_folder
+from penstock.cache.blobs.blob_fills import (
+    Demand,
+    DemandFills,
+    PieceRequests,
+    WholeFills,
+    demand_of,
+)
+from penstock.cache.blobs.blob_requests import FillFailures, Requester
+from penstock.cache.blobs.dataset_cache import BlobOpener, CachedBlob, DatasetCache, DatasetJobs
+from penstock.cache.blobs.passing_blob import PassingBlob, PassingReads
+from penstock.cache.blobs.upstream import StoreUpstream
+from penstock.cache.disk import DISK_ERRORS
+from penstock.cache.errors import FetchError, PenstockWarning
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from penstock.cache.base import Blob, BlobSpans, FileMap, ReadMode, Traffic, TrafficMeter
+    from penstock.cache.blobs.blob_requests import BlobRequest
+    from penstock.cache.blobs.dataset_cache import BlockSums
+    from penstock.cache.blobs.upstream import Upstream
+    from penstock.cache.disk import CacheFolder, DiskCache, Lookup, PieceSpan, PinnedShare
+    from penstock.cache.fetch import Fetcher
+
+    Bytes = NDArray[np.uint8]
+
+
+class ProcessFolder:
+    """Keeps files by key in a folder of its own, made at the first use.
+
+    It is removed at close() or at the process's end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._folder: str | None = None
+        self._finalizer: weakref.finalize[..., ProcessFolder] | None = None
+
+    def path(self, key: str) -> str:
+        """Where the file of a key lies, or would lie."""
+        with self._lock:
+            if self._folder is None:
+                self._folder = tempfile.mkdtemp(prefix="penstock-objects-")
+                self._finalizer = weakref.finalize(
+                    self, remove_own_folder, self._folder, os.getpid()
+                )
+            return os.path.join(self._folder, key)
+
+    def write(self, key: str, data: memoryview) -> str:
+        """Make or replace the file of a key; its path."""
+        path = self.path(key)
+        temp = f"{path}.{threading.get_ident()}"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temp)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temp, flags, 0o600), "wb") as file:
+            file.write(data)
+        os.replace(temp, path)
+        return path
+
+    def remove(self, key: str) -> None:
+        """Forget a file, if it is there."""
+        if self._folder is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self._folder, key))
+
+    def close(self) -> None:
+        """Remove all. Safe to call twice."""
+        if self._finalizer is not None:
+            self._finalizer()
+
+
+_MOST_HELD = 1024
+
+_ALL: PieceSpan = (0, 1)
+"""The one piece of an object that is fetched whole."""
+
+
+class SmallObjects:
+    """Keeps small objects in the cache, fetched once a node, else in a folder of this process.
+
+    Safe for several threads.
+    """
+
+    def __init__(self, fetcher: Fetcher, cache: DatasetCache, *, failures: FillFailures) -> None:
+        self._fetcher, self._cache, self._failures = fetcher, cache, failures
+        self._lock = threading.Lock()
+        self._held: OrderedDict[str, FileMap] = OrderedDict()
+        self._own = ProcessFolder()
+
+    def path(self, path: str, *, size_bytes: int | None, version: str) -> bytes:
+        """The local path of a small object, as `Remote.object` says."""
+        source = self._source(path, size_bytes, version)
+        kept: str | None = self._cache.look(
+            lambda lookup: self._find(lookup, source, size_bytes)
+        ) or self._cache.use(lambda shelf: self._keep(shelf, source, size_bytes))
+        if kept is None:
+            kept = self._fetch_own(source, size_bytes)
+        return os.fsencode(kept)
+
+    def drop(self, path: str, *, size_bytes: int | None, version: str) -> bool:
+        """Forget a small object whose bytes were wrong; whether the cache had it."""
+        source = self._source(path, size_bytes, version)
+        with self._lock:
+            self._held.pop(source.key, None)
+        dropped = self._cache.drop(source)
+        self._own.remove(source.key)
+        return dropped
+
+    def close(self) -> None:
+        """Let all go. Safe to call twice."""
+        self._held.clear()
+        self._own.close()
+
+    def _source(self, path: str, size_bytes: int | None, version: str) -> BlobSource:
+        uri = f"{self._fetcher.store.url}/{path}"
+        key = blob_key(scope=self._fetcher.store.scope, uri=uri, version=version)
+        segment = Segment(path=path, size_bytes=size_bytes or 0, version=None)
+        return BlobSource(key=key, uri=uri, segments=(segment,), size_bytes=size_bytes or 0)
+
+    def _find(self, lookup: Lookup, source: BlobSource, size_bytes: int | None) -> str | None:
+        """The path of an object that is here; its map is held, so that it stays."""
+        path = lookup.layout.blob(source.key)
+        with self._lock:
+            if source.key in self._held and lookup.has(source.key):
+                return path
+        mapped = lookup.find(source.key, size_bytes)
+        if mapped is None:
+            return None
+        with self._lock:
+            self._held[source.key] = mapped
+            while len(self._held) > _MOST_HELD:
+                self._held.popitem(last=False)
+        return path
+
+    def _keep(self, shelf: CacheFolder, source: BlobSource, size_bytes: int | None) -> str | None:
+        # One of the node fetches it, the others wait: longer than that one can take.
+        began_s = time.monotonic()
+        patience_s = 2 * self._fetcher.policy.retry_timeout_s
+        with shelf.keys.holding(source.key, timeout_s=patience_s):
+            found = self._find(shelf.lookup, source, size_bytes)
+            if found is not None:
+                return found
+            if (failed := self._failures.since(began_s, [(source.key, [_ALL])])) is not None:
+                raise failed
+            try:
+                answer = self._fetcher.whole(source.segments[0].path, size_bytes=size_bytes)
+            except FetchError as error:
+                self._failures.note([(source.key, _ALL)], error)
+                raise
+            data = memoryview(answer.data)
+            if not shelf.filling.put(source, data, group=self._cache.group, kept=True):
+                return self._own.write(source.key, data)
+            self._fetcher.meter.add(bytes_filled=len(data))
+            return self._find(shelf.lookup, source, size_bytes)
+
+    def _fetch_own(self, source: BlobSource, size_bytes: int | None) -> str:
+        """Without a cache: a file of this process."""
+        path = self._own.path(source.key)
+        if not os.path.exists(path):
+            answer = self._fetcher.whole(source.segments[0].path, size_bytes=size_bytes)
+            self._own.write(source.key, memoryview(answer.data))
+        return path
+
+
+# A store that doesn't answer is waited for so long where its last answer is known.
+_KNOWN_LIMIT_S = 5.0
+
+
+class StoreNames:
+    """Looks objects up by name; the cache remembers each answer for when the store is away."""
+
+    def __init__(self, fetcher: Fetcher, cache: DatasetCache) -> None:
+        self._fetcher, self._cache = fetcher, cache
+        self._warned = False
+
+    def find(self, path: str) -> ObjectInfo | None:
+        """Look a name up, as `Remote.find` says."""
+        name = "\0".join((self._fetcher.store.scope, self._fetcher.store.url, path))
+        known, before = self._cache.look(lambda lookup: lookup.recall(name)) or (False, None)
+        try:
+            found = self._fetcher.info(path, limit_s=_KNOWN_LIMIT_S if known else None)
+        except FetchError as error:
+            if not known:
+                raise
+            self._warn(error)
+            if before is None:
+                return None
+            return ObjectInfo(path=path, size_bytes=before[0], version=before[1])
+        answer = None if found is None else (found.size_bytes, found.version)
+        if not known or answer != before:
+            self._cache.use(lambda shelf: shelf.catalogue.names.remember(name, answer))
+        return found
+
+    def _warn(self, error: FetchError) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self._cache.label}: the remote can't be asked whether it has changed, so the "
+                f"cached index is used as it is. {error}",
+                PenstockWarning,
+                stacklevel=5,
+            )
+
+
+class BlobReader:
+    """Gives the bytes of spans of many blobs at once, and counts hits and misses."""
+
+    def __init__(
+        self,
+        demand_fills: DemandFills,
+        passing: PassingReads,
+        *,
+        cache: DatasetCache,
+        meter: TrafficMeter,
+    ) -> None:
+        self._demand_fills, self._passing = demand_fills, passing
+        self._cache, self._meter = cache, meter
+
+    def load(self, wanted: Sequence[BlobSpans], *, mode: ReadMode = "mmap") -> list[list[Bytes]]:
+        """Read the bytes of all spans, as `Remote.load` says."""
+        cold = [
+            number
+            for number, want in enumerate(wanted)
+            if not isinstance(want.blob, CachedBlob) or want.blob.fill is not None
+        ]
+        passed = self._bring([wanted[number] for number in cold]) if cold else []
+        results: dict[int, list[Bytes]] = {
+            number: found for number, found in zip(cold, passed, strict=True) if found is not None
+        }
+        disk_bytes = 0
+        hits = 0
+        loaded = []
+        for number, want in enumerate(wanted):
+            found = results.get(number)
+            if found is None:
+                blob = want.blob
+                assert isinstance(blob, CachedBlob)
+                read = blob.copies if mode == "pread" else blob.views
+                found = read(want.starts, want.ends)
+                size_bytes = sum(want.ends) - sum(want.starts)
+                disk_bytes += size_bytes if want.touched_bytes is None else want.touched_bytes
+                hits += len(found) if want.touched_bytes != 0 else 0
+            loaded.append(found)
+        self._meter.add(bytes_disk=disk_bytes, hits=hits)
+        return loaded
+
+    def bring(self, wanted: Sequence[BlobSpans], *, here: int) -> None:
+        """Fetch what cached blobs miss, as `Remote.bring` says."""
+        began, demands, missed = time.perf_counter(), list[Demand](), 0
+        for want in wanted:
+            if isinstance(want.blob, CachedBlob):
+                demand, missing = demand_of(want.blob, want.starts, want.ends)
+                missed += missing
+                demands += [demand] if demand is not None else []
+        if demands:
+            try:
+                self._demand_fills.bring(demands, [])
+            except DISK_ERRORS as error:  # who reads meets it again, shard by shard
+                self._cache.give_up(error)
+        hits = here + sum(len(want.starts) for want in wanted) - missed
+        waited_s = time.perf_counter() - began if demands else 0.0
+        self._meter.add(hits=hits, misses=missed, remote_wait_s=waited_s)
+
+    def _bring(self, cold: Sequence[BlobSpans]) -> list[list[Bytes] | None]:
+        """Fetch what isn't here: into the cache (None in its place), or for passing blobs the
+        arrays themselves."""
+        began = time.perf_counter()
+        passed: list[list[Bytes] | None] = [None] * len(cold)
+        requests: list[BlobRequest] = []
+        demands: list[Demand] = []
+        missed = passing = 0
+        for number, want in enumerate(cold):
+            if isinstance(want.blob, CachedBlob):
+                demand, missing = demand_of(want.blob, want.starts, want.ends)
+                missed += missing
+                if demand is not None:
+                    demands.append(demand)
+            else:
+                assert isinstance(want.blob, PassingBlob)
+                passed[number], more = self._passing.requests(want.blob, want.starts, want.ends)
+                requests += more
+                passing += len(want.starts)
+        if requests or demands:
+            try:
+                self._demand_fills.bring(demands, requests)
+            except DISK_ERRORS as error:
+                self._cache.give_up(error)
+                # Past a cache that can't be written any more.
+                passed = list(self._passing.read(cold))
+        self._meter.add(
+            # load() counts all that it gives from the disk as hits, what had to come first too.
+            misses=missed + passing,
+            hits=-missed,
+            remote_wait_s=time.perf_counter() - began,
+        )
+        return passed
+
+
+class Remote:
+    """Reads one dataset's objects through the node's cache.
+
+    Safe for several threads; not across fork.
+
+    fetcher: owned, closed with this. cache: None keeps nothing. group: names the dataset in the
+    cache; label: the same for people. upstream: where bytes of blobs come from, the store unless
+    told; small objects and names are the store's in any case. It is closed with this.
+    """
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        cache: DiskCache | None,
+        *,
+        group: str,
+        label: str,
+        upstream: Upstream | None = None,
+    ) -> None:
+        self.fetcher, self.cache = fetcher, cache
+        self.group, self.label = group, label
+        self._closed = False
+        meter, failures = fetcher.meter, FillFailures()
+        self._dataset_cache = dataset_cache = DatasetCache(cache, group=group, label=label)
+        self._memberships = DatasetJobs(cache, group=group, label=label)
+        self.upstream = upstream = upstream or StoreUpstream(fetcher)
+        requester = Requester(upstream, failures)
+        pieces = PieceRequests(range_bytes=upstream.range_bytes, meter=meter)
+        self._demand_fills = demand_fills = DemandFills(
+            upstream, requester, pieces, cache=dataset_cache, failures=failures, meter=meter
+        )
+        self._passing = PassingReads(requester, range_bytes=upstream.range_bytes, meter=meter)
+        self._opener = BlobOpener(dataset_cache, self._memberships, ensure=demand_fills.ensure)
+        self._reader = BlobReader(demand_fills, self._passing, cache=dataset_cache, meter=meter)
+        self._whole_fills = WholeFills(
+            upstream, requester, pieces, opener=self._opener, cache=dataset_cache
+        )
+        self._small_objects = SmallObjects(fetcher, dataset_cache, failures=failures)
+        self._names = StoreNames(fetcher, dataset_cache)
+
+    # -- blobs
+
+    def open(self, source: BlobSource) -> Blob:
+        """Open a blob; fetches nothing. Cached if the cache has it or has room for it."""
+        return self._opener.open(source) or self._passing.open(source)
+
+    def pass_by(self, source: BlobSource) -> Blob:
+        """Open a blob whose bytes are kept nowhere, whatever the cache has; fetches nothing."""
+        return self._passing.open(source)
+
+    def is_whole(self, source: BlobSource) -> bool:
+        """Whether a blob is on the local disk, all of it."""
+        return not source.size_bytes or self._dataset_cache.has(source)
+
+    def held(self) -> dict[str, float]:
+        """What the cache has of each of its blobs, by key: 1.0 is all of it. Lists the folder's
+        names."""
+        return self._dataset_cache.held()
+
+    def keeps(self, key: str) -> bool:
+        """Whether the cache would keep a blob of this key for one of the jobs here."""
+        return self._memberships.keeps(key)
+
+    def load(self, wanted: Sequence[BlobSpans], *, mode: ReadMode = "mmap") -> list[list[Bytes]]:
+        """Read the bytes of all spans: read-only uint8 arrays in the order asked. What is missing
+        is fetched, over all blobs at once.
+
+        mode: "pread" gives fresh memory, any other views of cached blobs; what passes comes in
+        fresh memory in any case. Raises FetchError, StalledError, ClosedError; with "pread" OSError
+        and EOFError of a failing disk or a file that was truncated.
+        """
+        return self._reader.load(wanted, mode=mode)
+
+    @property
+    def widening(self) -> int:
+        """How many times as much is fetched as batches wait for, of what lies beside it and is
+        missing too: fewer requests, and no byte that the cache wouldn't keep. May be set."""
+        return self._demand_fills.times
+
+    @widening.setter
+    def widening(self, times: int) -> None:
+        self._demand_fills.times = times
+
+    def bring(self, wanted: Sequence[BlobSpans], *, here: int) -> None:
+        """Fetch what spans of cached blobs miss, over all blobs at once, for who reads them through
+        buffers then. here: samples beside these that are on the local disk, to be counted. Raises
+        FetchError, StalledError, ClosedError."""
+        self._reader.bring(wanted, here=here)
+
+    def fill(
+        self,
+        source: BlobSource,
+        *,
+        progress: Callable[[int], None] | None = None,
+        stop: threading.Event | None = None,
+    ) -> int:
+        """Fetch a whole blob into the cache; bytes that this call fetched (0: it was there, or
+        others fetched it), -1 if the cache has no room for it or stop was set.
+
+        progress: called with bytes as they come, on fetch threads. Raises FetchError, StalledError.
+        """
+        return self._whole_fills.fill(source, progress=progress, stop=stop)
+
+    def is_left_to_others(self, source: BlobSource) -> bool:
+        """Whether the fill of a blob shall wait for a while: another node of the job fetches it
+        from the remote for this one too."""
+        return self.upstream.is_left_to_others(source.key)
+
+    def block_sums(self, blob: Blob) -> BlockSums | None:
+        """The checksums of a whole blob's blocks; None of one that isn't whole or is kept nowhere,
+        and where nobody has noted any."""
+        from penstock.cache.blobs.dataset_cache import block_sums  # most samples have their own
+
+        return block_sums(blob, self._dataset_cache)
+
+    def check(self, source: BlobSource) -> None:
+        """Drop a blob whose bytes aren't those that came: by the checksums of its blocks, for who
+        reads where samples have none. What nobody has checksums of goes too, as a fill that was
+        begun."""
+        self._dataset_cache.use(lambda shelf: shelf.verifier.check(source.key))
+
+    def drop(self, source: BlobSource, *, inode: int | None = None) -> None:
+        """Forget a blob whose bytes were wrong; the next open fetches it again. inode: of the file
+        that was wrong (CachedBlob.inode)."""
+        if self._dataset_cache.drop(source, inode=inode):
+            self.fetcher.meter.add(refetched=1)
+        self.upstream.doubt(source.key)
+
+    # -- small objects and names
+
+    def object(self, path: str, *, size_bytes: int | None, version: str) -> bytes:
+        """Give the local path of a manifest or a sidecar, fetched if it isn't here. Raises
+        FetchError."""
+        return self._small_objects.path(path, size_bytes=size_bytes, version=version)
+
+    def drop_object(self, path: str, *, size_bytes: int | None, version: str) -> None:
+        """Forget a small object whose bytes were wrong."""
+        if self._small_objects.drop(path, size_bytes=size_bytes, version=version):
+            self.fetcher.meter.add(refetched=1)
+
+    def find(self, path: str) -> ObjectInfo | None:
+        """Look a name up in the store; None if it isn't there. Where the remote can't be asked,
+        this is what it said last, with a warning. Raises FetchError."""
+        return self._names.find(path)
+
+    # -- jobs, counters, the end
+
+    def join(self, keys: Sequence[str], sizes: Iterable[int]) -> PinnedShare | None:
+        """Begin a job that reads these blobs in each epoch; what is pinned is decided here. It is
+        the caller's, beside other jobs on this dataset, until `leave`. None without a cache."""
+        return self._memberships.join(keys, sizes)
+
+    def leave(self, job: PinnedShare) -> None:
+        """End a job. Safe to call twice."""
+        self._memberships.leave(job)
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs were joined and not left."""
+        return len(self._memberships)
+
+    def traffic(self) -> Traffic:
+        """The traffic that was counted so far."""
+        return self.fetcher.meter.snapshot()
+
+    def close(self) -> None:
+        """End requests and threads; views stay valid. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._memberships.close()
+        self._dataset_cache.close()
+        self.upstream.close()
+        self.fetcher.close()
+        self._small_objects.close()

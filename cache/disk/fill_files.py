@@ -1,0 +1,239 @@
+"""Write a blob while it is being filled: a preallocated file, and a map that marks present pieces.
+
+A piece is 4 KiB of a single object, or one whole part of a blob of many. A process that fetches
+pieces holds a byte-range lock that stands for them meanwhile, writes them to their place and marks
+them: so exact ranges for a batch and the big ranges of a background fill add up, nothing is fetched
+twice, and what a killed process held is free at once. A mark is set after the write, so a marked
+piece is right as long as the machine runs; fills of before a reboot are dropped.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+from crc32c import crc32c
+
+from penstock.cache.base import ByteLocks
+from penstock.cache.disk.block_crcs import BLOCK_BYTES, crcs_of
+from penstock.cache.disk.fill_marks import (
+    BORDER_BYTES,
+    BORDERS_FOLLOW,
+    EVEN_PIECES,
+    HEADER_BYTES,
+    KIND_AT,
+    map_name,
+    part_name,
+)
+from penstock.cache.disk.folder_layout import disk_bytes
+from penstock.cache.disk.pieces import PIECE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.cache.base import Folder
+    from penstock.cache.disk.pieces import BlobPieces, PieceSpan
+
+_TEXT = 6  # 2 bytes of length, 4 of CRC-32C, and then the version that all pieces are of
+_VERSION_LOCK = 2**62
+
+
+class Fill:
+    """A Fill is a blob that isn't whole yet: its two files, open.
+
+    Several threads and processes may work on one.
+    """
+
+    def __init__(self, folder: Folder, key: str, pieces: BlobPieces) -> None:
+        """Open what is there. Raises FileNotFoundError, ValueError and StrangeFileError (not whole,
+        or not ours: to be made anew)."""
+        self.key, self.pieces = key, pieces
+        self.part = os.path.join(folder.path, part_name(key))
+        self.fd = -1
+        self.fd = folder.open(part_name(key), os.O_RDWR)
+        try:
+            found = os.fstat(self.fd)
+            self.inode = found.st_ino
+            marks_fd = folder.open(map_name(key), os.O_RDWR)
+            try:
+                wanted = (pieces.size_bytes, map_bytes(pieces))
+                if (found.st_size, os.fstat(marks_fd).st_size) != wanted:
+                    raise ValueError(f"{self.part}: a fill of another size")
+                self._memory = mmap.mmap(marks_fd, 0)
+            finally:
+                os.close(marks_fd)
+        except BaseException:
+            self.close()
+            raise
+        self._crcs: dict[int, int] = {}
+        self.marks = np.frombuffer(self._memory, np.uint8, pieces.count, HEADER_BYTES)
+
+    @classmethod
+    def make(cls, folder: Folder, key: str, pieces: BlobPieces) -> Fill:
+        """Make both anew, the part last; the caller holds the key. Raises OSError (no room)."""
+        discard_fill(folder, key)
+        # A full disk says so here, not in the middle of a download.
+        sizes = {map_name(key): map_bytes(pieces), part_name(key): pieces.size_bytes}
+        try:
+            for name, size_bytes in sizes.items():
+                fd = folder.create(name)
+                try:
+                    os.posix_fallocate(fd, 0, size_bytes)
+                    if name == map_name(key):
+                        _note_borders(fd, pieces)
+                finally:
+                    os.close(fd)
+            return cls(folder, key, pieces)
+        except BaseException:
+            discard_fill(folder, key)
+            raise
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.marks.all())
+
+    def missing(self, spans: list[PieceSpan]) -> list[PieceSpan]:
+        """The parts of sorted spans whose pieces aren't there."""
+        result: list[PieceSpan] = []
+        for low, high in spans:
+            marks = self._memory[
+                HEADER_BYTES + low : HEADER_BYTES + high
+            ]  # bytes: numpy is slower on few
+            first = marks.find(0)
+            while first >= 0:
+                end = marks.find(1, first)
+                result.append((low + first, high if end < 0 else low + end))
+                first = marks.find(0, end) if end >= 0 else -1
+        return result
+
+    def missing_bytes(self) -> int:
+        """Bytes that are still to come."""
+        return sum(b - a for a, b in map(self.pieces.span, self.missing([(0, self.pieces.count)])))
+
+    @property
+    def version(self) -> str | None:
+        """The version of the object that all pieces are from; None before the first, and where it
+        can't be read any more: then the next answer decides, and samples are checked."""
+        length = int.from_bytes(self._memory[:2], "little")
+        text = self._memory[_TEXT : _TEXT + length]
+        if not length or int.from_bytes(self._memory[2:_TEXT], "little") != crc32c(text):
+            return None
+        return text.decode("utf-8", "replace")
+
+    def agree(self, version: str) -> bool:
+        """Whether pieces of this version belong here; the first one decides."""
+        text = version.encode("utf-8", "replace")[: KIND_AT - _TEXT]
+        if not text:
+            return True
+        now = self.version
+        if now is None:
+            # Two processes may be first at once: the later one looks again under the lock.
+            locks = ByteLocks.on_open_file(self.fd)
+            try:
+                with locks.holding(_VERSION_LOCK, timeout_s=10, what=self.part):
+                    now = self.version
+                    if now is None:
+                        self._memory[_TEXT : _TEXT + len(text)] = text
+                        self._memory[2:_TEXT] = crc32c(text).to_bytes(4, "little")
+                        self._memory[:2] = len(text).to_bytes(2, "little")
+                        return True
+            finally:
+                locks.close()
+        return now == text.decode("utf-8", "replace")
+
+    def write(self, span: PieceSpan, data: memoryview) -> None:
+        """Put pieces to their place, and mark them. Raises OSError."""
+        self._put(self.pieces.span(span)[0], data)
+        self.mark(span)
+
+    def put(self, at: int, data: memoryview, crc: int) -> None:
+        """Put bytes of this CRC-32C to their place, to be marked once whole pieces are there.
+        Raises OSError."""
+        self._put(at, data)
+        end = at + len(data)
+        if at % BLOCK_BYTES == 0 and (
+            len(data) == BLOCK_BYTES or (len(data) < BLOCK_BYTES and end == self.pieces.size_bytes)
+        ):
+            self._crcs[at // BLOCK_BYTES] = crc
+
+    def _put(self, at: int, data: memoryview) -> None:
+        for number in range(at // BLOCK_BYTES, -(-(at + len(data)) // BLOCK_BYTES)):
+            self._crcs.pop(number, None)
+        while data:
+            done = os.pwrite(self.fd, data, at)
+            data, at = data[done:], at + done
+
+    def mark(self, span: PieceSpan) -> None:
+        """Note that pieces are there."""
+        self.marks[span[0] : span[1]] = 1
+
+    def block_crcs(self, data: memoryview) -> bytes:
+        """CRC-32C of each block, as the books keep them: as it came where it came as a whole to
+        this process. data: all that was filled."""
+        return crcs_of(data, known=self._crcs)
+
+    def claims(self) -> Claims:
+        """The locks that hold pieces while they are fetched."""
+        return Claims(self.fd)
+
+    def close(self) -> None:
+        """Close the files. Safe to call twice. The marks stay readable while anything looks at
+        them. Threads that share a fill leave this to its end: one of them may be about to claim."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():
+            self.close()
+
+
+class Claims:
+    """Claims are the pieces that one fetch holds, by locks on the part file: byte n for piece n."""
+
+    def __init__(self, fd: int) -> None:
+        self._locks = ByteLocks.on_open_file(fd)
+
+    def claim(self, span: PieceSpan) -> bool:
+        """Claim these pieces; False if someone else is fetching some of them."""
+        return self._locks.lock(span[0], span[1] - span[0])
+
+    def close(self) -> None:
+        """Let all go. Safe to call twice."""
+        self._locks.close()
+
+
+def map_bytes(pieces: BlobPieces) -> int:
+    """Compute the size of the map: its header, a mark a piece, and where uneven pieces begin."""
+    borders = 0 if pieces.starts is None else BORDER_BYTES * len(pieces.starts)
+    return HEADER_BYTES + pieces.count + borders
+
+
+def _note_borders(fd: int, pieces: BlobPieces) -> None:
+    """Write down in a new map where the pieces begin, for those who know no more of a blob than
+    its key."""
+    if pieces.starts is None:
+        os.pwrite(fd, EVEN_PIECES, KIND_AT)
+    else:
+        os.pwrite(fd, pieces.starts.astype("<i8").tobytes(), HEADER_BYTES + pieces.count)
+        os.pwrite(fd, BORDERS_FOLLOW, KIND_AT)
+
+
+def fill_disk_bytes(size_bytes: int, pieces: int, *, most_map_bytes: int = 0) -> int:
+    """Compute what a fill may take of the disk.
+
+    That is both files, and the extents of a file that is written here and there. most_map_bytes:
+    of the map, where it has more than a mark a piece.
+    """
+    extents = size_bytes // PIECE_BYTES * 6  # every other piece an extent of 12 bytes, at worst
+    marks = max(HEADER_BYTES + pieces, most_map_bytes)
+    return disk_bytes(size_bytes) + disk_bytes(marks) + disk_bytes(extents)
+
+
+def discard_fill(folder: Folder, key: str) -> None:
+    """Remove a fill's files, the part first: a map alone is nothing."""
+    for name in (part_name(key), map_name(key)):
+        folder.remove(name)

@@ -1,0 +1,287 @@
+"""Define which file lies where in a cache folder, lock its keys, and check that it may be used.
+
+format.json          version of this layout, with a checksum
+catalogue.db         SQLite: sizes, states, jobs; never read for a hit
+blobs/<key>          whole blobs; fills/<key>.part, .map: being filled
+trash/<key>-<inode>  dropped, but perhaps still mapped by someone
+unverified/<key>     blobs of before a reboot: their checksums are due
+boot                 the boot of the machine that blobs/ are of, with a checksum
+limit                how many bytes the folder may take, with a checksum, for a lost catalogue
+peers/<name>.lock    of a server for other nodes, and .sock, see `cache.peers`
+*.lock               see `cache.base.locks`
+indexes/, …          other modules' own, counted into the limit
+
+A process that fills, publishes or drops a blob holds the lock of the blob's key in one of the
+lock files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from penstock.cache.base import ByteLocks, Folder, StrangeFileError, refuse_network
+from penstock.cache.disk.fill_marks import FillMarks, map_name, part_name
+from penstock.cache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FORMAT = 1
+"""Version of the layout. A higher one is refused."""
+
+BLOCK = 4096
+_FOLDERS = ("blobs", "fills", "trash", "unverified")
+_CATALOGUE = ("catalogue.db", "catalogue.db-wal", "catalogue.db-shm", "catalogue.db-journal")
+_FILES = (
+    "format.json",
+    "boot",
+    "limit",
+    *(f"{n}.lock" for n in ("catalogue", "jobs", "keys", "readers")),
+)
+_BLOB = re.compile(r"[0-9a-f]+")
+_OURS = {
+    "blobs": _BLOB,
+    "unverified": _BLOB,
+    "fills": re.compile(r"[0-9a-f]+\.(part|map)"),
+    "trash": re.compile(r"[0-9a-f]+-[0-9]+"),
+}
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+class FolderLayout:
+    """A Layout is an open cache folder with those in it: what lies where.
+
+    make: with all that is missing. Raises OSError (StrangeFileError: not ours), ConfigError (a
+    newer format, a network file system).
+    """
+
+    def __init__(
+        self, root: str, *, mode: int = 0o700, make: bool = False, reads_roots: bool = False
+    ) -> None:
+        self.root = root
+        self.damage: list[str] = []
+        self.top = Folder.at(root, mode=mode, make=make, reads_roots=reads_roots)
+        if make:
+            refuse_network(root)
+            self.check_format()
+            self._clear()
+        self.blobs, self.fills, self.trash, self.unverified = (
+            self.top.folder(name, make=make) for name in _FOLDERS
+        )
+        if make and not self._has_format():
+            if self.top.has("format.json") and not self._is_of_old():
+                self.damage.append("format.json")
+            self.top.write_whole("format.json", format_text(FORMAT))
+
+    def _clear(self) -> None:
+        """Remove what stands where our folders and files belong and can't be one."""
+        for name in _FOLDERS:
+            if self.top.has(name):
+                self.top.remove(name)
+                self.damage.append(name)
+        for name in _FILES:  # those of the catalogue: see Books
+            if self.top.is_folder(name):
+                self.top.remove(name)
+                self.damage.append(name)
+
+    def check_format(self) -> None:
+        """Raise ConfigError for a cache of a newer version. A file that no version wrote is damage,
+        not a version."""
+        try:
+            data = self.top.read("format.json")
+            found = json.loads(data)
+            version = found["format"]
+        except FileNotFoundError:
+            return
+        except (StrangeFileError, ValueError, KeyError, TypeError, RecursionError):
+            return
+        if not isinstance(version, int) or version <= FORMAT:
+            return
+        if data == format_text(version) or found == {"format": version}:
+            raise ConfigError(
+                f"{self.root}: a cache of format {version}, wanted {FORMAT} or older: a newer "
+                "Penstock made it. Upgrade penstock, or give another folder. Nothing was touched."
+            )
+
+    def _has_format(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return self.top.read("format.json") == format_text(FORMAT)
+        return False
+
+    def _is_of_old(self) -> bool:
+        """Whether a version wrote it that knew of no checksum."""
+        return self.top.read("format.json") == json.dumps({"format": 1}).encode()
+
+    @property
+    def boot(self) -> str | None:
+        """The boot that the blobs are of; None without a file, "" from a damaged one."""
+        try:
+            text = self.top.read("boot").decode("ascii")
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError:
+            return ""
+        found, _, crc = text.strip().rpartition(" ")
+        if crc == _crc(found):
+            return found
+        is_of_old = text.strip().isprintable() and len(crc) != 8
+        return text.strip() if is_of_old else ""
+
+    def note_boot(self, boot: str) -> None:
+        """Write down what boot the blobs are of."""
+        self.top.write_whole("boot", f"{boot} {_crc(boot)}".encode())
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The limit that was written down; None where there is none or it is damaged."""
+        with contextlib.suppress(FileNotFoundError):
+            found, _, crc = self.top.read("limit").decode("ascii", "replace").partition(" ")
+            if found.isdecimal() and crc == _crc(f"limit {found}"):
+                return int(found)
+        return None
+
+    def note_limit(self, max_bytes: int) -> None:
+        """Write the limit down for who finds the catalogue damaged."""
+        self.top.write_whole("limit", f"{max_bytes} {_crc(f'limit {max_bytes}')}".encode())
+
+    def locks(self, name: str) -> ByteLocks:
+        """Locks on one of the lock files."""
+        return ByteLocks(self.top.open_or_create(f"{name}.lock"))
+
+    def blob(self, key: str) -> str:
+        """Path of a whole blob, for people and for those who read it by path."""
+        return os.path.join(self.root, "blobs", key)
+
+    def names(self, folder: str) -> list[str]:
+        """Names of our own files in one of the folders; whatever else lies there is left alone."""
+        ours = _OURS[folder]
+        return [name for name in getattr(self, folder).names() if ours.fullmatch(name)]
+
+    def filling_keys(self) -> list[str]:
+        """Keys of the blobs that are being filled."""
+        suffix = ".map"
+        return [n.removesuffix(suffix) for n in self.names("fills") if n.endswith(suffix)]
+
+    def fill_share(self, key: str) -> float:
+        """Which share of a blob's pieces is there, while it is being filled; 0 where it can't be
+        told."""
+        try:
+            size_bytes = self.fills.stat(part_name(key)).st_size
+            fd = self.fills.open(map_name(key))
+        except (FileNotFoundError, StrangeFileError, PermissionError):
+            return 0.0
+        try:
+            return FillMarks(fd, size_bytes).share
+        except ValueError:
+            return 0.0
+        finally:
+            os.close(fd)
+
+    def blob_bytes(self) -> dict[str, int]:
+        """What each whole blob takes of the disk."""
+        found = self.blobs.files() | self.unverified.files()
+        return {
+            name: allocated_bytes(seen) for name, seen in found.items() if _BLOB.fullmatch(name)
+        }
+
+    @staticmethod
+    def is_cache(root: str) -> bool:
+        """Whether a folder is a cache; a file that got lost is no matter."""
+        return any(
+            os.path.lexists(os.path.join(root, name)) for name in ("format.json", *_CATALOGUE)
+        )
+
+    def others_bytes(self) -> int:
+        """What other modules keep in the folder: indexes and reports."""
+        total = 0
+        with contextlib.suppress(OSError), os.scandir(self.top.fd) as found:
+            for entry in found:
+                if entry.is_dir(follow_symlinks=False) and entry.name not in _FOLDERS:
+                    total += sum(_tree_bytes(os.path.join(self.root, entry.name)))
+        return total
+
+    def others_may_write(self) -> str | None:
+        """The first of the folders that users may write whom it isn't for, and its mode."""
+        for folder in (self.top, self.blobs, self.fills, self.trash, self.unverified):
+            mode = folder.others_may_write
+            if mode is not None:
+                return f"{folder.path} (mode {mode:04o})"
+        return None
+
+
+def _crc(text: str) -> str:
+    return f"{crc32c(text.encode()):08x}"
+
+
+def format_text(version: int) -> bytes:
+    """What stands in format.json: a version that no damage can make."""
+    return json.dumps({"crc32c": _crc(f"format {version}"), "format": version}).encode()
+
+
+def disk_bytes(size_bytes: int) -> int:
+    """Compute what a file of that size takes of the disk, in whole blocks."""
+    return -(-size_bytes // BLOCK) * BLOCK
+
+
+def allocated_bytes(found: os.stat_result) -> int:
+    """Tell what a file takes of the disk, or will once it is written out."""
+    return max(disk_bytes(found.st_size), found.st_blocks * 512)
+
+
+def boot_id() -> str:
+    """Read what changes with every boot of the machine; "" where the system doesn't tell."""
+    try:
+        with open(_BOOT_ID, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _tree_bytes(root: str) -> Iterator[int]:
+    for folder, _, files in os.walk(root):
+        for name in files:
+            with contextlib.suppress(OSError):
+                yield os.lstat(os.path.join(folder, name)).st_blocks * 512
+
+
+_TIMEOUT_S = 30.0
+
+
+class KeyLocks:
+    """KeyLocks hold a lock for each key of a cache.
+
+    Every holder opens the file anew, so that threads exclude each other.
+    """
+
+    def __init__(self, layout: FolderLayout) -> None:
+        self._layout = layout
+
+    @contextlib.contextmanager
+    def holding(self, key: str, *, timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
+        """Hold a blob's key. Raises StalledError."""
+        locks = self._layout.locks("keys")
+        try:
+            with locks.holding(_offset(key), timeout_s=timeout_s, what=f"blob {key}"):
+                yield
+        finally:
+            locks.close()
+
+    @contextlib.contextmanager
+    def trying(self, key: str) -> Iterator[bool]:
+        """Hold a blob's key if it is free: whether it was."""
+        locks = self._layout.locks("keys")
+        try:
+            yield locks.lock(_offset(key))
+        finally:
+            locks.close()
+
+
+def _offset(key: str) -> int:
+    """Where a key's lock is: 60 bits of it."""
+    return int(key.partition("-")[0][:15], 16)

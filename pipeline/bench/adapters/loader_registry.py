@@ -1,0 +1,99 @@
+"""Find a loader by its name among those that `penstock bench --against` can play.
+
+To add a loader, write one module in this folder that ends with its `ADAPTERS` (`adapter.Adapter`
+says what each holds; `spdl` is a short one to begin from), and name it in `_ADAPTER_MODULES`
+below. A module here imports its library inside functions, because a machine that lists the
+loaders has few of them installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from typing import TYPE_CHECKING
+
+from penstock.cache import ConfigError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from penstock.pipeline.bench.adapters.adapter import Adapter, PlayedLoader, Work
+
+# A line a module of this folder, in the order in which help and results name them.
+_ADAPTER_MODULES = (
+    "penstock",
+    "torch_loader",
+    "dali",
+    "webdataset",
+    "mosaic",
+    "litdata",
+    "tfdata",
+    "grain",
+    "spdl",
+    "ffcv",
+)
+
+
+def _adapters(module: str) -> tuple[Adapter, ...]:
+    found = importlib.import_module(f"penstock.pipeline.bench.adapters.{module}")
+    adapters: tuple[Adapter, ...] = found.ADAPTERS
+    return adapters
+
+
+ADAPTERS: Mapping[str, Adapter] = {
+    adapter.name: adapter for module in _ADAPTER_MODULES for adapter in _adapters(module)
+}
+OURS = ("penstock", "penstock-folder")
+LOADERS = tuple(name for name in ADAPTERS if name not in OURS)
+TITLES: Mapping[str, str] = {name: adapter.title for name, adapter in ADAPTERS.items()}
+
+
+def adapter(name: str) -> Adapter:
+    """The loader of that name. Raises ConfigError for a name that nobody has."""
+    try:
+        return ADAPTERS[name]
+    except KeyError:
+        raise ConfigError(
+            f"--against: got {name!r}, wanted some of {', '.join(LOADERS)}. Leave that one out."
+        ) from None
+
+
+def split_installed(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """The loaders that can play here, in order, and how to install each of the others.
+
+    Raises ConfigError for a name that nobody has."""
+    adapters = [adapter(name) for name in dict.fromkeys(names)]
+    there = [a.name for a in adapters if a.is_installed()]
+    return there, {a.name: a.install for a in adapters if a.name not in there}
+
+
+def build(name: str, work: Work) -> PlayedLoader:
+    """The loader of that name, built and ready to be asked."""
+    return adapter(name).build(work)
+
+
+def prepare(name: str, work: Work) -> None:
+    """Convert the data where the loader has a format of its own; what was converted is kept."""
+    if (convert := adapter(name).prepare) is not None:
+        convert(work)
+
+
+def imports(name: str) -> float:
+    """Import what a loader needs, so that no figure holds it. Returns the seconds.
+
+    Raises MissingDependencyError where something isn't there."""
+    began = time.perf_counter()
+    loader = adapter(name)
+    for module in ("torch", "torch.utils.data", *loader.imports):
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise MissingDependencyError(
+                f"The loader {name} needs `{module}`. Run `{loader.install}`."
+            ) from error
+    if name in OURS:
+        from penstock.augment import resample_operator
+
+        # It is imported, or compiled, where a loader first needs it.
+        resample_operator.is_compiled()
+    return time.perf_counter() - began

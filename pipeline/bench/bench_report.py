@@ -1,0 +1,353 @@
+"""Report the result of a bench as tables for people and as JSON values.
+
+docs/bench.md explains the fields of `penstock bench --json`. The report names the machine and the
+versions that the figures were measured on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import platform
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cache.base import format_size, machine_memory_bytes, usable_cores
+from penstock.pipeline.bench.tune import BUSY_NOISE
+from penstock.pipeline.report import ceiling_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rich.console import Console
+
+    from penstock.pipeline.bench.compare import LoaderComparison, LoaderFigures
+    from penstock.pipeline.bench.measurement import BenchResult
+    from penstock.pipeline.bench.play import RunFigures
+    from penstock.pipeline.bench.tune import SettingsRuns
+    from penstock.pipeline.report import Rate
+
+_DISTRIBUTIONS = {
+    "penstock": ("penstock",),
+    "torch": ("torch",),
+    "dali": ("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
+    "pillow": ("pillow",),
+    "numpy": ("numpy",),
+}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on: cores that may be used, processor, memory, kernel."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    models = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
+    return {
+        "cores": usable_cores(),
+        "processor": models[0] if models else platform.processor() or platform.machine(),
+        "memory_gib": round(machine_memory_bytes() / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def versions(*distributions: str) -> dict[str, str]:
+    """Python's version and those of the packages that matter, `distributions` among them; only the
+    ones that are installed."""
+    found = {"python": platform.python_version()}
+    named = _DISTRIBUTIONS | {name: (name,) for name in distributions}
+    for name, candidates in named.items():
+        for distribution in candidates:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(distribution)
+    return found
+
+
+OURS = "penstock"
+# Decoding threads that never wait use their cores whole, but for what the kernel takes.
+_FREE_CORES = 0.75
+STAGE_TITLES = {"augment": "decode + augment", "python": "Python's part"}
+
+
+def limiting_stage(result: BenchResult) -> str | None:
+    """The stage whose ceiling the verdict tells its share of."""
+    found = ceiling_of(result.diagnosis.limit, result.ceilings)
+    return None if found is None else found[0]
+
+
+def as_json(result: BenchResult) -> dict[str, Any]:
+    """All that was measured, as JSON values; docs/bench.md explains each field."""
+    workload, setup, found, loaders = (
+        result.workload,
+        result.setup,
+        result.diagnosis,
+        result.loaders,
+    )
+    raw, main = result.raw.figures, result.main_run.figures
+    return {
+        "samples_per_s": raw.samples_per_s,
+        "bytes_per_s": raw.bytes_per_s,
+        "cpu_s_per_1000": raw.cpu_s_per_1000,
+        "cores_used": raw.cpu_s / raw.seconds,
+        "first_batch_s": raw.first_batch_s,
+        "wait_p50_s": main.wait_p50_s,
+        "wait_p99_s": main.wait_p99_s,
+        "wait_share": main.wait_share,
+        "au": None if result.stepped is None else main.au,
+        "floor_au": result.floor_au,
+        "fed_step_ms": fed_step_ms(result),
+        "stepped_samples_per_s": None if result.stepped is None else main.samples_per_s,
+        "bytes_by_tier": dict(raw.bytes_by_tier),
+        "stepped_bytes_by_tier": None if result.stepped is None else dict(main.bytes_by_tier),
+        "verdict": found.verdict,
+        "limit": found.limit,
+        "cause": found.cause,
+        "of_ceiling": found.of_ceiling,
+        "advice": found.advice,
+        "predicted": found.predicted_samples_per_s,
+        "assumes": found.assumes,
+        "basis": found.basis,
+        "ceilings": {
+            name: {
+                "samples_per_s": rate.samples_per_s,
+                "bytes_per_s": rate.bytes_per_s,
+                "cpu_s_per_1000": rate.cpu_s_per_1000,
+            }
+            for name, rate in result.ceilings.stages().items()
+        },
+        "against": {name: asdict(figures) for name, figures in loader_figures(result).items()},
+        "against_ours": None if loaders is None or loaders.ours is None else asdict(loaders.ours),
+        "skipped": {} if loaders is None else dict(loaders.skipped),
+        "failed": None if result.loaders_error is None else str(result.loaders_error),
+        "url": workload.place,
+        "augment": workload.recipe.name,
+        "batch_size": setup.batch_size,
+        "device": workload.device,
+        "num_workers": setup.num_workers,
+        "prefetch_factor": setup.prefetch_factor,
+        "read": setup.read,
+        "step_ms": 1000 * workload.step_s if workload.step_s else None,
+        "accelerator": workload.accelerator or None,
+        "seconds": workload.seconds,
+        "samples": raw.samples,
+        "dataset": asdict(result.dataset),
+        "python": None if workload.recipe.reads_only else workload.line(setup),
+        "tried": None
+        if result.search is None
+        else [_runs_values(runs) for runs in result.search.setups],
+        "noise": None if result.search is None else result.search.noise,
+        "date": result.date.isoformat(),
+        "machine": machine(),
+        "versions": versions(),
+    }
+
+
+def _runs_values(runs: SettingsRuns) -> dict[str, Any]:
+    return {**asdict(runs.setup), "samples_per_s": runs.samples_per_s, "runs": list(runs.runs)}
+
+
+def loader_figures(result: BenchResult) -> Mapping[str, LoaderFigures]:
+    """Return the figures of the other loaders that played, by name."""
+    return {} if result.loaders is None else result.loaders.results
+
+
+def fed_step_ms(result: BenchResult) -> float:
+    """The shortest training step over a batch, in milliseconds, that this rate keeps fed."""
+    rate = result.raw.figures.samples_per_s
+    return 1000 * result.setup.batch_size / rate if rate else 0.0
+
+
+def show_result(result: BenchResult, console: Console) -> None:
+    """Print it for people."""
+    if result.search is not None:
+        console.print(_title("What was tried"), _search_table(result), sep="\n", end="\n\n")
+    console.print(_head(result), soft_wrap=True)
+    console.print(_figures(result))
+    if stages := result.ceilings.stages():
+        console.print(_title("Each stage alone"), _stages(result, stages), sep="\n")
+    if result.loaders is not None:
+        _show_loaders(result.loaders, console)
+    for number, part in enumerate(_verdict(result)):
+        text = Text(f"\n{part}" if number == 0 else part, style="" if number else "bold")
+        console.print(text, soft_wrap=True)
+    for hint in _hints(result):
+        console.print(Text(hint), soft_wrap=True)
+    if not result.workload.recipe.reads_only:  # which no loader of a user's does
+        console.print(_title("The same in Python"), Text(_python(result)), sep="\n", soft_wrap=True)
+
+
+def _title(text: str) -> Text:
+    return Text(f"\n{text}", style="dim")
+
+
+def _verdict(result: BenchResult) -> Iterator[str]:
+    """What is the limit, and on a line of its own what to do about it and what that brings."""
+    found = result.diagnosis
+    before, advice, after = found.verdict.partition(found.advice or "\0")
+    yield before.strip()
+    if advice:
+        yield f"{advice}{after}"
+
+
+def _head(result: BenchResult) -> Text:
+    workload, setup, dataset = result.workload, result.setup, result.dataset
+    where = workload.device
+    if not result.raw.facts.decodes:
+        where = "nothing to decode"
+    elif where == "cpu":
+        where = f"{setup.num_workers} decode thread{'s' * (setup.num_workers != 1)} on the CPU"
+    what = "read only" if workload.recipe.reads_only else workload.recipe.name
+    return Text.assemble(
+        (workload.place, "bold"),
+        f"\n{dataset.samples:,} samples, {format_size(dataset.bytes)}, {dataset.kind}; {what}, "
+        f"batches of {setup.batch_size}, {where}\n",
+    )
+
+
+def _figures(result: BenchResult) -> Table:
+    raw, main, workload = result.raw.figures, result.main_run.figures, result.workload
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim")
+    table.add_column(style="bold", justify="right")
+    table.add_column()
+    table.add_row("samples", f"{raw.samples_per_s:,.0f}/s", _megabytes(raw))
+    table.add_row("CPU", f"{raw.cpu_s_per_1000:.2f} s", "per 1,000 samples")
+    table.add_row("first batch", f"{raw.first_batch_s:.2f} s", "imports not counted")
+    if result.stepped is None:
+        table.add_row("a batch every", f"{1000 * main.wait_p50_s:,.1f} ms", _p99(result))
+    else:
+        fed = f"{main.samples_per_s:,.0f}/s"
+        table.add_row("with the step", fed, _megabytes(main))
+        step = f"{1000 * workload.step_s:,.4g} ms a step of {result.setup.batch_size}"
+        step += f", {workload.accelerator}" if workload.accelerator else ""
+        table.add_row("waits for a batch", f"{1000 * main.wait_p50_s:,.1f} ms", _p99(result))
+        floor = f"; {result.floor_au:.2f} % with a loader that costs nothing"
+        table.add_row("accelerator used", f"{main.au:.2f} %", f"{step}{floor}")
+    if result.stepped is None:
+        table.add_row("read", *_tiers(raw))
+    else:
+        table.add_row("read, with the step", *_tiers(main))
+        table.add_row("read, without", *_tiers(raw))
+    return table
+
+
+def _megabytes(figures: RunFigures) -> str:
+    """Empty where what was read isn't counted: numbers of tables."""
+    return f"{figures.bytes_per_s / 1e6:,.1f} MB/s" if any(figures.bytes_by_tier.values()) else ""
+
+
+def _tiers(figures: RunFigures) -> tuple[str, str]:
+    """What was read in all, and where from."""
+    found = figures.bytes_by_tier.items()
+    # The page cache may have had them.
+    tiers = {"local files" if tier == "disk" else tier: size for tier, size in found if size}
+    if not tiers:
+        return "-", "not counted here"
+    parts = [f"{format_size(size)} from {name}" for name, size in tiers.items()]
+    where = ", ".join(parts) if len(parts) > 1 else "".join(f"from {name}" for name in tiers)
+    return format_size(sum(tiers.values())), where
+
+
+def _p99(result: BenchResult) -> str:
+    main = result.main_run.figures
+    return f"p50; p99 {1000 * main.wait_p99_s:,.1f} ms, over {main.batches:,} batches"
+
+
+def _stages(result: BenchResult, stages: Mapping[Any, Rate]) -> Table:
+    """One share only, the verdict's: of the stage that is the limit."""
+    limit, share = limiting_stage(result), result.diagnosis.of_ceiling
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("stage", "samples/s", "MB/s", "CPU s/1,000", ""):
+        table.add_column(name, justify="left" if name in ("stage", "") else "right")
+    for name, rate in stages.items():
+        is_limit = name == limit and share is not None
+        table.add_row(
+            STAGE_TITLES.get(name, name),
+            f"{rate.samples_per_s:,.0f}",
+            f"{rate.bytes_per_s / 1e6:,.1f}" if rate.bytes_per_s else "-",
+            f"{rate.cpu_s_per_1000:.2f}",
+            _reached(share) if is_limit and share is not None else "",
+            style="bold" if is_limit else "",
+        )
+    return table
+
+
+def _reached(share: float) -> str:
+    return f"the limit: reached {share:.0%}" if share <= 1 else "the limit"
+
+
+def _show_loaders(loaders: LoaderComparison, console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("loader", "samples/s", "CPU s/1,000", "Penstock is"):
+        table.add_column(name, justify="left" if name == "loader" else "right")
+    rows = {OURS: loaders.ours} if loaders.ours is not None else {}
+    for name, figures in (rows | dict(loaders.results)).items():
+        table.add_row(
+            name,
+            f"{figures.samples_per_s:,.0f}",
+            f"{figures.cpu_s_per_1000:.2f}",
+            "" if name == OURS else f"{figures.ratio:.2f} x as fast",
+        )
+    if loaders.results:
+        console.print(_title("Beside it, in turns"), table, loaders.note, sep="\n", soft_wrap=True)
+    for name, how in loaders.skipped.items():
+        line = f"{name} was left out: it isn't installed. {how}"
+        console.print(Text(line), style="yellow", soft_wrap=True)
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _search_table(result: BenchResult) -> Table:
+    assert result.search is not None
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    names = ("num_workers", "prefetch_factor", "batch_size", "read", "samples/s", "runs", "")
+    for name in names:
+        table.add_column(name, justify="right")
+    for runs in result.search.setups:
+        setup, best = runs.setup, runs.setup == result.setup
+        table.add_row(
+            str(setup.num_workers),
+            str(setup.prefetch_factor),
+            str(setup.batch_size),
+            setup.read,
+            f"{runs.samples_per_s:,.0f}",
+            str(len(runs.runs)),
+            "taken" if best else "",
+            style="bold" if best else "",
+        )
+    return table
+
+
+def _hints(result: BenchResult) -> Iterator[str]:
+    raw, threads = result.raw.figures, min(result.setup.num_workers, usable_cores())
+    used = raw.cpu_s / raw.seconds
+    # As fast as batches come, waiting for decoding means that its threads have work all the time.
+    facts = result.raw.facts
+    decodes = facts.wait_decode_s > 0.9 * (facts.wait_s + facts.step_s)
+    if decodes and result.workload.device == "cpu" and used < _FREE_CORES * threads:
+        yield (
+            f"Threads that could have used {threads} core{'s' * (threads != 1)} all the time got "
+            f"{used:.1f}: something else used the cores too, or a limit held the process. Measure "
+            "again when neither does."
+        )
+    if result.search is not None:
+        noise = f"Runs of one setting differed by {result.search.noise:.1%}"
+        if result.search.noise > BUSY_NOISE:
+            yield f"{noise}: the machine is busy with something else. Tune again when it isn't."
+        else:
+            yield f"{noise}; less isn't a difference."
+    if result.stepped is None:
+        yield (
+            f"That keeps an accelerator fed whose step over {result.setup.batch_size} samples "
+            f"takes {_ms(fed_step_ms(result))} ms or more; --step-ms or --accelerator measures "
+            "its utilisation."
+        )
+    if result.search is None:
+        yield "These are the loader's defaults; --tune searches for faster settings."
+
+
+def _python(result: BenchResult) -> str:
+    return f"{result.workload.imports}\nloader = {result.workload.line(result.setup)}"

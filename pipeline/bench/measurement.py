@@ -1,0 +1,264 @@
+"""Measure all that `penstock bench` reports, part after part, each when nothing else runs."""
+
+from __future__ import annotations
+
+import datetime
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.cache import PenstockError
+from penstock.cache.base import usable_cores
+from penstock.pipeline.bench.ceilings import joined_ceilings, measure_ceilings
+from penstock.pipeline.bench.compare import ROUND, ROUNDS, check_comparable, compare_url
+from penstock.pipeline.bench.play import MeasuredRun, floor_au, import_all, play
+from penstock.pipeline.bench.tune import LoaderSettings, SearchResult, axes_for, tune
+from penstock.pipeline.report import Diagnosis, diagnose
+from penstock.readers.fields import image_fields, stored_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from penstock.augment import CheckedRecipe
+    from penstock.pipeline.bench.compare import LoaderComparison
+    from penstock.pipeline.bench.workload import Workload
+    from penstock.pipeline.report import Ceilings
+    from penstock.readers import Dataset
+
+# Each run of a search takes this share of a measured run, but long enough for some batches.
+_SEARCH_RUN_SHARE = 0.2
+_LEAST_SEARCH_RUN_S = 1.0
+# A stage alone is steady within this share of a run's length.
+_CEILING_SHARE = 0.1
+_FLOOR_SHARE = 0.2
+_LEAST_TIMED = 4  # batches of a round in turns with others
+
+
+class ProgressReport(Protocol):
+    """Is told what is being measured, and the share of it that is done (None: unknown)."""
+
+    def __call__(self, what: str, share: float | None = None, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetFacts:
+    """The dataset that was read. samples, encoded bytes, kind ("pack", "tar", "folder")."""
+
+    samples: int
+    bytes: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult:
+    """Everything that was measured for a workload.
+
+    raw: as fast as batches come; stepped: with the emulated step, measured before it, None without
+    one. floor_au: in per cent, of a loader that costs nothing, with the same step on this machine;
+    None without a step. search: what --tune tried. loaders: what other loaders did; None where none
+    was asked for, or where one of them failed: then loaders_error is why.
+    """
+
+    workload: Workload
+    setup: LoaderSettings
+    dataset: DatasetFacts
+    raw: MeasuredRun
+    stepped: MeasuredRun | None
+    floor_au: float | None
+    ceilings: Ceilings
+    diagnosis: Diagnosis
+    search: SearchResult | None
+    date: datetime.datetime
+    loaders: LoaderComparison | None = None
+    loaders_error: PenstockError | None = None
+
+    @property
+    def main_run(self) -> MeasuredRun:
+        """The run that waits and the verdict are of: the one with a step, if there was one."""
+        return self.stepped or self.raw
+
+
+def bench(
+    workload: Workload,
+    *,
+    progress: ProgressReport,
+    search: bool = False,
+    loaders: Sequence[str] = (),
+) -> BenchResult:
+    """Open the workload's dataset, find settings if asked to, and measure; then other loaders.
+
+    Raises what opening and loading raise; PlanError for a batch larger than the dataset.
+    """
+    result = _alone(workload, progress=progress, search=search, loaders=loaders)
+    if not loaders:
+        return result
+    try:
+        return replace(result, loaders=_play_loaders(workload, result, loaders, progress))
+    except PenstockError as error:  # what was measured before stands
+        return replace(result, loaders_error=error)
+
+
+def _alone(
+    workload: Workload, *, progress: ProgressReport, search: bool, loaders: Sequence[str]
+) -> BenchResult:
+    progress("importing")
+    import_all()
+    progress("opening (what has no index yet is indexed once)")
+    with workload.dataset() as dataset:
+        dataset.open()
+        workload = workload.settled(dataset)
+        if loaders:  # before anything is measured
+            check_comparable(dataset, workload.recipe.operations)
+        setup, found = workload.setup(dataset), None
+        if search:
+            found = _search(workload, dataset, setup, progress)
+            setup = found.best
+        # The run that the verdict is of comes first: a cache of the user's fills while runs go on.
+        stepped = floor = None
+        if workload.step_s:
+            what = f"with a step of {1000 * workload.step_s:g} ms"
+            stepped = _play(workload, dataset, setup, progress, what=what, step_s=workload.step_s)
+            floor = _floor(workload, setup, progress)
+        raw = _play(workload, dataset, setup, progress, what="as fast as batches come")
+        progress("each stage alone")
+        ceilings = workload_ceilings(workload, dataset, setup)
+        return BenchResult(
+            workload=workload,
+            setup=setup,
+            dataset=DatasetFacts(
+                samples=len(dataset),
+                bytes=int(dataset.index.shard_bytes.sum()),
+                kind=dataset.index.kind,
+            ),
+            raw=raw,
+            stepped=stepped,
+            floor_au=floor,
+            ceilings=ceilings,
+            diagnosis=diagnose(
+                replace((stepped or raw).facts, ceilings=ceilings, trains=stepped is not None)
+            ),
+            search=found,
+            date=datetime.datetime.now(datetime.UTC).replace(microsecond=0),
+        )
+
+
+def _play(
+    workload: Workload,
+    dataset: Dataset,
+    setup: LoaderSettings,
+    progress: ProgressReport,
+    *,
+    what: str,
+    step_s: float = 0.0,
+    seconds: float | None = None,
+) -> MeasuredRun:
+    progress(what, 0.0)
+    with reopened(workload, dataset) as own:
+        return play(
+            lambda: workload.loader(own, setup),
+            seconds=seconds or workload.seconds,
+            step_s=step_s,
+            progress=lambda share: progress(what, share),
+        )
+
+
+@contextmanager
+def reopened(workload: Workload, dataset: Dataset) -> Iterator[Dataset]:
+    """A remote dataset opened anew, where what earlier runs fetched would be there already, in the
+    temporary folder that stands for a cache. Not where that would mean to index it again."""
+    keeps_index = dataset.index.is_self_contained or workload.index is not None
+    if dataset.remote is None or workload.cache is not None or not keeps_index:
+        yield dataset
+        return
+    with workload.dataset() as own:
+        own.open()
+        yield own
+
+
+def _search(
+    workload: Workload, dataset: Dataset, start: LoaderSettings, progress: ProgressReport
+) -> SearchResult:
+    seconds = max(_LEAST_SEARCH_RUN_S, _SEARCH_RUN_SHARE * workload.seconds)
+
+    def measure(setup: LoaderSettings) -> float:
+        what = (
+            f"trying {setup.num_workers} threads, {setup.prefetch_factor} batches ahead, batches "
+            f"of {setup.batch_size}, {setup.read}"
+        )
+        run = _play(workload, dataset, setup, progress, what=what, seconds=seconds)
+        return run.figures.samples_per_s
+
+    # A step is over a batch of its size: another batch would be another step.
+    given = {"batch_size"} if workload.batch_size is not None or workload.step_s else set()
+    decodes = image_fields(dataset.schema, dataset.fields)
+    given |= {"num_workers"} if workload.num_workers or not decodes else set()
+    axes = axes_for(start, cores=usable_cores(), samples=len(dataset), given=given)
+    return tune(start, axes, measure)
+
+
+def _floor(workload: Workload, setup: LoaderSettings, progress: ProgressReport) -> float:
+    progress("the same steps without a loader")
+    batch = (range(setup.batch_size),)
+    return floor_au(batch, step_s=workload.step_s, seconds=_FLOOR_SHARE * workload.seconds)
+
+
+def workload_ceilings(workload: Workload, dataset: Dataset, setup: LoaderSettings) -> Ceilings:
+    """What each stage of a workload does alone, on its dataset, which is open and settled."""
+    from penstock.augment import (
+        by_field,
+        check_array_crops,
+        check_maps,
+        check_recipes,
+        cropped_schema,
+        is_array_crop,
+        split_maps,
+    )
+
+    images: Mapping[str, CheckedRecipe] = {}
+    if not workload.recipe.reads_only:
+        schema, names = dataset.schema, dataset.fields
+        maps, operations = split_maps(
+            by_field(workload.recipe.operations or None),
+            lambda op, of: is_array_crop(op, of, schema, names),
+        )
+        crops = check_array_crops(operations, schema, stored_fields(names, schema))
+        checked = check_maps(maps, cropped_schema(schema, crops))
+        # What a Map makes of a field isn't what the dataset holds: it can't be measured alone.
+        made = {name for each in checked.maps for name in each.returns}
+        fields = [name for name in dataset.fields if name not in made]
+        if not made or image_fields(dataset.schema, fields):
+            ranges = dataset.contents.images
+            images = check_recipes(operations, dataset.schema, fields, ranges).images
+    with reopened(workload, dataset) as own:
+        measured: list[tuple[str, CheckedRecipe] | None] = [*images.items()] or [None]
+        each = [
+            measure_ceilings(
+                own,
+                image,
+                batch_size=setup.batch_size,
+                device=workload.device,
+                threads=setup.num_workers,
+                seconds=_CEILING_SHARE * workload.seconds / len(measured),
+            )
+            for image in measured
+        ]
+        return joined_ceilings(each)
+
+
+def _play_loaders(
+    workload: Workload, result: BenchResult, loaders: Sequence[str], progress: ProgressReport
+) -> LoaderComparison:
+    """Rounds in turns, each about as long for Penstock as a measured run is in all."""
+    progress("other loaders", 0.0)
+    rate = result.raw.figures.samples_per_s / result.setup.batch_size
+    timed = min(ROUND.timed, max(_LEAST_TIMED, round(rate * workload.seconds / ROUNDS)))
+    with workload.dataset() as dataset:
+        return compare_url(
+            loaders,
+            dataset,
+            recipe=result.workload.recipe.operations,
+            batch_size=result.setup.batch_size,
+            workers=result.setup.num_workers,
+            size=replace(ROUND, timed=timed),
+            progress=lambda done, rounds: progress("other loaders", done / rounds),
+        )

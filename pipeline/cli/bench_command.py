@@ -1,0 +1,171 @@
+"""Run `penstock bench`: thin over `pipeline.bench`."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+from penstock.cache import ConfigError, PenstockWarning
+from penstock.pipeline.cli.command_options import (
+    AcceleratorName,
+    Against,
+    BatchSize,
+    BenchFields,
+    BenchRecipe,
+    CacheFolder,
+    DecodeThreads,
+    Device,
+    DocumentMode,
+    Format,
+    IndexFolder,
+    Json,
+    ManifestFile,
+    NumberType,
+    Plot,
+    SampleStride,
+    SampleWindow,
+    Seconds,
+    Source,
+    StepMs,
+    StorageOption,
+    Tune,
+    Vocabulary,
+    parse_fields,
+    parse_sampling,
+    parse_storage_options,
+)
+from penstock.pipeline.cli.progress_bars import MeasuringBar
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.pipeline.bench import BenchResult, NamedRecipe, Workload
+
+
+def bench(
+    url: Source,
+    augment: BenchRecipe = "auto",
+    batch_size: BatchSize = None,
+    device: Device = ("cpu"),
+    seconds: Seconds = 10.0,
+    against: Against = None,
+    step_ms: StepMs = None,
+    accelerator: AcceleratorName = None,
+    num_workers: DecodeThreads = None,
+    tune: Tune = False,
+    plot: Plot = None,
+    fields: BenchFields = None,
+    manifest: ManifestFile = None,
+    format: Format = "auto",
+    sample: SampleWindow = None,
+    stride: SampleStride = None,
+    dtype: NumberType = None,
+    documents: DocumentMode = None,
+    vocabulary: Vocabulary = None,
+    cache: CacheFolder = None,
+    index_folder: IndexFolder = None,
+    storage_option: StorageOption = None,
+    as_json: Json = False,
+) -> None:
+    """Measure what the input side can do, and tell what holds it back.
+
+    Samples/s, CPU time, the wait for a batch and, with a training step, how much of the accelerator
+    is used; each stage's own ceiling; the one change that would help most. docs/bench.md explains
+    every figure.
+    """
+    from penstock.pipeline.bench import Workload, recipe_named, step_of
+    from penstock.pipeline.options import parse_device
+
+    _check(seconds=seconds, step_ms=step_ms, plot=plot)
+    sampling = parse_sampling(
+        sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
+    )
+    step_s, size = step_of(step_ms=step_ms, accelerator=accelerator, batch_size=batch_size)
+    recipe = recipe_named(augment)
+    loaders = _loaders(against, recipe=recipe, device=device)
+    workload = Workload(
+        url=url,
+        recipe=recipe,
+        device=str(parse_device(device)),
+        seconds=seconds,
+        batch_size=size,
+        num_workers=num_workers,
+        step_s=step_s,
+        accelerator=accelerator or "",
+        cache=cache,
+        index=index_folder,
+        storage_options=parse_storage_options(storage_option),
+        fields=parse_fields(fields),
+        manifest=manifest,
+        format=format,
+        sampling=sampling,
+    )
+    _report(_measured(workload, search=tune, loaders=loaders), as_json=as_json, plot=plot)
+
+
+def _check(*, seconds: float, step_ms: float | None, plot: Path | None) -> None:
+    """What is wrong in the arguments is said before anything is measured."""
+    from penstock.pipeline.bench import check_plot
+
+    _check_positive(seconds, "--seconds", example="10")
+    if step_ms is not None:
+        _check_positive(step_ms, "--step-ms", example="125")
+    if plot is not None:
+        check_plot(plot)
+
+
+def _measured(workload: Workload, *, search: bool, loaders: list[str]) -> BenchResult:
+    from penstock.pipeline.bench import bench as measure
+
+    with warnings.catch_warnings(), MeasuringBar("bench") as bar:
+        warnings.simplefilter("once", PenstockWarning)  # each run would repeat them
+        return measure(workload, progress=bar, search=search, loaders=loaders)
+
+
+def _report(result: BenchResult, *, as_json: bool, plot: Path | None) -> None:
+    from penstock.pipeline.bench import as_json as values
+    from penstock.pipeline.bench import plot as draw
+    from penstock.pipeline.bench import show_result
+
+    if as_json:
+        typer.echo(json.dumps({**values(result), "plot": None if plot is None else str(plot)}))
+    else:
+        show_result(result, Console())
+    if plot is not None:  # last: a disk that is full must not cost the figures
+        draw(result, plot)
+        if not as_json:
+            Console().print("\nPicture:", str(plot), markup=False, soft_wrap=True)
+    if result.loaders_error is not None:
+        raise result.loaders_error
+
+
+def _loaders(against: str | None, *, recipe: NamedRecipe, device: str) -> list[str]:
+    """Raises ConfigError for unknown names, and for work that the others can't do."""
+    from penstock.pipeline.bench import AUTO, crop_of
+    from penstock.pipeline.bench.adapters import LOADERS, adapter
+
+    if against is None:
+        return []
+    names = [name for name in map(str.strip, against.split(",")) if name]
+    if not names:
+        raise ConfigError(f"--against: got nothing, wanted some of {', '.join(LOADERS)}, or all.")
+    if device != "cpu":
+        raise ConfigError(
+            f"--against: got --device {device}, but other loaders run on the CPU. Leave out one of "
+            "the two."
+        )
+    if recipe.name != AUTO:
+        crop_of(recipe.operations)
+    if names == ["all"]:
+        return list(LOADERS)
+    return [adapter(name).name for name in names]
+
+
+def _check_positive(value: float, name: str, *, example: str) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise ConfigError(f"{name}: got {value:g}, wanted a number above 0, such as {example}.")

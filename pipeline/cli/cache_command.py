@@ -1,0 +1,299 @@
+"""Run `penstock cache ls | stat | verify | evict | clear | gc`: thin over `cache.disk.admin`.
+
+All of them may run while jobs use the cache: what a job has mapped is never taken away from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock.cache import ConfigError, PenstockError, WriteError
+from penstock.cache.base import format_size, parse_size
+from penstock.pipeline.cli.command_options import Json  # noqa: TC001  typer reads annotations
+from penstock.pipeline.cli.doctor_checks import count
+from penstock.pipeline.cli.examples import epilog
+from penstock.pipeline.cli.progress_bars import ByteProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.cache.disk import BlobRecord, CacheSummary
+
+app = typer.Typer(
+    name="cache",
+    help="Look at a cache folder and care for it; also while jobs use it.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+# What is wrong with another user's folder is said in our words, with the remedy.
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cache folder.", readable=False)]
+
+
+@app.command("ls", epilog=epilog("cache ls"))
+def list_(
+    folder: Folder,
+    label: Annotated[
+        str | None, typer.Option("--dataset", help="Only blobs of datasets whose URL has this.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the blobs: dataset, size, state, who needs them, when they were last used."""
+    from penstock.cache.disk import admin
+
+    with _errors(folder):
+        found = admin.list_blobs(folder)
+    blobs = [b for b in found if label is None or label in b.label]
+    if as_json:
+        _print_json({"blobs": [asdict(blob) for blob in blobs]})
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("blob", "dataset", "object"):
+        table.add_column(column, no_wrap=column == "blob", overflow="fold")
+    table.add_column("size", justify="right", no_wrap=True)
+    for column in ("state", "needed", "used"):
+        table.add_column(column, no_wrap=True)
+    now_s = time.time()
+    for blob in blobs:
+        table.add_row(*map(_plain, _columns(blob, now_s)))
+    console = Console()
+    if blobs:
+        console.print(table)
+    total_bytes = sum(blob.size_bytes for blob in blobs)
+    console.print(f"{count(len(blobs), 'blob')}, {format_size(total_bytes)}")
+
+
+@app.command("stat", epilog=epilog("cache stat"))
+def stat(folder: Folder, as_json: Json = False) -> None:
+    """Limit, use, datasets and the jobs that share the folder now."""
+    from penstock.cache.disk import admin
+
+    with _errors(folder):
+        summary = admin.stat(folder)
+    if as_json:
+        _print_json(asdict(summary))
+        return
+    _print_summary(summary)
+
+
+@app.command("verify", epilog=epilog("cache verify"))
+def verify(folder: Folder, as_json: Json = False) -> None:
+    """Read every whole blob and check it. A bad one is dropped: the next job fetches it again.
+
+    Leaves with 1 if one was bad.
+    """
+    from penstock.cache.disk import admin
+
+    begun_s = time.monotonic()
+    with ByteProgress("verify") as progress, _errors(folder):
+        result = admin.verify(folder, progress=lambda done, total: progress(done, total, ""))
+    seconds = time.monotonic() - begun_s
+    if as_json:
+        _print_json({**asdict(result), "seconds": round(seconds, 3)})
+    else:
+        style, word = ("bold red", "bad") if result.bad else ("bold green", "done")
+        console = Console()
+        console.print(
+            f"[{style}]{word}[/] {count(result.checked, 'blob')} checked "
+            f"({format_size(result.checked_bytes)}, {seconds:.1f} s), {len(result.bad):,} bad"
+        )
+        for blob, why in zip(result.bad, result.why, strict=True):
+            name = _plain(blob.uri or blob.key)
+            text = f"{name}: dropped, the next job fetches it again ({_plain(why)})"
+            console.print(f"  {text}", soft_wrap=True)
+        if result.unknown:
+            console.print(
+                f"  {count(result.unknown, 'blob')} without checksums, as the catalogue was "
+                "rebuilt: only the size was looked at",
+                soft_wrap=True,
+            )
+    if result.bad:
+        raise typer.Exit(1)
+
+
+@app.command("evict", epilog=epilog("cache evict"))
+def evict(
+    folder: Folder,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="SIZE", help="Until blobs take no more than this, such as 500GB or 0."
+        ),
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option("--dataset", help="Only blobs of this dataset, named as `cache ls` does."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Take blobs out, least recently used first; none that a live job pins or has mapped."""
+    from penstock.cache.disk import admin
+
+    if to is None and label is None:
+        raise ConfigError(
+            "cache evict: got neither --to nor --dataset, wanted one of them: --to SIZE frees "
+            "space, --dataset URL a dataset's blobs; `penstock cache clear` takes everything."
+        )
+    to_bytes = None if to is None else _size_or_zero(to)
+    with _errors(folder):
+        blobs, freed_bytes = admin.evict(folder, to_bytes=to_bytes, label=label)
+        left_bytes = admin.stat(folder).used_bytes
+    if as_json:
+        _print_json({"blobs": blobs, "bytes": freed_bytes, "left_bytes": left_bytes})
+    else:
+        Console().print(
+            f"[bold green]done[/] {count(blobs, 'blob')} evicted, {format_size(freed_bytes)} "
+            f"freed, {format_size(left_bytes)} left"
+        )
+    if to_bytes is not None and label is None and left_bytes > to_bytes:
+        Console(stderr=True).print(
+            f"[yellow]warning:[/] {format_size(left_bytes)} stay, more than --to "
+            f"{format_size(to_bytes)}: live jobs pin them or have them mapped."
+        )
+
+
+@app.command("clear", epilog=epilog("cache clear"))
+def clear(
+    folder: Folder,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Take everything out that no live job has mapped; asks first."""
+    from penstock.cache.disk import admin
+
+    with _errors(folder):
+        before = admin.stat(folder)
+        total = f"{count(before.blobs, 'blob')}, {format_size(before.used_bytes)}"
+        if not yes and not typer.confirm(f"Take all of {folder} out ({total})?", err=True):
+            raise typer.Exit(1)
+        blobs, freed_bytes, left_bytes = admin.clear(folder)
+    if as_json:
+        _print_json({"blobs": blobs, "bytes": freed_bytes, "left_bytes": left_bytes})
+        return
+    console = Console()
+    console.print(
+        f"[bold green]done[/] {count(blobs, 'blob')} out, {format_size(freed_bytes)} freed"
+    )
+    if left_bytes:
+        console.print(
+            f"[yellow]left:[/] {format_size(left_bytes)}, which live jobs pin, fill or have "
+            "mapped: `penstock cache stat` names them.",
+            soft_wrap=True,
+        )
+
+
+@app.command("gc", epilog=epilog("cache gc"))
+def gc(folder: Folder, as_json: Json = False) -> None:
+    """Put the folder in order: fills and jobs of dead processes, trash, files of no catalogue.
+
+    A job does the same when it starts and when the cache is full.
+    """
+    from penstock.cache.disk import admin
+
+    with _errors(folder):
+        mended, freed_bytes = admin.gc(folder)
+    if as_json:
+        _print_json({"mended": mended, "bytes": freed_bytes})
+        return
+    Console().print(
+        f"[bold green]done[/] {count(mended, 'thing')} put right, {format_size(freed_bytes)} freed"
+    )
+
+
+def _columns(blob: BlobRecord, now_s: float) -> tuple[str, ...]:
+    needs = [name for name, true in (("pinned", blob.pinned), ("mapped", blob.in_use)) if true]
+    return (
+        blob.key[:12],
+        blob.label,
+        blob.uri,
+        format_size(blob.size_bytes),
+        blob.state,
+        ", ".join(needs) or "-",
+        ago(now_s - blob.used_s),
+    )
+
+
+def ago(seconds: float) -> str:
+    """An age for people: "3 min", "5 h", "12 d"; "now" for less, and for a clock that ran back."""
+    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length_s:
+            return f"{seconds // length_s:,.0f} {unit}"
+    return "now"
+
+
+def _size_or_zero(text: str) -> int:
+    """A size in bytes, 0 too, which elsewhere makes no sense."""
+    return 0 if text.strip() == "0" else parse_size(text, what="--to")
+
+
+@contextlib.contextmanager
+def _errors(folder: Path) -> Iterator[None]:
+    """What a disk does to a cache, as an error that says what to look at."""
+    try:
+        if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(f"it belongs to user {folder.stat().st_uid}")
+        yield
+    except PenstockError:
+        raise
+    except (OSError, sqlite3.Error) as error:
+        raise WriteError(
+            f"{folder}: the cache can't be opened or changed ({error}). Look at the folder's "
+            f"owner, rights and disk: penstock doctor {folder}. No data was deleted."
+        ) from error
+
+
+def _with(what: str, number: int, *, of: int | None = None) -> str:
+    """A number and what it is of; alone where there is nothing to say."""
+    if not number:
+        return f"{of or 0:,}"
+    return f"{number:,}, {what}" if of is None else f"{of:,}, {number:,} {what}"
+
+
+def _print_summary(summary: CacheSummary) -> None:
+    rows = [
+        ("limit", format_size(summary.max_bytes)),
+        ("used", f"{format_size(summary.used_bytes)} of blobs, fills and what was dropped"),
+        ("for itself", f"{format_size(summary.overhead_bytes)} for the catalogue and indexes"),
+        ("pinned", format_size(summary.pinned_bytes)),
+        ("disk", f"{format_size(summary.free_bytes)} free"),
+        ("blobs", f"{summary.blobs:,}"),
+        ("fills", _with("that nobody works on", summary.dead_fills, of=summary.fills)),
+        ("dropped", _with("still mapped by someone", summary.trash)),
+        ("unverified", _with("of before the last boot", summary.unverified)),
+    ]
+    rows += [
+        ("dataset", f"{label or 'unknown'}: {format_size(size_bytes)}")
+        for label, size_bytes in sorted(summary.labels.items())
+    ]
+    rows += [
+        (
+            "job",
+            f"process {job.pid}: {job.label}, keeps {format_size(job.share_bytes)} of "
+            f"{format_size(job.wanted_bytes)}",
+        )
+        for job in summary.jobs
+    ]
+    table = Table("", summary.path, box=None, pad_edge=False)
+    for name, text in rows:
+        table.add_row(name, _plain(text))
+    Console().print(table)
+
+
+def _print_json(values: dict[str, Any]) -> None:
+    typer.echo(json.dumps(values))
+
+
+def _plain(text: str) -> str:
+    """Brackets that rich would take for its markup stay what they are."""
+    return text.replace("[", r"\[")

@@ -1,0 +1,405 @@
+"""Run `penstock warm`: thin over `pipeline.feed.warm_up`.
+
+The options about the job and its nodes stand here; typer reads them at run time.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from penstock.cache import ConfigError, PlanError, ResumeError
+from penstock.cache.base import format_size
+from penstock.pipeline.cli.command_options import (
+    DocumentMode,
+    DryRun,
+    FetchedShards,
+    FieldPlaces,
+    Format,
+    IndexFolder,
+    JobCacheFolder,
+    Json,
+    ManifestFile,
+    MaxBytes,
+    NumberType,
+    SampleStride,
+    SampleWindow,
+    StorageOption,
+    Vocabulary,
+    WarmSource,
+    parse_places,
+    parse_sampling,
+    parse_storage_options,
+)
+from penstock.pipeline.cli.progress_bars import ByteProgress
+from penstock.pipeline.options import Order
+from penstock.pipeline.plan import World, pod_index
+
+if TYPE_CHECKING:
+    from penstock.cache.base import Peers
+    from penstock.cache.disk import DiskCache
+    from penstock.pipeline.feed import WarmResult, WarmState
+
+_JOB, _OTHER_NODES = "The job", "Other nodes"
+_ORDER = "Where the job's order isn't the default"  # apart: a second column of names cuts long ones
+
+
+WorldSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Ranks of the job; by default as launched, else one a node.",
+        min=1,
+        rich_help_panel=_JOB,
+    ),
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        help="Nodes of the job; by default as launched, else 1.", min=1, rich_help_panel=_JOB
+    ),
+]
+NodeRank = Annotated[
+    int | None,
+    typer.Option(
+        help="Which one this is, from 0; by default as launched.", min=0, rich_help_panel=_JOB
+    ),
+]
+WarmEpoch = Annotated[
+    int, typer.Option(help="Epoch in whose order to fetch.", min=0, rich_help_panel=_JOB)
+]
+JobSeed = Annotated[int, typer.Option(help="The job's seed.", rich_help_panel=_JOB)]
+GlobalBatchSize = Annotated[
+    int | None,
+    typer.Option(
+        help="The job's, over all ranks; by default 256 for each rank.", min=1, rich_help_panel=_JOB
+    ),
+]
+JobShuffles = Annotated[
+    bool,
+    typer.Option(
+        "--shuffle/--no-shuffle", help="Whether the job shuffles.", rich_help_panel=_ORDER
+    ),
+]
+Lanes = Annotated[
+    int | None, typer.Option(help="If the job passes lanes=.", min=1, rich_help_panel=_ORDER)
+]
+Window = Annotated[
+    int | None, typer.Option(help="If the job passes window=.", min=1, rich_help_panel=_ORDER)
+]
+Reshuffle = Annotated[
+    float, typer.Option(help="If the job passes reshuffle=.", min=0, max=1, rich_help_panel=_ORDER)
+]
+JobState = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        exists=True,
+        dir_okay=False,
+        help="The job's state as JSON, if it goes on from one: what state_dict() of its loader "
+        "gave. It says all of seed, epoch, shuffle, lanes, window and reshuffle.",
+        rich_help_panel=_JOB,
+    ),
+]
+IfEmpty = Annotated[
+    bool,
+    typer.Option(
+        "--if-empty",
+        help="Leave a cache that holds some of the dataset as it is: behind a restart nodes read "
+        "what their caches hold, whatever their numbers are now.",
+        rich_help_panel=_JOB,
+    ),
+]
+PeerAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--peers",
+        metavar="HOST:PORT",
+        help="Serve other nodes here and ask their caches before the remote; needs --peer-nodes.",
+        rich_help_panel=_OTHER_NODES,
+    ),
+]
+PeerNodes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT,…",
+        help="With --peers: the addresses of all nodes, in the order of their ranks.",
+        rich_help_panel=_OTHER_NODES,
+    ),
+]
+PeerTokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="With --peers: the secret that the nodes share; by default what PENSTOCK_PEER_TOKEN "
+        "holds.",
+        rich_help_panel=_OTHER_NODES,
+    ),
+]
+PeerTls = Annotated[
+    bool,
+    typer.Option(
+        "--tls/--no-tls",
+        help="With --peers: --no-tls declares the network private: no encryption.",
+        rich_help_panel=_OTHER_NODES,
+    ),
+]
+
+
+def peers_of(
+    address: str | None, nodes: str | None, token_file: Path | None, *, tls: bool
+) -> Peers | None:
+    """How this node and the others serve one another; None where nobody asks for it.
+    Raises ConfigError."""
+    if address is None:
+        if nodes is not None or token_file is not None or not tls:
+            raise ConfigError(
+                "--peer-nodes, --peer-token-file and --no-tls go with --peers HOST:PORT, the "
+                "address of this node: got none."
+            )
+        return None
+    if nodes is None:  # a command has no process group through which nodes could tell one another
+        raise ConfigError(
+            f"--peers {address}: got no --peer-nodes, wanted the addresses of all nodes, the same "
+            "on each: --peer-nodes 10.0.0.7:7077,10.0.0.8:7077."
+        )
+    from penstock.cache.base import Peers
+
+    listed = [node.strip() for node in nodes.split(",")]
+    return Peers(address, token_file=token_file, tls=None if tls else False, nodes=listed)
+
+
+_FAILURES_SHOWN = 20
+_MOST_STATE_BYTES = 2**20  # they have less than 10 kB
+
+
+def warm(
+    url: WarmSource,
+    cache: JobCacheFolder,
+    max_bytes: MaxBytes = None,
+    world_size: WorldSize = None,
+    nodes: Nodes = None,
+    node_rank: NodeRank = None,
+    epoch: WarmEpoch = 0,
+    seed: JobSeed = 0,
+    global_batch_size: GlobalBatchSize = None,
+    shuffle: JobShuffles = True,
+    lanes: Lanes = None,
+    window: Window = None,
+    reshuffle: Reshuffle = 0.0,
+    state: JobState = None,
+    if_empty: IfEmpty = False,
+    peers: PeerAddress = None,
+    peer_nodes: PeerNodes = None,
+    peer_token_file: PeerTokenFile = None,
+    tls: PeerTls = True,
+    workers: FetchedShards = 4,
+    index_folder: IndexFolder = None,
+    format: Format = "auto",
+    sample: SampleWindow = None,
+    stride: SampleStride = None,
+    dtype: NumberType = None,
+    documents: DocumentMode = None,
+    vocabulary: Vocabulary = None,
+    manifest: ManifestFile = None,
+    fields: FieldPlaces = None,
+    dry_run: DryRun = False,
+    storage_option: StorageOption = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch what this node will read into its cache, in the order in which the job reads it.
+
+    Which shards a node of several reads depends on the job's seed and global batch: pass the same,
+    or the --state from which it will go on.
+    Under torchrun, srun or mpirun each node fetches its share, and a node's processes share that
+    out; a pod of a Kubernetes Indexed Job is the node of its index: pass --nodes there.
+    Interrupted, the same command goes on from there. It may run beside the job: they share fills.
+    Of local data nothing is fetched, and that is no error.
+    """
+    sampling = parse_sampling(
+        sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
+    )
+    others = peers_of(peers, peer_nodes, peer_token_file, tls=tls)
+    launched = _launched(nodes=nodes, node_rank=node_rank)
+    place: dict[str, Any] = dict(format=format, manifest=manifest, index=index_folder)
+    place |= {"fields": parse_places(fields), "cache": _cache(cache, max_bytes, others)}
+    place |= {"storage_options": parse_storage_options(storage_option), **sampling.arguments()}
+    order: dict[str, Any] = dict(epoch=epoch, seed=seed, shuffle=shuffle)
+    order |= {"order": Order(lanes=lanes, window=window, reshuffle=reshuffle)}
+    order |= {"global_batch_size": global_batch_size}
+    order["state"] = None if state is None else _read_state(state)
+    world = _node(launched, world_size=world_size, nodes=nodes, node_rank=node_rank)
+    order |= {"process": (launched.local_rank, launched.local_size)}
+    order |= {"workers": workers, "dry_run": dry_run}
+    result = _fetched(url, place, order, world=world, if_empty=if_empty)
+    raise typer.Exit(_reported(result, order, world=world, as_json=as_json))
+
+
+def _fetched(
+    url: str, place: dict[str, Any], order: dict[str, Any], *, world: World, if_empty: bool
+) -> WarmResult | str:
+    """place: how the data are reached, by the names of `Dataset`; order: what the job passes of it,
+    by those of `feed.warm`. A text: why there is nothing to do. Raises ConfigError."""
+    from penstock.pipeline.feed import warm as warm_dataset
+    from penstock.readers import Dataset
+
+    if if_empty and order["process"][1] > 1:  # one would see what another has just fetched
+        raise ConfigError(
+            f"--if-empty: got {order['process'][1]} processes on this node, wanted one (srun "
+            "--ntasks-per-node=1)."
+        )
+    with Dataset(url, allow_left_out=1, **place) as dataset, ByteProgress("warm") as bar:
+        remote = dataset.remote_shards
+        if remote is None:
+            return f"{dataset.url} is local: there is nothing to warm. It is read where it lies."
+        if if_empty and (held := int((remote.held_shares() > 0).sum())):
+            return (
+                f"{place['cache'].path}: the cache holds some of {dataset.url} ({held:,} shard"
+                f"{'s' * (held != 1)}), and is left as it is."
+            )
+        return warm_dataset(
+            dataset, **order, world=world, progress=lambda state: _show_progress(bar, state)
+        )
+
+
+def _read_state(file: Path) -> object:
+    """What a file holds as JSON; whether it is a state is for others to say. Raises ResumeError."""
+    with file.open("rb") as opened:
+        text = opened.read(_MOST_STATE_BYTES + 1)
+    try:
+        if len(text) > _MOST_STATE_BYTES:
+            raise ValueError("it is too large")
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ResumeError(
+            f"{file}: this is no state as JSON ({error}). Write what loader.state_dict() returns "
+            "with json.dump; a checkpoint of torch.save is another file."
+        ) from None
+
+
+def _cache(folder: Path, max_bytes: str | None, peers: Peers | None) -> DiskCache:
+    from penstock.cache.disk import DiskCache
+
+    if not max_bytes:
+        return DiskCache.at(folder, peers=peers)
+    return DiskCache(folder, max_bytes=max_bytes, peers=peers)
+
+
+def _show_progress(bar: ByteProgress, state: WarmState) -> None:
+    left_out = f", {format_size(state.left_out_bytes)} don't fit" if state.left_out_bytes else ""
+    bar(
+        state.fetched_bytes + state.there_bytes,
+        state.wanted_bytes - state.failed_bytes,
+        f"{format_size(state.fetched_bytes)} from the remote, "
+        f"{format_size(state.there_bytes)} were there{left_out}",
+    )
+
+
+def _launched(*, nodes: int | None, node_rank: int | None) -> World:
+    """What the launcher says of this process; in a pod that has none, this one alone."""
+    try:
+        return World.detect()
+    except PlanError:
+        pod = pod_index()
+        if pod is None:
+            raise
+        if nodes is None and node_rank is None:
+            raise ConfigError(
+                f"This is pod {pod} of an Indexed Job, and nothing tells how many there are: pass "
+                f"--nodes (the Job's completions) to fetch the share of node {pod}, or --nodes 1 "
+                "where each pod is a job of its own."
+            ) from None
+        return World(0, 1)
+
+
+def _share_words(world: World, process: tuple[int, int]) -> str:
+    """Whose share was fetched."""
+    from penstock.pipeline.plan import node_ranks  # loads numpy
+
+    first, end = node_ranks(world)
+    ranks = f"rank {first}" if end == first + 1 else f"ranks {first} to {end - 1}"
+    own = f", part {process[0] + 1} of {process[1]}" if process[1] > 1 else ""
+    node = f"one of {world.nodes:,} nodes" if world.nodes > 1 else "the only node"
+    return f"of {ranks} of {world.size}{own}, on {node}"
+
+
+def _node(
+    launched: World, *, world_size: int | None, nodes: int | None, node_rank: int | None
+) -> World:
+    """The world of this node's first rank: what was given, else what the launcher says."""
+    from penstock.pipeline.feed import node_world
+
+    if world_size is None and nodes is None and node_rank is None:
+        return launched
+    nodes = nodes or max(1, launched.size // launched.local_size)
+    world_size = world_size or max(launched.size, nodes)
+    if node_rank is None:
+        pod = pod_index() if launched.processes == 1 else None
+        if pod is None and launched.size == 1 and nodes > 1:  # else all would fetch node 0's
+            raise ConfigError(
+                f"--nodes {nodes}: got no --node-rank, and no launcher tells which node this is. "
+                f"Pass --node-rank 0 to {nodes - 1}, another on each node."
+            )
+        node_rank = launched.rank // launched.local_size if pod is None else pod
+        if pod is not None and nodes == 1:  # each pod is a job of its own
+            node_rank = 0
+    return node_world(world_size, nodes=nodes, node_rank=node_rank)
+
+
+def _reported(
+    result: WarmResult | str, order: dict[str, Any], *, world: World, as_json: bool
+) -> bool:
+    """Whether some objects didn't come, behind the report."""
+    dry_run = order["dry_run"]
+    if isinstance(result, str):
+        _report_nothing(result, as_json=as_json, dry_run=dry_run)
+        return False
+    share = _share_words(world, order["process"])
+    _report(result, as_json=as_json, dry_run=dry_run, share=share)
+    return bool(result.failed)
+
+
+def _report_nothing(reason: str, *, as_json: bool, dry_run: bool) -> None:
+    """What a script wants that warms whatever it is given: nothing was to be done, and that is
+    well."""
+    if as_json:
+        from penstock.pipeline.feed import WarmResult
+
+        nothing: dict[str, Any] = {each.name: 0 for each in fields(WarmResult)}
+        nothing |= {"seconds": 0.0, "failed": [], "dry_run": dry_run, "share": ""}
+        typer.echo(json.dumps(nothing))
+    Console(stderr=True).print(reason, highlight=False, markup=False, soft_wrap=True)
+
+
+def _report(result: WarmResult, *, as_json: bool, dry_run: bool, share: str) -> None:
+    if as_json:
+        facts = asdict(result)
+        facts["failed"] = [{"uri": uri, "reason": reason} for uri, reason in result.failed]
+        typer.echo(json.dumps({**facts, "dry_run": dry_run, "share": share}))
+        return
+    console = Console()
+    rate = f", {format_size(result.bytes / result.seconds)}/s" if result.seconds else ""
+    head = "would fetch" if dry_run else "[bold green]done[/] fetched"
+    console.print(
+        f"{head} {result.objects:,} object{'s' * (result.objects != 1)}, "
+        f"{format_size(result.bytes)}"
+        + ("" if dry_run else f" in {result.seconds:.1f} s{rate}")
+        + f"; {result.skipped:,} were there ({share})",
+        soft_wrap=True,
+    )
+    if result.left_out:
+        console.print(
+            f"[yellow]{result.left_out:,} objects don't fit:[/] the cache keeps "
+            f"{format_size(result.kept_bytes)} of the {format_size(result.node_bytes)} that this "
+            "node reads, the rest comes from the remote in each epoch.",
+            soft_wrap=True,
+        )
+    if result.failed:
+        console.print(f"[bold red]{len(result.failed):,} failed[/]; the same command tries again:")
+        for uri, reason in result.failed[:_FAILURES_SHOWN]:
+            console.print(f"{uri}: {reason}", markup=False, highlight=False, soft_wrap=True)
+        if (more := len(result.failed) - _FAILURES_SHOWN) > 0:
+            console.print(f"and {more:,} more (--json lists all)")

@@ -1,0 +1,30 @@
+from . import batch_pipeline as batch_pipeline
+from . import resident_memory as resident_memory
+from . import runner as runner
+from .batch import Batch as Batch
+from .batch_pipeline import BatchPipeline as BatchPipeline
+from .batch_reader import BatchReader as BatchReader
+from .image_decoding import ImageGraphs as ImageGraphs, thread_shares as thread_shares
+from .map_calls import Mapper as Mapper
+from .native_engine import NativeEngine as NativeEngine
+from .peer_links import PeerLinks as PeerLinks
+from .position import Position as Position
+from .prefetch import wanted_share as wanted_share
+from .ragged import Pads as Pads, Ragged as Ragged, TooLongSample as TooLongSample, padded as padded
+from .ragged import too_long_error as too_long_error, unpacked as unpacked
+from .resident_images import KeptColumns as KeptColumns, ResidentImages as ResidentImages
+from .resident_memory import ASKED_SHARE as ASKED_SHARE, AUTO_MAX_BYTES_CPU as AUTO_MAX_BYTES_CPU
+from .resident_memory import AUTO_SHARE_CPU as AUTO_SHARE_CPU, MemoryBudget as MemoryBudget
+from .resident_memory import SAMPLE_BYTES_CPU as SAMPLE_BYTES_CPU
+from .resident_memory import SAMPLE_BYTES_CUDA as SAMPLE_BYTES_CUDA
+from .resident_memory import dali_needs_bytes as dali_needs_bytes, decoded_bytes as decoded_bytes
+from .resident_memory import memory_budget as memory_budget, resident_bytes as resident_bytes
+from .resident_memory import share_of_rank as share_of_rank
+from .runner import MAPPED_READ_THREADS as MAPPED_READ_THREADS, PipelineRunner as PipelineRunner
+from .runner import READ_AHEAD as READ_AHEAD, READ_THREADS as READ_THREADS, ReadAhead as ReadAhead
+from .runner import sample_bytes_of as sample_bytes_of
+from .shard_fills import FillQueue as FillQueue, Filler as Filler, WalkBudget as WalkBudget
+from .tensors import Finisher as Finisher, PageLocked as PageLocked, in_storage as in_storage
+from .tensors import tensor_of as tensor_of
+from .warm_up import WarmResult as WarmResult, WarmState as WarmState
+from .warm_up import hosts_of_ranks as hosts_of_ranks, node_world as node_world, warm as warm

@@ -1,0 +1,86 @@
+"""Derive the fields that batches have after the Maps of a recipe, and the recipe that remains.
+
+It is apart from `map_calls`, so that a job without a `Map` doesn't load what calls functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.augment import CheckedMaps, by_field, check_maps, entry_salts, split_maps
+from penstock.cache import RecipeError
+from penstock.readers.fields import Array, base_name, image_fields, stored_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.augment import ArrayCrop, FieldLists
+    from penstock.pipeline.options import NativeOptions
+    from penstock.readers import Source
+    from penstock.readers.fields import Schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappedFields:
+    """The fields that batches have behind the Maps of a recipe.
+
+    maps: in order; none where the recipe has none. fields: of a batch, those that Maps add last.
+    reads: the fields of the dataset that are read for that. augment: the recipe without Maps.
+    crops: of arrays, by field: no more is read of them. salts: of the draws, by field.
+    """
+
+    maps: CheckedMaps
+    fields: tuple[str, ...]
+    reads: tuple[str, ...]
+    augment: FieldLists | None
+    crops: Mapping[str, ArrayCrop]
+    salts: Mapping[str, int]
+
+    @property
+    def schema(self) -> Schema:
+        """Of samples behind the Maps; it has fields that nobody has selected too."""
+        return self.maps.schema
+
+    @property
+    def encoded_images(self) -> list[str]:
+        """The image fields whose bytes a function gets."""
+        taken = [name for each in self.maps.maps for name in each.takes]
+        return list(image_fields(self.schema, taken))
+
+
+def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
+    """Check the Maps of a loader's recipe against its dataset, whose fields they may get whether
+    they are selected or not. Raises RecipeError."""
+    schema = dataset.schema
+    recipes, salts = by_field(options.augment), entry_salts(options.augment)
+    crops: dict[str, ArrayCrop] = {}
+    if recipes is None or not schema.of_type(Array):
+        maps, augment = split_maps(recipes)
+    else:
+        from penstock.augment import check_array_crops, cropped_schema, is_array_crop
+
+        fields = stored_fields(dataset.fields, schema)
+        maps, augment = split_maps(recipes, lambda op, of: is_array_crop(op, of, schema, fields))
+        crops = check_array_crops(augment, schema, fields, salts)
+        schema = cropped_schema(schema, crops)
+    checked = check_maps(maps, schema)
+    made: dict[str, None] = {}
+    read = [*dataset.fields]
+    for each in checked.maps:
+        read += [field for field in each.takes if base_name(field) not in made]
+        made |= dict.fromkeys(each.returns)
+    unread = [name for name in made if name in dataset.schema and name not in read]
+    if unread:
+        raise RecipeError(
+            f'A Map returns "{unread[0]}", a field of the dataset that fields={dataset.fields!r} '
+            "leaves out. Add it to fields=, or give what is returned another name."
+        )
+    return MappedFields(
+        maps=checked,
+        fields=(*dataset.fields, *(name for name in made if name not in dataset.fields)),
+        reads=stored_fields(read, dataset.schema),
+        augment=augment,
+        crops=crops,
+        salts=salts,
+    )

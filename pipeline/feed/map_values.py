@@ -1,0 +1,349 @@
+"""Convert columns to the arguments of a user's function, and its results back to columns.
+
+Arguments are values of Python and numpy. Each result is checked against the type that the `Map`
+declares, and copied as soon as it comes, because a function may go on to use what it has returned.
+Python's numbers take the declared dtype where nothing is lost by it; arrays must have it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+
+from penstock.readers import Rejection
+from penstock.readers.fields import (
+    Array,
+    Boxes,
+    Bytes,
+    ClassLabel,
+    DenseColumn,
+    EncodedColumn,
+    Keypoints,
+    ListColumn,
+    Mask,
+    MultiLabel,
+    RaggedColumn,
+    Text,
+    Tokens,
+    Value,
+    decode_mask,
+    decode_text,
+    narrow,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields import Column, FieldType
+
+    Shape = tuple[int | None, ...]
+
+
+def without_views(column: Column, type: FieldType) -> Column:
+    """A column without views on files: of what the reading threads haven't decoded bytes."""
+    if not isinstance(column, EncodedColumn):
+        return column
+    if isinstance(type, Text):
+        return ListColumn([decode_text(sample) for sample in column.samples])
+    if isinstance(type, Mask):
+        masks: list[Any] = [decode_mask(sample, type.dtype) for sample in column.samples]
+        return ListColumn(masks)
+    return ListColumn([sample.tobytes() for sample in column.samples])
+
+
+def samples_of(column: Column) -> Sequence[Any]:
+    """Each sample: str or bytes, a read-only array, or a numpy scalar."""
+    if isinstance(column, DenseColumn):
+        values = _private(column.values)
+        return [values[row] for row in range(len(values))]
+    if isinstance(column, RaggedColumn):
+        own = replace(column, values=_private(column.values))
+        return [own.sample(row) for row in range(len(own))]
+    return [each if isinstance(each, str | bytes) else _private(each) for each in column.samples]
+
+
+def stacked(column: Column) -> Any:
+    """All samples at once: a list, or where they share a shape a read-only array of them."""
+    return _private(column.values) if isinstance(column, DenseColumn) else samples_of(column)
+
+
+def _private(values: NDArray[Any]) -> NDArray[Any]:
+    """A copy that can't be written to. Both: a tensor over it may be, and what is behind the
+    original is the dataset's: a mapped file, or what stays in memory for the next epoch."""
+    copy = values.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+def sample_generators(keys: NDArray[np.uint64]) -> list[np.random.Generator]:
+    """The samples' own random numbers, by their keys. keys: shape (n,)."""
+    return [np.random.Generator(np.random.Philox(key=int(key))) for key in keys]
+
+
+_SHOWN = 80
+
+
+class MisfitError(Exception):
+    """A value isn't what was declared. got, wanted: in words; row: of several values."""
+
+    def __init__(self, got: str, wanted: str, *, row: int | None = None) -> None:
+        super().__init__(got, wanted)
+        self.got, self.wanted, self.row = got, wanted, row
+
+
+class Collector(Protocol):
+    """Takes the values of one field, sample by sample; a row without one is empty, or 0."""
+
+    def put(self, row: int, value: Any) -> None:
+        """Take the value of a row. Raises MisfitError."""
+
+    def put_all(self, values: Any) -> None:
+        """Take the values of all rows at once, as many as there are. Raises MisfitError."""
+
+    def column(self) -> Column:
+        """What was taken."""
+
+
+def collector(type: FieldType, count: int) -> Collector:
+    """What takes `count` values of a type."""
+    if isinstance(type, Text | Bytes):
+        return _ListCollector(count, is_text=isinstance(type, Text))
+    if isinstance(type, Value):
+        return _DenseCollector(count, np.dtype(type.dtype), ())
+    if isinstance(type, ClassLabel):
+        return _LabelCollector(count, names=len(type.names))
+    if isinstance(type, MultiLabel):
+        return _DenseCollector(count, np.dtype(np.float32), (len(type.names),))
+    if isinstance(type, Array) and not type.is_ragged:
+        assert type.shape is not None
+        shape = tuple(length for length in type.shape if length is not None)
+        return _DenseCollector(count, np.dtype(type.dtype), shape)
+    if isinstance(type, Mask):
+        return _MaskCollector(count, type.dtype)
+    return _RaggedCollector(count, *_ragged(type))
+
+
+def _put_each(taker: Collector, values: Any) -> None:
+    for row, value in enumerate(values):
+        try:
+            taker.put(row, value)
+        except MisfitError as error:
+            error.row = row
+            raise
+
+
+def _ragged(type: FieldType) -> tuple[np.dtype[Any], Shape]:
+    if isinstance(type, Array):
+        assert type.shape is not None
+        return np.dtype(type.dtype), type.shape
+    if isinstance(type, Tokens):
+        return np.dtype(type.dtype), (None,)
+    assert isinstance(type, Boxes | Keypoints), type
+    return np.dtype(np.float32), (None, 4 if isinstance(type, Boxes) else 2)
+
+
+class _ListCollector:
+    def __init__(self, count: int, *, is_text: bool) -> None:
+        self._is_text = is_text
+        self._samples: list[Any] = ["" if is_text else b""] * count
+
+    def put(self, row: int, value: Any) -> None:
+        if self._is_text:
+            self._samples[row] = _text(value)
+        elif isinstance(value, bytes | bytearray | memoryview):
+            self._samples[row] = bytes(value)
+        else:
+            raise MisfitError(_shown(value), "bytes")
+
+    def put_all(self, values: Any) -> None:
+        _put_each(self, values)
+
+    def column(self) -> Column:
+        return ListColumn(self._samples)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise MisfitError(_shown(value), "a str")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise MisfitError(f"a str that UTF-8 can't hold ({error.reason})", "text") from None
+    return str(value)
+
+
+class _DenseCollector:
+    def __init__(self, count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self._values = np.zeros((count, *shape), dtype)
+        self._shape = shape
+
+    def put(self, row: int, value: Any) -> None:
+        self._values[row] = as_array(value, self._values.dtype, self._shape)
+
+    def put_all(self, values: Any) -> None:
+        if hasattr(values, "dtype"):
+            self._values[:] = as_array(values, self._values.dtype, self._values.shape)
+        else:
+            _put_each(self, values)
+
+    def column(self) -> Column:
+        return DenseColumn(self._values)
+
+
+class _LabelCollector(_DenseCollector):
+    """Class numbers: of any integer type, and of a class that is there."""
+
+    def __init__(self, count: int, *, names: int) -> None:
+        super().__init__(count, np.dtype(np.int64), ())
+        self._names = names
+
+    def put(self, row: int, value: Any) -> None:
+        array = np.asarray(value) if hasattr(value, "dtype") else value
+        if isinstance(array, np.ndarray) and array.dtype.kind in "iu":
+            array = array.astype(np.int64)
+        super().put(row, array)
+        self._check(self._values[row : row + 1])
+
+    def put_all(self, values: Any) -> None:
+        _put_each(self, values)
+
+    def _check(self, labels: NDArray[Any]) -> None:
+        if self._names and not 0 <= labels.min() <= labels.max() < self._names:
+            raise MisfitError(f"the class {labels[0]}", f"one from 0 to {self._names - 1}")
+
+
+class _RaggedCollector:
+    """Samples of several shapes; where the first length alone differs, the column has the rest."""
+
+    def __init__(self, count: int, dtype: np.dtype[Any], shape: Shape) -> None:
+        self._dtype, self._shape = dtype, shape
+        self._empty = np.zeros([length or 0 for length in shape], dtype)
+        self._samples = [self._empty] * count
+
+    def put(self, row: int, value: Any) -> None:
+        self._samples[row] = np.array(as_array(value, self._dtype, self._shape))
+
+    def put_all(self, values: Any) -> None:
+        _put_each(self, values)
+
+    def column(self) -> Column:
+        return ragged_column(self._samples, self._empty)
+
+
+class _MaskCollector:
+    """Class numbers of pixels, as decoded masks have them. dtype: of the type."""
+
+    def __init__(self, count: int, dtype: str) -> None:
+        self._dtype = dtype
+        self._samples: list[Any] = [np.zeros((0, 0), np.uint8)] * count
+
+    def put(self, row: int, value: Any) -> None:
+        kinds = "uint8" if self._dtype == "uint8" else "uint8 or int32"
+        wanted = f"class numbers, {kinds}, of shape (height, width)"
+        try:
+            array = np.asarray(value)
+        except Exception as error:  # what stands for an array may raise anything
+            raise MisfitError(f"{_shown(value)}, no array ({error})", wanted) from None
+        if array.dtype.kind not in "bui" or array.ndim != 2:
+            raise MisfitError(_words(array.dtype, array.shape), wanted)
+        classes = narrow(array)
+        if isinstance(classes, Rejection):
+            raise MisfitError(classes.reason, wanted)
+        if self._dtype == "uint8" and classes.dtype != np.uint8:
+            raise MisfitError(_words(array.dtype, array.shape), wanted)
+        dtype = np.int32 if self._dtype == "int32" else classes.dtype
+        self._samples[row] = np.array(classes, dtype)
+
+    def put_all(self, values: Any) -> None:
+        _put_each(self, values)
+
+    def column(self) -> Column:
+        return ListColumn(self._samples)
+
+
+def ragged_column(samples: Sequence[NDArray[Any]], empty: NDArray[Any]) -> RaggedColumn:
+    """Samples as one column. empty: of their dtype, with 0 in the place of lengths that differ."""
+    is_first_alone = empty.shape[:1] == (0,) and 0 not in empty.shape[1:]
+    like = RaggedColumn(
+        empty if is_first_alone else empty.reshape(-1)[:0],
+        np.zeros(1, np.int64),
+        None if is_first_alone else np.zeros((0, empty.ndim), np.int64),
+    )
+    return RaggedColumn.of(samples, like=like)
+
+
+def as_array(value: Any, dtype: np.dtype[Any], shape: Shape) -> NDArray[Any]:
+    """A value as an array of this dtype and shape; None in shape: any length. Raises MisfitError.
+
+    Numbers and lists of Python's may become it, arrays must be it.
+    """
+    wanted = _words(dtype, shape)
+    if value is None or isinstance(value, str | bytes):
+        raise MisfitError(_shown(value), wanted)
+    is_typed = hasattr(value, "dtype")
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # what stands for an array may raise anything
+        raise MisfitError(
+            f"{_shown(value)}, of which numpy makes no array ({error})", wanted
+        ) from None
+    if not is_typed and array.size == 0 and len(shape) and shape[0] is None:
+        array = np.zeros([length or 0 for length in shape], dtype)
+    is_shape = len(shape) == array.ndim and all(
+        length in (None, here) for length, here in zip(shape, array.shape, strict=True)
+    )
+    if not is_shape or not (
+        array.dtype.newbyteorder("=") == dtype or _is_convertible(array, dtype, is_typed)
+    ):
+        raise MisfitError(_words(array.dtype, array.shape) if is_typed else _shown(value), wanted)
+    return array.astype(dtype, copy=False)
+
+
+def _is_convertible(array: NDArray[Any], dtype: np.dtype[Any], is_typed: bool) -> bool:
+    """Whether Python's numbers in an array can take a dtype without loss of their meaning."""
+    if is_typed:
+        return False
+    if array.dtype.kind in "iu":
+        if dtype.kind in "iu" and array.size:
+            bounds = np.iinfo(dtype)
+            return bool(bounds.min <= int(array.min()) and int(array.max()) <= bounds.max)
+        return dtype.kind in "iufc"
+    return array.dtype.kind in "fc" and dtype.kind in ("fc" if array.dtype.kind == "f" else "c")
+
+
+def _words(dtype: np.dtype[Any], shape: Sequence[int | None]) -> str:
+    if not shape:
+        return f"one {dtype}"
+    lengths = ", ".join("any" if length is None else str(length) for length in shape)
+    return f"{dtype} of shape ({lengths}{',' if len(shape) == 1 else ''})"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    text = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+    return "None" if value is None else f"{text} ({type(value).__name__})"
+
+
+def scattered(column: Column, type: FieldType, rows: Sequence[int], count: int) -> Column:
+    """A column of `count` samples with those given in some rows, the others empty, or 0."""
+    nothing = collector(type, count).column()
+    return nothing.patched(rows, column) if rows else nothing
+
+
+def concatenated(columns: Sequence[Column]) -> Column:
+    """Columns of one type end to end: at least one."""
+    first = columns[0]
+    if len(columns) == 1:
+        return first
+    if isinstance(first, DenseColumn):
+        return DenseColumn(np.concatenate([cast("DenseColumn", each).values for each in columns]))
+    if isinstance(first, ListColumn):
+        return ListColumn([sample for each in columns for sample in cast("Any", each).samples])
+    assert isinstance(first, RaggedColumn)
+    ragged = [cast("RaggedColumn", each) for each in columns]
+    samples = [each.sample(row) for each in ragged for row in range(len(each))]
+    return RaggedColumn.of(samples, like=first)

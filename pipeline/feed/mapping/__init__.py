@@ -1,1 +1,0 @@
-"""The user's functions of a recipe (`Map`) on the columns of a batch, in threads or processes."""

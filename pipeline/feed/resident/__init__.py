@@ -1,1 +1,0 @@
-"""Small datasets whose decoded images stay in memory."""

@@ -1,0 +1,522 @@
+"""Keep the decoded images of a small dataset in memory: read, check and decode each once a job.
+
+The first time that a sample is read, the reading thread decodes the whole of it and copies the
+pixels into one arena, on the device that the batches are for. From then on the sample comes without
+bytes: no read, no CRC, no decode, and the graph is fed from the arena.
+
+Reading threads do this because they decode the batches ahead while the graph augments and the
+training step runs, and nothing of the run changes. Images are kept whole, although the graph
+decodes windows only, because any later window must be in there, and resampled pixels would be other
+pixels. docs/datasets.md says what this costs and saves.
+
+What can't be kept (a damaged image of which only some windows decode, or one for which the arena
+has no more room) is read and decoded in each epoch, as without an arena. So `ResidentGraph` holds
+two graphs, because a DALI pipeline takes one kind of input: kept pixels and encoded bytes. A batch
+is nearly always of one kind and passes through as it is. The graph for bytes is built when a sample
+first needs it, which most jobs never see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.augment import DecodedBatch, FullImageDecoder, resident_tensor
+from penstock.cache import PenstockError
+from penstock.cache.base import format_size
+from penstock.pipeline.report import ResidentFacts
+from penstock.readers.fields import (
+    DenseColumn,
+    EncodedColumn,
+    ListColumn,
+    RaggedColumn,
+    SampleBatch,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    from penstock.augment import CheckedRecipe, Draws, Graph
+    from penstock.readers import EncodedBatch
+    from penstock.readers.fields import Column
+
+    Present = dict[str, NDArray[np.bool_]]
+    Read = Callable[[NDArray[np.int64], dict[int, str]], SampleBatch]
+
+NO_BYTES = np.empty(0, np.uint8)
+"""Stands for the bytes of a resident sample, which aren't read."""
+NO_BYTES.flags.writeable = False
+
+
+class KeptColumns:
+    """Columns of samples by id. One thread at a time keeps; any takes what was kept.
+
+    Numbers of one shape lie in arrays, all else sample by sample, copied from what was read: a view
+    would keep its file, or its batch.
+    """
+
+    def __init__(self, *, samples: int) -> None:
+        """samples: above each id."""
+        self._samples = samples
+        self._dense: dict[str, NDArray[Any]] = {}
+        self._single: dict[str, list[NDArray[Any] | None]] = {}
+        self._dims: dict[str, NDArray[np.int32]] = {}
+        self._like: dict[str, RaggedColumn] = {}
+        self._present: dict[str, NDArray[np.bool_]] = {}
+
+    def keep(self, content: SampleBatch, rows: Sequence[int], *, without: str) -> None:
+        """Keep these rows. without: the field of images, which is kept elsewhere."""
+        ids = content.ids[rows]
+        for name, column in content.columns.items():
+            if name != without:
+                self._keep(name, column, rows, ids)
+        for name, present in content.present.items():
+            if name not in self._present:
+                # What was kept before this has it: a part of several datasets, which nobody lacks.
+                self._present[name] = np.ones(self._samples, np.bool_)
+            self._present[name][ids] = present[rows]
+
+    def _keep(self, name: str, column: Column, rows: Sequence[int], ids: NDArray[np.int64]) -> None:
+        if isinstance(column, DenseColumn):
+            values = column.values
+            if name not in self._dense:
+                self._dense[name] = np.zeros((self._samples, *values.shape[1:]), values.dtype)
+            self._dense[name][ids] = values[rows]
+            return
+        kept = self._single.setdefault(name, [None] * self._samples)
+        assert not isinstance(column, ListColumn), name  # decoded: behind what is kept
+        if isinstance(column, RaggedColumn):
+            self._like.setdefault(name, column.take([]))
+            samples = [column.sample(row) for row in rows]
+        else:
+            samples = [column.samples[row] for row in rows]
+            if column.dims is not None:
+                if name not in self._dims:
+                    self._dims[name] = np.zeros((self._samples, 2), np.int32)
+                self._dims[name][ids] = column.dims[rows]
+        for sample_id, sample in zip(ids.tolist(), samples, strict=True):
+            kept[sample_id] = sample.copy()
+
+    def take(
+        self, ids: NDArray[np.int64]
+    ) -> tuple[dict[str, Column], dict[str, NDArray[np.bool_]]]:
+        """Columns of samples, and which have what some lack; nothing where none was kept."""
+        columns: dict[str, Column] = {
+            name: DenseColumn(values[ids]) for name, values in self._dense.items()
+        }
+        for name, kept in self._single.items():
+            found = [kept[sample_id] for sample_id in ids.tolist()]
+            like, dims = self._like.get(name), self._dims.get(name)
+            if like is None:
+                samples = [NO_BYTES if each is None else each for each in found]
+                columns[name] = EncodedColumn(samples, None if dims is None else dims[ids])
+            else:
+                samples = [like.nothing if each is None else each for each in found]
+                columns[name] = RaggedColumn.of(samples, like=like)
+        return columns, {name: present[ids] for name, present in self._present.items()}
+
+
+_LOG = logging.getLogger("penstock")
+
+_ABSENT, _REFUSED = -1, -2  # in place of where an image begins
+# After so many batches that needed no decoding the decoder's threads and buffers are given back.
+_IDLE_BATCHES = 64
+
+
+class ResidentImages:
+    """Keeps whole decoded images by sample id: reading threads fill it, one thread feeds from it.
+
+    Nothing is allocated before the first image comes. On the CPU memory is taken as it fills.
+    """
+
+    def __init__(
+        self,
+        recipe: CheckedRecipe,
+        *,
+        image: str,
+        samples: int,
+        max_bytes: int,
+        threads: int,
+        device: torch.device,
+        deterministic: bool,
+    ) -> None:
+        """image: the field. samples: above each id. max_bytes: of pixels; never passed. threads:
+        that decode."""
+        self._recipe, self._image = recipe, image
+        self._samples, self._max_bytes, self._threads = samples, max_bytes, threads
+        self._device, self._deterministic = device, deterministic
+        self._channels = recipe.decode.channels
+        self._filling = threading.Lock()
+        self._decoder: FullImageDecoder | None = None
+        self._arena: Any = None
+        self._stream: Any = None
+        self._begin = np.full(samples, _ABSENT, np.int64)
+        self._dims = np.zeros((samples, 2), np.int32)
+        self._others = KeptColumns(samples=samples)
+        self._wrapped: dict[int, Any] = {}  # on CUDA: wrapping anew costs more than keeping
+        self._kept, self._used, self._fill_s = 0, 0, 0.0
+        self._idle = 0
+        self._is_full = self._closed = False
+
+    def read(self, ids: NDArray[np.int64], bad: dict[int, str], read: Read) -> SampleBatch:
+        """Samples by id; resident ones come without bytes, the others are read and then kept.
+
+        read: gives encoded samples by ids and tells the rows of bad ones, as `bad` is told.
+        Raises what read raises, and PenstockError if memory for decoding was short.
+        """
+        new = np.flatnonzero(self._begin[ids] < 0)
+        if len(new) == len(ids):
+            batch = read(ids, bad)
+            self._fill(batch, bad)
+            return batch
+        part: SampleBatch | None = None
+        if len(new):
+            found: dict[int, str] = {}
+            part = read(ids[new], found)
+            bad.update({int(new[place]): why for place, why in found.items()})
+            self._fill(part, found)
+        else:
+            self._rest()
+        return self._joined(ids, new, part)
+
+    def images(self, ids: NDArray[np.int64]) -> list[Any]:
+        """What `Graph(resident=True)` takes, by sample id; None for what isn't here."""
+        begins = self._begin[ids].tolist()
+        if self._device.type == "cuda":
+            return [self._wrapped.get(sample_id) for sample_id in ids.tolist()]
+        arena, channels, images = self._arena, self._channels, list[Any]()
+        for begin, (height, width) in zip(begins, self._dims[ids].tolist(), strict=True):
+            if begin < 0:
+                images.append(None)
+                continue
+            end = begin + height * width * channels
+            images.append(arena[begin:end].reshape(height, width, channels))
+        return images
+
+    def facts(self, *, hits: int, bytes_memory: int) -> ResidentFacts:
+        return ResidentFacts(
+            samples=self._kept,
+            size_bytes=self._used,
+            max_bytes=self._max_bytes,
+            fill_s=self._fill_s,
+            hits=hits,
+            bytes_memory=bytes_memory,
+        )
+
+    def close(self) -> None:
+        """Give the memory back; a fill under way ends first. What feeds from here is closed."""
+        with self._filling:
+            self._closed = True
+            self._begin[:] = _ABSENT
+            self._decoder = self._arena = self._stream = None
+            self._wrapped.clear()
+            self._others = KeptColumns(samples=self._samples)  # a thread may be taking from that
+
+    def _joined(
+        self, ids: NDArray[np.int64], new: NDArray[np.int64], part: SampleBatch | None
+    ) -> SampleBatch:
+        """A batch of samples that are here, with those of part in the rows `new`."""
+        columns, present = self._others.take(ids)
+        columns[self._image] = EncodedColumn([NO_BYTES] * len(ids), self._dims[ids])
+        batch = SampleBatch(ids=ids.copy(), columns=columns, present=present)
+        return batch if part is None else batch.patched(new, part)
+
+    def _fill(self, content: SampleBatch, bad: Iterable[int]) -> None:
+        """Keep what was read, but for bad rows, what is here by now and what has no room."""
+        batch, left_out = content.encoded(self._image), set(bad)
+        present = content.present.get(self._image)
+        if present is not None:
+            left_out.update(np.flatnonzero(~present).tolist())
+        with self._filling:
+            if self._closed:
+                return
+            rows = self._admitted(batch, left_out)
+            if not rows or not self._has_arena():
+                return
+            self._idle = 0
+            began = time.perf_counter()
+            decoder = self._decoder or self._make_decoder()
+            self._decoder = None  # whatever interrupts us leaves it out of step
+            try:
+                self._decode(decoder, content, rows)
+            finally:
+                self._fill_s += time.perf_counter() - began
+            self._decoder = decoder
+
+    def _admitted(self, batch: EncodedBatch, left_out: set[int]) -> list[int]:
+        """Rows to decode, each sample once, as far as there is room."""
+        room = self._max_bytes - self._used
+        begins, sizes = self._begin[batch.ids].tolist(), self.decoded_bytes(batch.dims).tolist()
+        rows: dict[int, int] = {}
+        for row, sample_id in enumerate(batch.ids.tolist()):
+            if begins[row] != _ABSENT or row in left_out or sample_id in rows:
+                continue
+            if sizes[row] > room:
+                self._tell_full()
+                continue
+            room -= sizes[row]
+            rows[sample_id] = row
+        return list(rows.values())
+
+    def decoded_bytes(self, dims: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Bytes of images of these heights and widths, shape (n, 2); int64, shape (n,)."""
+        sizes: NDArray[np.int64] = dims.astype(np.int64).prod(axis=1) * self._channels
+        return sizes
+
+    def _decode(self, decoder: FullImageDecoder, content: SampleBatch, rows: list[int]) -> None:
+        batch = content.encoded(self._image)
+        pixels = [int(height) * int(width) for height, width in batch.dims[rows].tolist()]
+        kept: set[int] = set()
+        with self._on_stream():
+            for run in decoder([batch.encoded[row] for row in rows], pixels):
+                fitting = [
+                    (rows[place], image)
+                    for place, image in run
+                    if tuple(image.shape) == (*batch.dims[rows[place]].tolist(), self._channels)
+                ]
+                self._others.keep(content, [row for row, _ in fitting], without=self._image)
+                self._keep(batch, fitting)
+                kept.update(row for row, _ in fitting)
+        for row in rows:
+            if row not in kept:
+                self._begin[batch.ids[row]] = _REFUSED
+
+    def _keep(self, batch: EncodedBatch, run: list[tuple[int, torch.Tensor]]) -> None:
+        """Copy a run's images, by row, into the arena; then they are there for other threads."""
+        begins: list[int] = []
+        for _, image in run:
+            begins.append(self._used)
+            self._used += image.numel()
+            self._copy(image, begins[-1])
+        self._await_copies()
+        for (row, image), begin in zip(run, begins, strict=True):
+            sample_id = int(batch.ids[row])
+            if self._device.type == "cuda":
+                place = self._arena[begin : begin + image.numel()].view(image.shape)
+                self._wrapped[sample_id] = resident_tensor(place)
+            self._dims[sample_id] = batch.dims[row]
+            self._begin[sample_id] = begin  # last: from here on other threads take it as there
+        self._kept += len(run)
+
+    def _copy(self, image: torch.Tensor, begin: int) -> None:
+        end = begin + image.numel()
+        if self._device.type == "cuda":
+            self._arena[begin:end].view(image.shape).copy_(image, non_blocking=True)
+        else:
+            self._arena[begin:end] = image.numpy().reshape(-1)
+
+    def _await_copies(self) -> None:
+        """Once a run: its images go with the next one, and what feeds from the arena waits for
+        nothing."""
+        if self._device.type == "cuda":
+            self._stream.synchronize()
+
+    def _has_arena(self) -> bool:
+        """Whether there is room; where there is no memory by now, the job goes on without."""
+        import torch
+
+        try:
+            self._allocate()
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            _LOG.warning(
+                "resident: no %s of memory for decoded images (%s): none are kept",
+                format_size(self._max_bytes),
+                str(error).splitlines()[0] if str(error) else type(error).__name__,
+            )
+            self._max_bytes, self._is_full = 0, True
+            return False
+        return True
+
+    def _allocate(self) -> None:
+        if self._arena is not None:
+            return
+        if self._device.type == "cuda":
+            import torch
+
+            self._arena = torch.empty(self._max_bytes, dtype=torch.uint8, device=self._device)
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        else:
+            self._arena = np.empty(self._max_bytes, np.uint8)
+
+    def _make_decoder(self) -> FullImageDecoder:
+        device = self._device
+        return FullImageDecoder(
+            self._recipe,
+            threads=self._threads,
+            device=device.type,
+            device_id=device.index,
+            deterministic=self._deterministic,
+        )
+
+    def _on_stream(self) -> Any:
+        """What copies run on: a stream of our own, as this thread's may be the training step's."""
+        if self._device.type != "cuda":
+            return contextlib.nullcontext()
+        import torch
+
+        return torch.cuda.stream(self._stream)
+
+    def _rest(self) -> None:
+        """Count a batch that needed no decoding."""
+        self._idle += 1
+        if self._idle == _IDLE_BATCHES:
+            with self._filling:
+                self._decoder = None
+
+    def _tell_full(self) -> None:
+        if not self._is_full:
+            self._is_full = True
+            _LOG.info(
+                "resident: the %s are full; what isn't there is decoded in each epoch",
+                format_size(self._max_bytes),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchRows:
+    """A batch that was fed: how many samples, and which rows went to which graph."""
+
+    samples: int
+    shares: list[tuple[Graph, list[int]]]
+
+
+class ResidentGraph:
+    """Stands in a Graph's place for batches whose images may be in memory. One thread calls."""
+
+    def __init__(
+        self, images: ResidentImages, *, from_memory: Graph, make_from_bytes: Callable[[], Graph]
+    ) -> None:
+        """from_memory: takes resident samples; make_from_bytes: builds the graph for encoded
+        ones."""
+        self._images, self._from_memory = images, from_memory
+        self._make_from_bytes = make_from_bytes
+        self._from_bytes: Graph | None = None
+        self._batches: deque[_BatchRows] = deque()
+        self._hits = self._hit_bytes = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that were fed and not yet taken."""
+        return len(self._batches)
+
+    def feed(
+        self, batch: EncodedBatch, draws: Draws, *, bad: Mapping[int, str] | None = None
+    ) -> None:
+        """Feed a batch, as `Graph.feed` does."""
+        marks = dict(bad or {})
+        shares = self._by_graph(batch, marks)
+        for graph, rows, share in shares:
+            few = {place: marks[row] for place, row in enumerate(rows) if row in marks}
+            graph.feed(share, _draws_of(draws, rows, batch), bad=few)
+        self._batches.append(
+            _BatchRows(len(batch.ids), [(graph, rows) for graph, rows, _ in shares])
+        )
+
+    def _by_graph(
+        self, batch: EncodedBatch, marks: Mapping[int, str]
+    ) -> list[tuple[Graph, list[int], EncodedBatch]]:
+        """The batch by graphs. Bad rows, which neither decodes, go with the resident ones."""
+        images = self._images.images(batch.ids)
+        missing = [row for row, image in enumerate(images) if image is None and row not in marks]
+        others = set(missing)
+        here = [row for row in range(len(images)) if row not in others]
+        self._count(batch, [row for row in here if row not in marks])
+        shares = []
+        if here or not missing:
+            encoded = [NO_BYTES if images[row] is None else images[row] for row in here]
+            shares.append((self._from_memory, here, _subset(batch, here, encoded)))
+        if missing:
+            self._from_bytes = self._from_bytes or self._make_from_bytes()
+            encoded = [batch.encoded[row] for row in missing]
+            shares.append((self._from_bytes, missing, _subset(batch, missing, encoded)))
+        return shares
+
+    def _count(self, batch: EncodedBatch, rows: list[int]) -> None:
+        hits = [row for row in rows if not len(batch.encoded[row])]
+        self._hits += len(hits)
+        self._hit_bytes += int(self._images.decoded_bytes(batch.dims[hits]).sum())
+
+    def outputs_marked(self) -> DecodedBatch:
+        """Take the oldest batch, as `Graph.outputs_marked` does."""
+        if not self._batches:
+            return self._from_memory.outputs_marked()  # which knows what to say
+        split = self._batches.popleft()
+        shares: list[tuple[list[int], DecodedBatch]] = []
+        failure: PenstockError | None = None
+        for graph, rows in split.shares:  # all of them, so that graphs and batches stay in step
+            try:
+                shares.append((rows, graph.outputs_marked()))
+            except PenstockError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return _joined(split.samples, shares)
+
+    def decode(self, batch: EncodedBatch, draws: Draws) -> DecodedBatch:
+        """Decode samples at once, as `Graph.decode` does."""
+        shares = [
+            (rows, graph.decode(share, _draws_of(draws, rows, batch)))
+            for graph, rows, share in self._by_graph(batch, {})
+        ]
+        return _joined(len(batch.ids), shares)
+
+    def facts(self) -> ResidentFacts:
+        """What is kept, and what was fed from there so far."""
+        return self._images.facts(hits=self._hits, bytes_memory=self._hit_bytes)
+
+    def drain(self) -> None:
+        """Drop what is in flight."""
+        self._batches.clear()
+        for graph in (self._from_memory, self._from_bytes):
+            if graph is not None:
+                graph.drain()
+
+    def close(self) -> None:
+        """Release the graphs, then the memory that they were fed from."""
+        self._batches.clear()
+        try:
+            for graph in (self._from_memory, self._from_bytes):
+                if graph is not None:
+                    graph.close()
+        finally:
+            self._images.close()
+
+
+def _subset(batch: EncodedBatch, rows: list[int], encoded: list[Any]) -> EncodedBatch:
+    if len(rows) == len(batch.ids):
+        return replace(batch, encoded=encoded)
+    return replace(batch, ids=batch.ids[rows], encoded=encoded, dims=batch.dims[rows])
+
+
+def _draws_of(draws: Draws, rows: list[int], batch: EncodedBatch) -> Draws:
+    if len(rows) == len(batch.ids):
+        return draws
+    return {name: values[rows] for name, values in draws.items()}
+
+
+def _joined(samples: int, shares: list[tuple[list[int], DecodedBatch]]) -> DecodedBatch:
+    """One batch of its shares."""
+    if len(shares) == 1:
+        return shares[0][1]
+    first: torch.Tensor = shares[0][1].images
+    images = first.new_empty((samples, *first.shape[1:]))
+    bad: dict[int, str] = {}
+    for rows, decoded in shares:
+        images[rows] = decoded.images
+        bad |= {rows[place]: why for place, why in decoded.bad.items()}
+    if images.is_cuda:
+        import torch
+
+        # The copies read what the graphs may free as soon as this returns.
+        torch.cuda.current_stream(images.device).synchronize()
+    return DecodedBatch(images, bad)

@@ -1,0 +1,150 @@
+"""Freeze how a job's batches are cut by tokens, from its options and its samples' lengths.
+
+Loaded only by jobs whose batches are cut by tokens.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.augment import Pad
+from penstock.cache import ConfigError, PenstockWarning, PlanError, ResumeError
+from penstock.pipeline.plan import bucket_settings, least_tokens
+from penstock.readers.fields import Tokens, array_form, stored_fields
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.pipeline.options import NativeOptions
+    from penstock.pipeline.plan import BucketSettings
+    from penstock.readers import Source
+
+# Samples whose lengths stand for all: so many of each of so many shards, evenly spread.
+_SHARDS, _SAMPLES = 16, 256
+
+
+def freeze_buckets(source: Source, options: NativeOptions) -> BucketSettings:
+    """How batches are cut at a job's first start. Raises ConfigError, PlanError."""
+    field, tokens = token_field(source, options)
+    ranks = options.world.size
+    settings = bucket_settings(
+        field,
+        tokens=tokens * ranks,
+        is_padded=_is_padded(field, options),
+        ranks=ranks,
+        some=_some_lengths(source, field),
+    )
+    check_tokens(source, settings, ranks=ranks)
+    return settings
+
+
+def token_field(source: Source, options: NativeOptions) -> tuple[str, int]:
+    """Whose lengths count, and a rank's tokens. Raises ConfigError for a field that has none."""
+    given = options.batch_tokens
+    schema = source.schema
+    if isinstance(given, Mapping):
+        ((field, tokens),) = given.items()
+        if field not in schema:
+            raise ConfigError(f'batch_tokens: got the field "{field}", wanted one of {[*schema]}.')
+    else:
+        assert given is not None
+        tokens, selected = given, stored_fields(source.fields, schema)
+        found = [name for name in selected if isinstance(schema.get(name), Tokens)]
+        found = found or [name for name in selected if _has_lengths(source, name)]
+        if len(found) != 1:
+            raise ConfigError(
+                f"batch_tokens={given}: whose lengths count isn't clear: of {list(selected)}, "
+                f"{found or 'none'} differ in length. Name it: batch_tokens={{'tokens': {given}}}."
+            )
+        (field,) = found
+    if not _has_lengths(source, field):
+        raise ConfigError(
+            f'batch_tokens: "{field}" is {schema[field]!r}, and its samples don\'t differ in '
+            "length. Pass batch_size=."
+        )
+    return field, tokens
+
+
+def _has_lengths(source: Source, name: str) -> bool:
+    type = source.schema.get(name)
+    form = None if type is None else array_form(type)
+    return form is not None and form.is_ragged and form.shape[0] is None
+
+
+def _is_padded(field: str, options: NativeOptions) -> bool:
+    augment = options.augment
+    recipes = augment.values() if isinstance(augment, Mapping) else (augment or (),)
+    for operation in (each for recipe in recipes for each in recipe):
+        if isinstance(operation, Pad) and operation.field == field:
+            if operation.to is not None:
+                raise ConfigError(
+                    f"batch_tokens with {operation}: all samples are of one length then. Pass "
+                    "batch_size=, or Pad without to=: each batch is as long as its longest."
+                )
+            return True
+    return False
+
+
+def _some_lengths(source: Source, field: str) -> NDArray[np.int64]:
+    """Lengths of samples that stand for all: the same on every rank."""
+    sizes = source.contents.sizes
+    places = np.linspace(0, len(sizes) - 1, min(_SHARDS, len(sizes)), dtype=np.int64)
+    rows = [
+        np.stack([np.full(count, shard), np.arange(count)], axis=1)
+        for shard in places.tolist()
+        if (count := min(_SAMPLES, int(sizes[shard])))
+    ]
+    return source.lengths(field, np.concatenate(rows))
+
+
+def check_tokens(source: Source, settings: BucketSettings, *, ranks: int) -> None:
+    """Raise PlanError where the longest sample, as far as the index tells, leaves ranks without
+    one."""
+    longest = source.contents.longest.get(settings.field)
+    if longest is None or (least := least_tokens(longest, ranks=ranks)) <= settings.tokens:
+        return
+    raise PlanError(
+        f"batch_tokens: got {settings.tokens // ranks:,} a rank ({settings.tokens:,} on {ranks}), "
+        f'and the longest sample of "{settings.field}" has {longest:,}: with it a batch might not '
+        f"have a sample for every rank. Pass {-(-least // ranks):,} or more, or shorter samples."
+    )
+
+
+def check_resumed(
+    source: Source, settings: BucketSettings | None, options: NativeOptions, *, ranks: int
+) -> None:
+    """Compare a state's way to cut batches with this loader's: the tokens of a global batch stay,
+    with a warning where a rank may get more than its own or another share. Raises ResumeError,
+    PlanError."""
+    given = options.batch_tokens
+    if (settings is None) != (given is None):
+        saved = "without batch_tokens=" if settings is None else "with batch_tokens="
+        raise ResumeError(
+            f"State was saved {saved}, and this loader was made the other way: other samples make "
+            "up a batch, and its place isn't one of this loader's. Pass the same arguments."
+        )
+    if settings is None:
+        return
+    field, tokens = token_field(source, options)
+    if (field, _is_padded(field, options)) != (settings.field, settings.is_padded):
+        raise ResumeError(
+            f'State was saved for batches by the lengths of "{settings.field}", padded: '
+            f'{settings.is_padded}; this loader has "{field}", {_is_padded(field, options)}. Pass '
+            "the same recipe and batch_tokens=."
+        )
+    check_tokens(source, settings, ranks=ranks)
+    most = settings.most(ranks)
+    if tokens * ranks != settings.tokens or most > tokens:
+        warnings.warn(
+            f"The state's global batches of {settings.tokens:,} tokens stay, so that no sample is "
+            f"lost: {settings.tokens // ranks:,} a rank on {ranks}, where batch_tokens={tokens:,} "
+            f"was passed. A rank's batch may hold up to {most:,}: each global batch was cut into "
+            f"{settings.bins} part{'s'[: settings.bins > 1]}, and {ranks} "
+            f"rank{'s'[: ranks > 1]} read{'s'[: ranks == 1]} it.",
+            PenstockWarning,
+            stacklevel=5,
+        )

@@ -1,1 +1,0 @@
-"""The engine for torch datasets: torch's loader and workers inside, state around them."""

@@ -1,0 +1,245 @@
+"""Resolve a loader's arguments for its engine, again each time the world changes.
+
+The world may become known only after the loader was made: a trainer's launcher may start the
+process group between the loader's construction and its first batch, and give its children less
+than their rank before (Lightning's does). So a loader keeps its arguments as the user gave them
+and resolves them for a world when there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.cache import ConfigError, PlanError
+from penstock.pipeline.options import (
+    LoaderSeed,
+    NativeOptions,
+    TorchDataOptions,
+    WorkerOptions,
+    draw_seed,
+    parse_device,
+    planned_batch_size,
+)
+from penstock.pipeline.plan import World, local_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from penstock.pipeline.options import PenstockOptions, TorchOptions
+
+
+class LateWorld:
+    """The world of one loader: as it was given, or as it was found when last looked for.
+
+    world: what is known so far; World(0, 1) where nobody said anything. is_given: by the user.
+    doubt: why it can't be known yet, though there is more than this process; None: it is known.
+    """
+
+    def __init__(
+        self, given: World | None, *, data_parallel: tuple[int, int] | None = None
+    ) -> None:
+        """data_parallel: rank and size among the replicas of a model that several processes share.
+
+        Raises ConfigError for both at once, and PlanError for replicas that can't be."""
+        if not isinstance(given, World | None):
+            raise ConfigError(f"world: got {given!r}, wanted World(rank, size) or None.")
+        if given is not None and data_parallel is not None:
+            raise ConfigError(
+                "world= and data_parallel= both say whose batches this process gets: pass one."
+            )
+        self.is_given = given is not None
+        self._replica = _checked_replica(data_parallel)
+        self.world = self._placed(None) if given is None else given
+        self.doubt: PlanError | None = None
+        self._was_found = self.is_given
+        if given is None:
+            found = None
+            try:
+                found = World.find()
+            except PlanError as error:
+                self.doubt = error
+            if self.doubt is None:
+                self._take(found)
+
+    @property
+    def is_of_group(self) -> bool:
+        """Whether other processes of torch's group are told of: the world wasn't given, or says
+        which of their processes this is."""
+        return not self.is_given or self.world.place is not None
+
+    def settle(self, *, has_begun: bool) -> None:
+        """Look for the world again. has_begun: batches were handed out.
+
+        Raises PlanError where it still can't be known, and where one that was found became another
+        under a loader that has begun.
+        """
+        if self.is_given:
+            return
+        found = World.find()
+        now, before = self._placed(found), self.world
+        has_changed = (now.rank, now.size) != (before.rank, before.size)
+        if has_changed and has_begun and self._was_found:
+            raise PlanError(
+                f"This loader has begun as rank {before.rank} of {before.size}, and this process "
+                f"is rank {now.rank} of {now.size} now: samples would repeat or go missing. Make "
+                "a loader for the new world and hand it this one's state_dict(), or pass world=."
+            )
+        if has_changed or self.doubt is not None or not has_begun:
+            self._take(found)
+
+    def _take(self, found: World | None) -> None:
+        self.world = self._placed(found)
+        self._was_found = found is not None
+        self.doubt = None
+
+    def _placed(self, found: World | None) -> World:
+        """A world that was found, as one of the replica that the user named."""
+        if self._replica is None:
+            return World(0, 1) if found is None else found
+        rank, size = self._replica
+        return World(rank, size) if found is None else found.with_replicas(rank, size)
+
+
+def _checked_replica(replica: object) -> tuple[int, int] | None:
+    if replica is None:
+        return None
+    if not isinstance(replica, (tuple, list)) or len(replica) != 2:
+        hint = ' For a torch DeviceMesh pass world=World.from_mesh(mesh["dp"]).'
+        raise ConfigError(
+            f"data_parallel: got {type(replica).__name__}, wanted (rank, size) of this process's "
+            f"replica.{hint if hasattr(replica, 'mesh') else ''}"
+        )
+    rank, size = replica
+    world = World(rank, size)  # checks them
+    return world.rank, world.size
+
+
+class LoaderArguments:
+    """What a loader was given, and the world, the device and the seed that follow from it by now.
+
+    torch_options, own: torch's arguments and Penstock's, as given. seed: known once it is chosen.
+    """
+
+    def __init__(
+        self,
+        torch_options: TorchOptions,
+        own: PenstockOptions,
+        *,
+        world: World | None,
+        data_parallel: tuple[int, int] | None = None,
+    ) -> None:
+        """Look for the world, unless the user gave it, and for this rank's device.
+
+        Raises ConfigError for a device that isn't here.
+        """
+        self.torch_options = torch_options
+        self.own = own
+        self.seed = LoaderSeed(given=own.seed)
+        self._late_world = LateWorld(world, data_parallel=data_parallel)
+        self.device, self._device_world = self._own_device(), self.world
+
+    @property
+    def world(self) -> World:
+        """Rank and size as far as they are known."""
+        return self._late_world.world
+
+    @property
+    def world_is_known(self) -> bool:
+        """Whether nothing says that there is more than is known."""
+        return self._late_world.doubt is None
+
+    def choose_seed(self, generator: torch.Generator | None, *, draws: bool) -> None:
+        """Draw a seed for this rank where none was given. draws: whether anything follows from it.
+
+        generator: to draw it from; None is torch's default one.
+        """
+        self.seed = LoaderSeed.choose(self.own.seed, generator, draws=draws)
+
+    def settle(self, *, is_shared: bool, has_begun: bool, must_be_known: bool) -> None:
+        """Look for the world again. is_shared: Penstock shares the samples out over the ranks.
+
+        has_begun: batches were handed out. Raises PlanError as `LateWorld.settle` where the world
+        must be known; ConfigError for a device that this rank hasn't got.
+        """
+        late = self._late_world
+        if is_shared or self.own.seed is not None or self.own.augment is not None:
+            try:
+                late.settle(has_begun=has_begun)
+            except PlanError:
+                if must_be_known:
+                    raise
+        else:  # each rank is torch's business; ours is to warn
+            with contextlib.suppress(PlanError):
+                late.settle(has_begun=False)
+        if self.world != self._device_world:
+            self.device, self._device_world = self._own_device(), self.world
+
+    def rejoined(self, world: World, *, seed: int) -> LoaderArguments:
+        """The arguments among other ranks: this process stays where it is, and the job's batches
+        and seed are as they are. world: one that says no place on a node keeps this one's."""
+        before = self.world
+        if world.local_size == 1 and before.local_size <= world.processes:
+            world = replace(world, local_rank=before.local_rank, local_size=before.local_size)
+        found = copy(self)
+        found.torch_options = replace(self.torch_options, batch_size=1)
+        found.own = replace(self.own, global_batch_size=None)
+        found.seed = LoaderSeed(given=seed)
+        found._late_world = LateWorld(world)
+        found._device_world = world  # the device stays
+        return found
+
+    def _own_device(self) -> torch.device:
+        place = self.world.local_rank or local_rank()
+        return parse_device(self.own.device, local_rank=place)
+
+    def native(self, live: Mapping[str, Any]) -> NativeOptions:
+        """What a native engine works by now. live: torch's arguments that were set since, by name.
+
+        Raises ConfigError and PlanError for what doesn't fit a native dataset or the world.
+        """
+        return NativeOptions.of(
+            replace(self.torch_options, **live),
+            self.own,
+            seed=self.seed,
+            world=self.world,
+            agrees=self._late_world.is_of_group,
+            device=self.device,
+        )
+
+    def foreign(
+        self,
+        live: Mapping[str, Any],
+        *,
+        indices: Any,
+        batch_size: int | None,
+        is_batched: bool,
+        is_planned: bool,
+        is_sharded: bool,
+    ) -> TorchDataOptions:
+        """What an engine for a torch dataset works by now; torch's constructor has been called.
+
+        live: as in `native`. indices: the sampler or batch sampler. batch_size: as torch has it.
+        is_planned: the order is Penstock's, so the batch size follows from the world. is_sharded:
+        the sampler shares the samples out over the ranks.
+        Raises ConfigError and PlanError for what doesn't fit the world.
+        """
+        options, own, world = replace(self.torch_options, **live), self.own, self.world
+        if is_planned:
+            batch_size = planned_batch_size(options, own, world)
+        return TorchDataOptions(
+            torch_options=options,
+            own=own,
+            indices=indices,
+            batch_size=batch_size,
+            is_batched=is_batched,
+            workers=WorkerOptions.of(options),
+            draw_seed=draw_seed(own, self.seed, world, is_sharded=is_sharded),
+            world=world,
+            agrees=self._late_world.is_of_group,
+            device=self.device,
+        )

@@ -1,1 +1,0 @@
-"""What a user asks a loader for, checked once and turned into values."""

@@ -1,0 +1,47 @@
+from . import lane_choice as lane_choice
+from . import state as state
+from .buckets import BucketPlan as BucketPlan, BucketSettings as BucketSettings
+from .buckets import BucketWalk as BucketWalk, Buckets as Buckets
+from .buckets import bucket_settings as bucket_settings, cut_by_tokens as cut_by_tokens
+from .buckets import least_tokens as least_tokens
+from .job_order import JobOrder as JobOrder, PlanSettings as PlanSettings, buckets_of as buckets_of
+from .job_order import make_plan as make_plan, order_fingerprint as order_fingerprint
+from .job_order import ordered_settings as ordered_settings, shuffled_settings as shuffled_settings
+from .lane_choice import LaneChoice as LaneChoice, best_bins as best_bins
+from .lane_choice import choose_lane_order as choose_lane_order
+from .lanes import LaneGroups as LaneGroups, LaneOrder as LaneOrder, MOST_GROUPS as MOST_GROUPS
+from .lanes import ordered_slots as ordered_slots
+from .needs import AHEAD_BYTES as AHEAD_BYTES, CONNECTIONS_MARGIN as CONNECTIONS_MARGIN
+from .needs import DEMAND as DEMAND, LookAhead as LookAhead, MOST_AHEAD as MOST_AHEAD
+from .needs import MOST_ROOM as MOST_ROOM, MOST_WIDENING as MOST_WIDENING, Needs as Needs
+from .needs import Pace as Pace, check_room as check_room, connections as connections
+from .needs import little_room_words as little_room_words, node_ranks as node_ranks
+from .needs import open_windows_bytes as open_windows_bytes, room_for_fills as room_for_fills
+from .needs import shards_of_ranks as shards_of_ranks, widening as widening
+from .order import JobPlan as JobPlan, LEAST_UNITS as LEAST_UNITS, MIXED_BATCHES as MIXED_BATCHES
+from .order import Plan as Plan, SlotSamples as SlotSamples, WINDOW_BYTES as WINDOW_BYTES
+from .order import default_lanes as default_lanes, default_unit_window as default_unit_window
+from .order import default_window as default_window, label_spread as label_spread
+from .order import live_share as live_share, most_lanes as most_lanes, open_units as open_units
+from .order import unit_count as unit_count
+from .order_costs import advice as advice, better_batch as better_batch
+from .order_costs import many_readers_words as many_readers_words, readers_of as readers_of
+from .order_costs import readers_per_shard as readers_per_shard
+from .order_costs import shards_of_a_rank as shards_of_a_rank, uneven_words as uneven_words
+from .order_costs import usual_spread_words as usual_spread_words, usual_spreads as usual_spreads
+from .placement import Holders as Holders, MOST_LEVEL as MOST_LEVEL, Nodes as Nodes
+from .placement import ProcessReport as ProcessReport, held_bytes_of_lanes as held_bytes_of_lanes
+from .placement import level_text as level_text, levels_of as levels_of, moves as moves
+from .rank_slots import PARTNERS_ELSEWHERE as PARTNERS_ELSEWHERE, RankOrder as RankOrder
+from .rank_slots import RankSlots as RankSlots, most_elsewhere as most_elsewhere
+from .rank_slots import partners as partners, with_partners as with_partners
+from .state import LoaderState as LoaderState, MOST_LANE_ORDER as MOST_LANE_ORDER
+from .state import check_resumable as check_resumable, moved_state as moved_state
+from .state import not_a_torch_state as not_a_torch_state, other_order as other_order
+from .state import resumed_schedule as resumed_schedule
+from .substitutes import ATTEMPTS as ATTEMPTS, SAME_SHARD_ATTEMPTS as SAME_SHARD_ATTEMPTS
+from .substitutes import substitute as substitute
+from .walk import BatchSchedule as BatchSchedule, Cursor as Cursor, MOST_ENTRIES as MOST_ENTRIES
+from .walk import MOST_KEPT as MOST_KEPT, Step as Step, Walk as Walk
+from .world import World as World, first_slot as first_slot, local_rank as local_rank
+from .world import peer_token as peer_token, pod_index as pod_index

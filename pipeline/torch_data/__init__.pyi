@@ -1,0 +1,9 @@
+from .epoch_pass import Bookmark as Bookmark, DatasetEpoch as DatasetEpoch, Ranks as Ranks
+from .image_split import needs_our_loader as needs_our_loader
+from .index_order import PlannedOrder as PlannedOrder
+from .mark import Mark as Mark, WorkerPosition as WorkerPosition
+from .occurrences import shards_by_rank as shards_by_rank
+from .pass_setup import PassSetup as PassSetup
+from .sample_faults import Substitutes as Substitutes, is_sample_fault as is_sample_fault
+from .torch_engine import TorchEngine as TorchEngine
+from .worker import fresh_seed as fresh_seed, seed_worker as seed_worker

@@ -1,0 +1,293 @@
+"""Split images from a torch dataset's samples, so that the user's collate function sees the rest.
+
+In the worker, each sample's images are taken out before the rest is collated; in the loader, the
+images that DALI decoded take their places.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from penstock.augment import WHITE, warn_of_dark
+from penstock.cache import ConfigError, DatasetError
+from penstock.cache.base import machine_remedy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+_ORIENTATION = 0x0112  # the EXIF tag; 5 to 8 swap the sides
+IMAGE_KEYS = ("image", "img", "jpg", "jpeg", "png", "pixel_values")
+_MASK_NAMES = ("mask", "seg", "label", "target", "annotation")
+_COLOURED = ("RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+
+_WANTED = (
+    "wanted encoded bytes (bytes, or uint8 of shape (n,)), a PIL image, uint8 of shape (height, "
+    "width[, 3]), or a uint8 tensor of shape (3, height, width)"
+)
+_WITHOUT_IMAGES = (
+    "With augment=, collate_fn gets samples without their images, which join the dict, list or "
+    "tuple that it returns."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitBatch:
+    """The images of one batch, and the rest of it apart.
+
+    arrays: encoded, uint8 (bytes,), or decoded, uint8 (h, w, 3): all of the first key, then all of
+    the next. dims: upright heights and widths, int32, (n, 2). remainder: the batch without them;
+    keys: where in it they belong: places in a tuple or list, keys of a mapping; none if they were
+    all. batched: False for a single sample. order: the keys of a sample that is a mapping; named:
+    the class of one that is a named tuple.
+    """
+
+    arrays: list[NDArray[np.uint8]]
+    dims: NDArray[np.int32]
+    remainder: Any
+    keys: tuple[Any, ...]
+    batched: bool
+    order: tuple[Any, ...] = ()
+    named: type[Any] | None = None
+
+    @property
+    def images(self) -> int:
+        """Images of each sample."""
+        return max(1, len(self.keys))
+
+    def joined(self, images: torch.Tensor) -> Any:
+        """The batch with images of shape (n, c, h, w) in their places."""
+        parts = images.unbind()
+        if self.batched:
+            parts = images.reshape(self.images, -1, *images.shape[1:]).unbind()
+        if not self.keys:
+            return parts[0]
+        if isinstance(self.remainder, Mapping):
+            found = {**self.remainder, **dict(zip(self.keys, parts, strict=True))}
+            return {key: found[key] for key in dict.fromkeys((*self.order, *found)) if key in found}
+        values = list(self.remainder)
+        for place, part in zip(self.keys, parts, strict=True):
+            values.insert(place, part)
+        return values if self.named is None else self.named(*values)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitCollate:
+    """A collate function for everything but the images. collate: the user's, or torch's default.
+    batched: it gets a list of samples, else one alone.
+
+    A batch of tuples comes out as a list and one of named tuples as one, as torch's default has it;
+    mappings as dicts.
+    """
+
+    collate: Callable[[Any], Any]
+    batched: bool = True
+
+    def __call__(self, samples: Any) -> SplitBatch:
+        samples = samples if self.batched else [samples]
+        keys = image_keys(samples[0])
+        found = [sample[key] for key in keys for sample in samples] if keys else samples
+        images = [as_array(image) for image in found]
+        if len({image.ndim for image, _ in images}) > 1:
+            raise DatasetError("augment=: some images are encoded and some decoded; wanted one.")
+        remainder: Any = None
+        order: tuple[Any, ...] = ()
+        named: type[Any] | None = None
+        if isinstance(samples[0], Mapping):
+            order = tuple(samples[0])
+            others = [{k: v for k, v in sample.items() if k not in keys} for sample in samples]
+            remainder = self._collated(others) if others[0] else {}
+        elif keys:
+            others_ = [tuple(v for i, v in enumerate(each) if i not in keys) for each in samples]
+            remainder = self._collated(others_) if others_[0] else []
+            # What a collate function of the user's made of it has its own form.
+            is_whole = len(remainder) + len(keys) == len(samples[0])
+            named = type(samples[0]) if hasattr(samples[0], "_fields") and is_whole else None
+        return SplitBatch(
+            arrays=[image for image, _ in images],
+            dims=np.array([dims for _, dims in images], np.int32),
+            remainder=remainder,
+            keys=keys,
+            batched=self.batched,
+            order=order,
+            named=named,
+        )
+
+    def _collated(self, others: Sequence[Any]) -> Any:
+        """What collate makes of samples without their images. Raises ConfigError where these can't
+        join it."""
+        wanted = Mapping if isinstance(others[0], Mapping) else (list, tuple)
+        try:
+            collated = self.collate(others if self.batched else others[0])
+        except Exception as error:
+            if not getattr(self.collate, "__module__", "").startswith("torch.utils.data."):
+                error.add_note(_WITHOUT_IMAGES)
+            raise
+        if not isinstance(collated, wanted):
+            kind = "dict" if wanted is Mapping else "list or tuple"
+            raise ConfigError(
+                f"collate_fn: got a {type(collated).__name__} from it, wanted a {kind}. "
+                f"{_WITHOUT_IMAGES}"
+            )
+        return collated
+
+
+def needs_our_loader(samples: Any) -> Any:
+    """Stands where others look for the collate function of a loader with augment=."""
+    raise ConfigError(
+        f"{len(samples)} samples were collated outside of Penstock's DataLoader, by a framework "
+        "that rebuilt it: augment= would be left out. See docs/trainers.md for what to switch off."
+    )
+
+
+def image_keys(sample: Any) -> tuple[Any, ...]:
+    """Where the images are in a sample; none: the sample is one. Raises ConfigError.
+
+    Beside the first image, what is certainly one too: a PIL image, encoded bytes that have an
+    image's header, pixels of three channels; not what is called a mask.
+    """
+    if _is_image(sample):
+        return ()
+    found: list[Any] = []
+    if isinstance(sample, Mapping):
+        named = [key for key in IMAGE_KEYS if key in sample and _is_image(sample[key])]
+        every = [key for key, value in sample.items() if _is_image(value)]
+        found = [*named, *(key for key in every if key not in named)]
+    elif isinstance(sample, list | tuple):
+        found = [place for place, value in enumerate(sample) if _is_image(value)]
+    if not found:
+        for key, value in _items(sample):
+            if _holds_image(value):
+                raise ConfigError(
+                    f"augment=: the image lies inside of {key!r}, a {type(value).__name__}, and "
+                    "images are looked for at the top of a sample alone. Make the dataset return "
+                    "flat samples, and nest them in the training loop."
+                )
+        raise ConfigError(
+            f"augment=: no image in a sample of type {type(sample).__name__}; {_WANTED}. Make the "
+            "dataset return the image as it was read, without a transform."
+        )
+    first, *others = found
+    is_coloured = _mode(sample[first]) in _COLOURED
+    more = [key for key in others if _is_another(key, sample[key], is_coloured=is_coloured)]
+    return (first, *more)
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()
+
+
+def _holds_image(value: Any) -> bool:
+    return any(_is_image(each) or _holds_image(each) for _, each in _items(value))
+
+
+def _is_another(key: Any, value: Any, *, is_coloured: bool) -> bool:
+    """Whether a value beside an image is one too. is_coloured: that image is. Raises ConfigError
+    for what may be a mask, which mustn't get an image's colours."""
+    if isinstance(key, str) and any(name in key.lower() for name in _MASK_NAMES):
+        return False
+    mode = _mode(value)
+    if mode is None:
+        channels = value.shape[0 if isinstance(value, torch.Tensor) else -1] if _ndim(value) else 0
+        return _ndim(value) == 3 and channels == 3 and type(value).__name__ != "Mask"
+    if is_coloured and mode not in _COLOURED:
+        raise ConfigError(
+            f"augment=: {key!r} is an image of mode {mode} beside one in colours: a mask, or a "
+            "gray picture? Recipes treat it as colours, and on a torch dataset no mask follows its "
+            'image. Make the dataset return a picture in colours, as by convert("RGB"); a mask as '
+            "an array of (height, width), which is left as it is, or use penstock.Dataset, whose "
+            "masks follow."
+        )
+    return True
+
+
+def _ndim(value: Any) -> int:
+    return getattr(value, "ndim", 0)
+
+
+def _mode(value: Any) -> str | None:
+    """PIL's mode of a PIL image or of encoded bytes; None for pixels, and bytes of something else.
+    A JPEG is a picture whatever its mode."""
+    if hasattr(value, "convert"):
+        return str(value.mode)
+    if isinstance(value, np.ndarray | torch.Tensor):
+        if value.ndim != 1:
+            return None
+        value = np.asarray(value).tobytes()
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(value)) as image:
+            return "RGB" if image.format == "JPEG" else image.mode
+    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError):
+        return None
+
+
+def _is_image(value: Any) -> bool:
+    if isinstance(value, bytes | bytearray):
+        return True
+    if isinstance(value, np.ndarray):
+        return value.dtype == np.uint8 and value.ndim in (1, 2, 3)
+    if isinstance(value, torch.Tensor):
+        return value.dtype == torch.uint8 and value.ndim in (1, 3)
+    return type(value).__module__.startswith("PIL.") and hasattr(value, "convert")
+
+
+def as_array(value: Any) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+    """An image as an array for DALI, and its upright height and width. Raises DatasetError."""
+    if isinstance(value, torch.Tensor):
+        value = value.numpy() if value.ndim == 1 else value.permute(1, 2, 0).numpy()
+    if isinstance(value, bytes | bytearray):
+        value = np.frombuffer(value, np.uint8)
+    if not isinstance(value, np.ndarray):
+        value = _eight_bits(value)
+    if value.ndim == 1:
+        return np.ascontiguousarray(value), _encoded_dims(value)
+    if value.ndim == 2:
+        value = value[:, :, None]
+    if value.shape[2] == 1:
+        value = np.repeat(value, 3, axis=2)
+    if value.shape[2] != 3 or 0 in value.shape:
+        raise DatasetError(f"augment=: got an image of shape {value.shape}; {_WANTED}.")
+    return np.ascontiguousarray(value), (value.shape[0], value.shape[1])
+
+
+def _eight_bits(image: Any) -> NDArray[np.uint8]:
+    """A PIL image as uint8 pixels. 16 bits are scaled as DALI scales those of files, where PIL
+    would make all above 255 white."""
+    if image.mode in ("I", "F"):
+        raise DatasetError(
+            f"augment=: got an image of PIL's mode {image.mode}, and nobody knows which of its "
+            "numbers is white. Scale them, and return 8 bits: uint8 of (height, width)."
+        )
+    if not image.mode.startswith("I;16"):
+        return np.asarray(image.convert("RGB"))
+    wide = np.asarray(image).astype(np.uint32)
+    warn_of_dark(0, wide.max(initial=0) / WHITE, rounded=True)
+    return ((wide * 255 + WHITE // 2) // WHITE).astype(np.uint8)
+
+
+def _encoded_dims(data: NDArray[np.uint8]) -> tuple[int, int]:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(data.tobytes())) as image:
+            width, height = image.size
+            turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+        if machine_remedy(error) is not None:
+            raise
+        raise DatasetError(
+            f"augment=: a sample's {len(data)} bytes are not an image ({error}). Take it out of "
+            "the dataset."
+        ) from error
+    return (width, height) if turned else (height, width)

@@ -1,0 +1,426 @@
+"""Order the indices of a map-style dataset: torch's sampler, or with a seed Penstock's own plan.
+
+An order gives requests for one pass from a mark on, and knows how to continue after it without
+touching data: a plan by arithmetic, a sampler with state by its state, any other by drawing the
+same indices again and skipping what was delivered.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.utils.data
+
+from penstock.cache import ConfigError, PlanError
+from penstock.pipeline.options import batch_sizes, check_shuffles, planned_batch_size
+from penstock.pipeline.plan import Cursor, Plan, Walk, default_lanes, default_window
+from penstock.pipeline.torch_data.mark import copy_of, has_state, state_of
+from penstock.pipeline.torch_data.occurrences import Occurrences
+from penstock.pipeline.torch_data.random_states import NAMES, WatchedDraws
+from penstock.pipeline.torch_data.sample_faults import Substitutes
+from penstock.pipeline.torch_data.worker import WorkerRequest, fresh_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from penstock.pipeline.options import PenstockOptions, TorchOptions
+    from penstock.pipeline.plan import World
+    from penstock.pipeline.torch_data.mark import Mark
+
+
+class IndexOrder(Protocol):
+    """The order in which a map-style dataset is read; holds nothing of a pass.
+
+    name: what a resumed job must share.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def decided(self, mark: Mark) -> Mark:
+        """The mark with what the sampler will draw from decided now."""
+
+    def begin(self, mark: Mark) -> PassRequests:
+        """The requests of a pass from a mark on."""
+
+    def substitutes(self, max_bad: float | None) -> Substitutes | None:
+        """What stands in for bad samples; None where a bad sample is an error."""
+
+    def steps(self) -> int | None:
+        """Batches of a whole epoch on this rank, None if nobody knows."""
+
+    def is_over(self, mark: Mark) -> bool:
+        """Whether nothing is left of a mark's epoch, as far as anybody knows."""
+
+    def last_samples(self) -> int | None:
+        """Samples of an epoch's last batch that isn't whole; None if nobody knows."""
+
+
+class PassRequests(Protocol):
+    """The requests of one pass, and how a mark moves with each batch that was handed out."""
+
+    mark: Mark  # where it starts; what it is drawn from may be decided until it does
+
+    def __iter__(self) -> Iterator[WorkerRequest]: ...
+    def noted(self, mark: Mark) -> Mark: ...
+    def moved(self, mark: Mark) -> Mark: ...
+    def valid(self) -> NDArray[np.bool_] | None: ...
+
+
+_DONE: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOrder:
+    """torch's order: the user's or torch's own sampler, as torch would iterate it.
+
+    indices: the batch sampler, or the sampler where nothing is batched. generator: the loader's.
+    is_numbered: whether requests say which samples are repeats of others of the epoch.
+    """
+
+    indices: Any
+    generator: torch.Generator | None
+    is_numbered: bool = False
+
+    @property
+    def name(self) -> str:
+        """The kind of sampler."""
+        return type(self.sampler).__name__
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler that draws indices: of torch's BatchSampler, the one inside it."""
+        if type(self.indices) is torch.utils.data.BatchSampler:
+            return self.indices.sampler
+        return self.indices
+
+    @property
+    def draws_a_seed(self) -> bool:
+        """Whether it is torch's RandomSampler that takes a seed from the default generator."""
+        sampler = self.sampler
+        return type(sampler) is torch.utils.data.RandomSampler and sampler.generator is None
+
+    @property
+    def keeps_its_place(self) -> bool:
+        """Whether it has a state of its own, which says where it is once it has begun."""
+        return has_state(self.indices) or has_state(self.sampler)
+
+    @property
+    def batch_size(self) -> int:
+        """Indices of a whole batch of torch's; 1 where nothing is batched."""
+        return self.indices.batch_size if self.sampler is not self.indices else 1
+
+    def own_generator(self) -> torch.Generator | None:
+        """The generator that the order is drawn from, if it isn't torch's default one."""
+        generator = getattr(self.sampler, "generator", None)
+        return generator if isinstance(generator, torch.Generator) else self.generator
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether nobody knows what it draws from before it has drawn."""
+        if _is_deterministic(self.sampler):
+            return False
+        is_torchs = type(self.sampler).__module__.startswith("torch.utils.data.")
+        return not is_torchs or self.own_generator() is None
+
+    def decided(self, mark: Mark) -> Mark:
+        is_open = mark.sampler_seed is None and not any(getattr(mark, name) for name in NAMES)
+        if self.is_watched and is_open:
+            mark = replace(mark, sampler_seed=fresh_seed())
+        return mark
+
+    def begin(self, mark: Mark) -> _TorchRequests:
+        return _TorchRequests(self, mark)
+
+    def steps(self) -> int | None:
+        try:
+            return len(self.indices)
+        except (TypeError, NotImplementedError):
+            return None
+
+    def is_over(self, mark: Mark) -> bool:
+        steps = self.steps()
+        return steps is not None and 0 < steps <= mark.batches
+
+    def last_samples(self) -> int | None:
+        if self.sampler is self.indices:  # single samples, or the user's own batches
+            return 0
+        try:
+            return len(self.sampler) % self.batch_size
+        except (TypeError, NotImplementedError):
+            return None
+
+    def substitutes(self, max_bad: float | None) -> None:
+        """Nothing stands in for bad samples in torch's order."""
+
+
+def _is_deterministic(sampler: Any) -> bool:
+    """Samplers of torch's that don't draw from a generator's state; derived ones may."""
+    kinds = (torch.utils.data.SequentialSampler, torch.utils.data.DistributedSampler)
+    return type(sampler) in kinds
+
+
+class _TorchRequests:
+    def __init__(self, order: TorchOrder, mark: Mark) -> None:
+        self._order = order
+        self.mark = mark
+        self._states: deque[Any] = deque()
+        self.drawn: dict[str, Any] = {}  # what the order was drawn from, once that is known
+        self._occurrences: Occurrences | None = None
+
+    def __iter__(self) -> Iterator[WorkerRequest]:
+        mark = self.mark
+        stateful = self._order.indices if has_state(self._order.indices) else self._order.sampler
+        if not has_state(stateful):
+            stateful = None
+        if stateful is not None and mark.sampler is not None:
+            stateful.load_state_dict(copy_of(mark.sampler))
+        skip = 0 if mark.sampler is not None else mark.batches
+        for number, index in enumerate(self._indices()):
+            repeats = None if self._occurrences is None else self._occurrences.of(index)
+            if number < skip:
+                continue
+            self._states.append(None if stateful is None else state_of(stateful))
+            yield WorkerRequest(index=index, epoch=mark.epoch, occurrences=repeats)
+
+    def _number(self, beside: Callable[[Any], Any]) -> None:
+        """Begin to number repeats, from what the sampler is about to draw from."""
+        order, mark = self._order, self.mark
+        if order.is_numbered:
+            self._occurrences = Occurrences(
+                order.sampler,
+                stateful=order.keeps_its_place,
+                first=mark.batches * order.batch_size if mark.sampler is not None else 0,
+                beside=beside,
+            )
+
+    def _indices(self) -> Iterator[Any]:
+        """Indices in torch's order; what they are drawn from is noted, or taken from the mark."""
+        order, mark = self._order, self.mark
+        if mark.sampler_epoch is not None and hasattr(order.sampler, "set_epoch"):
+            order.sampler.set_epoch(mark.sampler_epoch)
+        if order.draws_a_seed or not order.is_watched:
+            self._number(lambda draw: draw())
+        if order.draws_a_seed:
+            seed = mark.sampler_seed if mark.sampler_seed is not None else fresh_seed()
+            self.drawn["sampler_seed"] = seed
+            yield from _with_seed(order, seed)
+            return
+        if not order.is_watched:
+            iterator = iter(order.indices)
+            # Not `yield from`: it would call iter() again, and some iterators begin anew then.
+            while (item := next(iterator, _DONE)) is not _DONE:
+                yield item
+            return
+        frozen = {name: getattr(mark, name) for name in NAMES}
+        draws = WatchedDraws(seed=mark.sampler_seed, frozen=frozen)
+        self._number(draws.beside)
+        iterator = draws(lambda: iter(order.indices))
+        is_first = True
+        while True:
+            if is_first or not order.keeps_its_place:
+                item = draws(lambda: next(iterator, _DONE))
+                self.drawn.update(draws.noted, mixed=draws.mixed)
+            else:
+                item = next(iterator, _DONE)
+            is_first = False
+            if item is _DONE:
+                return
+            yield item
+
+    def moved(self, mark: Mark) -> Mark:
+        state = self._states.popleft()
+        return replace(self.noted(mark), batches=mark.batches + 1, sampler=state)
+
+    def noted(self, mark: Mark) -> Mark:
+        return replace(mark, **self.drawn)
+
+    def valid(self) -> NDArray[np.bool_] | None:
+        return None
+
+
+def _with_seed(order: TorchOrder, seed: int) -> Iterator[Any]:
+    """What torch's RandomSampler gives from a seed that it would have drawn itself."""
+    sampler = copy.copy(order.sampler)
+    sampler.generator = torch.Generator()
+    sampler.generator.manual_seed(seed)
+    if order.sampler is order.indices:
+        return iter(sampler)
+    indices = copy.copy(order.indices)
+    indices.sampler = sampler
+    return iter(indices)
+
+
+# Up to here one full shuffle of all indices is kept: 8 bytes each. Beyond, windows of virtual
+# shards, as for native data.
+FULL_SHUFFLE_SAMPLES = 2**26
+VIRTUAL_SHARD_SAMPLES = 2**16
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedOrder:
+    """Penstock's order over indices 0 to N - 1 of a map-style dataset, for one rank.
+
+    per_rank: samples of the largest rank's batch; is_padded: every batch is filled up to it.
+    batched: False asks for single samples. seed: as the user gave it.
+    """
+
+    plan: Plan
+    walk: Walk
+    world: World
+    per_rank: int
+    is_padded: bool
+    batched: bool
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The plan's fingerprint."""
+        return self.plan.fingerprint
+
+    @property
+    def padded_size(self) -> int | None:
+        return self.per_rank if self.is_padded else None
+
+    def batches(self, epoch: int) -> Iterator[list[int]]:
+        """Indices that this rank is asked for in an epoch, stand-ins left out."""
+        rank, size = self.world.rank, self.world.size
+        for step in self.walk.steps(Cursor(epoch, 0), endless=False):
+            ids = self.plan.ids(epoch, step.start.position, step.size, rank=rank, world=size)
+            yield ids.tolist()
+
+    def samples(self) -> int:
+        """Samples in all `batches`."""
+        runs = self.walk.runs(Cursor(0, 0))
+        return sum(run.count * self.world.share(run.size) for run in runs)
+
+    def decided(self, mark: Mark) -> Mark:
+        return mark
+
+    def begin(self, mark: Mark) -> _PlannedRequests:
+        return _PlannedRequests(self, mark)
+
+    def steps(self) -> int | None:
+        return len(self.walk)
+
+    def is_over(self, mark: Mark) -> bool:
+        return not self.walk.step_size(Cursor(mark.epoch, mark.position))
+
+    def last_samples(self) -> int:
+        return self.walk.samples % self.walk.schedule.size if self.batched else 0
+
+    def substitutes(self, max_bad: float | None) -> Substitutes | None:
+        if max_bad is None or not self.walk.samples:
+            return None
+        return Substitutes.among(_virtual_shards(self.walk.samples), seed=self.seed)
+
+
+class _PlannedRequests:
+    def __init__(self, order: PlannedOrder, mark: Mark) -> None:
+        self._order = order
+        self.mark = mark
+        self._sent: deque[tuple[int, NDArray[np.bool_] | None]] = deque()
+
+    def __iter__(self) -> Iterator[WorkerRequest]:
+        order, mark = self._order, self.mark
+        for step in order.walk.steps(Cursor(mark.epoch, mark.position), endless=False):
+            ids, valid = self._ids(step.start)
+            end = step.start.position + step.size
+            self._sent.append((end, valid))
+            yield WorkerRequest(index=ids if order.batched else ids[0], epoch=mark.epoch)
+
+    def _ids(self, start: Cursor) -> tuple[list[int], NDArray[np.bool_] | None]:
+        import numpy as np
+
+        order = self._order
+        rank, size = order.world.rank, order.world.size
+        batch = order.walk.full_size(start)
+        ids = order.plan.ids(start.epoch, start.position, batch, rank=rank, world=size).tolist()
+        if order.padded_size is None:
+            return ids, None
+        missing = order.padded_size - len(ids)
+        valid = np.arange(order.padded_size) < len(ids)
+        stand_in = order.plan.ids(start.epoch, start.position, 1).tolist()
+        return ids + stand_in * missing, valid
+
+    def noted(self, mark: Mark) -> Mark:
+        return mark
+
+    def moved(self, mark: Mark) -> Mark:
+        return replace(mark, batches=mark.batches + 1, position=self._sent.popleft()[0])
+
+    def valid(self) -> NDArray[np.bool_] | None:
+        return self._sent[0][1]
+
+
+def planned_order(
+    dataset: Any, torch_options: TorchOptions, own: PenstockOptions, *, world: World
+) -> PlannedOrder:
+    """The order of a map-style dataset with a seed. own: Penstock's options.
+
+    Raises ConfigError, PlanError for arguments that don't fit.
+    """
+    per_rank = planned_batch_size(torch_options, own, world)
+    sizes = batch_sizes(
+        1 if per_rank is None else torch_options.batch_size, own.global_batch_size, world
+    )
+    drop_last = bool(torch_options.drop_last)
+    try:
+        samples = len(dataset)
+    except TypeError as error:
+        raise ConfigError(
+            f"seed= needs a dataset with a length, and {type(dataset).__name__} has none. Give it "
+            "__len__, or drop seed=."
+        ) from error
+    shuffle = bool(torch_options.shuffle)
+    check_shuffles(own.order, shuffle=shuffle)
+    walk = Walk(samples=samples, schedule=sizes.schedule, drop_last=drop_last)
+    if samples and not len(walk):
+        raise PlanError(
+            f"One global batch of {sizes.global_batch} samples is more than the {samples} of the "
+            "dataset, and drop_last=True drops it: an epoch would have no step. Pass a smaller "
+            "batch or drop_last=False."
+        )
+    return PlannedOrder(
+        plan=index_plan(samples, own, shuffle=shuffle, global_batch=sizes.global_batch),
+        walk=walk,
+        world=world,
+        per_rank=sizes.per_rank,
+        is_padded=own.pad is not None,
+        batched=per_rank is not None,
+        seed=int(own.seed or 0),
+    )
+
+
+def _virtual_shards(samples: int) -> list[int]:
+    """What stands for the shards of a dataset without shards: how many samples are in each."""
+    if samples <= FULL_SHUFFLE_SAMPLES:
+        return [samples]
+    whole, rest = divmod(samples, VIRTUAL_SHARD_SAMPLES)
+    return [VIRTUAL_SHARD_SAMPLES] * whole + [rest] * (rest > 0)
+
+
+def index_plan(samples: int, own: PenstockOptions, *, shuffle: bool, global_batch: int) -> Plan:
+    """The plan over the indices of a dataset without shards."""
+    sizes, order = _virtual_shards(samples), own.order
+    if len(sizes) == 1:
+        lanes, window = 1, 1
+    else:
+        lanes = default_lanes(global_batch, len(sizes))
+        window = default_window(
+            len(sizes), lanes, global_batch=global_batch, icc=None, shuffled=False
+        )
+    return Plan(
+        sizes,
+        seed=int(own.seed or 0) if shuffle else None,
+        lanes=int(lanes if order.lanes is None else order.lanes),
+        window=int(window if order.window is None else order.window),
+        reshuffle=float(order.reshuffle),
+    )

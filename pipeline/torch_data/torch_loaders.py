@@ -1,0 +1,375 @@
+"""Run torch's own DataLoader for each pass: requests in, messages out, and the end of its workers.
+
+Worker processes end by us, or by a kill. torch says which process died. What it was asked for
+stands in the iterator's tasks: it was at one of those that are not back. A batch that was read may
+have been lost with the process. The error names these samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import warnings
+import weakref
+from dataclasses import dataclass
+from multiprocessing import connection
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.data
+
+from penstock.cache import PenstockError, WorkerError, describe_exit
+from penstock.pipeline.torch_data.image_split import SplitCollate
+from penstock.pipeline.torch_data.mark import description_of
+from penstock.pipeline.torch_data.torch_sources import IterableSource, MapSource
+from penstock.pipeline.torch_data.worker import WorkerInit, identity
+from penstock.pipeline.torch_private import (
+    base_seed_of,
+    disown,
+    kept_iterator,
+    shut_down,
+    stop_watching,
+    tasks_of,
+    workers_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from penstock.pipeline.torch_data.mark import Mark
+    from penstock.pipeline.torch_data.pass_setup import PassSetup
+    from penstock.pipeline.torch_data.worker import WorkerMessage, WorkerRequest
+
+_END_S = 5.0  # for a process that was told to end, or whose connection broke
+_SHOWN = 64
+_MEMORY = (
+    "Often the machine is short of memory (see `dmesg`): use fewer workers or smaller batches; "
+    "else read those samples alone, with num_workers=0."
+)
+
+
+class OutstandingRequests:
+    """The requests of a pass by number, as long as their batches aren't back."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, WorkerRequest] = {}
+        self._sent = self._back = 0
+
+    def recorded(self, requests: Iterator[WorkerRequest]) -> Iterator[WorkerRequest]:
+        """Yield these requests, each kept until `came_back`."""
+        for request in requests:
+            self._requests[self._sent] = request
+            self._sent += 1
+            yield request
+
+    def came_back(self) -> None:
+        """Forget the request whose batch came back: the oldest that is kept."""
+        self._requests.pop(self._back, None)
+        self._back += 1
+
+    def samples(self, tasks: Iterable[int]) -> str:
+        """The samples that some tasks asked for, in words."""
+        requests = [self._requests.get(task) for task in tasks]
+        wanted = [r.index for r in requests if r is not None and not r.void]
+        flat = [i for index in wanted for i in (index if isinstance(index, list) else [index])]
+        more = ", ..." if len(flat) > _SHOWN else ""
+        return f"samples {', '.join(map(repr, flat[:_SHOWN]))}{more}" if flat else "nothing"
+
+
+def worker_error(
+    error: Exception,
+    inner: Any,
+    outstanding: OutstandingRequests | None,
+    *,
+    streams: Mapping[int, int],
+    name: str,
+) -> WorkerError | None:
+    """A better error than that of torch's iterator `inner`, if one of its workers has died.
+
+    outstanding: of a map-style dataset; else streams: batches that were handed out of each worker's
+    stream. name: of the dataset.
+    """
+    workers = workers_of(inner)
+    is_cut_off = isinstance(error, ConnectionError | EOFError)
+    if not is_cut_off and not any(worker.exitcode for worker in workers):
+        return None
+    stop_watching(inner)
+    if is_cut_off:  # it may not have ended yet
+        ends = connection.wait([worker.sentinel for worker in workers], timeout=_END_S)
+        for worker in workers:
+            if worker.sentinel in ends:
+                worker.join(_END_S)
+    dead = {number: code for number, worker in enumerate(workers) if (code := worker.exitcode)}
+    if not dead:
+        return WorkerError(
+            f"The connection to a DataLoader worker broke while it handed a batch over. {_MEMORY}"
+        )
+    losses = "; ".join(
+        f"worker {number} (pid {workers[number].pid}) {describe_exit(code)} while it was "
+        f"reading {_last_request(inner, number, outstanding, streams)} of {name}"
+        for number, code in dead.items()
+    )
+    return WorkerError(f"DataLoader {losses}. {_MEMORY}")
+
+
+def _last_request(
+    inner: Any, number: int, outstanding: OutstandingRequests | None, streams: Mapping[int, int]
+) -> str:
+    """What the worker was at, or had just read."""
+    tasks = sorted(tasks_of(inner).items())
+    mine = [(task, len(info) > 1) for task, info in tasks if info[0] == number]
+    away = [task for task, is_back in mine if not is_back]
+    if outstanding is not None:
+        return outstanding.samples(away)
+    first = streams.get(number, 0) + len(mine) - len(away)
+    return f"batches {first} to {first + max(0, len(away) - 1)} of its stream"
+
+
+def end_workers(inner: Any) -> None:
+    """End the workers of one of torch's iterators now.
+
+    By itself it does so when nothing refers to it any more, and the traceback of an error may for
+    long. torch's handler of dead children raises in whatever runs then, its own clean-up included.
+    """
+    with contextlib.suppress(RuntimeError):
+        shut_down(inner)
+    stop_watching(inner)  # cut short: the handler mustn't see the rest
+    alive = [worker for worker in workers_of(inner) if worker.is_alive()]
+    for worker in alive:
+        worker.terminate()
+    for worker in alive:
+        worker.join(_END_S)
+
+
+class RequestSampler(torch.utils.data.Sampler[Any]):
+    """What torch's loader takes for its sampler: the requests of the pass that begins."""
+
+    current: Iterable[Any] = ()
+
+    def __init__(self) -> None:
+        """torch's own constructor takes what isn't needed here."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.current)
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class TorchLoader:
+    """One of torch's loaders, the source in it, and what it is asked for.
+
+    requests: None for an iterable dataset.
+    """
+
+    loader: Any
+    source: Any
+    requests: RequestSampler | None
+
+    def begin(self) -> Any:
+        """Return torch's iterator of a new pass. Its workers end as soon as nothing refers to this
+        object any more: neither a pass nor, where they are persistent, the engine.
+
+        torch ends workers in the iterator's destructor. Where the garbage collector calls that, it
+        has closed the workers' queues before, and torch waits 5 s for each worker.
+        """
+        kept = kept_iterator(self.loader)
+        iterator = iter(self.loader)
+        if iterator is not kept and workers_of(iterator):
+            end = weakref.finalize(self, _end_own_workers, iterator, os.getpid())
+            end.atexit = False  # torch and multiprocessing end them then
+        return iterator
+
+
+class TorchLoaders:
+    """Makes torch's loader for each pass, and keeps the one whose workers are persistent."""
+
+    def __init__(self) -> None:
+        self._kept: TorchLoader | None = None
+
+    @property
+    def keeps_workers(self) -> bool:
+        """Whether persistent workers were started."""
+        return self._kept is not None
+
+    def let_go(self) -> None:
+        """Forget the loader with persistent workers: they end with its last pass."""
+        self._kept = None
+
+    def disown(self) -> None:
+        """Forget that loader in a forked child, and let its workers live on in the parent.
+
+        Between two passes nobody else refers to its iterator: to drop it would end the workers.
+        """
+        if self._kept is not None:
+            disown(kept_iterator(self._kept.loader))
+        self.let_go()
+
+    def for_pass(self, setup: PassSetup, mark: Mark, *, previous: Any) -> TorchLoader:
+        """torch's loader for a pass from a mark on; the one with persistent workers again.
+
+        previous: the source of the pass before, or None.
+        """
+        if self._kept is not None:
+            if setup.order is None:
+                self._kept.source.tell_epoch(mark.epoch)
+            return self._kept
+        torch_loader = _make(setup, mark, previous=previous)
+        if setup.options.workers.persistent_workers:
+            self._kept = torch_loader
+        return torch_loader
+
+
+def _end_own_workers(iterator: Any, pid: int) -> None:
+    """End an iterator's workers in the process that started them, and in no fork of it."""
+    if os.getpid() == pid:
+        end_workers(iterator)
+
+
+def _make(setup: PassSetup, mark: Mark, *, previous: Any) -> TorchLoader:
+    workers, generator = setup.options.workers, setup.options.torch_options.generator
+    source = _make_source(setup, mark, previous=previous)
+    arguments = workers.arguments()
+    arguments["worker_init_fn"] = WorkerInit(
+        worker_init_fn=workers.worker_init_fn, base_seed=mark.base_seed
+    )
+    if workers.multiprocessing_context is None and _must_not_fork(setup):
+        arguments["multiprocessing_context"] = "forkserver"
+    requests = None if setup.order is None else RequestSampler()
+    # torch draws its workers' base seed at the start of each pass; where nobody needs it, the
+    # training loop's own generator is left alone.
+    draws_seed = setup.options.seed is None and (generator is not None or mark.base_seed is None)
+    with warnings.catch_warnings():  # torch's constructor has warned once already
+        warnings.simplefilter("ignore")
+        loader = torch.utils.data.DataLoader(
+            source,
+            batch_size=None,
+            sampler=requests,
+            collate_fn=identity,
+            generator=generator if draws_seed else torch.Generator(),
+            **arguments,
+        )
+    return TorchLoader(loader, source, requests)
+
+
+def _make_source(setup: PassSetup, mark: Mark, *, previous: Any) -> Any:
+    options = setup.options
+    collate: Any = options.torch_options.collate_fn
+    if setup.augmenter is not None:
+        collate = SplitCollate(collate, batched=options.is_batched)
+    if setup.order is not None:
+        return MapSource(
+            setup.dataset,
+            collate=collate,
+            batched=options.is_batched,
+            seed=options.seed,
+            substitutes=setup.order.substitutes(options.own.max_bad),
+        )
+    is_ours = any(
+        known is not None
+        for known in (mark.base_seed, options.torch_options.generator, options.seed)
+    )
+    return IterableSource(
+        setup.dataset,
+        collate=collate,
+        batch_size=options.batch_size,
+        drop_last=options.torch_options.drop_last,
+        epoch=mark.epoch,
+        positions=mark.workers,
+        first=mark.next_worker,
+        seed=None if options.seed is None else (options.seed, setup.world.rank),
+        persistent=bool(options.workers.persistent_workers),
+        draws_seeds=not setup.num_workers and not is_ours,
+        previous=None if setup.num_workers else previous,
+    )
+
+
+def _must_not_fork(setup: PassSetup) -> bool:
+    """Whether threads of ours run, as after the use of a native loader: forking would copy the
+    locks that they hold."""
+    return setup.num_workers > 0 and any(
+        thread.name.startswith("penstock-") for thread in threading.enumerate()
+    )
+
+
+class TorchIterator:
+    """torch's iterator of one pass, whose errors name the samples that a dead worker was reading.
+
+    base_seed: what its workers seed themselves from, if that is known. failed: batches that never
+    came, as reading raised; whoever moves the mark behind them sets it back.
+    """
+
+    def __init__(
+        self, torch_loader: TorchLoader, requests: Iterator[WorkerRequest] | None, setup: PassSetup
+    ) -> None:
+        """requests: None for an iterable dataset."""
+        self._setup = setup
+        self._outstanding: OutstandingRequests | None = None
+        if torch_loader.requests is not None and requests is not None:
+            self._outstanding = OutstandingRequests()
+            torch_loader.requests.current = self._outstanding.recorded(requests)
+        self._torch_loader: TorchLoader | None = torch_loader  # its workers live as long
+        self._inner: Any = torch_loader.begin()
+        self.base_seed = base_seed_of(self._inner)
+        self.failed = 0
+        self._lost: WorkerError | None = None
+
+    def next_message(self, mark: Mark) -> WorkerMessage:
+        """The next that a worker brings: a batch, or what it has to say between two.
+
+        mark: of what was handed out so far. Raises WorkerError where a worker has died, else what
+        reading raised: who goes on behind that goes on with the next batch.
+        """
+        if self._lost is not None:  # what its worker was to read will never come
+            self.failed += 1
+            raise self._lost
+        try:
+            message: WorkerMessage = next(self._inner)
+        except StopIteration:
+            raise
+        except Exception as error:  # raised again, or a better one
+            self.failed += 1
+            better = self._better(error, mark)
+            if self._outstanding is not None:
+                self._outstanding.came_back()
+            if better is None:
+                raise
+            self._lost = better
+            raise better from error
+        if self._outstanding is not None:
+            self._outstanding.came_back()
+        if message.error is not None:
+            self.failed += 1
+            raise message.error
+        return message
+
+    def loss_behind(self, error: RuntimeError, mark: Mark) -> WorkerError | None:
+        """What to raise in place of an error that didn't come from `next_message`, where it tells
+        of a dead worker."""
+        if self._lost is None and not isinstance(error, PenstockError):
+            self._lost = self._better(error, mark)
+            return self._lost
+        return None
+
+    def _better(self, error: Exception, mark: Mark) -> WorkerError | None:
+        """An error that names the samples that a dead worker was reading, if one has died."""
+        setup = self._setup
+        if setup.num_workers == 0:
+            return None
+        return worker_error(
+            error,
+            self._inner,
+            self._outstanding,
+            streams={number: worker.batches for number, worker in enumerate(mark.workers)},
+            name=description_of(setup.dataset),
+        )
+
+    def stop(self) -> None:
+        """Drop torch's iterator, and end its workers."""
+        inner, self._inner = self._inner, iter(())
+        end_workers(inner)
+        self._torch_loader = None
+
+    def disown(self) -> None:
+        """Drop torch's iterator in a forked child, and let its workers live on."""
+        inner, self._inner = self._inner, iter(())
+        disown(inner)

@@ -1,0 +1,355 @@
+"""Map samples that are windows over a chunked array to chunks, and copy them out of the chunks.
+
+The windows are numbered like the elements of an array, the first axis slowest; so a range of
+samples is a few boxes of windows (`ArrayWindows.boxes`), and each box touches a box of chunks. All
+of that is arithmetic: nothing is read here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from penstock.cache import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.formats.dataset_arguments import Window
+    from penstock.readers.formats.open_shard import Places
+
+    Ints = NDArray[np.int64]
+
+Shape = tuple[int, ...]
+Box = tuple[tuple[int, int], ...]
+"""First and end of a range, by axis."""
+
+MAX_TOUCHED = 2**24
+"""Chunks of one array that a range of samples may need."""
+
+MAX_UNITS = 2**26
+"""Parts of a dataset that are decoded as a whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayWindows:
+    """Which parts of an array are samples.
+
+    shape: of the array; window: of a sample, as many axes; stride: from one window to the next.
+    A last window that doesn't fit is left out. is_step: a sample is one step along the first axis,
+    which it hasn't. repeat: that many samples in a row have the same window: of an array that
+    follows only the first axes of the others (the time of an image's tiles).
+    """
+
+    shape: Shape
+    window: Shape
+    stride: Shape
+    is_step: bool = False
+    repeat: int = 1
+
+    @cached_property
+    def counts(self) -> Shape:
+        """ArrayWindows along each axis."""
+        axes = zip(self.shape, self.window, self.stride, strict=True)
+        return tuple(max(0, (length - part) // step + 1) for length, part, step in axes)
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return math.prod(self.counts) * self.repeat
+
+    @property
+    def sample_shape(self) -> Shape:
+        """The shape of one sample."""
+        return self.window[1:] if self.is_step else self.window
+
+    def starts(self, rows: Ints) -> Ints:
+        """Where samples' windows begin in the array, int64, shape (n, dimensions)."""
+        left = rows // self.repeat if self.repeat > 1 else rows
+        found = np.empty((len(rows), len(self.shape)), np.int64)
+        for axis in range(len(self.shape) - 1, 0, -1):
+            left, place = np.divmod(left, self.counts[axis])
+            np.multiply(place, self.stride[axis], out=found[:, axis])
+        np.multiply(left, self.stride[0], out=found[:, 0])
+        return found
+
+    def boxes(self, first: int, end: int) -> Iterator[Box]:
+        """Samples [first, end) as boxes of windows, with the repeats as a last axis."""
+        return _boxes(first, end, (*self.counts, self.repeat))
+
+
+def _boxes(first: int, end: int, counts: Shape) -> Iterator[Box]:
+    if first >= end:
+        return
+    if not counts:
+        yield ()
+        return
+    rest = math.prod(counts[1:])
+    (row, inside), (last, beyond) = divmod(first, rest), divmod(end, rest)
+    if row == last:
+        yield from (((row, row + 1), *box) for box in _boxes(inside, beyond, counts[1:]))
+        return
+    if inside:
+        yield from (((row, row + 1), *box) for box in _boxes(inside, rest, counts[1:]))
+        row += 1
+    if row < last:
+        yield ((row, last), *((0, count) for count in counts[1:]))
+    if beyond:
+        yield from (((last, last + 1), *box) for box in _boxes(0, beyond, counts[1:]))
+
+
+class TouchedChunks(NamedTuple):
+    """Which chunks some samples touch, pair by pair. samples: places among the samples asked for;
+    chunks: numbers in the grid; both int64, shape (pairs,)."""
+
+    samples: Ints
+    chunks: Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkGrid:
+    """How an array is cut: into chunks of one shape, numbered with the first axis slowest; those
+    at the far ends may stick out of the array."""
+
+    shape: Shape
+    chunk: Shape
+
+    @cached_property
+    def counts(self) -> Shape:
+        """Chunks along each axis."""
+        return tuple(
+            -(-length // part) for length, part in zip(self.shape, self.chunk, strict=True)
+        )
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks there are."""
+        return math.prod(self.counts)
+
+    def touched(self, starts: Ints, lengths: Sequence[int]) -> TouchedChunks:
+        """The chunks that parts of the array touch, sorted by sample, a sample's in order. starts:
+        int64, shape (n, dimensions); lengths: of each part."""
+        first = starts // np.array(self.chunk, np.int64)
+        ends = starts + (np.array(lengths, np.int64) - 1)
+        spans = ends // np.array(self.chunk, np.int64) - first + 1
+        samples = np.arange(len(starts))
+        if (spans == 1).all():
+            return TouchedChunks(samples, self._numbers(first))
+        counts = spans.prod(axis=1)
+        samples = np.repeat(samples, counts)
+        left = np.arange(len(samples)) - np.repeat(np.cumsum(counts) - counts, counts)
+        places = first[samples]
+        for axis in range(len(self.shape) - 1, -1, -1):
+            left, place = np.divmod(left, spans[samples, axis])
+            places[:, axis] += place
+        return TouchedChunks(samples, self._numbers(places))
+
+    def _numbers(self, places: Ints) -> Ints:
+        number = places[:, 0].copy()
+        for axis in range(1, len(self.counts)):
+            number *= self.counts[axis]
+            number += places[:, axis]
+        return number
+
+    def uses(self, windows: ArrayWindows, first: int, end: int) -> tuple[Ints, Ints]:
+        """The chunks that samples [first, end) need, sorted, and how many of them need each; both
+        int64, shape (chunks,). Raises ValueError where they are more than can be."""
+        chunks, uses = [], []
+        for box in windows.boxes(first, end):
+            numbers = counts = np.ones(1, np.int64)
+            numbers = numbers - 1
+            for axis, (low, high) in enumerate(box[:-1]):
+                here, used = self._axis_uses(windows, axis, low, high)
+                if len(numbers) * len(here) > MAX_TOUCHED:
+                    raise ValueError(f"more than {MAX_TOUCHED:,} chunks for a part of it")
+                numbers = (numbers[:, None] * self.counts[axis] + here).reshape(-1)
+                counts = (counts[:, None] * used).reshape(-1)
+            chunks.append(numbers)
+            uses.append(counts * (box[-1][1] - box[-1][0]))
+        if len(chunks) == 1:
+            return chunks[0], uses[0]
+        if not chunks:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        found, places = np.unique(np.concatenate(chunks), return_inverse=True)
+        total = np.zeros(len(found), np.int64)
+        np.add.at(total, places, np.concatenate(uses))
+        return found, total
+
+    def _axis_uses(
+        self, windows: ArrayWindows, axis: int, low: int, high: int
+    ) -> tuple[Ints, Ints]:
+        """Places along an axis of the chunks that windows [low, high) touch, and by how many."""
+        chunk, part, step = self.chunk[axis], windows.window[axis], windows.stride[axis]
+        first, last = low * step // chunk, ((high - 1) * step + part - 1) // chunk
+        if last - first >= MAX_TOUCHED:
+            raise ValueError(f"more than {MAX_TOUCHED:,} chunks for a part of it")
+        places = np.arange(first, last + 1)
+        begins = places * chunk
+        least = np.maximum((begins - part) // step + 1, low)
+        most = np.minimum(-(-(begins + chunk) // step), high)
+        used = np.maximum(most - least, 0)
+        return places[used > 0], used[used > 0]
+
+
+def unit_rows(windows: ArrayWindows, grid: ChunkGrid, *, max_bytes: int, itemsize: int) -> Ints:
+    """Runs of samples that share chunks: how many samples each has, int64, shape (units,).
+
+    A unit is the windows that begin in the same chunks along the first axis, with all that lies
+    behind. Where that is more than max_bytes, decoded, and no other windows begin there, it is cut
+    along the next axis. Raises ValueError where they are more than can be.
+    """
+    counts, axis = windows.counts, 0
+    while axis < len(counts) - 1:
+        behind = zip(grid.counts[axis + 1 :], grid.chunk[axis + 1 :], strict=True)
+        lengths = (*grid.chunk[: axis + 1], *(many * chunk for many, chunk in behind))
+        is_shared = windows.stride[axis] < grid.chunk[axis] and counts[axis] > 1
+        if is_shared or math.prod(lengths) * itemsize <= max_bytes:
+            break
+        axis += 1
+    most = min(grid.counts[axis], counts[axis])
+    if math.prod(counts[:axis]) * most > MAX_UNITS:
+        raise ValueError(f"more than {MAX_UNITS:,} parts that are decoded as a whole")
+    bounds = _first_windows(grid.chunk[axis], windows.stride[axis], grid.counts[axis], counts[axis])
+    runs = np.diff(bounds) * (math.prod(counts[axis + 1 :]) * windows.repeat)
+    return np.tile(runs, math.prod(counts[:axis])).astype(np.int64)
+
+
+def _first_windows(chunk: int, stride: int, chunks: int, windows: int) -> Ints:
+    """The first window that begins in each chunk in which one does, and the end."""
+    if windows <= chunks:  # a stride is a chunk or more, about
+        begins = np.arange(windows) * stride // chunk
+        return np.append(np.flatnonzero(np.diff(begins, prepend=-1)), windows)
+    firsts = -(-np.arange(chunks) * chunk // stride)
+    return np.append(np.unique(firsts[firsts < windows]), windows)
+
+
+def windows_of(
+    shape: Shape, window: Window | None, stride: Window | None, *, what: str, is_named: bool = True
+) -> ArrayWindows:
+    """The windows of one array, as users say them (`sample=`, `stride=`).
+
+    None: a sample is one step along the first axis. Axes that a window doesn't name are whole.
+    what: the array, for messages. is_named: the window is said for this array; else one for all,
+    of which an array of fewer axes takes the first. Raises ConfigError.
+    """
+    if window is None:
+        return ArrayWindows(
+            shape=shape, window=(1, *shape[1:]), stride=(1,) * len(shape), is_step=True
+        )
+    if len(window) > len(shape) and is_named:
+        raise ConfigError(
+            f"sample: got {window} for {what}, which has {len(shape)} axes of {shape}. Name a "
+            "length for each of those at most."
+        )
+    parts = [*window[: len(shape)], *(None,) * (len(shape) - len(window))]
+    steps = [*(stride or ())[: len(shape)], *(None,) * (len(shape) - len(stride or ()))]
+    lengths = tuple(
+        length if part is None else part for part, length in zip(parts, shape, strict=True)
+    )
+    if any(part > length for part, length in zip(lengths, shape, strict=True)):
+        raise ConfigError(
+            f"sample: got {window} for {what}, whose shape is {shape}: no such window fits. Take "
+            "shorter ones, or None for all of an axis."
+        )
+    return ArrayWindows(
+        shape=shape,
+        window=lengths,
+        stride=tuple(
+            max(1, part) if step is None else step
+            for step, part in zip(steps, lengths, strict=True)
+        ),
+    )
+
+
+_LARGE_BYTES = 2**13
+"""Samples from here on are copied one by one: a statement each costs less than the copy that an
+index expression makes first."""
+
+
+class StepCopier:
+    """Copies steps along the first axis out of chunks that are whole along all others: each lies in
+    one chunk.
+
+    begins: where each begins, counted from the first element of its chunk, int64, shape (n,
+    dimensions). lengths: of a step. out: shape (…, *lengths); places: of the steps there, int64,
+    shape (n,).
+    """
+
+    def __init__(
+        self, begins: Ints, lengths: Sequence[int], out: NDArray[Any], places: Ints
+    ) -> None:
+        self._out, self._places, self._steps = out[:, 0], places, begins[:, 0]
+        self._are_large = math.prod(lengths) * out.itemsize >= _LARGE_BYTES
+        self._listed = (places.tolist(), self._steps.tolist()) if self._are_large else ([], [])
+
+    def copy(self, chunk: NDArray[Any], low: int, high: int) -> None:
+        """Copy the steps [low, high), which are the chunk's."""
+        if not self._are_large:
+            self._out[self._places[low:high]] = chunk[self._steps[low:high]]
+            return
+        out, (places, steps) = self._out, self._listed
+        for number in range(low, high):
+            out[places[number]] = chunk[steps[number]]
+
+
+class PartCopier:
+    """Copies parts of an array out of the chunks that each overlaps; as StepCopier, but that begins
+    are negative where a part begins in a chunk before."""
+
+    def __init__(
+        self, begins: Ints, lengths: Sequence[int], out: NDArray[Any], places: Ints
+    ) -> None:
+        self._begins, self._lengths, self._out, self._places = begins, lengths, out, places
+
+    def copy(self, chunk: NDArray[Any], low: int, high: int) -> None:
+        """Copy what the chunk has of the parts [low, high)."""
+        begins, places = self._begins[low:high], self._places[low:high]
+        ends = begins + np.array(self._lengths, np.int64)
+        are_inside = ((begins >= 0) & (ends <= np.array(chunk.shape, np.int64))).all(axis=1)
+        if are_inside.all():
+            _copy_whole(chunk, begins, self._lengths, self._out, places)
+            return
+        if are_inside.any():
+            whole = begins[are_inside]
+            _copy_whole(chunk, whole, self._lengths, self._out, places[are_inside])
+        across = ~are_inside
+        for place, begin in zip(places[across].tolist(), begins[across].tolist(), strict=True):
+            _copy_overlap(chunk, begin, self._lengths, self._out[place])
+
+
+def _copy_whole(
+    chunk: NDArray[Any], begins: Ints, lengths: Sequence[int], out: NDArray[Any], places: Ints
+) -> None:
+    """Copy parts that lie in the chunk as a whole."""
+    if math.prod(lengths) * out.itemsize < _LARGE_BYTES and len(places) > 1:
+        windows = sliding_window_view(chunk, tuple(lengths))
+        out[places] = windows[tuple(begins.T)]
+        return
+    for place, begin in zip(places.tolist(), begins.tolist(), strict=True):
+        where = tuple(slice(low, low + length) for low, length in zip(begin, lengths, strict=True))
+        out[place] = chunk[where]
+
+
+def _copy_overlap(
+    chunk: NDArray[Any], begin: Sequence[int], lengths: Sequence[int], part: NDArray[Any]
+) -> None:
+    """Copy what one part and the chunk have in common."""
+    into, source = [], []
+    for low, length, size in zip(begin, lengths, chunk.shape, strict=True):
+        into.append(slice(max(0, -low), min(length, size - low)))
+        source.append(slice(max(0, low), min(size, low + length)))
+    part[tuple(into)] = chunk[tuple(source)]
+
+
+def place_numbers(places: Places, count: int) -> Ints:
+    """Places in a batch as numbers."""
+    if isinstance(places, slice):
+        return np.arange(*places.indices(places.stop if places.stop is not None else count))
+    return np.asarray(places, np.int64)

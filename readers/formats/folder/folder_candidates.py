@@ -1,0 +1,242 @@
+"""Turn a folder's files into candidates, by the layout that they have or that the user says.
+
+Tables and other small files of the folder are read whole for that.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from penstock.cache import ConfigError, DatasetError, PenstockWarning
+from penstock.readers.fields import MAX_TABLE_BYTES
+from penstock.readers.files import is_passed_over, printable, unsafe_reason
+from penstock.readers.formats.dataset_arguments import given_types
+from penstock.readers.formats.folder.folder_files import ARRAYS, AUDIO, TEXTS, VIDEO
+from penstock.readers.formats.folder.folder_samples import candidates_of, hints_of_names
+from penstock.readers.formats.folder.listed_samples import (
+    METADATA,
+    UNREAD_METADATA,
+    ListedTable,
+    listed_samples,
+    manifest_table,
+    metadata_table,
+)
+from penstock.readers.formats.folder.named_samples import class_folder_samples, paired_samples
+from penstock.readers.formats.format import Snapshot
+from penstock.readers.formats.local_files import changed_file_error, unreadable_file_error
+from penstock.readers.origin import (
+    NO_TABLE,
+    LocalFolder,
+    RemoteFolder,
+    check_layout,
+    check_splits,
+    check_store,
+    extension,
+    warn_of_left_out,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from penstock.readers.fields import FieldType
+    from penstock.readers.formats.candidates import Candidates
+    from penstock.readers.formats.folder.folder_files import FolderListing
+    from penstock.readers.formats.folder.folder_samples import FolderSamples
+    from penstock.readers.origin import Entry, Origin
+
+_AT_ONCE = 4096
+
+
+def read_whole(origin: Origin, files: Sequence[Entry]) -> list[bytes]:
+    """The bytes of files that a listing named, of remote ones many at once and kept nowhere.
+
+    Raises IndexChangedError (another size since it was listed), DatasetError, FetchError.
+    """
+    if isinstance(origin, RemoteFolder):
+        found: list[bytes] = []
+        for first in range(0, len(files), _AT_ONCE):
+            some = files[first : first + _AT_ONCE]
+            found += (bytes(data) for data in origin.read([(f, f.size_bytes) for f in some]))
+        return found
+    if isinstance(origin, LocalFolder):
+        return [_read(os.path.join(origin.root, file.name), file) for file in files]
+    raise TypeError(f"unknown origin {origin!r}")
+
+
+def manifest_entry(origin: Origin) -> Entry:
+    """The table that the user names, as a listing says it; its name is an absolute path where it
+    lies on this machine and not below the dataset's root. Raises ConfigError, FetchError."""
+    told = origin.arrangement.manifest
+    assert told
+    path = origin.arrangement.local_manifest()
+    name = os.fsencode(told)
+    if path is None and (reason := unsafe_reason(name)) is not None:
+        raise ConfigError(f"manifest: got {told!r}: {reason}. Give a name below {origin.url}.")
+    here = origin if path is None else LocalFolder(b"/")
+    entry = here.entry(name)
+    if entry is None:
+        raise ConfigError(
+            f"manifest: there is no file {printable(name)}"
+            + ("." if path else f" below {origin.url}. Of this machine give its full path.")
+        )
+    if entry.size_bytes > MAX_TABLE_BYTES:
+        raise ConfigError(
+            f"manifest: {printable(name)} has {entry.size_bytes:,} bytes, wanted at most "
+            f"{MAX_TABLE_BYTES:,}. Split the dataset, or put the values into tar files."
+        )
+    return entry
+
+
+def read_manifest(origin: Origin, entry: Entry) -> bytes:
+    """The bytes of that table; raises as `read_whole` does."""
+    if os.path.isabs(entry.name):
+        return _read(entry.name, entry)
+    return read_whole(origin, [entry])[0]
+
+
+def _read(path: bytes, file: Entry) -> bytes:
+    try:
+        with open(path, "rb") as opened:
+            data = opened.read(file.size_bytes + 1)
+    except FileNotFoundError:
+        raise changed_file_error(file.name, "it is gone") from None
+    except OSError as error:
+        raise unreadable_file_error(path, error) from error
+    if len(data) != file.size_bytes:
+        raise changed_file_error(
+            file.name, f"it had {file.size_bytes} bytes and has another number"
+        )
+    return data
+
+
+MAX_NOTED_FILES = 2**14
+"""Of so many tables, JSON files and texts an index notes the times, to see by itself that one
+changed: each is looked at when it is opened."""
+
+_OWN = {"array": ARRAYS, "text": TEXTS, "audio": AUDIO, "video": VIDEO}
+_EDITED = (b".json", b".JSON", b".txt", b".TXT", b".caption")
+
+
+class FolderFiles:
+    """The files of a folder, listed."""
+
+    def __init__(self, origin: Origin, listing: FolderListing) -> None:
+        """Raises ConfigError (a manifest that isn't there), FetchError."""
+        self._origin, self._listing = origin, listing
+        self._manifest = manifest_entry(origin) if origin.arrangement.manifest else None
+
+    def snapshot(self) -> Snapshot:
+        """What an index notes of the files, and of the times of folders and tables."""
+        files, directories = self._listing.files, dict(self._listing.directories)
+        if self._manifest is not None and self._manifest not in files:
+            files = [*files, self._manifest]
+        if directories:
+            directories |= {table.name: table.mtime_ns for table in self._tables()}
+        return Snapshot.of(files, directories)
+
+    def candidates(self, *, workers: int) -> Candidates:
+        """What may be samples; tables and JSON files are read for that."""
+        del workers
+        return self._candidates
+
+    def counterparts(
+        self, number: int, name: bytes, *, total: int, workers: int
+    ) -> Iterator[tuple[Candidates, int]]:
+        """The shard of that number, and those that it can be instead: virtual shards of which no
+        file decodes aren't in the index."""
+        del name, workers
+        candidates = self._candidates
+        without_samples = candidates.shards.shards - total
+        for here in range(number, number + without_samples + 1):
+            yield candidates, here
+
+    @cached_property
+    def _candidates(self) -> Candidates:
+        schema = given_types(self._origin.arrangement)
+        samples = self._samples(schema).good()
+        url = self._origin.url
+        if samples.left_out:
+            warnings.warn(f"{url}: {' '.join(samples.left_out)}", PenstockWarning, stacklevel=9)
+        quarantined = [*self._listing.quarantined, *samples.quarantined]
+        return candidates_of(replace(samples, quarantined=quarantined), schema, url=url)
+
+    def _tables(self) -> list[Entry]:
+        """The files that are read for the index, and texts, which people edit in place."""
+        if self._manifest is not None:
+            return [self._manifest]
+        arrangement = self._origin.arrangement
+        if arrangement.places:
+            return []
+        if arrangement.manifest is None and (found := self._metadata()):
+            return found
+        edited = [file for file in self._listing.files if file.name.endswith(_EDITED)]
+        return edited[:MAX_NOTED_FILES]
+
+    def _metadata(self) -> list[Entry]:
+        some = (file for file in self._listing.files if file.name.endswith(METADATA))
+        return [file for file in some if file.name.rpartition(b"/")[2] in METADATA]
+
+    def _samples(self, schema: Mapping[str, FieldType]) -> FolderSamples:
+        origin, files, url = self._origin, self._listing.files, self._origin.url
+        arrangement = origin.arrangement
+        if self._manifest is not None:
+            data = read_manifest(origin, self._manifest)
+            name = printable(self._manifest.name)
+            told = manifest_table(data, name=name, places=arrangement.places, schema=schema)
+            return self._listed(told, schema)
+        if arrangement.places:
+            return paired_samples(url, files, arrangement.places, schema)
+        names = [file.name for file in files]
+        check_store(url, names)
+        if arrangement.manifest != NO_TABLE:
+            found = self._metadata()
+            self._refuse_parquet(names)
+            if found:
+                if all(b"/" in file.name for file in found):
+                    check_splits(url, names)
+                read = read_whole(origin, found)
+                pairs = [(file.name, data) for file, data in zip(found, read, strict=True)]
+                return self._listed(metadata_table(pairs), schema)
+        if "label" not in schema:
+            check_layout(url, names)
+        samples = class_folder_samples(
+            files,
+            partial(read_whole, origin),
+            schema,
+            folders=self._folders(),
+            allow_empty=arrangement.allow_empty,
+            url=url,
+        )
+        own = _OWN.get(next(iter(samples.types)), frozenset())
+        mine = (*samples.names, *(each.name for each in samples.quarantined))
+        others = [name for name in mine if extension(name) not in own]
+        passed_over = warn_of_left_out(url, others, labelled="label" in samples.types)
+        hints = hints_of_names(url, samples.names, samples.types, asked="label" in schema)
+        left_out = [*samples.left_out, *hints]
+        return replace(samples, passed_over=passed_over, left_out=left_out, has_papers=True)
+
+    def _folders(self) -> list[bytes]:
+        """The folders directly below the root, empty ones too; none where the URL names files."""
+        if self._origin.selection is not None:
+            return []
+        if isinstance(self._origin, LocalFolder):
+            return [name for name in self._listing.directories if name and b"/" not in name]
+        return [name for name in self._origin.names().folders if not is_passed_over(name)]
+
+    def _listed(self, told: ListedTable, schema: Mapping[str, FieldType]) -> FolderSamples:
+        by_name = {file.name: file for file in self._listing.files}
+        origin = self._origin
+        root = origin.root if isinstance(origin, LocalFolder) else b""
+        return listed_samples(origin.url, by_name, told, schema, root=root)
+
+    def _refuse_parquet(self, names: list[bytes]) -> None:
+        found = next((n for n in names if n.rpartition(b"/")[2] == UNREAD_METADATA), None)
+        if found is not None:
+            raise DatasetError(
+                f"{self._origin.url}: {printable(found)} isn't read yet. Write it as metadata.csv "
+                "or metadata.jsonl; or pass manifest=False, for the folders' images alone."
+            )

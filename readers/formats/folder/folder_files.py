@@ -1,0 +1,184 @@
+"""List the files of a folder, and tell from a file's name the type of field that it can be.
+
+Files are listed by name, size and time; nothing is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.cache import ConfigError, DatasetNotFoundError
+from penstock.readers.fields import Array, Audio, Bytes, Image, Text, Video
+from penstock.readers.files import is_passed_over, printable, unsafe_reason
+from penstock.readers.origin import (
+    Entry,
+    LocalFolder,
+    QuarantineEntry,
+    RemoteFolder,
+    extension,
+    leads_to_folder,
+    not_a_folder,
+    not_seen,
+    nothing_there,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from penstock.readers.fields import FieldType
+    from penstock.readers.origin import Origin
+
+IMAGES = frozenset(
+    ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "jp2", "ppm", "pgm", "pbm", "pnm")
+)
+TEXTS = frozenset(("txt", "caption"))
+ARRAYS = frozenset(("npy",))
+AUDIO = frozenset(("wav", "flac", "mp3", "ogg", "opus", "m4a"))
+VIDEO = frozenset(("mp4", "mkv", "avi", "mov", "webm"))
+
+
+def stem(name: bytes) -> bytes:
+    """A file's name without its extension, folders included."""
+    return name.rpartition(b".")[0] if b"." in name.rpartition(b"/")[2] else name
+
+
+def type_by_name(name: bytes) -> FieldType:
+    """The type that a file has by its name alone; what says nothing is an image, as many have no
+    extension."""
+    found = extension(name)
+    if found in TEXTS:
+        return Text()
+    if found in ARRAYS:
+        return Array()
+    if found in AUDIO:
+        return Audio()
+    if found in VIDEO:
+        return Video()
+    return Bytes() if found in ("bin", "json", "xml", "pt", "npz", "mat") else Image()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderListing:
+    """All files of a folder.
+
+    files: sorted by name, as bytes. directories: modification time in ns of each local folder that
+    was listed, by name. quarantined: what is no file of a sample.
+    """
+
+    files: list[Entry]
+    directories: Mapping[bytes, int]
+    quarantined: list[QuarantineEntry]
+
+
+def list_folder(origin: Origin) -> FolderListing:
+    """All files of a folder, or those that a URL names.
+
+    Raises DatasetNotFoundError (missing, empty), ConfigError (a file), FetchError, DatasetError (a
+    folder that may not be listed).
+    """
+    quarantined: list[QuarantineEntry] = []
+    directories: dict[bytes, int] = {}
+    if origin.selection is not None:
+        if origin.selection.is_one:
+            raise ConfigError(not_a_folder(origin.url))
+        found = origin.top(bool).entries
+    elif isinstance(origin, LocalFolder):
+        found = list(_walk_local(origin, directories, quarantined))
+    elif isinstance(origin, RemoteFolder):
+        found = list(_walk_remote(origin, quarantined))
+    else:
+        raise TypeError(f"unknown origin {origin!r}")
+    if not found and not quarantined:
+        raise DatasetNotFoundError(
+            f"{origin.url}: the folder is empty. Wanted images, in one sub-folder a class or "
+            "directly."
+        )
+    return FolderListing(
+        files=sorted(found, key=lambda file: file.name),
+        directories=directories,
+        quarantined=sorted(quarantined, key=lambda q: q.name),
+    )
+
+
+def _walk_local(
+    origin: LocalFolder, directories: dict[bytes, int], quarantined: list[QuarantineEntry]
+) -> Iterator[Entry]:
+    try:
+        root = os.stat(origin.root)
+    except (FileNotFoundError, NotADirectoryError):
+        raise DatasetNotFoundError(nothing_there(printable(origin.root))) from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DatasetNotFoundError(nothing_there(printable(origin.root))) from None
+        raise not_seen(origin.root, error, is_folder=True) from error
+    if not stat.S_ISDIR(root.st_mode):
+        raise ConfigError(not_a_folder(printable(origin.root)))
+    # Each folder comes with the identities of those above it: a link back to one of them is a loop.
+    stack: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(b"", frozenset())]
+    while stack:
+        folder, above = stack.pop()
+        path = os.path.join(origin.root, folder) if folder else origin.root
+        try:
+            found = os.stat(path)
+            identity = (found.st_dev, found.st_ino)
+            if identity in above:
+                reason = "a symbolic link that leads back to a folder above it"
+                quarantined.append(QuarantineEntry(name=folder, reason=reason))
+                continue
+            # Before the scan: what is added while it runs must look newer than it.
+            directories[folder] = found.st_mtime_ns
+            with os.scandir(path) as entries:
+                inside = [entry for entry in entries if not is_passed_over(entry.name)]
+        except OSError as error:
+            raise not_seen(path, error, is_folder=True) from error
+        for entry in inside:
+            name = os.path.join(folder, entry.name) if folder else entry.name
+            if leads_to_folder(entry):
+                stack.append((name, above | {identity}))
+            elif isinstance(file := _local_file(name, entry), Entry):
+                yield file
+            else:
+                quarantined.append(QuarantineEntry(name=name, reason=file))
+
+
+def _local_file(name: bytes, entry: os.DirEntry[bytes]) -> Entry | str:
+    try:
+        found = entry.stat()
+    except FileNotFoundError:
+        return "a symbolic link to nothing" if entry.is_symlink() else "it vanished while listed"
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "a symbolic link that leads back to itself"
+        # A mount that fails and a right that lacks are no file's fault.
+        if error.errno != errno.ENAMETOOLONG:
+            raise not_seen(entry.path, error) from error
+        return f"can't be examined ({error.strerror})"
+    if not stat.S_ISREG(found.st_mode):
+        return "not a regular file"
+    return Entry(name=name, size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, version="")
+
+
+def _walk_remote(origin: RemoteFolder, quarantined: list[QuarantineEntry]) -> Iterator[Entry]:
+    for found in origin.walk():
+        name = found.name
+        reason = unsafe_reason(name)
+        if reason is not None:
+            quarantined.append(QuarantineEntry(name=name, reason=reason))
+        elif name and not name.endswith(b"/") and not any(map(is_passed_over, name.split(b"/"))):
+            yield found
+
+
+def changed_directories(origin: LocalFolder, directories: Mapping[bytes, int]) -> list[bytes]:
+    """Folders whose time differs from the one noted: files came, went or were renamed there."""
+    return [name for name, mtime_ns in directories.items() if _mtime_ns(origin, name) != mtime_ns]
+
+
+def _mtime_ns(origin: LocalFolder, name: bytes) -> int | None:
+    try:
+        return os.stat(os.path.join(origin.root, name)).st_mtime_ns
+    except OSError:  # gone, or not ours to see any more: changed either way
+        return None

@@ -1,0 +1,277 @@
+"""Collect the files and values that make up each sample of a folder, whatever its layout.
+
+The samples are grouped into virtual shards. What file names suggest and nobody acts on is reported,
+so that wrong labels are seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache import ConfigError
+from penstock.readers.fields import (
+    ClassLabel,
+    Image,
+    MultiLabel,
+    Schema,
+    Value,
+    is_mask_name,
+    masks_by_name,
+)
+from penstock.readers.files import printable
+from penstock.readers.formats.candidates import MISSING, Candidates, Spans
+from penstock.readers.formats.folder.folder_files import IMAGES, stem
+from penstock.readers.formats.shard_cutting import Grouping, group_positions
+from penstock.readers.origin import QuarantineEntry, extension, field_of, role_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields import Column, FieldType, TableFields
+    from penstock.readers.origin import Entry, LeftOut
+
+_NUMBERS = ("depth", "depths", "disp", "disparity", "disparities")
+
+
+def hints_of_names(
+    url: str, names: Sequence[bytes], types: Mapping[str, FieldType], *, asked: bool
+) -> list[str]:
+    """Sentences on samples that are a file each. names: theirs; asked: the user spoke of labels."""
+    label = types.get("label")
+    classes = label.names if isinstance(label, ClassLabel) else ()
+    hints = [] if asked else _lone_class(url, classes)
+    return hints if classes else [*hints, *_pairs(names)]
+
+
+def _lone_class(url: str, classes: Sequence[str]) -> list[str]:
+    if len(classes) != 1 or role_of(classes[0]) is None:
+        return []
+    return [
+        f"{classes[0]!r} is the only folder, and read as the only class: every label is 0. If it "
+        f"is none, give {url.rstrip('/')}/{classes[0]}; if it is, say so by "
+        'schema={"label": ClassLabel()}.'
+    ]
+
+
+def _pairs(names: Iterable[bytes]) -> list[str]:
+    """Images whose names are those of others and a word: 1_mask.png beside 1.jpg."""
+    by_stem = {stem(name): name for name in names if extension(name) in IMAGES}
+    found: Counter[tuple[bytes, bytes]] = Counter()
+    example: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
+    for own, name in by_stem.items():
+        base, mark, word = own.rpartition(b"_")
+        other = by_stem.get(base)
+        if mark and other is not None and role_of(printable(word)) == "beside":
+            kind = (other[len(base) :], name[len(base) :])
+            found[kind] += 1
+            example.setdefault(kind, (other, name))
+    if not found:
+        return []
+    kind, count = found.most_common(1)[0]
+    first, second = map(printable, example[kind])
+    told = {"image": f"*{printable(kind[0])}"}
+    told[field_of(printable(kind[1].rpartition(b".")[0].lstrip(b"_")))] = f"*{printable(kind[1])}"
+    listed = ", ".join(f'"{field}": "{place}"' for field, place in told.items())
+    return [
+        f"{count:,} images seem to belong to others, such as {second} to {first}; here each is a "
+        f"sample of its own. To pair them by name pass fields={{{listed}}}."
+    ]
+
+
+def pictures_of_numbers(
+    types: Mapping[str, FieldType], extensions: Mapping[str, Iterable[str]]
+) -> list[str]:
+    """Sentences on fields that are images, and are numbers by their names. extensions: of those
+    whose type nobody gave."""
+    images = [name for name, type in types.items() if isinstance(type, Image)]
+    hints = []
+    for name in images:
+        found = {*extensions.get(name, ())}
+        word = name.rpartition("_")[2]
+        if len(images) < 2 or not found:
+            continue
+        other = next(each for each in images if each != name)
+        if is_mask_name(name, ()) and not is_mask_name(name, found):
+            hints.append(
+                f'"{name}" is read as pictures: class numbers are kept by PNG, TIFF and BMP, and '
+                f"its files are {', '.join(f'.{each}' for each in sorted(found))}. Convert them "
+                f'for masks, schema={{"{name}": Mask(of="{other}")}}.'
+            )
+        elif word in _NUMBERS and not {"jpg", "jpeg"} & found:
+            hints.append(
+                f'"{name}" is read as pictures, of 8 bits when they are decoded. For the numbers '
+                f'as they are stored pass schema={{"{name}": Mask(of="{other}")}}.'
+            )
+    return hints
+
+
+_log = logging.getLogger("penstock")
+
+VIRTUAL_SHARD_BYTES = 64 * 2**20
+"""Mean size of a virtual shard: what one fetch of an object store moves well (8 ranges of 8
+MiB)."""
+
+# Part of the index format: another salt is another order of every folder.
+_GROUP_SALT = b"penstock-group-1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FolderSamples:
+    """n samples of a folder, as names, sizes and tables tell them.
+
+    names: each sample's own, as a rule its first file's. files: what fields lie in. places: of each
+    field that lies in files, the file's number for each sample or MISSING, int64, shape (n,).
+    types: of all fields, in order. values, present: of the fields that are known by now. rejected:
+    by sample, why it is none. quarantined: other files that can't be one; passed_over: files that
+    are no part of a sample, by extension. notes: what was decided, a sentence each; left_out: what
+    isn't read though it seems to be meant, a sentence each. has_papers, unnamed: see
+    `Candidates`.
+    """
+
+    names: Sequence[bytes]
+    files: Sequence[Entry]
+    places: Mapping[str, NDArray[np.int64]]
+    types: Mapping[str, FieldType]
+    values: Mapping[str, Column] = field(default_factory=dict)
+    present: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    rejected: Mapping[int, str] = field(default_factory=dict)
+    quarantined: Sequence[QuarantineEntry] = ()
+    passed_over: Mapping[str, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+    has_papers: bool = False
+    unnamed: Mapping[str, LeftOut] = field(default_factory=dict)
+
+    def with_table(self, found: TableFields) -> FolderSamples:
+        """With a table's fields behind the others; a field that is there already stays."""
+        new = [name for name in found.types if name not in self.types]
+        return replace(
+            self,
+            types={**self.types, **{name: found.types[name] for name in new}},
+            values={**self.values, **{name: found.values[name] for name in new}},
+            present={
+                **self.present,
+                **{name: found.present[name] for name in new if name in found.present},
+            },
+            rejected={**found.rejected, **self.rejected},
+            notes=(*self.notes, *found.notes),
+        )
+
+    def good(self) -> FolderSamples:
+        """Without the rejected ones, which are quarantined by name."""
+        if not self.rejected:
+            return self
+        rows = np.array([i for i in range(len(self.names)) if i not in self.rejected], np.int64)
+        bad = (
+            QuarantineEntry(name=self.names[row], reason=reason)
+            for row, reason in sorted(self.rejected.items())
+        )
+        first = min(self.rejected)
+        told = (
+            f"{len(self.rejected):,} samples are left out, as values don't fit, such as "
+            f"{printable(self.names[first])}: {self.rejected[first]}. All are in the index's "
+            "quarantine.jsonl."
+        )
+        return replace(
+            self,
+            left_out=[*self.left_out, told],
+            names=[self.names[row] for row in rows.tolist()],
+            places={name: numbers[rows] for name, numbers in self.places.items()},
+            values={name: column.take(rows) for name, column in self.values.items()},
+            present={name: values[rows] for name, values in self.present.items()},
+            rejected={},
+            quarantined=[*self.quarantined, *bad],
+        )
+
+
+def candidates_of(
+    samples: FolderSamples, schema: Mapping[str, FieldType], *, url: str
+) -> Candidates:
+    """Good samples as what an index is built from. schema: types that were given,
+    which the values have by now.
+
+    Raises ConfigError for types of fields that aren't there, or that their files can't have.
+    """
+    types = _merged(samples, schema, url)
+    for note in samples.notes:
+        _log.info("%s: %s", url, note)
+    file_sizes = np.array([file.size_bytes for file in samples.files] + [0], np.int64)
+    spans = {
+        name: Spans(
+            files=numbers, starts=np.zeros(len(numbers), np.int64), sizes=file_sizes[numbers]
+        )
+        for name, numbers in samples.places.items()
+    }
+    # Of what is fetched: noted values lie in the index.
+    sizes = np.zeros(len(samples.names), np.int64)
+    for each in spans.values():
+        sizes += each.sizes
+    present = {name: values for name, values in samples.present.items() if not values.all()}
+    return Candidates(
+        schema=types,
+        files=samples.files,
+        names=samples.names,
+        spans=spans,
+        values=samples.values,
+        shards=virtual_shards(samples.names, sizes),
+        shard_bytes=VIRTUAL_SHARD_BYTES,
+        quarantined=sorted(samples.quarantined, key=lambda q: q.name),
+        passed_over=dict(samples.passed_over),
+        present=present,
+        has_papers=samples.has_papers,
+        unnamed=samples.unnamed,
+    )
+
+
+def _merged(samples: FolderSamples, schema: Mapping[str, FieldType], url: str) -> Schema:
+    unknown = [name for name in schema if name not in samples.types]
+    if unknown:
+        raise ConfigError(
+            f'schema: got "{unknown[0]}", and {url} has {list(samples.types)}. Give types of '
+            "those, or of a table's columns."
+        )
+    types = {**samples.types, **{n: t for n, t in schema.items() if n in samples.places}}
+    for name, type in schema.items():
+        if name in samples.places and isinstance(type, Value | ClassLabel | MultiLabel):
+            raise ConfigError(
+                f'schema["{name}"]: got {type!r}, and "{name}" lies in files of its own, whose '
+                f"content is no such value. Put the values into a table (manifest=), or say Text()."
+            )
+    in_files = {name: type for name, type in types.items() if name in samples.places}
+    extensions = {name: _extensions(samples, name) for name in in_files if name not in schema}
+    masks, notes = masks_by_name(in_files, extensions, given=schema)
+    for note in notes:
+        _log.info("%s: %s.", url, note)
+    types.update(masks)
+    for hint in pictures_of_numbers(types, extensions):
+        _log.warning("%s: %s", url, hint)
+    return Schema(types)
+
+
+def _extensions(samples: FolderSamples, name: str) -> set[str]:
+    numbers = samples.places[name]
+    return {extension(samples.files[number].name) for number in numbers[numbers != MISSING]}
+
+
+def virtual_shards(
+    names: Sequence[bytes], sizes: NDArray[np.int64], *, shard_bytes: int = VIRTUAL_SHARD_BYTES
+) -> Grouping:
+    """Group samples into about total bytes / shard_bytes shards by a hash of their names.
+
+    Depends on names and sizes alone, and is decided before any file is judged, so that an index and
+    an unshuffled pack agree.
+    """
+    count = max(1, -(-int(sizes.sum()) // shard_bytes))
+    if count == 1:
+        return group_positions(np.zeros(len(names), np.int64))
+    hashes = (hashlib.blake2b(name, digest_size=8, key=_GROUP_SALT).digest() for name in names)
+    numbers = np.frombuffer(b"".join(hashes), "<u8") % np.uint64(count)
+    return group_positions(numbers.astype(np.int64))

@@ -1,0 +1,149 @@
+"""Recognise datasets of tar files by name, and list the files or refuse them with a reason.
+
+The samples are WebDataset's, read where they lie.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
+from penstock.readers.files import is_passed_over, printable
+from penstock.readers.formats.format import SpanFormat
+from penstock.readers.formats.tar.member_fields import IMAGE_EXTENSIONS, member_extension
+from penstock.readers.formats.tar.tar_headers import COMPRESSED, compressed_archive_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.readers.formats.format import Format, Indexing, Listing, Snapshot
+    from penstock.readers.formats.tar.tar_listing import TarListing
+    from penstock.readers.origin import Entry, Origin
+
+_COMPRESSED_NAME = {
+    b".gz": "gzip",
+    b".tgz": "gzip",
+    b".bz2": "bzip2",
+    b".tbz": "bzip2",
+    b".tbz2": "bzip2",
+    b".xz": "xz",
+    b".txz": "xz",
+    b".zst": "zstd",
+    b".tzst": "zstd",
+    b".lz4": "LZ4",
+}
+_COMPRESSED = re.compile(rb".*(?:\.tar(\.(?:gz|bz2|xz|zst|lz4))|(\.(?:tgz|tbz2?|txz|tzst)))", re.I)
+_PART = re.compile(rb".*\.tar\.?(?:part)?[-_.]?(?:[0-9]{1,5}|[a-z]{2})", re.I)
+
+
+def is_archive_name(name: bytes) -> bool:
+    """Whether a name is a tar file's; of compressed ones and parts too, since none of them may be
+    passed over."""
+    return not is_passed_over(name) and bool(
+        name.lower().endswith(b".tar") or _COMPRESSED.fullmatch(name) or _PART.fullmatch(name)
+    )
+
+
+def holds_tars(origin: Origin) -> bool:
+    """Whether a folder is a set of tar files, or tar files were named. Raises ConfigError where
+    images lie beside them."""
+    names = origin.names()
+    archives = [name for name in names.files if is_archive_name(name.rpartition(b"/")[2])]
+    if origin.selection is not None or not archives:
+        return bool(archives) and len(archives) == len(names.files)
+    top = origin.top(is_archive_name)
+    if not any(entry.name.lower().endswith(b".tar") for entry in top.entries):
+        return bool(top.entries) and not top.folders and not top.others
+    folders = [name for name in top.folders if not is_passed_over(name)]
+    images = [name for name in top.others if member_extension(name) in IMAGE_EXTENSIONS]
+    if folders or images:
+        beside = printable((folders + images)[0])
+        raise ConfigError(
+            f"{origin.url}: holds tar files, and {beside} beside them. Say which are the dataset: "
+            'format="tar" or format="folder" (--format); or give the tar files as a pattern, such '
+            "as train-{000000..000009}.tar."
+        )
+    return True
+
+
+def list_archives(origin: Origin) -> list[Entry]:
+    """The tar files of a dataset: in the order of the selection, else by name.
+
+    Raises DatasetNotFoundError (none, or one of a selection is missing), DatasetError (compressed,
+    a part, not a file), FetchError.
+    """
+    top = origin.top(is_archive_name if origin.selection is None else _any)
+    found, missing = top.entries, top.missing
+    if not found and not missing:
+        raise DatasetNotFoundError(
+            f"{origin.url}: no *.tar file. Wanted a folder that holds some, the path of one or "
+            "a pattern such as train-{000000..000009}.tar."
+        )
+    if missing:
+        raise DatasetNotFoundError(
+            f"{origin.url}: {len(missing)} of {len(found) + len(missing)} tar files aren't there "
+            f"({', '.join(map(printable, missing[:3]))}{', …' if len(missing) > 3 else ''}). Fetch "
+            "them, or name those that are there."
+        )
+    for entry in found:
+        _refuse_by_name(entry.name)
+    return found
+
+
+def _any(name: bytes) -> bool:
+    return bool(name)
+
+
+def _refuse_by_name(name: bytes) -> None:
+    packed = _COMPRESSED.fullmatch(name)
+    if packed:
+        kind = _COMPRESSED_NAME[(packed[1] or packed[2]).lower()]
+        command = next(command for _, known, command in COMPRESSED if known == kind)
+        raise compressed_archive_error(printable(name), kind, command)
+    if not is_archive_name(name.rpartition(b"/")[2]):
+        raise DatasetError(f"{printable(name)}: isn't a tar file by its name. Wanted *.tar.")
+    if not name.lower().endswith(b".tar"):
+        raise DatasetError(
+            f"{printable(name)}: looks like one part of a split tar file. Join the parts (cat "
+            "NAME.tar.* > NAME.tar), or rename it to end in .tar if it is whole."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TarIndexing:
+    """How tar files get an index: local ones are looked at each time (name, size, time), and where
+    any differs the whole set is indexed anew, since a label more or less may concern every
+    sample."""
+
+    keeps_facts: ClassVar[bool] = False
+
+    def list(self, origin: Origin) -> TarListing:
+        """List all archives; raises as `list_archives` does."""
+        from penstock.readers.formats.tar.tar_listing import TarListing  # others are only asked
+
+        return TarListing(origin, list_archives(origin))
+
+    def is_current(
+        self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
+    ) -> bool:
+        """Whether these are the very archives that were indexed."""
+        del origin
+        return listing().snapshot().fingerprint == snapshot.fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class TarFormat(SpanFormat):
+    """A folder of tar files, or those that a URL names."""
+
+    name: ClassVar[str] = "tar"
+    least_sample_bytes: ClassVar[int] = 1024  # its header and a block
+    indexing: ClassVar[Indexing | None] = TarIndexing()
+
+    def recognises(self, origin: Origin) -> bool:
+        """Whether tar files were named, or the root holds some; see `holds_tars`."""
+        return holds_tars(origin)
+
+
+FORMAT: Format = TarFormat()

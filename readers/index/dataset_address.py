@@ -1,0 +1,195 @@
+"""Describe a dataset to workers on other machines by plain values, without any secrets.
+
+Credentials never travel: whoever runs a worker's machine gives it a login of its own, as for any
+other client of a store.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
+
+import numpy as np
+
+from penstock.cache import ConfigError, DatasetNotFoundError, find_secrets, plain_query
+from penstock.readers.files import printable
+from penstock.readers.formats import MISSING, Candidates, Grouping, Spans
+from penstock.readers.index.manifest_file import MANIFEST
+from penstock.readers.origin import LocalFolder, Scratch, local_path, locate, show, status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+    from penstock.cache.disk import DiskCache
+    from penstock.readers.origin import OneUrl, Origin, Url
+
+_LOGIN = (
+    "Credentials aren't sent to workers, whose scheduler and logs would have them too. Leave them "
+    "out, and give each machine a login of its own: the environment (AWS_ACCESS_KEY_ID, "
+    "GOOGLE_APPLICATION_CREDENTIALS, AZURE_…), a profile, or the instance's role."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetAddress:
+    """Where a dataset's files are, as other machines reach them. Raises ConfigError for what can't
+    travel.
+
+    url: made absolute; options: of its store; cache: on each worker's machine.
+    """
+
+    url: Url
+    options: Mapping[str, Any] = field(default_factory=dict)
+    cache: DiskCache | str | None = None
+
+    def __post_init__(self) -> None:
+        check_no_secrets(self.url, self.options)
+
+    @classmethod
+    def of(
+        cls,
+        url: Url,
+        *,
+        storage_options: Mapping[str, Any] | None,
+        filesystem: Any | None,
+        cache: DiskCache | str | os.PathLike[str] | None,
+    ) -> DatasetAddress:
+        """The reach of what `open_index` and `pack` take. Raises ConfigError."""
+        if filesystem is not None:
+            raise ConfigError(
+                "filesystem: got a file system object together with executor=, and workers can't "
+                "have it. Name the data by a URL that fsspec opens, with storage_options=."
+            )
+        if isinstance(cache, str | os.PathLike):
+            cache = os.path.abspath(os.fspath(cache))
+        return cls(_absolute(url), dict(storage_options or {}), cache)
+
+    def open(self) -> tuple[Origin, Scratch]:
+        """Open it here, in a worker. Raises DatasetNotFoundError for a folder that this machine
+        hasn't, and as `locate` does."""
+        scratch = Scratch(self.cache)
+        origin = locate(self.url, storage_options=self.options, scratch=scratch)
+        check_visible(origin)
+        return origin, scratch
+
+
+def check_visible(origin: Origin) -> None:
+    """Raise DatasetNotFoundError for a local dataset whose folder this machine hasn't."""
+    if isinstance(origin, LocalFolder) and status_of(origin.root) is None:
+        raise DatasetNotFoundError(
+            f"{origin.url} isn't there on this machine, though the process that hands out the "
+            "work sees it. Mount it under the same path on every machine that runs workers, or "
+            "name the data by the URL of a store."
+        )
+
+
+def check_indexes(url: str, indexes: Iterable[bytes]) -> None:
+    """Raise ConfigError for a folder of an index that this machine hasn't: it would build its own,
+    in each process."""
+    for index in indexes:
+        if status_of(os.path.join(index, MANIFEST)) is None:
+            raise ConfigError(
+                f"{url}: its index lies in {printable(index)}, which isn't there on this machine. "
+                "Put it where all machines see it: `penstock index` with --out FOLDER, and that "
+                "folder as the Dataset's index=."
+            )
+
+
+def _absolute(url: Url) -> Url:
+    if isinstance(url, list | tuple):
+        return tuple(map(_absolute_one, url))
+    return _absolute_one(url)
+
+
+def _absolute_one(url: OneUrl) -> OneUrl:
+    path = local_path(url)
+    if path is None:
+        return url
+    whole = os.path.abspath(path)
+    # A trailing slash tells a folder.
+    return os.fsdecode(whole + b"/" if path.endswith(b"/") else whole)
+
+
+def check_no_secrets(url: Url, options: Mapping[str, Any] | None) -> None:
+    """Raise ConfigError for a URL or storage options with credentials in them."""
+    for each in url if isinstance(url, list | tuple) else (url,):
+        if isinstance(each, str) and "://" in each and _has_login(each):
+            raise ConfigError(
+                f"url: {show(each)} was given with a login or a signature in it. {_LOGIN}"
+            )
+    told = dict(options or {})
+    if find_secrets(told):
+        names = [name for name, value in told.items() if find_secrets({name: value})]
+        raise ConfigError(
+            f"storage_options: got {', '.join(names)} together with executor=. {_LOGIN}"
+        )
+
+
+def _has_login(url: str) -> bool:
+    parts = urlsplit(url)
+    if parts.password or (parts.username and parts.scheme not in ("abfs", "abfss")):
+        return True
+    return len(parse_qsl(parts.query, keep_blank_values=True)) > len(plain_query(url))
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles some objects otherwise than by themselves. carried: of each object, what
+    `reducer_override` returns."""
+
+    def __init__(self, file: io.BytesIO, carried: Callable[[Any], Any]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._carried = carried
+
+    def reducer_override(self, value: Any) -> Any:
+        return self._carried(value)
+
+
+def pickle_with(value: Any, carried: Callable[[Any], Any]) -> bytes:
+    """A value as bytes for a worker. carried: see `pickle.Pickler.reducer_override`; it may raise
+    for what mustn't travel."""
+    file = io.BytesIO()
+    _Pickler(file, carried).dump(value)
+    return file.getvalue()
+
+
+def selected_candidates(candidates: Candidates, positions: NDArray[np.int64]) -> Candidates:
+    """Some candidates as candidates of their own, in one shard, in this order: what a worker needs
+    to know of them, and no more."""
+    used = [spans.files[positions] for spans in candidates.spans.values()]
+    numbers = np.unique(np.concatenate([*used, np.empty(0, np.int64)]))
+    numbers = numbers[numbers != MISSING]
+    count = len(positions)
+    return replace(
+        candidates,
+        files=tuple(candidates.files[number] for number in numbers.tolist()),
+        names=tuple(candidates.names[position] for position in positions.tolist()),
+        spans={
+            name: _selected_spans(each, positions, numbers)
+            for name, each in candidates.spans.items()
+        },
+        values={name: column.take(positions) for name, column in candidates.values.items()},
+        present={name: there[positions] for name, there in candidates.present.items()},
+        shards=Grouping(order=np.arange(count), bounds=np.array([0, count])),
+        quarantined=[],
+        passed_over={},
+        left_out={},
+    )
+
+
+def _selected_spans(
+    spans: Spans, positions: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> Spans:
+    files = spans.files[positions]
+    renumbered = np.where(files == MISSING, MISSING, np.searchsorted(numbers, files))
+    return replace(
+        spans,
+        files=renumbered.astype(np.int64),
+        starts=spans.starts[positions],
+        sizes=spans.sizes[positions],
+    )

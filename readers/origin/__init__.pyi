@@ -1,0 +1,23 @@
+from .arrangement import AS_IT_LIES as AS_IT_LIES, Arrangement as Arrangement, NO_TABLE as NO_TABLE
+from .left_out import ALLOWED_LEFT_OUT as ALLOWED_LEFT_OUT, LeftOut as LeftOut
+from .left_out import NOT_KNOWN as NOT_KNOWN, QUARANTINE as QUARANTINE
+from .left_out import QuarantineEntry as QuarantineEntry, WARNED_LEFT_OUT as WARNED_LEFT_OUT
+from .left_out import check_allowed_left_out as check_allowed_left_out
+from .left_out import count_left_out as count_left_out, joined_left_out as joined_left_out
+from .left_out import left_out_for as left_out_for, left_out_text as left_out_text
+from .left_out import left_out_total as left_out_total, noted_left_out as noted_left_out
+from .left_out import nothing_decodes as nothing_decodes, percent as percent
+from .left_out import quarantine_lines as quarantine_lines
+from .origin import Entry as Entry, LocalFolder as LocalFolder, Origin as Origin
+from .origin import RemoteFolder as RemoteFolder, leads_to_folder as leads_to_folder
+from .origin import locate as locate, segment as segment
+from .scratch import Scratch as Scratch
+from .unreadable import NOT_THERE as NOT_THERE, check_layout as check_layout
+from .unreadable import check_splits as check_splits, check_store as check_store
+from .unreadable import extension as extension, field_of as field_of, is_other_kind as is_other_kind
+from .unreadable import is_prose as is_prose, not_a_folder as not_a_folder, not_seen as not_seen
+from .unreadable import nothing_there as nothing_there, role_of as role_of, status_of as status_of
+from .unreadable import warn_of_left_out as warn_of_left_out
+from .urls import OneUrl as OneUrl, Url as Url, by_pattern as by_pattern, check_url as check_url
+from .urls import index_url as index_url, local_path as local_path, of_names as of_names
+from .urls import options_scope as options_scope, place_of as place_of, show as show

@@ -1,0 +1,479 @@
+"""Explain why data can't be read as a dataset, and what to do about it.
+
+Either nothing is there, or what is there is of another kind. Labels are never guessed. A
+layout whose folders can't be classes (a table of labels beside one folder, images beside their
+masks, splits) is refused; what is merely left out is a warning. A folder's name counts by its words
+(train2017, train_masks, JPEGImages), and folders are refused as classes only where all of them say
+such a thing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import warnings
+from collections import Counter
+from typing import TYPE_CHECKING, Literal
+
+from penstock.cache import DatasetError, DatasetNotFoundError, PenstockWarning, ReadError
+from penstock.cache.base import machine_remedy
+from penstock.readers.files import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+Role = Literal["pictures", "beside", "part", "lists"]
+"""Pictures; what belongs to them; a part of a dataset, such as train; lists of files."""
+
+_PICTURES = frozenset(
+    ("images", "image", "imgs", "img", "jpegimages", "leftimg8bit", "rightimg8bit", "photos")
+) | {"pictures", "rgb", "input", "inputs"}
+# What belongs to images, and the name of its field where it is images too.
+_BESIDE = {
+    **dict.fromkeys(("masks", "mask", "labels", "label", "gt", "seg", "trimaps"), "mask"),
+    **dict.fromkeys(("annotations", "annotation", "annot", "groundtruth"), "mask"),
+    **dict.fromkeys(("segmentation", "segmentations", "segmentationclass"), "mask"),
+    **dict.fromkeys(("ground_truth", "gtfine", "gtcoarse"), "mask"),
+    "segmentationobject": "object_mask",
+    **dict.fromkeys(("depth", "depths"), "depth"),
+    **dict.fromkeys(("disp", "disparity", "disparities"), "disparity"),
+    **dict.fromkeys(("targets", "target", "outputs"), "target"),
+}
+_PARTS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "eval"))
+_LIST_FOLDERS = frozenset(("imagesets",))
+
+
+def role_of(name: str) -> Role | None:
+    """What a folder's name says that it is; None: it may be a class."""
+    lower = name.lower()
+    for words in ([lower], _words(lower)):
+        if not words or not all(map(_is_known, words)):
+            continue
+        if any(word in _LIST_FOLDERS for word in words):
+            return "lists"
+        if any(word in _BESIDE for word in words):
+            return "beside"
+        return "pictures" if any(word in _PICTURES for word in words) else "part"
+    return None
+
+
+def field_of(name: str) -> str:
+    """The field that images in a folder of what belongs to others are as a rule."""
+    words = [name.lower(), *_words(name.lower())]
+    return next((_BESIDE[word] for word in words if word in _BESIDE), "mask")
+
+
+def is_part(name: str) -> bool:
+    """Whether a name tells of a part of a dataset: val2017, test_images."""
+    return any(word in _PARTS for word in _words(name.lower()))
+
+
+def _words(lower: str) -> list[str]:
+    """train_masks, train2017 and trainannot as train, and what else they say."""
+    found: list[str] = []
+    for word in re.findall("[a-z]+", lower):
+        part = next((p for p in _PARTS if word.startswith(p) and word[len(p) :] in _BESIDE), None)
+        found += [part, word[len(part) :]] if part else [word]
+    return found
+
+
+def _is_known(word: str) -> bool:
+    return word in _PICTURES or word in _BESIDE or word in _PARTS or word in _LIST_FOLDERS
+
+
+REMEDY = (
+    "To train on it, read it in a torch dataset of your own and pass that to Penstock's DataLoader "
+    "(docs/datasets.md)."
+)
+
+_TABLES = frozenset(("csv", "tsv", "json", "jsonl", "ndjson", "parquet", "xlsx", "xml"))
+_DATA = {
+    **dict.fromkeys(("npy", "npz"), "NumPy arrays"),
+    **dict.fromkeys(("zarr", "zarray", "zgroup", "zattrs"), "a Zarr store"),
+    **dict.fromkeys(("h5", "hdf5", "he5"), "HDF5"),
+    **dict.fromkeys(("tfrecord", "tfrecords", "tfrec"), "TFRecords"),
+    **dict.fromkeys(("rec", "idx"), "RecordIO"),
+    **dict.fromkeys(("mds",), "MDS shards"),
+    **dict.fromkeys(("lmdb", "mdb"), "LMDB"),
+    **dict.fromkeys(("parquet", "arrow", "feather", "csv", "tsv", "jsonl", "xlsx"), "a table"),
+    **dict.fromkeys(("json", "ndjson", "xml"), "annotations"),
+    **dict.fromkeys(("wav", "flac", "mp3", "ogg", "opus", "m4a"), "audio"),
+    **dict.fromkeys(("mp4", "mkv", "avi", "mov", "webm"), "video"),
+    **dict.fromkeys(("txt", "caption"), "text"),
+    **dict.fromkeys(("pt", "pth", "pkl", "pickle", "safetensors"), "tensors"),
+    **dict.fromkeys(("mat", "nii", "dcm", "bin"), "arrays"),
+}
+_IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "jp2", "ppm", "pgm"))
+# What lies about in any folder, and nobody takes for data.
+_PAPERS = frozenset(
+    ("md", "rst", "html", "pdf", "log", "yaml", "yml", "toml", "ini", "cfg", "py", "sh", "zip")
+)
+_UNDECODED = frozenset(("gif", "avif", "heic", "heif", "pbm", "pnm", "jxl", "jfif"))
+# What people put into any folder; of texts alone it makes no dataset.
+_PROSE = ("readme", "license", "licence", "changelog", "notice", "copying")
+# Reasons that papers have, as well as samples: of images, of arrays and texts in folders of these.
+_OF_SAMPLES = ("empty file", "not an .npy file", "not UTF-8 text", "not sound (", "not a video (")
+_OF_PAPERS = (
+    *_OF_SAMPLES,
+    "not sound, by",
+    "not a video, by",
+    "not an image",
+    "not in a class folder",
+    "its folder is no class",
+    "what it lies beside is no sample",
+    "a symbolic link",
+    "it vanished",
+    "can't be looked at",
+    "not a regular file",
+)
+_LIST_TABLES = frozenset(("csv", "tsv", "jsonl", "ndjson"))
+_READ = frozenset(("npy", "npz", "parquet", "arrow", "feather", "txt", "caption")) | frozenset(
+    ("zarr", "zarray", "zgroup", "zattrs")
+)
+_OWN = {"parquet": "parquet", "arrow": "arrow", "feather": "arrow"}
+_TEXT = frozenset(("txt", "caption"))
+_SIDES = frozenset(("left", "right"))
+_ANYWAY = ' If they are classes all the same, say so: schema={"label": ClassLabel()}.'
+_NAMED = 5
+
+
+_AS_FILES = "Give the Parquet files of its current version as a list: Dataset({})."
+_UNPACK = "Unpack it, and give the folder."
+_NEVER = f"It could hold any code, and is never opened. {REMEDY}"
+# Stores of other formats by a path in them: what it is, and what to do where REMEDY isn't it.
+_STORES: Sequence[tuple[re.Pattern[bytes], str, str]] = [
+    (re.compile(pattern, re.IGNORECASE), kind, advice or REMEDY)
+    for pattern, kind, advice in (
+        (rb"(^|/)__(schema|fragments|meta)/|\.tdb$", "a TileDB array", ""),
+        (rb"(^|/)_versions/[^/]*\.manifest$|\.lance$", "a Lance dataset", ""),
+        (rb"(^|/)_delta_log/", "a Delta table", _AS_FILES.format("DeltaTable(path).file_uris()")),
+        (
+            rb"(^|/)metadata/[^/]*\.metadata\.json$",
+            "an Iceberg table",
+            _AS_FILES.format("[each.file.file_path for each in table.scan().plan_files()]"),
+        ),
+        (rb"\.mds(\.\w+)?$", "MDS shards of MosaicML Streaming", ""),
+        (rb"(^|/)chunk-\d+-\d+[^/]*\.bin$", "chunks of litData", ""),
+        (rb"\.tf(rec|records?)([-._][^/]*)?$", "TFRecords", ""),
+        (rb"\.rec$", "RecordIO", ""),
+        (rb"\.(array_?record|riegeli|bagz)([-._][^/]*)?$", "ArrayRecord", ""),
+        (rb"\.beton$", "an FFCV file", ""),
+        (rb"\.(h5|hdf5|he5)$", "HDF5", ""),
+        (rb"\.nc4?$", "NetCDF", ""),
+        (rb"\.l?mdb$", "LMDB", ""),
+        (rb"\.(sqlite3?|db)$", "a database", ""),
+        (rb"\.orc$", "ORC", "Write it as Parquet, which is read."),
+        (rb"\.avro$", "Avro", "Write it as Parquet, which is read."),
+        (rb"\.vortex$", "Vortex", "Write it as Parquet, which is read."),
+        (rb"\.xlsx?$", "a spreadsheet", "Write it as CSV or Parquet, which are read."),
+        (rb"\.safetensors$", "SafeTensors", "Write its arrays by np.savez or as Zarr."),
+        (rb"\.(pt|pth|pkl|pickle)$", "pickled tensors", _NEVER),
+        (rb"\.mat$", "MATLAB's arrays", ""),
+        (rb"\.nii(\.gz)?$", "NIfTI", ""),
+        (rb"\.dcm$", "DICOM", ""),
+        (rb"\.fits(\.gz)?$", "FITS", ""),
+        (rb"-idx\d-ubyte(\.gz)?$", "MNIST's own files", ""),
+        (rb"\.zarr(\.zip)?$", "a Zarr store in one zip file", _UNPACK),
+        (rb"\.(zip|7z|rar)$", "an archive", _UNPACK),
+    )
+]
+_MEDIA = frozenset(name for name, kind in _DATA.items() if kind in ("audio", "video", "text"))
+
+
+def store_of(names: Sequence[bytes]) -> tuple[str, bytes, str] | None:
+    """The other format that some files are of: its name, a file that shows it, and what to do.
+    None where there are samples that can be read, or nothing shows it."""
+    kinds = {extension(name) for name in names if not is_prose(name)}
+    if kinds & (_IMAGES | _UNDECODED | _MEDIA | {"npy", "npz"}):
+        return None
+    bases = [name.rpartition(b"/")[2] for name in names]
+    if b"attributes.json" in bases and all(
+        base == b"attributes.json" or base.isdigit() or is_prose(base) for base in bases
+    ):
+        copy = (
+            "Write it as Zarr, which is read: N5Store of zarr 2 opens it, and zarr.copy copies it."
+        )
+        return "an N5 store", names[bases.index(b"attributes.json")], copy
+    for pattern, kind, advice in _STORES:
+        if (shown := next(filter(pattern.search, names), None)) is not None:
+            return kind, shown, advice
+    return None
+
+
+def check_store(url: str, names: Sequence[bytes]) -> None:
+    """Refuse a store of another format, which is no folder of samples. Raises
+    DatasetNotFoundError."""
+    if (found := store_of(names)) is not None:
+        kind, shown, advice = found
+        raise DatasetNotFoundError(
+            f"{url}: it holds {kind} ({printable(shown)}), which Penstock doesn't read. {advice}"
+        )
+
+
+def extension(name: bytes) -> str:
+    """The extension of a file, in lower case without its dot; "" without one."""
+    base = name.rpartition(b"/")[2]
+    return base.rpartition(b".")[2].decode("utf-8", "replace").lower() if b"." in base else ""
+
+
+def is_other_kind(name: bytes) -> bool:
+    """Whether a file's extension says that it is of a known kind that no image is."""
+    return extension(name) in _DATA or extension(name) in _PAPERS
+
+
+def is_no_sample(name: bytes, reason: str) -> bool:
+    """Whether a file that is left out lies beside the images and isn't meant to be one: its name is
+    of another kind, and the reason is none that a sample has."""
+    found, told = extension(name), reason.removeprefix("image: ")
+    if found in _IMAGES or found in _UNDECODED or not (found or is_prose(name)):
+        return False
+    is_other_sample = found in _MEDIA or found == "npy"
+    return told.startswith(_OF_PAPERS) and not (is_other_sample and told.startswith(_OF_SAMPLES))
+
+
+def is_prose(name: bytes) -> bool:
+    """Whether a name is that of a text about the dataset, such as README."""
+    return name.rpartition(b"/")[2].decode("utf-8", "replace").lower().startswith(_PROSE)
+
+
+def remedy_for(name: bytes) -> str:
+    """What to do about a file or folder of a kind that isn't read; "" for any other."""
+    found = extension(name.rstrip(b"/"))
+    kind = _DATA.get(found)
+    if (store := store_of([name])) is not None:
+        return f"It holds {store[0]}, which Penstock doesn't read. {store[2]}"
+    if found in _LIST_TABLES:
+        return (
+            "A table of files is given as manifest=, and the folder of its files as the URL; one "
+            "of values or texts is written as Parquet, which is read."
+        )
+    if found in _OWN:
+        return f'Say what it is: format="{_OWN[found]}".'
+    if found in _READ:
+        return ""
+    if found == "bin":
+        return (
+            "Token ids (nanoGPT's train.bin) are read where you say what they are: "
+            'format="tokens", dtype="uint16", sample=(2048,) (docs/tokens.md). '
+            f"{REMEDY.replace('on it', 'on anything else', 1)}"
+        )
+    if kind in ("audio", "video"):
+        return (
+            f"Files of {kind} are read as bytes: give their folder, with "
+            f'schema={{"{kind}": Bytes()}}, and decode them in a Map (docs/fields.md).'
+        )
+    return f"This is {kind}, which Penstock doesn't read yet. {REMEDY}" if kind else ""
+
+
+def _check_rows(url: str, folder: str, table: bytes) -> None:
+    """A clone of a dataset of the hub, or what `datasets` saved of several splits: rows are meant.
+    Raises DatasetError."""
+    inside = f"{url.rstrip('/')}/{folder}"
+    if table == b"dataset_dict.json":
+        raise DatasetError(
+            f"{url}: dataset_dict.json says that the folders are splits, each a dataset of its "
+            f"own. Give one of them: {inside}."
+        )
+    if b"/" in table and extension(table) in _OWN:
+        raise DatasetError(
+            f"{url}: the tables lie in the one folder {folder!r} (such as {printable(table)}). If "
+            f"their rows are the samples, give that folder, {inside}, or say "
+            f'format="{_OWN[extension(table)]}".'
+        )
+
+
+def check_layout(url: str, names: Sequence[bytes]) -> None:
+    """Refuse folders that can't be classes. names: of all files. Raises DatasetError."""
+    folders = _folders(names)
+    if len(folders) == 1 and (table := _table(names)) is not None:
+        _check_rows(url, folders[0], table)
+        raise DatasetError(
+            f"{url}: {printable(table)} lies beside the one folder {folders[0]!r}: read as "
+            f"classes, every label would be 0. {_read_table(table)}For the images alone give "
+            f"{url.rstrip('/')}/{folders[0]}."
+        )
+    roles = {folder: role_of(folder) for folder in folders}
+    if _are_pairs(folders, names):
+        roles = dict.fromkeys(folders, "pictures")
+    beside = [folder for folder, role in roles.items() if role == "beside"]
+    if beside:
+        roles |= {folder: "pictures" for folder in folders if folder.lower() in _SIDES}
+    pictures = [folder for folder, role in roles.items() if role == "pictures"]
+    if not pictures and list(roles.values()).count("part") == 1:
+        pictures = [folder for folder, role in roles.items() if role == "part"]
+    if None not in roles.values() and pictures and (beside or _are_pairs(folders, names)):
+        raise DatasetError(
+            f"{url}: the folders {', '.join(folders)} hold images and what belongs to "
+            f"them; they aren't classes. {_places(names, pictures, beside)}For the "
+            f"images alone give {url.rstrip('/')}/{pictures[0]}.{_ANYWAY}"
+        )
+    check_splits(url, names, anyway=_ANYWAY)
+
+
+def check_splits(url: str, names: Sequence[bytes], *, anyway: str = "") -> None:
+    """Refuse folders that are the parts of a dataset. anyway: what reads them nevertheless. Raises
+    DatasetError."""
+    folders = _folders(names)
+    parts = [folder for folder in folders if is_part(folder)]
+    if len(folders) > 1 and parts and all(map(role_of, folders)):
+        first = next((folder for folder in parts if role_of(folder) != "beside"), parts[0])
+        raise DatasetError(
+            f"{url}: the folders {', '.join(folders)} are parts of a dataset, not "
+            f"classes. Give one of them: {url.rstrip('/')}/{first}.{anyway}"
+        )
+
+
+def _folders(names: Sequence[bytes]) -> list[str]:
+    tops = {printable(name.partition(b"/")[0]) for name in names if b"/" in name}
+    return sorted(tops, key=lambda top: (top.lower(), top))
+
+
+def _are_pairs(folders: Sequence[str], names: Sequence[bytes]) -> bool:
+    """Whether left and right hold files of the same names: the two views of a scene."""
+    if {folder.lower() for folder in folders} != _SIDES:
+        return False
+    inside = [
+        {n.partition(b"/")[2] for n in names if printable(n.partition(b"/")[0]) == folder}
+        for folder in folders
+    ]
+    return inside[0] == inside[1]
+
+
+def _table(names: Sequence[bytes]) -> bytes | None:
+    """A table of the whole dataset, not one that lies beside an image of its name."""
+    tables = [name for name in names if extension(name) in _TABLES and name.count(b"/") <= 1]
+    if not tables:
+        return None
+    images = {name.rpartition(b".")[0] for name in names if extension(name) in _IMAGES}
+    return next((name for name in tables if name.rpartition(b".")[0] not in images), None)
+
+
+def _read_table(table: bytes) -> str:
+    if extension(table) == "parquet":
+        return 'If the rows of the tables are the samples, say so: format="parquet". '
+    if extension(table) not in _LIST_TABLES:
+        return f"The table isn't read. {REMEDY} "
+    return (
+        f'If the table lists files, one a row, pass manifest="{printable(table)}": paths in a '
+        "column path, file_name, file or image, relative to the URL; where they are relative to "
+        "that folder, give it as the URL and the table by its full path. "
+    )
+
+
+def _places(names: Sequence[bytes], pictures: Sequence[str], others: Sequence[str]) -> str:
+    """The `fields=` that reads images and what belongs to them; empty where nothing would be
+    read."""
+    only = len(pictures) == 1
+    places = {"image" if only else folder.lower(): folder for folder in pictures}
+    for each in others:
+        kinds = {extension(n) for n in names if printable(n.partition(b"/")[0]) == each}
+        field = field_of(each) if kinds & _IMAGES else "array" if kinds <= {"npy"} else ""
+        if kinds <= _TEXT:
+            field = "text"
+        if field:
+            places[field if field not in places else each] = each
+    if len(places) == 1:
+        return f"These annotations aren't read. {REMEDY} "
+    told = ", ".join(f'"{field}": "{folder}"' for field, folder in places.items())
+    return f"To read them together, paired by name, pass fields={{{told}}}. "
+
+
+def warn_of_left_out(url: str, names: Iterable[bytes], *, labelled: bool) -> Counter[str]:
+    """Warn of files of known kinds that are no part of a sample; returns their number by extension.
+
+    names: of files that are no sample, and beside none of their name.
+    """
+    strange = [name for name in names if extension(name) not in _IMAGES]
+    kinds = Counter(e for name in strange if (e := extension(name)) in _DATA and e not in _TEXT)
+    if kinds:
+        _warn(url, kinds, strange, labelled=labelled)
+    return kinds
+
+
+def _warn(url: str, kinds: Mapping[str, int], names: Iterable[bytes], *, labelled: bool) -> None:
+    by_count = sorted(kinds.items(), key=lambda each: -each[1])
+    listed = ", ".join(f"{count:,} .{e}" for e, count in by_count[:_NAMED])
+    first = next((printable(name) for name in names if extension(name) in kinds), "")
+    labels = "labels come from the folders alone" if labelled else "no labels are read"
+    warnings.warn(
+        f"{url}: {listed}{' and others' if len(by_count) > _NAMED else ''} are left out"
+        f"{f' (such as {first})' if first else ''}: images are read, and what lies beside them "
+        f"under their name (.txt, .json, .npy); {labels}. A table of samples is read as "
+        "manifest=, folders that belong together as fields= (docs/datasets.md); what else there is "
+        "a torch dataset of your own can read, for Penstock's DataLoader.",
+        PenstockWarning,
+        stacklevel=9,
+    )
+
+
+_DRIVE = re.compile(r"(?:^|/)([A-Za-z]):([\\/].*)$", re.DOTALL)
+_ONE_SLASH = re.compile(r"(?:^|/)(https?|s3|gs|az|abfs|hf|file):/(?!/)(.+)$", re.DOTALL)
+
+NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+"""What says that a name leads to nothing. All else (EIO, ESTALE, EACCES …) says that it can't be
+known: taken for nothing, it would change the dataset, or its index."""
+
+
+def status_of(path: bytes | str) -> os.stat_result | None:
+    """The status of a path, None where nothing is there. Raises ReadError where that can't be
+    known, which os.path.isfile and its like take for nothing."""
+    try:
+        return os.stat(path)
+    except OSError as error:
+        if error.errno in NOT_THERE:
+            return None
+        raise not_seen(os.fsencode(path), error) from error
+
+
+def not_seen(path: bytes, error: OSError, *, is_folder: bool = False) -> ReadError:
+    """The error for a path of which the file system doesn't say whether it is there, or for a
+    folder that can't be listed."""
+    what = "the folder can't be listed" if is_folder else "can't be examined"
+    remedy = machine_remedy(error) or (
+        "Check that the mount works, and that this user may read the file and the folders above it."
+    )
+    return ReadError(
+        f"{printable(path)}: {what} ({error.strerror or error}). {remedy}", errno=error.errno
+    )
+
+
+def nothing_there(url: str) -> str:
+    """The message for a dataset that doesn't exist, or, by its name, of a kind that isn't read: a
+    store that lists folders doesn't say whether a file is there."""
+    if "://" in url and (remedy := _remedy(url)):
+        return f"{url}: no dataset that Penstock reads is there.{remedy}"
+    return (
+        f"{url}: nothing is there. Wanted a folder, a file, or a pattern such as data/*.parquet. "
+        + (_mistaken(url) or "Check the path for a typing error or a missing mount.")
+    )
+
+
+def _mistaken(url: str) -> str:
+    """What to write instead of a path that was meant as a URL, or as a path of Windows; "" where
+    a path looks like neither."""
+    if found := _DRIVE.search(url):
+        drive, rest = found.group(1), found.group(2).replace("\\\\", "/").replace("\\", "/")
+        return (
+            "This is a path of Windows. Inside of WSL, where Penstock runs, that drive is "
+            f"/mnt/{drive.lower()}{rest.rstrip('/')}."
+        )
+    if found := _ONE_SLASH.search(url):
+        return f"A URL has two slashes: {found.group(1)}://{found.group(2)}."
+    return ""
+
+
+def not_a_folder(url: str) -> str:
+    """The message for a file where a folder should be."""
+    if store_of([os.fsencode(url.partition("?")[0])]) is not None:
+        return f"{url}:{_remedy(url).replace(' It', ' it', 1)}"
+    return (
+        f"{url}: this is a file whose name tells no format that is read alone (.npy, .parquet, "
+        ".tar, …). Give the folder that holds the dataset, or say what it is: format=."
+        + _remedy(url)
+    )
+
+
+def _remedy(url: str) -> str:
+    remedy = remedy_for(os.fsencode(url.partition("?")[0]))
+    return f" {remedy}" if remedy else ""

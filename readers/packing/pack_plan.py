@@ -1,0 +1,112 @@
+"""Plan which sample goes into which shard of a pack, from names and sizes, before anything is read.
+
+So every rank knows the entire plan, a killed run goes on where it stopped, and the result depends
+on neither. Samples that turn out bad drop out of their shard and nothing else moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.base import keyed_hash
+from penstock.readers.formats import Grouping, part_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.formats import Candidates
+
+WINDOW_BYTES = 2**29
+"""Of the samples in chunks that a shuffled pack mixes at a time, 8 of its usual shards. The same on
+every machine, as ranks must agree; decoded chunks have more memory than that where there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackPlan:
+    """Which sample goes into which shard.
+
+    grouping: positions in the source, by shard of the pack. source_ids: by position, the id in the
+    source's index if no file were bad, int64, shape (n,).
+    """
+
+    grouping: Grouping
+    source_ids: NDArray[np.int64]
+
+
+def plan_candidates(
+    candidates: Candidates, *, shuffle: bool, seed: int, shard_bytes: int
+) -> PackPlan:
+    """The plan for data that has no index. Unshuffled, ids are those that its index would give; and
+    the shards are the index's too, where it cuts them to this size."""
+    index = candidates.shards
+    source_ids = np.empty(len(index.order), np.int64)
+    source_ids[index.order] = np.arange(len(index.order))
+    if not shuffle and shard_bytes == candidates.shard_bytes:
+        return PackPlan(grouping=index, source_ids=source_ids)
+    order = index.order[shuffled(len(index.order), seed)] if shuffle else index.order
+    grouping = cut_evenly(order, candidates.sizes, shard_bytes)
+    return PackPlan(grouping=grouping, source_ids=source_ids)
+
+
+def plan_samples(
+    sizes: NDArray[np.int64], *, shuffle: bool, seed: int, shard_bytes: int
+) -> PackPlan:
+    """The plan for samples whose ids are their positions. sizes: bytes, int64, shape (n,)."""
+    ids = np.arange(len(sizes), dtype=np.int64)
+    order = shuffled(len(sizes), seed) if shuffle else ids
+    return PackPlan(grouping=cut_evenly(order, sizes, shard_bytes), source_ids=ids)
+
+
+def plan_units(
+    units: Sequence[NDArray[np.int64]],
+    sizes: NDArray[np.int64],
+    *,
+    shuffle: bool,
+    seed: int,
+    shard_bytes: int,
+    window_bytes: int = WINDOW_BYTES,
+) -> PackPlan:
+    """The plan for samples that lie in decode units: these are shuffled, and the samples of a
+    window of them, so that each is decoded once and no more than a window is in memory.
+
+    units: rows of each, by shard, empty where a sample can be had alone; sizes: bytes, int64, shape
+    (n,). window_bytes: of the units that are mixed.
+    """
+    if not shuffle:
+        return plan_samples(sizes, shuffle=False, seed=seed, shard_bytes=shard_bytes)
+    rows = np.concatenate(list(units))
+    bounds = np.concatenate(([0], np.cumsum(rows)))
+    order = shuffled(len(rows), seed)
+    before = np.concatenate(([0], np.cumsum(sizes)))
+    unit_bytes = np.diff(before[bounds])[order]
+    cuts = part_bounds(unit_bytes, target_bytes=window_bytes)
+    window = np.empty(len(rows), np.int64)
+    window[order] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
+    ids = np.arange(len(sizes), dtype=np.int64)
+    mixed = np.lexsort((keyed_hash(seed, ids), np.repeat(window, rows))).astype(np.int64)
+    return PackPlan(grouping=cut_evenly(mixed, sizes, shard_bytes), source_ids=ids)
+
+
+def shuffled(count: int, seed: int) -> NDArray[np.int64]:
+    """A permutation of range(count), int64: by a keyed hash, so that no numpy version changes
+    it."""
+    keys = keyed_hash(seed, np.arange(count, dtype=np.int64))
+    return np.argsort(keys, kind="stable").astype(np.int64)
+
+
+def cut_evenly(order: NDArray[np.int64], sizes: NDArray[np.int64], shard_bytes: int) -> Grouping:
+    """Cut a sequence of samples into ceil(total / shard_bytes) shards of about equal bytes; fewer
+    where samples are larger than a shard. order: positions in sizes, int64, shape (n,)."""
+    before = np.concatenate(([0], np.cumsum(sizes[order], dtype=np.int64)))
+    total = int(before[-1])
+    count = max(1, -(-total // shard_bytes))
+    # Python ints: k * total passes 2^63 for large sets.
+    targets = np.array([-(-k * total // count) for k in range(1, count)], np.int64)
+    cuts = np.searchsorted(before[:-1], targets, side="left")
+    bounds = np.unique(np.concatenate(([0], cuts, [len(order)]))).astype(np.int64)
+    return Grouping(order=order, bounds=bounds)

@@ -1,0 +1,610 @@
+"""Read and check the samples that a pack is made from.
+
+They come from data without an index of its own, from another pack, or from any dataset, part of one
+or several joined end to end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from crc32c import crc32c
+
+from penstock.cache import ConfigError, CorruptSampleError, CorruptShardError, ordered
+from penstock.readers.dataset import Dataset
+from penstock.readers.fields import (
+    Array,
+    BoxChecks,
+    Boxes,
+    BoxUnits,
+    DenseColumn,
+    EncodedColumn,
+    ListColumn,
+    Naming,
+    Schema,
+    Settling,
+    Text,
+    array_form,
+    examine,
+    is_encoded,
+    number_dtype,
+    to_array,
+    verify_for,
+)
+from penstock.readers.files import printable
+from penstock.readers.formats.pack import pack_forms, pack_shard
+from penstock.readers.index import check_units, cut_into_batches, read_candidate_batches
+from penstock.readers.packing.pack_plan import PackPlan, plan_candidates, plan_samples, plan_units
+from penstock.readers.packing.pack_sample import PackSample, payload_of
+from penstock.readers.reading import OPENERS, OpenShards
+from penstock.readers.types import Facts, Rejection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields import Column, FieldType, SampleBatch
+    from penstock.readers.formats import Candidates, Indexing
+    from penstock.readers.formats.pack import PackBlob, PackField, PackShard
+    from penstock.readers.index import CandidateBatch, Index
+    from penstock.readers.origin import LeftOut, Origin, QuarantineEntry
+    from penstock.readers.sources import Source
+    from penstock.readers.types import Encoded, Verify
+
+    _Shard = PackShard | PackBlob
+    _Payloads = dict[str, list[Encoded | Rejection | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleGroup:
+    """Some samples of one shard to be, read and examined. positions: int64, shape (n,); samples:
+    each, or why it is bad; names: in the source."""
+
+    positions: NDArray[np.int64]
+    samples: list[PackSample | Rejection]
+    names: list[bytes]
+
+
+class SampleSource(Protocol):
+    """What shards are written from: samples by their positions.
+
+    schema: the fields that are packed; a mask's dtype may be unsettled. sizes: bytes of each
+    sample, int64, shape (n,).
+    """
+
+    url: str
+    schema: Schema
+    sizes: NDArray[np.int64]
+
+    def groups(
+        self,
+        shards: Iterator[tuple[int, NDArray[np.int64]]],
+        *,
+        verify: Verify | None,
+        workers: int,
+    ) -> Iterator[SampleGroup]:
+        """The samples of (shard, positions), in that order, in pieces of one shard each. verify:
+        decodes images, None for the installed decoder; samples that were verified aren't again."""
+
+    def name(self, position: int) -> bytes:
+        """A sample's name for the quarantine."""
+
+
+class PackSource(SampleSource, Protocol):
+    """What a whole pack is made from.
+
+    fingerprint: changes when anything about the source does. has_ids: its samples have ids already,
+    which don't change where one of them turns out bad. has_papers, max_pixels: as of
+    `Candidates`. left_out:
+    samples that it left out itself, before any was read for the pack, and that aren't in
+    `quarantined`.
+    """
+
+    has_ids: bool
+    has_papers: bool
+    max_pixels: int
+    fingerprint: str
+    quarantined: list[QuarantineEntry]
+    left_out: Mapping[str, LeftOut]
+
+    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
+        """Which sample goes into which shard."""
+
+
+class CandidateSource:
+    """Data without an index of its own: each sample is read where it lies and checked once, on its
+    way into the pack. Of remote objects that hold many samples as many stay in the cache as it has
+    room for: a shuffled shard takes from all."""
+
+    has_ids = False
+
+    def __init__(
+        self,
+        origin: Origin,
+        indexing: Indexing,
+        *,
+        fields: Sequence[str] | None = None,
+        renames: Mapping[str, str] | None = None,
+        workers: int,
+    ) -> None:
+        """renames: names of fields, each with that which the candidates have for it."""
+        listing = indexing.list(origin)
+        found = listing.candidates(workers=workers)
+        if renames:
+            found = _renamed(found, Naming.of(found.schema, renames, (), url=origin.url))
+        if origin.arrangement.max_pixels is not None:
+            found = replace(found, max_pixels=origin.arrangement.max_pixels)
+        found = _settled(origin, with_fields(found, fields), workers=workers)
+        check_units(found)
+        told = f"{listing.snapshot().fingerprint}{origin.variant}"
+        self._take(origin, found, hashlib.sha256(told.encode()).hexdigest())
+
+    @classmethod
+    def of(cls, origin: Origin, candidates: Candidates, *, fingerprint: str) -> CandidateSource:
+        """Candidates that somebody has listed and settled already."""
+        made = cls.__new__(cls)
+        made._take(origin, candidates, fingerprint)
+        return made
+
+    def _take(self, origin: Origin, found: Candidates, fingerprint: str) -> None:
+        self._origin, self.candidates = origin, found
+        self.url, self.fingerprint = origin.url, fingerprint
+        self.schema, self.sizes, self.quarantined = found.schema, found.sizes, found.quarantined
+        self.has_papers, self.left_out = found.has_papers, found.unnamed
+        self.max_pixels = found.max_pixels
+        self._units = BoxUnits(enough=min(8, len(found)))
+
+    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
+        return plan_candidates(self.candidates, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
+
+    def groups(
+        self,
+        shards: Iterator[tuple[int, NDArray[np.int64]]],
+        *,
+        verify: Verify | None,
+        workers: int,
+    ) -> Iterator[SampleGroup]:
+        found = self.candidates
+        decoder = verify_for(self.schema, verify, workers=workers, max_pixels=found.max_pixels)
+        for chunk in read_candidate_batches(self._origin, found, shards, workers=workers):
+            yield SampleGroup(
+                positions=chunk.positions,
+                samples=list(_samples(chunk, found, decoder, self._units)),
+                names=[self.name(position) for position in chunk.positions.tolist()],
+            )
+
+    def name(self, position: int) -> bytes:
+        return self.candidates.names[position]
+
+
+def _renamed(candidates: Candidates, naming: Naming) -> Candidates:
+    """Candidates under the new names."""
+    return replace(
+        candidates,
+        schema=naming.schema,
+        spans=naming.new(candidates.spans),
+        values=naming.new(candidates.values),
+        present=naming.new(candidates.present),
+    )
+
+
+def with_fields(candidates: Candidates, fields: Sequence[str] | None) -> Candidates:
+    """Candidates with some of their fields. Raises ConfigError for others."""
+    if fields is None:
+        return candidates
+    schema = chosen_schema(candidates.schema, fields)
+    return replace(
+        candidates,
+        schema=schema,
+        spans={name: each for name, each in candidates.spans.items() if name in schema},
+        values={name: each for name, each in candidates.values.items() if name in schema},
+        present={name: each for name, each in candidates.present.items() if name in schema},
+    )
+
+
+def chosen_schema(schema: Schema, fields: Sequence[str]) -> Schema:
+    """Some fields of a schema. Raises ConfigError for what is none, and for what belongs to a field
+    that isn't among them."""
+    wrong = [name for name in fields if name not in schema]
+    if wrong or not fields or len(set(fields)) < len(fields):
+        raise ConfigError(f"fields: got {list(fields)}, wanted some of {list(schema)}, each once.")
+    return schema.only(tuple(fields))
+
+
+def _settled(origin: Origin, candidates: Candidates, *, workers: int) -> Candidates:
+    """Candidates whose arrays have a dtype and as many dimensions as they have: they are read for
+    it, since a shard's columns have types. Raises DatasetError (they differ)."""
+    schema = candidates.schema
+    arrays = schema.of_type(Array)
+    open = {name: arrays[name] for name in schema.unsettled if name in arrays}
+    if not open:
+        return candidates
+    # Belonging to nothing, they can be read without it.
+    apart = Schema({**schema, **{name: replace(type, of=None) for name, type in open.items()}})
+    alone = with_fields(replace(candidates, schema=apart), tuple(open))
+    settling = Settling(alone.schema)
+    every = (
+        (shard, candidates.shards.positions(shard)) for shard in range(candidates.shards.shards)
+    )
+    for chunk in read_candidate_batches(origin, alone, every, workers=workers):
+        for position, facts in zip(
+            chunk.positions.tolist(), chunk.examine(alone, None), strict=True
+        ):
+            if not isinstance(facts, Rejection):
+                settling.see(facts, sample=printable(candidates.names[position]))
+    found = settling.schema()
+    return replace(candidates, schema=Schema({**schema, **_belonging(found, open)}))
+
+
+def _belonging(found: Schema, to: Mapping[str, Array]) -> dict[str, FieldType]:
+    """Arrays with what each belongs to."""
+    return {
+        name: replace(type, of=to[name].of)
+        for name, type in found.items()
+        if isinstance(type, Array)
+    }
+
+
+def _samples(
+    chunk: CandidateBatch, candidates: Candidates, verify: Verify | None, units: BoxUnits
+) -> Iterator[PackSample | Rejection]:
+    results = chunk.examine(candidates, verify)
+    for row, (position, facts) in enumerate(zip(chunk.positions.tolist(), results, strict=True)):
+        if isinstance(facts, Rejection):
+            yield facts
+            continue
+        payloads: dict[str, Encoded] = {}
+        arrays: dict[str, NDArray[Any]] = {}
+        kept: dict[str, Facts] = {}
+        for name, each in facts.items():
+            data, type = chunk.contents[name][row], candidates.schema[name]
+            assert isinstance(data, np.ndarray)
+            payload = data[each.start : each.start + each.size]
+            if is_encoded(type):
+                payloads[name], kept[name] = payload, replace(each, start=0)
+            elif (form := array_form(type)) is not None:
+                arrays[name] = to_array(payload, each.codec, each.shape, form.dtype)
+                if isinstance(type, Boxes):
+                    units.see(name, type, arrays[name])
+        for name, column in candidates.values.items():
+            there = candidates.present.get(name)
+            if there is not None and not there[position]:
+                continue
+            if isinstance(column, ListColumn | EncodedColumn):
+                payloads[name] = payload = payload_of(column, position)
+                codec = "utf-8" if isinstance(candidates.schema[name], Text) else "bytes"
+                kept[name] = Facts(crc32c(payload), 0, len(payload), (), codec)
+            elif isinstance(column, DenseColumn):
+                arrays[name] = column.values[position]
+            else:
+                arrays[name] = column.sample(position)
+        yield PackSample(payloads=payloads, facts=kept, arrays=arrays)
+
+
+class PackedSource:
+    """Another pack: its samples were checked when it was written, so their CRCs are checked here
+    and their facts are taken over."""
+
+    has_ids = True
+    has_papers = False
+
+    def __init__(
+        self, index: Index, *, fields: Sequence[str] | None = None, sizes_known: bool = False
+    ) -> None:
+        """sizes_known: the caller fills in the sizes of those that it asks for, and no shard is
+        opened for them."""
+        self._index, self._opened = index, OpenShards(index)
+        self.url, self.fingerprint = index.url, index.fingerprint
+        self.schema = index.schema if fields is None else chosen_schema(index.schema, fields)
+        self.quarantined: list[QuarantineEntry] = []
+        self.left_out, self.max_pixels = index.left_out(), index.max_pixels
+        if sizes_known:
+            self.sizes = np.zeros(index.samples, np.int64)
+            return
+        sizes = ordered(
+            lambda number: self._sizes(self._shard(number)),
+            range(len(index.sizes)),
+            workers=1 if index.remote is None else OPENERS,
+            ahead=OPENERS,
+            name="tables",
+        )
+        self.sizes = np.concatenate(list(sizes))
+
+    def _shard(self, number: int) -> _Shard:
+        (shard,) = self._opened.get([number])
+        return pack_shard(shard)
+
+    def _sizes(self, shard: _Shard) -> NDArray[np.int64]:
+        """The bytes of each sample in the fields that are packed."""
+        total = np.zeros(len(shard.columns), np.int64)
+        for name, form in pack_forms(self.schema).items():
+            bounds = shard.columns.fields[name].bounds
+            total += -(-form.numbers // 8) if form.is_bits else form.row_bytes
+            if bounds is not None:
+                total += np.diff(bounds) - form.row_bytes
+        return total
+
+    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
+        return plan_samples(self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
+
+    def groups(
+        self,
+        shards: Iterator[tuple[int, NDArray[np.int64]]],
+        *,
+        verify: Verify | None,
+        workers: int,
+    ) -> Iterator[SampleGroup]:
+        del verify
+        pieces = (
+            positions[part]
+            for _, positions in shards
+            for part in cut_into_batches(self.sizes[positions])
+        )
+        yield from ordered(self._read, pieces, workers=workers, ahead=workers + 2, name="intake")
+
+    def _read(self, ids: NDArray[np.int64]) -> SampleGroup:
+        shards = np.searchsorted(self._index.starts, ids, side="right") - 1
+        samples: list[PackSample | Rejection] = [Rejection("")] * len(ids)
+        names = [b""] * len(ids)
+        for number in np.unique(shards).tolist():
+            places = np.flatnonzero(shards == number)
+            rows = ids[places] - self._index.starts[number]
+            shard, found = self._samples(number, rows)
+            known = shard.columns.names(rows) or [shard.name(r).encode() for r in rows.tolist()]
+            for place, name, sample in zip(places.tolist(), known, found, strict=True):
+                names[place], samples[place] = name, sample
+        return SampleGroup(positions=ids, samples=samples, names=names)
+
+    def _samples(self, number: int, rows: NDArray[np.int64]) -> tuple[_Shard, list[PackSample]]:
+        """A shard and samples of it; what the cache has wrong is fetched again."""
+        shard = self._shard(number)
+        try:
+            return shard, self._checked(number, shard, rows)
+        except CorruptShardError:
+            if self._index.remote is None:
+                raise
+        shard = pack_shard(self._opened.replace(number, shard))
+        return shard, self._checked(number, shard, rows)
+
+    def _checked(self, number: int, shard: _Shard, rows: NDArray[np.int64]) -> list[PackSample]:
+        payloads: list[dict[str, Encoded]] = [{} for _ in rows]
+        facts: list[dict[str, Facts]] = [{} for _ in rows]
+        arrays: list[dict[str, NDArray[Any]]] = [{} for _ in rows]
+        for name, type in self.schema.items():
+            field = shard.columns.fields[name]
+            there = np.ones(len(rows), bool) if field.present is None else field.present[rows]
+            places = np.flatnonzero(there).tolist()
+            here = rows[there]
+            if field.bounds is None:
+                values = self._values(number, shard, name, field, here)
+                for place, value in zip(places, values, strict=True):
+                    arrays[place][name] = value
+                continue
+            spans = self._spans(number, shard, name, field, here)
+            if field.form.kind != "bytes":
+                assert field.shapes is not None
+                for place, row, data in zip(places, here.tolist(), spans, strict=True):
+                    shape = field.shapes[row]
+                    arrays[place][name] = data.view(field.form.dtype).reshape(shape)
+                continue
+            noted = _facts(
+                shard, name, field, here, codec="utf-8" if isinstance(type, Text) else ""
+            )
+            for place, data, each in zip(places, spans, noted, strict=True):
+                payloads[place][name], facts[place][name] = data, each
+        return [
+            PackSample(payloads=p, facts=f, arrays=a)
+            for p, f, a in zip(payloads, facts, arrays, strict=True)
+        ]
+
+    def _spans(
+        self, number: int, shard: _Shard, name: str, field: PackField, rows: NDArray[np.int64]
+    ) -> list[Encoded]:
+        assert field.bounds is not None
+        assert field.crcs is not None
+        found = shard.views(field.bounds[rows].tolist(), field.bounds[rows + 1].tolist())
+        for row, crc, data in zip(rows.tolist(), field.crcs[rows].tolist(), found, strict=True):
+            if crc32c(data) != crc:
+                raise self._corrupt(number, shard, name, row)
+        return found
+
+    def _values(
+        self, number: int, shard: _Shard, name: str, field: PackField, rows: NDArray[np.int64]
+    ) -> NDArray[Any]:
+        """Numbers, or arrays of one shape, of some rows."""
+        if field.form.kind == "value":
+            assert field.values is not None
+            return field.values[rows]
+        shape = (len(rows), *(length or 0 for length in field.form.row))
+        values = np.empty(shape, field.form.dtype)
+        wrong: dict[int, str] = {}
+        shard.gather(name, rows, values, slice(None), wrong)
+        for place in wrong:
+            raise self._corrupt(number, shard, name, int(rows[place]))
+        return values
+
+    def _corrupt(self, number: int, shard: _Shard, name: str, row: int) -> CorruptSampleError:
+        sample_id = int(self._index.starts[number]) + row
+        return CorruptSampleError(
+            f"Sample {sample_id} of {self.url} ({shard.name(row)}): the checksum (CRC-32C) of its "
+            f"field {name!r} is wrong. Pack from an intact copy of the source.",
+            sample_id=sample_id,
+        )
+
+    def name(self, position: int) -> bytes:
+        return b"%d" % position
+
+
+def _facts(
+    shard: _Shard, name: str, field: PackField, rows: NDArray[np.int64], *, codec: str
+) -> Iterator[Facts]:
+    """What is noted of encoded samples. codec: of those of which none is noted."""
+    assert field.bounds is not None
+    assert field.crcs is not None
+    try:
+        codecs = shard.columns.codecs(name) if field.form.is_picture else None
+    except ValueError as error:
+        raise CorruptShardError(f"{shard.shown}: {error}. Pack from an intact copy.") from error
+    for row in rows.tolist():
+        shape = () if field.shapes is None else tuple(field.shapes[row].tolist())
+        yield Facts(
+            crc32c=int(field.crcs[row]),
+            start=0,
+            size=int(field.bounds[row + 1] - field.bounds[row]),
+            shape=shape,
+            codec=codec if codecs is None else codecs[row],
+        )
+
+
+class RowSource:
+    """Samples that a source of any kind reads. What is encoded is checked once more on its way, and
+    so are boxes and points: only their indexes know what was found of them."""
+
+    has_ids = True
+    has_papers = False
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        fields: Sequence[str] | None = None,
+        verify: Verify | None = None,
+        workers: int,
+    ) -> None:
+        """verify, workers: for a dataset that has no index yet. Raises what opening it raises."""
+        if isinstance(source, Dataset):
+            source.open(verify=verify, workers=workers)
+        self._source, contents = source, source.contents
+        self._is_of_chunks = (
+            source.index.manifest.is_of_chunks
+            if isinstance(source, Dataset)
+            else contents.units is not None
+        )
+        self.url, self.fingerprint = source.url, contents.fingerprint
+        schema = contents.schema
+        self.schema = schema if fields is None else chosen_schema(schema, fields)
+        self.quarantined: list[QuarantineEntry] = []
+        self.left_out, self.max_pixels = source.samples_left_out, contents.max_pixels
+        # As large as those of its shard are on average: nobody knows before it is read.
+        means = np.maximum(1, self._shard_bytes() // contents.sizes)
+        self.sizes = np.repeat(means, contents.sizes)
+        self._boxes = BoxChecks.of(self.schema, [*self.schema], samples=len(source))
+        self._ids = source.ids(contents.rows(np.arange(len(source), dtype=np.int64)))
+
+    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
+        units = self._source.contents.units
+        if units is None:
+            plan = plan_samples(self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
+        else:
+            sizes = self._source.contents.sizes.tolist()
+            alone = [np.ones(size, np.int64) for size in sizes]
+            each = [mine if len(mine) else one for mine, one in zip(units, alone, strict=True)]
+            plan = plan_units(each, self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
+        return replace(plan, source_ids=self._ids)
+
+    def groups(
+        self,
+        shards: Iterator[tuple[int, NDArray[np.int64]]],
+        *,
+        verify: Verify | None,
+        workers: int,
+    ) -> Iterator[SampleGroup]:
+        decoder = verify_for(self.schema, verify, workers=workers, max_pixels=self.max_pixels)
+        pieces = (
+            positions[part]
+            for _, positions in shards
+            for part in cut_into_batches(self.sizes[positions])
+        )
+        for positions, batch, bad in ordered(
+            self._read, pieces, workers=workers, ahead=workers + 2, name="intake"
+        ):
+            names = self._source.names(self._ids[positions])
+            yield SampleGroup(
+                positions=positions,
+                samples=list(self._samples(batch, decoder, bad)),
+                names=[name.encode("utf-8", "surrogateescape") for name in names],
+            )
+
+    def _read(
+        self, positions: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], SampleBatch, dict[int, str]]:
+        rows = self._source.contents.rows(positions)
+        bad: dict[int, str] = {}
+        # A sample whose checksum is wrong was good once; in a chunk nobody has seen it before.
+        batch = self._source.read(
+            rows, fields=tuple(self.schema), bad=bad if self._is_of_chunks else None
+        )
+        if self._boxes is not None:
+            bad = self._boxes(batch) | bad
+        return positions, batch, bad
+
+    def _shard_bytes(self) -> NDArray[np.int64]:
+        """What the samples of each shard take in a pack, as far as that is known."""
+        source, contents = self._source, self._source.contents
+        if not isinstance(source, Dataset) or not self._is_of_chunks:
+            return contents.shard_bytes
+        found, stored = np.zeros(len(contents.sizes), np.int64), []
+        for name, type in self.schema.items():
+            dtype, form = number_dtype(type), array_form(type)
+            if dtype is not None:
+                found += contents.sizes * dtype.itemsize
+            elif form is not None and not form.is_ragged:
+                found += contents.sizes * math.prod(form.fixed_shape) * form.dtype.itemsize
+            else:
+                stored.append(name)
+        return found + source.index.manifest.bytes_of(source.stored_fields(stored))
+
+    def _samples(
+        self, batch: SampleBatch, decoder: Verify | None, bad: Mapping[int, str]
+    ) -> Iterator[PackSample | Rejection]:
+        columns, everyone = batch.columns, np.ones(len(batch), bool)
+        there = {name: batch.present.get(name, everyone) for name in self.schema}
+        encoded: _Payloads = {
+            name: [
+                payload_of(columns[name], row) if has and row not in bad else None
+                for row, has in enumerate(mine)
+            ]
+            for name, mine in there.items()
+            if is_encoded(self.schema[name])
+        }
+        results: Sequence[Mapping[str, Facts] | Rejection] = [{}] * len(batch)
+        if encoded:
+            results = examine(encoded, self.schema, decoder, max_pixels=self.max_pixels)
+        for row, facts in enumerate(results):
+            if row in bad:
+                yield Rejection(bad[row])
+                continue
+            if isinstance(facts, Rejection):
+                yield facts
+                continue
+            payloads = {}
+            for name, each in facts.items():
+                data = encoded[name][row]
+                assert isinstance(data, np.ndarray)
+                payloads[name] = data[each.start :]
+            yield PackSample(
+                payloads=payloads,
+                facts={name: replace(each, start=0) for name, each in facts.items()},
+                arrays={
+                    name: _array(column, row)
+                    for name, column in columns.items()
+                    if name not in encoded and there[name][row]
+                },
+            )
+
+    def name(self, position: int) -> bytes:
+        (name,) = self._source.names(self._ids[position : position + 1])
+        return name.encode("utf-8", "surrogateescape")
+
+
+def _array(column: Column, row: int) -> NDArray[Any]:
+    if isinstance(column, DenseColumn):
+        found: NDArray[Any] = column.values[row]
+        return found
+    assert not isinstance(column, EncodedColumn | ListColumn)
+    return column.sample(row)

@@ -1,0 +1,265 @@
+"""Read arrays straight into their places in a batch, so that no payloads are put together.
+
+A field of arrays gets one array for the batch, and each sample that lies in storage as it is handed
+out (in native order, rows first) has its place in it. Files are read there by the kernel, what is
+mapped is copied once, and each sample is summed while it is in the processor's cache. The rest is
+converted as its codec says.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from crc32c import crc32c
+
+from penstock.cache import DatasetError
+from penstock.readers.fields import (
+    ARRAY_CODECS,
+    CODEC_ITEMSIZES,
+    DenseColumn,
+    RaggedColumn,
+    codec_number,
+    to_array,
+)
+from penstock.readers.formats import STEP_BYTES, FileSpan
+from penstock.readers.reading.checksums import checksums, joined_crc
+from penstock.readers.reading.parallel_copies import SHARED_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.cache.base import ReadMode
+    from penstock.readers.blocks import Blocks
+    from penstock.readers.fields import ArrayForm, Column
+    from penstock.readers.formats import SpanPlace
+    from penstock.readers.reading.batch_plan import BatchFields, BatchRows, BatchSpans
+    from penstock.readers.reading.parallel_copies import CopyThreads
+    from penstock.readers.types import Encoded
+
+    Ints = NDArray[np.int64]
+    Unread = Encoded | FileSpan
+
+PART_BYTES = 16 * 2**20
+"""What threads share out: small enough that they end together, too large for a fixed cost to
+count."""
+
+
+@dataclass(slots=True)
+class _Arrays:
+    """One field's arrays. flat: their numbers end to end; starts: of each sample of the visit in
+    there, and counts: how many; is_direct: whether they are read into their slots."""
+
+    form: ArrayForm
+    place: SpanPlace
+    flat: NDArray[Any]
+    starts: Ints
+    counts: Ints
+    is_direct: NDArray[np.bool_]
+    column: Column
+
+
+class DirectArrays:
+    """The slots of a batch. `of_spans`: of each span that is read, in a visit's order; None where
+    it isn't read into one."""
+
+    def __init__(self, fields: dict[str, _Arrays], of_spans: list[Encoded | None]) -> None:
+        self._fields, self.of_spans = fields, of_spans
+
+    @classmethod
+    def of(
+        cls, visit: BatchRows, choice: BatchFields, spans: BatchSpans, blocks: Blocks
+    ) -> DirectArrays | None:
+        """Room for the arrays of a batch; None where it has none."""
+        if not len(visit.rows) or all(form is None for form in choice.forms):
+            return None
+        fields: dict[str, _Arrays] = {}
+        width = len(choice.places)
+        slots: list[Encoded | None] = [None] * (len(visit.rows) * width)
+        for number, (name, place, form) in enumerate(
+            zip(choice.names, choice.places, choice.forms, strict=True)
+        ):
+            arrays = None if form is None else _arrays(visit, place, form, blocks)
+            if arrays is None:
+                continue
+            fields[name] = arrays
+            slots[number::width] = _slots(arrays)
+        if not fields:
+            return None
+        if spans.places is not None:
+            slots = [slots[place] for place in spans.places.tolist()]
+        return cls(fields, slots)
+
+    def fill(
+        self,
+        spans: BatchSpans,
+        unread: list[Unread],
+        mode: ReadMode,
+        blocks: Blocks,
+        *,
+        movers: CopyThreads,
+        marks: dict[int, str] | None,
+    ) -> tuple[list[Encoded], list[int]]:
+        """Read what has a slot into it. Returns all spans' bytes, which lie in their slots then,
+        and their CRC-32C. marks: where files of a folder that can't be read are noted, by span,
+        instead of raising. Raises as reading a span does."""
+        crcs = [0] * len(unread)
+        others = [i for i, slot in enumerate(self.of_spans) if slot is None]
+        pairs = zip(unread, self.of_spans, strict=True)
+        payloads = [cast("Encoded", each) if slot is None else slot for each, slot in pairs]
+        if others:
+            some = [payloads[i] for i in others]
+            sums = checksums(spans.some(np.array(others)), some, mode, blocks)
+            for i, sample, crc in zip(others, some, sums, strict=True):
+                payloads[i], crcs[i] = sample, crc
+        slots = [(span, slot) for span, slot in enumerate(self.of_spans) if slot is not None]
+
+        def read(span: int, slot: Encoded, begin: int) -> int:
+            source = unread[span]
+            if marks is None or not isinstance(source, FileSpan):
+                return _copy(source, slot, begin)
+            try:
+                return source.copy(slot, begin)
+            except DatasetError as error:
+                marks[span] = str(error)
+                return 0
+
+        if sum(len(slot) for _, slot in slots) < SHARED_BYTES:
+            for span, slot in slots:
+                crcs[span] = read(span, slot, 0)
+            return payloads, crcs
+        parts = [part for span, slot in slots for part in _parts(span, slot)]
+
+        def read_part(part: _Part) -> None:
+            part.crc = read(part.span, part.slot, part.begin)
+
+        movers.run(read_part, parts)
+        for part in parts:
+            crc, before = part.crc, crcs[part.span]
+            if part.begin:
+                crc = joined_crc(before, crc, second_bytes=len(part.slot))
+            crcs[part.span] = crc
+        return payloads, crcs
+
+    def columns(
+        self, visit: BatchRows, payloads: list[Encoded], choice: BatchFields
+    ) -> dict[str, Column]:
+        """The columns, once all is read: what has no slot is converted. payloads: of all spans of
+        the batch, those of a sample side by side; empty where one is missing or bad."""
+        width = len(choice.places)
+        for name, arrays in self._fields.items():
+            number = choice.names.index(name)
+            for row in np.flatnonzero(~arrays.is_direct).tolist():
+                payload = payloads[row * width + number]
+                begin, end = int(arrays.starts[row]), int(arrays.starts[row] + arrays.counts[row])
+                if not len(payload):
+                    arrays.flat[begin:end] = 0
+                    continue
+                codec = ARRAY_CODECS[visit.table[row, arrays.place.codec]]
+                shape = _shape(visit.table[row], arrays.place, arrays.form)
+                values = to_array(payload, codec, shape, arrays.form.dtype)
+                arrays.flat[begin:end] = values.reshape(-1)
+        return {name: arrays.column for name, arrays in self._fields.items()}
+
+    def without(self, columns: dict[str, Column], rows: list[int], places: Sequence[int]) -> None:
+        """Take what was read of bad samples out of the columns. rows: of the visit, which stand at
+        these places in the batch."""
+        for name, arrays in self._fields.items():
+            column = columns[name]
+            if isinstance(column, RaggedColumn):
+                columns[name] = column.emptied([places[row] for row in rows])
+                continue
+            for row in rows:
+                begin = int(arrays.starts[row])
+                arrays.flat[begin : begin + int(arrays.counts[row])] = 0
+
+
+@dataclass(slots=True)
+class _Part:
+    """A part of a span, from byte `begin` on, and its CRC-32C once it is read."""
+
+    span: int
+    slot: Encoded
+    begin: int
+    crc: int = 0
+
+
+def _parts(span: int, slot: Encoded) -> Iterator[_Part]:
+    """A span in parts of one size, but for the last."""
+    last = max(1, len(slot) - PART_BYTES // 2)
+    for begin, end in pairwise([*range(0, last, PART_BYTES), len(slot)]):
+        yield _Part(span, slot[begin:end], begin)
+
+
+def _copy(source: Unread, slot: Encoded, begin: int) -> int:
+    """Copy bytes from `begin` on into a slot; returns the CRC-32C of what is there then."""
+    if isinstance(source, FileSpan):
+        return source.copy(slot, begin)
+    crc = 0
+    for at in range(0, len(slot), STEP_BYTES):
+        here = slot[at : at + STEP_BYTES]
+        here[:] = source[begin + at : begin + at + len(here)]
+        crc = crc32c(here, crc)
+    return crc
+
+
+def _arrays(visit: BatchRows, place: SpanPlace, form: ArrayForm, blocks: Blocks) -> _Arrays | None:
+    """Room for one field; None where the table's lengths and sizes don't fit: not to be read so."""
+    table, n = visit.table, len(visit.rows)
+    assert place.codec is not None
+    order = np.arange(n) if visit.order is None else visit.order
+    sizes = table[:, place.end] - table[:, place.start]
+    is_there = sizes > 0
+    is_native = table[:, place.codec] == codec_number(form.dtype.str)
+    offsets = np.zeros(n + 1, np.int64)
+    if place.lengths is None:
+        counts = np.full(n, math.prod(form.fixed_shape), np.int64)
+        np.cumsum(counts, out=offsets[1:])
+    else:
+        lengths = np.empty((n, len(form.shape)), np.int64)
+        lengths[order] = table[:, place.lengths : place.lengths + len(form.shape)]
+        if (lengths < 0).any():
+            return None
+        in_batch = lengths.prod(axis=1)
+        np.cumsum(in_batch, out=offsets[1:])
+        counts = in_batch[order]
+    itemsizes = CODEC_ITEMSIZES[np.where(is_there, table[:, place.codec], 0)]
+    if (sizes != counts * itemsizes)[is_there | (place.lengths is not None)].any():
+        return None
+    column: Column
+    if place.lengths is None:
+        values = blocks.array((n, *form.fixed_shape), form.dtype)
+        column = DenseColumn(values)
+    elif form.rest is None:
+        values = blocks.array((int(offsets[-1]),), form.dtype)
+        column = RaggedColumn(values, offsets, lengths)
+    else:
+        first = np.zeros(n + 1, np.int64)
+        np.cumsum(lengths[:, 0], out=first[1:])
+        values = blocks.array((int(first[-1]), *form.rest), form.dtype)
+        column = RaggedColumn(values, first)
+    flat = values.reshape(-1)
+    return _Arrays(form, place, flat, offsets[order], counts, is_there & is_native, column)
+
+
+def _slots(arrays: _Arrays) -> list[Encoded | None]:
+    data = arrays.flat.view(np.uint8)
+    size = arrays.form.dtype.itemsize
+    starts = arrays.starts * size
+    bounds = zip(starts.tolist(), (starts + arrays.counts * size).tolist(), strict=True)
+    slots: list[Encoded | None] = [data[begin:end] for begin, end in bounds]
+    for row in np.flatnonzero(~arrays.is_direct).tolist():
+        slots[row] = None
+    return slots
+
+
+def _shape(row: Ints, place: SpanPlace, form: ArrayForm) -> Sequence[int]:
+    if place.lengths is None:
+        return form.fixed_shape
+    lengths: list[int] = row[place.lengths : place.lengths + len(form.shape)].tolist()
+    return lengths

@@ -185,7 +185,8 @@ class BatchSpans:
 
     numbers, shards, bounds: as in BatchRows, but that bounds count spans; rows: of each span's
     sample; starts, ends, crcs: of each; int64, shape (spans,). places: of each among all the spans
-    of the batch, sample by sample; None where none of those is empty. count: of all, empty ones too.
+    of the batch, sample by sample; None where none of those is empty. count: of all, empty ones
+    too.
     """
 
     numbers: list[int]

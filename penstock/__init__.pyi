@@ -1,3 +1,4 @@
+from . import errors as errors
 from .augment.field_operations import (
     Map as Map,
     Pad as Pad,

@@ -61,8 +61,8 @@ def test_what_a_document_names_is_there(document: Path) -> None:
         "cache/gone.py",
         "gone.py",
         "pipeline/gone/",
-        "steps.Gone",
-        "plan.steps.Gone",
+        "walk.Gone",
+        "plan.walk.Gone",
         "penstock.Gone",
     ],
 )

@@ -110,7 +110,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def their_folder(tmp_path: Path) -> Path:
-    """A project whose modules have the names of our floors."""
+    """A project whose modules have the names of our layers."""
     for name in ("cache/utils.py", "pipeline.py", "augment.py", "readers/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f'NAME = "their {name}"\n')
@@ -126,8 +126,11 @@ def held(wheel: Path) -> set[str]:
 def test_the_wheel_brings_one_package_and_all_of_it(wheel: Path) -> None:
     there = held(wheel)
     assert {name.split("/")[0] for name in there} == {"penstock", "penstock-0.1.0.dist-info"}
-    ours = {"penstock/__init__.py", "penstock/py.typed", "penstock/testing.py"} | {
-        str(path.relative_to(ROOT)) for path in modules().values()
+    ours = {"penstock/py.typed"} | {
+        str(path.relative_to(ROOT))
+        for module in modules().values()
+        for path in (module, module.with_suffix(".pyi"))
+        if path.exists()
     }
     assert {name for name in there if name.startswith("penstock/")} == ours
 
@@ -142,14 +145,14 @@ def test_a_wheel_of_the_checkout_is_the_same(wheel: Path, tmp_path: Path) -> Non
 
 
 def test_the_sdist_holds_what_its_readme_names(unpacked: Path) -> None:
-    """Real folders: no link that an archive tool could lose, and each floor once."""
+    """Real folders: no link that an archive tool could lose, and each layer once."""
     assert not [path for path in unpacked.rglob("*") if path.is_symlink()]
-    assert not [floor for floor in LAYERS if (unpacked / floor).exists()]
+    assert not [layer for layer in LAYERS if (unpacked / layer).exists()]
     for name in ("Makefile", "constraints.txt", "CONTRIBUTING.md", "LICENSE", "docs", "tests"):
         assert (unpacked / name).exists(), name
 
 
-def test_a_job_beside_modules_with_the_names_of_our_floors(
+def test_a_job_beside_modules_with_the_names_of_our_layers(
     python: Path, their_folder: Path, folder: Path
 ) -> None:
     printed = run(python, "train.py", folder, their_folder / "packed", cwd=their_folder)
@@ -169,8 +172,8 @@ def test_the_command_there(
     assert '"samples": 203' in run(python, *told, "inspect", pack, "--json", cwd=their_folder)
 
 
-def test_a_checkout_shows_no_floor_by_its_bare_name() -> None:
-    """An editable install makes the floors importable twice: whoever imported one by its bare name
+def test_a_checkout_shows_no_layer_by_its_bare_name() -> None:
+    """An editable install makes the layers importable twice: whoever imported one by its bare name
     would have two trees of errors."""
     code = (
         "import sys, penstock\n"

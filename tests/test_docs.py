@@ -57,14 +57,7 @@ def test_what_a_document_names_is_there(document: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "cache/gone.py",
-        "gone.py",
-        "pipeline/gone/",
-        "walk.Gone",
-        "plan.walk.Gone",
-        "penstock.Gone",
-    ],
+    ["cache/gone.py", "gone.py", "pipeline/gone/", "walk.Gone", "plan.walk.Gone", "penstock.Gone"],
 )
 def test_what_is_gone_is_found(name: str) -> None:
     assert not is_there(name)

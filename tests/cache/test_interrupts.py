@@ -13,12 +13,12 @@ from tests.watchdog import PATIENCE_S
 JOB = """
 import contextlib, faulthandler, queue, sys
 
-from penstock.cache import outcomes, threads
+from penstock.cache import threads
 from penstock.cache.errors import ClosedError
 from penstock.cache.threads import Ordered, Workers
 
 HANGS_S = float(sys.argv[2])
-OURS = {outcomes.__file__, threads.__file__}
+OURS = {threads.__file__}
 WAITS = {"Barrier", "Condition", "Event", "Future", "Semaphore"}  # Python's own
 
 

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 def test_what_looks_into_a_map_keeps_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"penstock")
-    told: list[str] = []
+    calls: list[str] = []
     with (tmp_path / "file").open("rb") as file:
-        mapped = FileMap(file.fileno(), on_unmap=lambda: told.append("gone"))
+        mapped = FileMap(file.fileno(), on_unmap=lambda: calls.append("gone"))
     buffer = mapped.buffer()
     del mapped
     assert bytes(memoryview(buffer)) == b"penstock"
-    assert told == []
+    assert calls == []
     del buffer
-    assert told == ["gone"]
+    assert calls == ["gone"]
     assert bytes(memoryview(map_file(str(tmp_path / "file")).buffer())) == b"penstock"
 
 
@@ -35,20 +35,18 @@ def test_a_cached_blob_that_lives_to_the_exit_says_nothing(tmp_path: Path, keepe
     """Whatever module of Python's keeps it, and so whichever of ours are gone before it."""
     program = """
         import importlib, sys
-        from penstock.cache.base.blob import BlobSource, Segment
-        from penstock.cache.disk.fill_files import Fill
-        from penstock.cache.disk.pieces import Pieces
-        from penstock.cache.disk.cache_folder import Shelf
+        from penstock.cache.base import BlobSource, Segment
+        from penstock.cache.disk import CacheFolder
 
-        shelf = Shelf(sys.argv[1], max_bytes=2**24)
+        folder = CacheFolder(sys.argv[1], max_bytes=2**24)
         segment = Segment(path="x", size_bytes=5, version=None)
         source = BlobSource(key="ab" * 20, uri="mem://x", segments=(segment,), size_bytes=5)
-        assert shelf.filling.put(source, memoryview(b"hello"), group="g", kept=False)
+        assert folder.filling.put(source, memoryview(b"hello"), group="g", kept=False)
         other = BlobSource(key="cd" * 20, uri="mem://y", segments=(segment,), size_bytes=5)
-        begun = shelf.filling.begin(other, group="g", pinned=True)
-        kept = [shelf, shelf.lookup.find(source.key, 5), begun]
+        begun = folder.filling.begin(other, group="g", pinned=True)
+        kept = [folder, folder.lookup.find(source.key, 5), begun]
         importlib.import_module(sys.argv[2]).penstock_kept = kept
-        del shelf, kept, begun
+        del folder, kept, begun
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "c"), keeper],

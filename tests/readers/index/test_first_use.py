@@ -31,12 +31,12 @@ from pathlib import Path
 import torch.distributed as dist
 from penstock.cache.errors import PenstockError
 from penstock.readers import open_index
-from penstock.readers.index import first_use
+from penstock.readers.index import shared_build
 from tests import images
 
 out, phases = Path(sys.argv[1]), json.loads(sys.argv[2])
 rank, size = int(sys.argv[3]), int(sys.argv[4])
-first_use.BEAT_S = 0.1
+shared_build.BEAT_S = 0.1
 dist.init_process_group("gloo", init_method=f"file://{out}/group", rank=rank, world_size=size)
 
 def verify(samples):
@@ -48,8 +48,9 @@ def verify(samples):
 
 for phase in phases:
     place = out / phase["name"]
-    first_use.SILENT_S = phase.get("silent", 30.0)
-    first_use.MOST_PIECES_BYTES = first_use.MOST_OWN_BYTES = phase.get("pieces", 2**20)
+    shared_build.SILENT_S = phase.get("silent", 30.0)
+    pieces = phase.get("pieces", 2**20)
+    shared_build.MOST_PIECES_BYTES = shared_build.MOST_OWN_BYTES = pieces
     os.environ["XDG_CACHE_HOME"] = str(place / f"home-{rank}")
     answer = {}
     if rank in phase.get("ranks", range(size)):

@@ -99,7 +99,7 @@ class Verification:
 
 
 def on_folder(path: str | os.PathLike[str], act: Callable[[CacheFolder], T]) -> T:
-    """Return act(shelf) of a cache that is there; act is called again if it finds the catalogue
+    """Return act(cache) of a cache that is there; act is called again if it finds the catalogue
     damaged. What was repaired is one PenstockWarning. Raises ConfigError, OSError, sqlite3.Error.
     """
     root = os.path.abspath(os.fspath(path))
@@ -109,13 +109,13 @@ def on_folder(path: str | os.PathLike[str], act: Callable[[CacheFolder], T]) -> 
             f"{root}: this isn't a cache folder: {found}. Give the folder that was passed as "
             "cache= (or --cache)."
         )
-    shelf = CacheFolder(root, max_bytes=None)
+    cache = CacheFolder(root, max_bytes=None)
     try:
-        return shelf.mending(lambda: act(shelf))
+        return cache.repairing(lambda: act(cache))
     finally:
-        if (damage := shelf.take_damage()) is not None:
+        if (damage := cache.take_damage()) is not None:
             warnings.warn(damage, PenstockWarning, stacklevel=3)
-        shelf.close()
+        cache.close()
 
 
 def list_blobs(path: str | os.PathLike[str]) -> list[BlobRecord]:
@@ -128,21 +128,21 @@ def stat(path: str | os.PathLike[str]) -> CacheSummary:
     return on_folder(path, _summary)
 
 
-def _summary(shelf: CacheFolder) -> CacheSummary:
-    shelf.leftovers.forget_dead_jobs()
-    records = _records(shelf)
-    labels = shelf.catalogue.labels.all()
+def _summary(cache: CacheFolder) -> CacheSummary:
+    cache.leftovers.forget_dead_jobs()
+    records = _records(cache)
+    labels = cache.catalogue.labels.all()
     by_label: dict[str, int] = {}
     for one in records:
         by_label[one.label] = by_label.get(one.label, 0) + one.disk_bytes
-    disk = os.statvfs(shelf.layout.root)
-    unverified = shelf.layout.names("unverified")
+    disk = os.statvfs(cache.layout.root)
+    unverified = cache.layout.names("unverified")
     fills = [one for one in records if one.state == "fill"]
     return CacheSummary(
-        path=shelf.layout.root,
-        max_bytes=shelf.max_bytes,
-        used_bytes=shelf.catalogue.blobs.used_bytes,
-        overhead_bytes=shelf.max_bytes - shelf.room.budget_bytes,
+        path=cache.layout.root,
+        max_bytes=cache.max_bytes,
+        used_bytes=cache.catalogue.blobs.used_bytes,
+        overhead_bytes=cache.max_bytes - cache.room.budget_bytes,
         pinned_bytes=sum(one.disk_bytes for one in records if one.pinned),
         free_bytes=disk.f_bavail * disk.f_frsize,
         blobs=sum(one.state == "ready" for one in records),
@@ -157,7 +157,7 @@ def _summary(shelf: CacheFolder) -> CacheSummary:
                 wanted_bytes=job.wanted_bytes,
                 share_bytes=job.share_bytes,
             )
-            for job in shelf.catalogue.jobs.rows()
+            for job in cache.catalogue.jobs.rows()
         ),
         labels=by_label,
     )
@@ -170,19 +170,19 @@ def verify(
     fetched again. progress: called with (done bytes, all bytes). Raises as `on_folder`, ReadError
     where the machine is to blame: no memory, no open files, missing rights, a mount that fails."""
 
-    def act(shelf: CacheFolder) -> Verification:
-        rows = shelf.catalogue.blobs.rows(state="ready")
+    def act(cache: CacheFolder) -> Verification:
+        rows = cache.catalogue.blobs.rows(state="ready")
         total = sum(row.size_bytes for row in rows)
-        records = {one.key: one for one in _records(shelf)}
+        records = {one.key: one for one in _records(cache)}
         done, checked, unknown = 0, 0, 0
         bad: dict[str, str] = {}
         for row in rows:
-            fault = _fault(shelf, row)
+            fault = _fault(cache, row)
             if fault is not None:
                 checked += 1
                 unknown += row.crcs is None and not fault
             if fault:
-                shelf.trash.drop(row.key)
+                cache.trash.drop(row.key)
                 bad[row.key] = fault
             done += row.size_bytes
             if progress is not None:
@@ -198,9 +198,9 @@ def verify(
     return on_folder(path, act)
 
 
-def _fault(shelf: CacheFolder, row: BlobRow) -> str | None:
+def _fault(cache: CacheFolder, row: BlobRow) -> str | None:
     """Return what is wrong with a blob, "" if nothing is; None if it was evicted meanwhile."""
-    for folder in (shelf.layout.blobs, shelf.layout.unverified):
+    for folder in (cache.layout.blobs, cache.layout.unverified):
         path = f"{folder.path}/{row.key}"
         try:
             fd = folder.open(row.key)
@@ -233,17 +233,17 @@ def evict(
     Raises ConfigError for a label that isn't there; else as `on_folder`.
     """
 
-    def act(shelf: CacheFolder) -> tuple[int, int]:
+    def act(cache: CacheFolder) -> tuple[int, int]:
         if label is None:
-            return shelf.evictor.evict_to(to_bytes or 0)
-        labels = shelf.catalogue.labels.all()
+            return cache.evictor.evict_to(to_bytes or 0)
+        labels = cache.catalogue.labels.all()
         groups = [group for group, text in labels.items() if text == label]
         if not groups:
             known = ", ".join(sorted(set(labels.values()))) or "none: the cache is empty"
             raise ConfigError(
-                f"{shelf.layout.root}: no dataset {label!r} is here. There are: {known}."
+                f"{cache.layout.root}: no dataset {label!r} is here. There are: {known}."
             )
-        went = [shelf.evictor.evict_to(to_bytes or 0, group=group) for group in groups]
+        went = [cache.evictor.evict_to(to_bytes or 0, group=group) for group in groups]
         return sum(blobs for blobs, _ in went), sum(size for _, size in went)
 
     return on_folder(path, act)
@@ -253,7 +253,7 @@ def clear(path: str | os.PathLike[str]) -> tuple[int, int, int]:
     """Take out everything that no live job pins or has mapped: (blobs, bytes) that went, bytes
     that are left. Raises as `on_folder`."""
     return on_folder(
-        path, lambda shelf: (*shelf.evictor.evict_to(0), shelf.catalogue.blobs.used_bytes)
+        path, lambda cache: (*cache.evictor.evict_to(0), cache.catalogue.blobs.used_bytes)
     )
 
 
@@ -261,19 +261,19 @@ def gc(path: str | os.PathLike[str]) -> tuple[int, int]:
     """Put a cache in order: dead jobs, fills that nobody works on, what was dropped, files that the
     books don't know: (things put right, bytes freed). Raises as `on_folder`."""
 
-    def act(shelf: CacheFolder) -> tuple[int, int]:
-        with shelf.catalogue.writing():
-            before = shelf.catalogue.blobs.used_bytes
-            mended = shelf.reconcile()
-            mended += shelf.leftovers.remove_fills()
-        return mended, before - shelf.catalogue.blobs.used_bytes
+    def act(cache: CacheFolder) -> tuple[int, int]:
+        with cache.catalogue.writing():
+            before = cache.catalogue.blobs.used_bytes
+            mended = cache.reconcile()
+            mended += cache.leftovers.remove_fills()
+        return mended, before - cache.catalogue.blobs.used_bytes
 
     return on_folder(path, act)
 
 
-def _records(shelf: CacheFolder) -> list[BlobRecord]:
-    labels = shelf.catalogue.labels.all()
-    probe = shelf.layout.locks("readers")
+def _records(cache: CacheFolder) -> list[BlobRecord]:
+    labels = cache.catalogue.labels.all()
+    probe = cache.layout.locks("readers")
     try:
         return [
             BlobRecord(
@@ -284,17 +284,17 @@ def _records(shelf: CacheFolder) -> list[BlobRecord]:
                 disk_bytes=row.disk_bytes,
                 state=row.state,
                 pinned=row.pinned,
-                in_use=_in_use(shelf, row, probe),
+                in_use=_in_use(cache, row, probe),
                 used_s=row.used_s,
             )
-            for row in shelf.catalogue.blobs.rows()
+            for row in cache.catalogue.blobs.rows()
         ]
     finally:
         probe.close()
 
 
-def _in_use(shelf: CacheFolder, row: BlobRow, probe: ByteLocks) -> bool:
-    at = shelf.layout
+def _in_use(cache: CacheFolder, row: BlobRow, probe: ByteLocks) -> bool:
+    at = cache.layout
     places = (
         (at.blobs, row.key),
         (at.fills, part_name(row.key)),

@@ -454,7 +454,7 @@ class CacheFolder:
         self.room.measure_others()
         return mended
 
-    def mending(self, act: Callable[[], T]) -> T:
+    def repairing(self, act: Callable[[], T]) -> T:
         """Return act(); it is called again with new books if it finds these damaged."""
         try:
             return act()

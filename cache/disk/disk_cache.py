@@ -1,8 +1,8 @@
-"""Offer users the node's cache: a folder on a local disk with a limit, opened at first use.
+"""Open the node's cache: a folder on a local disk with a size limit, opened at first use.
 
-Wrong arguments are an error. Whatever is wrong with the folder's disk (full, read-only, another
-user's) costs one warning and, for a while, the use of the cache, but never the job: without the
-cache every byte comes from the remote.
+Invalid arguments raise an error. A problem with the folder's disk (full, read-only, owned by
+another user) gives one warning and stops the use of the cache for a while, but never ends the job:
+all data then comes from the remote.
 """
 
 from __future__ import annotations
@@ -34,52 +34,50 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 DISK_ERRORS = (OSError, sqlite3.Error, StalledError)
-"""What a disk can do to us. A catalogue that can't be had in time counts as one of these."""
-
-# After a failed write the disk is left alone for a while: a full one doesn't empty by asking.
-_RETRY_DISK_S = 30.0
+"""Errors of the cache's disk, including a catalogue whose lock isn't acquired in time."""
 
 
 class FolderAccess:
-    """A FolderAccess opens a cache folder for whoever wants to act on it.
+    """FolderAccess opens a cache folder at first use, and retries after a failure of its disk.
 
     Safe for several threads, not across fork. path, max_bytes, mode: see DiskCache; max_bytes: None
-    takes the folder's own.
+    uses the limit that the folder records. retry_s: seconds without writes after a disk error.
     """
 
-    def __init__(self, path: str, *, max_bytes: int | None, mode: int) -> None:
+    def __init__(self, path: str, *, max_bytes: int | None, mode: int, retry_s: float) -> None:
         self._path, self._max_bytes, self._mode = path, max_bytes, mode
+        self._retry_s = retry_s
         self._lock = threading.RLock()
-        self.shelf: CacheFolder | None = None
-        self._readable: Lookup | None = None  # in its place, where it can't be written
+        self.folder: CacheFolder | None = None
+        self._readable: Lookup | None = None  # replaces `folder` where it can't be written
         self._warned = False
         self._no_writes_until_s = self._no_reads_until_s = 0.0
         self.owner = os.getpid()
 
     def use(self, act: Callable[[CacheFolder], Any]) -> Any:
-        """Return act(shelf), or None where the folder can't be written. Raises what act raises
-        beside what a disk does."""
-        shelf = self._writable() if time.monotonic() >= self._no_writes_until_s else None
-        return None if shelf is None else self._try(act, shelf, shelf)
+        """Return act(folder), or None if the folder can't be written. Raises what `act` raises,
+        except errors of the disk."""
+        folder = self._writable() if time.monotonic() >= self._no_writes_until_s else None
+        return None if folder is None else self._try(act, folder, folder)
 
     def look(self, act: Callable[[Lookup], Any]) -> Any:
-        """Return act(lookup) for what a folder may still do that is full or can't be written; None
-        where it can't be read. Raises as `use` does."""
+        """Return act(lookup), also if the folder is full or read-only; None if it can't be read.
+        Raises as `use` does."""
         if time.monotonic() < self._no_reads_until_s:
             return None
-        shelf, lookup = self._readable_now()
-        return None if lookup is None else self._try(act, lookup, shelf)
+        folder, lookup = self._readable_now()
+        return None if lookup is None else self._try(act, lookup, folder)
 
     def _try(
-        self, act: Callable[[Any], Any], subject: CacheFolder | Lookup, shelf: CacheFolder | None
+        self, act: Callable[[Any], Any], subject: CacheFolder | Lookup, folder: CacheFolder | None
     ) -> Any:
         try:
-            if shelf is None:
+            if folder is None:
                 return act(subject)
             try:
-                return shelf.mending(lambda: act(subject))
+                return folder.repairing(lambda: act(subject))
             finally:
-                self._warn_of_damage(shelf)
+                self._warn_of_damage(folder)
         except DISK_ERRORS as error:
             if isinstance(error, PenstockError) and not isinstance(error, StalledError):
                 raise
@@ -93,18 +91,18 @@ class FolderAccess:
     def _writable(self) -> CacheFolder | None:
         self._check_process()
         with self._lock:
-            if self.shelf is None and time.monotonic() >= self._no_writes_until_s:
+            if self.folder is None and time.monotonic() >= self._no_writes_until_s:
                 self._open()
-            return self.shelf
+            return self.folder
 
     def _readable_now(self) -> tuple[CacheFolder | None, Lookup | None]:
         self._check_process()
         with self._lock:
-            is_open = self.shelf is not None or self._readable is not None
+            is_open = self.folder is not None or self._readable is not None
             if not is_open and time.monotonic() >= self._no_writes_until_s:
                 self._open()
-            shelf = self.shelf
-            return shelf, shelf.lookup if shelf is not None else self._readable
+            folder = self.folder
+            return folder, folder.lookup if folder is not None else self._readable
 
     def _check_process(self) -> None:
         if os.getpid() != self.owner:
@@ -116,27 +114,27 @@ class FolderAccess:
 
     def _open(self) -> None:
         try:
-            shelf = CacheFolder(self._path, max_bytes=self._max_bytes, mode=self._mode)
-            exposed = shelf.layout.others_may_write()
+            folder = CacheFolder(self._path, max_bytes=self._max_bytes, mode=self._mode)
+            exposed = folder.layout.others_may_write()
         except DISK_ERRORS as error:
             if isinstance(error, PenstockError) and not isinstance(error, StalledError):
                 raise
-            if self._readable is None:  # what was published needs no database
+            if self._readable is None:  # published blobs can be read without the catalogue
                 self._readable = Lookup.at(self._path, mode=self._mode)
             self.give_up(error)
             return
-        self.shelf, self._readable = shelf, None
-        self._warn_of_damage(shelf)
+        self.folder, self._readable = folder, None
+        self._warn_of_damage(folder)
         if exposed is not None:
             self._warn(
-                f"{exposed}: other users may write into this cache, so they can take files out of "
-                "it and put others in. Their files aren't used. `chmod go-w` mends it; for a "
-                "cache that a group shares pass mode=0o770."
+                f"{exposed}: other users may write to this cache, so they can remove and replace "
+                "its files. Their files aren't used. Run `chmod go-w` on the folder, or pass "
+                "mode=0o770 for a cache that a group shares."
             )
 
     def give_up(self, error: BaseException, *, reads: bool = False) -> None:
-        """Write nothing for a while, and say so once. reads: read nothing, either."""
-        self._no_writes_until_s = time.monotonic() + _RETRY_DISK_S
+        """Stop writing for retry_s seconds, and warn once. reads: stop reading, too."""
+        self._no_writes_until_s = time.monotonic() + self._retry_s
         if reads:
             self._no_reads_until_s = self._no_writes_until_s
         if self._warned:
@@ -148,40 +146,44 @@ class FolderAccess:
             reason = f"{os.fsdecode(name)}: {reason}"
         remedy = machine_remedy(error)
         if isinstance(error, StrangeFileError):
-            remedy = "Give each user a folder of their own, or share one: DiskCache(mode=0o770)."
-        remedy = remedy or "Check the disk's space, inodes and rights."
+            remedy = "Give each user a separate folder, or share one with DiskCache(mode=0o770)."
+        remedy = remedy or "Check the disk's space, inodes and permissions."
         if not is_shortage(error):
             remedy += f" `penstock doctor {self._path}` shows more."
         self._warn(
-            f"{self._path}: the cache can't be used ({reason}): what isn't in it comes from the "
-            f"remote each time. {remedy} It is tried again every {_RETRY_DISK_S:.0f} s."
+            f"{self._path}: the cache can't be used ({reason}), so data that it doesn't hold is "
+            f"fetched from the remote each time. {remedy} Penstock tries the cache again every "
+            f"{self._retry_s:.0f} s."
         )
 
-    def _warn_of_damage(self, shelf: CacheFolder) -> None:
-        if shelf.damage and (text := shelf.take_damage()) is not None:
+    def _warn_of_damage(self, folder: CacheFolder) -> None:
+        if folder.damage and (text := folder.take_damage()) is not None:
             self._warn(text)
 
     def _warn(self, text: str) -> None:
         warnings.warn(text, PenstockWarning, stacklevel=2)
 
     def close(self) -> None:
-        """Let the folder go; open blobs stay readable. Safe to call twice."""
+        """Close the folder; open blobs stay readable. Safe to call twice."""
         with self._lock:
-            if self.shelf is not None and os.getpid() == self.owner:
-                self.shelf.close()
-            self.shelf = self._readable = None
+            if self.folder is not None and os.getpid() == self.owner:
+                self.folder.close()
+            self.folder = self._readable = None
 
 
 class DiskCache:
-    """A folder on a local disk that keeps remote objects, shared by every process of a node.
+    """A folder on a local disk that caches remote objects for all processes of a node.
 
-    path: the folder; it is made (mode) when it is first used. max_bytes: int or such as "1.5TB";
-    never passed, by any number of processes and jobs. Several datasets and jobs may share one
-    folder; all give the same limit. peers: has the nodes of a job serve one another what they hold.
+    path: the folder; it is created with `mode` at first use. max_bytes: an int or a string such as
+    "1.5TB"; all processes and jobs together stay below it. Several datasets and jobs may share a
+    folder if they pass the same limit. peers: lets the nodes of a job serve cached data to each
+    other. retry_s: seconds without writes after a disk error.
 
-    Raises ConfigError here for arguments that can't be; at first use for a folder on a network
-    file system, of a newer format, or in use with another limit.
+    Raises ConfigError for invalid arguments; at first use if the folder is on a network file
+    system, has a newer format, or is in use with another limit.
     """
+
+    retry_s = 30.0
 
     def __init__(
         self,
@@ -202,17 +204,18 @@ class DiskCache:
         self.path = path
         self._max_bytes = max_bytes
         self._mode = mode
-        self._access = FolderAccess(path, max_bytes=max_bytes, mode=mode)
+        self._access = FolderAccess(path, max_bytes=max_bytes, mode=mode, retry_s=self.retry_s)
         self._remove: weakref.finalize[..., DiskCache] | None = None
 
     @classmethod
     def at(cls, path: str | os.PathLike[str], *, peers: Peers | None = None) -> DiskCache:
-        """The cache in a folder with the limit that it has; a new one gets 90 % of what is free."""
-        return _unlimited(cls(path, max_bytes=1, peers=peers))
+        """Return the cache in a folder with its recorded limit; a new folder gets 90 % of the free
+        bytes."""
+        return _with_recorded_limit(cls(path, max_bytes=1, peers=peers))
 
     @classmethod
     def temporary(cls) -> DiskCache:
-        """Make a cache in a folder of its own, removed at close() or at the interpreter's exit."""
+        """Make a cache in a temporary folder, removed at close() or at the interpreter's exit."""
         path = tempfile.mkdtemp(prefix="penstock-")
         cache = cls.at(path)
         cache._remove = weakref.finalize(cache, remove_own_folder, path, os.getpid())
@@ -220,18 +223,18 @@ class DiskCache:
 
     @property
     def is_temporary(self) -> bool:
-        """Whether close() removes it."""
+        """True if close() removes the folder."""
         return self._remove is not None
 
     @property
     def max_bytes(self) -> int | None:
-        """The limit; None before the first use of a cache that takes the folder's own."""
-        shelf = self._access.shelf
-        return shelf.max_bytes if shelf is not None else self._max_bytes
+        """The limit in bytes; None before first use if the folder's recorded limit applies."""
+        folder = self._access.folder
+        return folder.max_bytes if folder is not None else self._max_bytes
 
     @property
     def mode(self) -> int:
-        """The mode of the folder."""
+        """The permission bits of the folder."""
         return self._mode
 
     def __repr__(self) -> str:
@@ -239,39 +242,39 @@ class DiskCache:
         return f"DiskCache({self.path!r}, max_bytes={limit!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A spawned worker opens the folder anew."""
-        return _again, (self.path, self._max_bytes, self._mode, self.peers)
+        """Pickle the arguments: a spawned worker opens the folder itself."""
+        return _unpickle, (self.path, self._max_bytes, self._mode, self.peers)
 
     def open(self) -> None:
-        """Open the folder now instead of at first use. Raises ConfigError; a disk that fails is one
+        """Open the folder now instead of at first use. Raises ConfigError; a disk error is one
         PenstockWarning."""
         self._access.open()
 
     def use(self, act: Callable[[CacheFolder], Any]) -> Any:
-        """Return act(shelf), or None where the folder can't be written. Raises what act raises
-        beside what a disk does."""
+        """Return act(folder), or None if the folder can't be written. Raises what `act` raises,
+        except errors of the disk."""
         return self._access.use(act)
 
     def look(self, act: Callable[[Lookup], Any]) -> Any:
-        """Return act(lookup) for what a folder may still do that is full or can't be written; None
-        where it can't be read. Raises as `use` does."""
+        """Return act(lookup), also if the folder is full or read-only; None if it can't be read.
+        Raises as `use` does."""
         return self._access.look(act)
 
     def give_up(self, error: BaseException, *, reads: bool = False) -> None:
-        """Write nothing for a while, and say so once. reads: read nothing, either."""
+        """Stop writing for retry_s seconds, and warn once. reads: stop reading, too."""
         self._access.give_up(error, reads=reads)
 
     @property
     def can_be_used(self) -> bool:
-        """Whether the folder opens, and wasn't given up a moment ago."""
+        """True if the folder opens, and no disk error occurred in the last retry_s seconds."""
         return bool(self.use(lambda _: True))
 
     def folder(self, name: str, key: str) -> str | None:
-        """Path of the folder NAME/KEY inside for other modules' files (indexes), NAME made; of a
-        cache that can't be written only what is there. None if there is none."""
+        """Return the path NAME/KEY in the cache for other modules' files (indexes), and create
+        NAME. In a read-only cache NAME must exist; None if it doesn't."""
 
-        def make(shelf: CacheFolder) -> str:
-            return shelf.layout.top.folder(name, make=True).beneath(key)
+        def make(folder: CacheFolder) -> str:
+            return folder.layout.top.folder(name, make=True).beneath(key)
 
         def find(lookup: Lookup) -> str | None:
             top = lookup.layout.top
@@ -283,26 +286,26 @@ class DiskCache:
     def join(
         self, group: str, *, label: str, keys: Sequence[str], sizes: Iterable[int]
     ) -> PinnedShare:
-        """Make a live job of this process, whose share of the limit is pinned until leave().
+        """Register a live job of this process; its share of the limit is pinned until leave().
 
-        group: of the dataset. label: for people. keys, sizes: blobs that this node reads in an
-        epoch, and their bytes.
+        group: identifies the dataset. label: its name for people. keys, sizes: the blobs that this
+        node reads in an epoch, and their bytes.
         """
         return PinnedShare(self.use, group=group, label=label, keys=keys, sizes=sizes)
 
     def close(self) -> None:
-        """Let the folder go; open blobs stay readable. Safe to call twice."""
+        """Close the folder; open blobs stay readable. Safe to call twice."""
         self._access.close()
         if self._remove is not None:
             self._remove()
 
 
-def _again(path: str, max_bytes: int | None, mode: int, peers: Peers | None) -> DiskCache:
+def _unpickle(path: str, max_bytes: int | None, mode: int, peers: Peers | None) -> DiskCache:
     cache = DiskCache(path, max_bytes=max_bytes or 1, mode=mode, peers=peers)
-    return cache if max_bytes is not None else _unlimited(cache)
+    return cache if max_bytes is not None else _with_recorded_limit(cache)
 
 
-def _unlimited(cache: DiskCache) -> DiskCache:
-    """The same cache with the limit that its folder has."""
+def _with_recorded_limit(cache: DiskCache) -> DiskCache:
+    """Return the cache, changed to use the limit that its folder records."""
     cache._begin(cache.path, None, cache._mode)
     return cache

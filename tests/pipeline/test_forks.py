@@ -71,9 +71,9 @@ if __name__ == "__main__":
     _, status = os.waitpid(pid, 0)
     assert status == 0, status
     if kind == "cached":  # its claims stayed, and its locks
-        shelf = loader.dataset.remote.cache._access.shelf
-        assert shelf.leftovers.forget_dead_jobs() == 0
-        assert len(shelf.catalogue.jobs.rows()) == 1
+        folder = loader.dataset.remote.cache._access.folder
+        assert folder.leftovers.forget_dead_jobs() == 0
+        assert len(folder.catalogue.jobs.rows()) == 1
     found = first + list(passing)
     def ids_of(batch):
         return (batch[-1] if isinstance(batch, tuple) else batch).tolist()

@@ -1,4 +1,4 @@
-"""A cache that can't be written gives what it holds, without a database, and asks for the rest."""
+"""A cache that can't be written serves its whole blobs, and the remote serves the rest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MIB = 2**20
 
 @pytest.fixture(params=["mount", "refused"])
 def read_only(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Makes a folder one that this process can't write: by a mount, or each call by itself."""
+    """Make a folder read-only: by a mount, or by refusing each os.open that would write."""
     mounts: list[Path] = []
 
     def by_mount(folder: Path) -> None:
@@ -43,29 +43,31 @@ def read_only(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             if options == ["--bind"]:
                 mounts.append(folder)
 
-    def by_refusal(folder: Path) -> None:
-        del folder
-        plain = os.open
-
-        def refused(path: Any, flags: int, *more: Any, **named: Any) -> int:
-            if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-                raise PermissionError(errno.EACCES, "Permission denied", path)
-            return plain(path, flags, *more, **named)
-
-        monkeypatch.setattr(os, "open", refused)
-
-    yield by_mount if request.param == "mount" else by_refusal
+    yield by_mount if request.param == "mount" else lambda _: refuse_writes(monkeypatch)
     for folder in mounts:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def refuse_writes(patched: pytest.MonkeyPatch, name: str | None = None) -> None:
+    """Make os.open refuse to open the file of this name, or any file for writing."""
+    plain = os.open
+    writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+    def refused(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if path == name or (name is None and flags & writes):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return plain(path, flags, *more, **named)
+
+    patched.setattr(os, "open", refused)
+
+
 @contextlib.contextmanager
 def one_warning() -> Iterator[None]:
-    """Inside, exactly one thing is warned of: that the cache can't be used."""
-    with warnings.catch_warnings(record=True) as told:
+    """Require exactly one warning inside: that the cache can't be used."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
-    (only,) = told
+    (only,) = caught
     assert issubclass(only.category, PenstockWarning)
     assert "can't be used" in str(only.message)
 
@@ -91,21 +93,14 @@ def remote_of(store: MemoryStore, folder: Path) -> Iterator[Remote]:
 def test_the_warning_names_the_file_that_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = os.open
-
-    def refused(path: Any, flags: int, *more: Any, **named: Any) -> int:
-        if path == "catalogue.lock":
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return plain(path, flags, *more, **named)
-
     cache = DiskCache(tmp_path, max_bytes=8 * MIB)
-    monkeypatch.setattr(os, "open", refused)
+    refuse_writes(monkeypatch, "catalogue.lock")
     with pytest.warns(PenstockWarning, match=r"\(catalogue.lock: Permission denied\).*the right"):
         cache.open()
 
 
 @pytest.mark.parametrize("mode", ["mmap", "pread"])
-def test_what_it_holds_is_served_and_nothing_else_is_kept(
+def test_whole_blobs_are_served_and_nothing_else_is_kept(
     tmp_path: Path, read_only: Any, mode: Any
 ) -> None:
     store = MemoryStore({name: os.urandom(100_000) for name in ("held", "part", "else")})
@@ -146,7 +141,7 @@ def test_what_it_holds_is_served_and_nothing_else_is_kept(
     assert before == sorted((path, path.stat().st_size) for path in folder.rglob("*"))
 
 
-def test_a_new_process_reads_a_whole_dataset_from_it(
+def test_a_new_process_reads_a_whole_dataset_from_a_read_only_cache(
     pack: Path, tmp_path: Path, read_only: Any
 ) -> None:
     folder = tmp_path / "cache"
@@ -173,7 +168,7 @@ def test_a_new_process_reads_a_whole_dataset_from_it(
         assert server.bytes_sent == before
 
 
-def test_a_folder_of_roots_alone_is_read_and_anyones_is_not(
+def test_a_folder_that_only_root_may_write_is_read_and_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if os.geteuid():
@@ -189,22 +184,18 @@ def test_a_folder_of_roots_alone_is_read_and_anyones_is_not(
         Folder.at(str(place), reads_roots=True)
 
 
-def test_one_that_can_be_written_again_is_used_again(
+def test_a_folder_that_can_be_written_again_is_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore({name: os.urandom(100_000) for name in ("held", "else")})
     held, other = (source_of(store, name) for name in store.objects)
     with remote_of(store, tmp_path / "cache") as remote:
         remote.fill(held)
-    monkeypatch.setattr("penstock.cache.disk.disk_cache._RETRY_DISK_S", 0.0)
+    monkeypatch.setattr(DiskCache, "retry_s", 0.0)
     with one_warning(), remote_of(store, tmp_path / "cache") as one:
         with monkeypatch.context() as patched:
-            patched.setattr("penstock.cache.disk.disk_cache.Shelf", _refuses)
+            refuse_writes(patched)
             assert one.fill(held) == 0
             assert one.fill(other) == -1
         assert one.fill(other) == 100_000
         assert one.fill(held) == 0
-
-
-def _refuses(*_: object, **__: object) -> None:
-    raise OSError(errno.EROFS, "Read-only file system")

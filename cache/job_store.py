@@ -83,32 +83,32 @@ class JobStore:
         own = self._ask(lambda store: store.clone())
         return JobStore(own, prefix=self._prefix, kept=self._kept)
 
-    def tell(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str) -> None:
         """Write a value, over an older one."""
         self._ask(lambda store: store.set(self._key(key), value))
 
-    def tell_all(self, values: Mapping[str, str]) -> None:
+    def set_all(self, values: Mapping[str, str]) -> None:
         """Write several values by one question."""
         keys = [self._key(key) for key in values]
         self._ask(lambda store: store.multi_set(keys, list(values.values())))
 
-    def heard(self, key: str) -> str | None:
+    def get(self, key: str) -> str | None:
         """Read a value that was told; None where nobody has told it yet."""
         name = self._key(key)
         found = self._ask(lambda store: store.get(name) if store.check([name]) else None)
         return None if found is None else _text(found)
 
-    def are_told(self, keys: Sequence[str]) -> bool:
+    def has_all(self, keys: Sequence[str]) -> bool:
         """Whether all of these are told, by one question."""
         names = [self._key(key) for key in keys]
         return bool(self._ask(lambda store: store.check(names)))
 
-    def all_heard(self, keys: Sequence[str]) -> list[str]:
+    def get_all(self, keys: Sequence[str]) -> list[str]:
         """Read values that all were told, by one question."""
         names = [self._key(key) for key in keys]
         return [_text(value) for value in self._ask(lambda store: store.multi_get(names))]
 
-    def first(self, key: str, value: str) -> str:
+    def set_once(self, key: str, value: str) -> str:
         """Write a value unless somebody else was first; returns what stands there now."""
         return _text(self._ask(lambda store: store.compare_set(self._key(key), "", value)))
 
@@ -133,15 +133,15 @@ class JobStore:
         began = look_at = time.monotonic()
         look_s, pause_s = _FIRST_LOOK_S, _FIRST_PAUSE_S
         nothing: queue.SimpleQueue[None] = queue.SimpleQueue()
-        while not self.are_told(keys):
+        while not self.has_all(keys):
             now = time.monotonic()
             left_s = began + timeout_s - now
             if left_s <= 0:
-                return [key for key in keys if self.heard(key) is None]
+                return [key for key in keys if self.get(key) is None]
             if look is not None and now >= look_at:
                 asked_s = look()
                 if asked_s == 0:
-                    return [key for key in keys if self.heard(key) is None]
+                    return [key for key in keys if self.get(key) is None]
                 is_new = now - began < _LOOKED_OFTEN_S
                 most_s = _LOOK_EVERY_S if is_new else _LONGEST_LOOK_S
                 look_at = now + min(look_s, most_s if asked_s is None else asked_s)

@@ -35,7 +35,7 @@ class MemoryStore:
             if not prefix or path.startswith(prefix + "/"):
                 yield self._info(path)
 
-    def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         begin = prefix + "/" if prefix else ""
         names = [path.removeprefix(begin) for path in self.objects if path.startswith(begin)]
         found = [self._info(begin + name) for name in sorted(names) if "/" not in name]

@@ -134,7 +134,7 @@ class ReaderLocks:
         self._gone: deque[int] = deque()
         self._owner = os.getpid()
 
-    def hold(self, inode: int) -> bool:
+    def acquire(self, inode: int) -> bool:
         """Hold a file once more; False while an evictor is at it."""
         with self._mutex:
             count = self._counts.get(inode, 0)
@@ -144,7 +144,7 @@ class ReaderLocks:
         self._settle()
         return is_ours
 
-    def let_go(self, inode: int) -> None:
+    def release(self, inode: int) -> None:
         """Hold a file once less. A forked child's objects hold nothing."""
         if os.getpid() == self._owner:
             self._gone.append(inode)

@@ -104,7 +104,7 @@ class Store(Protocol):
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """All objects whose path begins with the folder `prefix` ("" or "a/b"), in any order."""
 
-    def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Objects directly in a folder, and names (last part) of its folders; empty if it isn't
         there."""
 

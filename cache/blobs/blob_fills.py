@@ -364,7 +364,7 @@ class WholeFills:
         # What this one can't use is left to other fills: all of them may go on at a time.
         upstream, key = self._upstream, blob.source.key
         with (
-            upstream.room_for_fills(key, self._most_requests(fill, ranges)) as room,
+            upstream.reserve_fills(key, self._most_requests(fill, ranges)) as room,
             contextlib.closing(fill.claims()) as claims,
         ):
             requests = list(self._claimed(blob, fill, ranges, claims, room, stop))

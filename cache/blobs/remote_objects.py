@@ -171,7 +171,7 @@ class SmallObjects:
             if (failed := self._failures.since(began_s, [(source.key, [_ALL])])) is not None:
                 raise failed
             try:
-                answer = self._fetcher.whole(source.segments[0].path, size_bytes=size_bytes)
+                answer = self._fetcher.fetch_object(source.segments[0].path, size_bytes=size_bytes)
             except FetchError as error:
                 self._failures.note([(source.key, _ALL)], error)
                 raise
@@ -185,7 +185,7 @@ class SmallObjects:
         """Without a cache: a file of this process."""
         path = self._own.path(source.key)
         if not os.path.exists(path):
-            answer = self._fetcher.whole(source.segments[0].path, size_bytes=size_bytes)
+            answer = self._fetcher.fetch_object(source.segments[0].path, size_bytes=size_bytes)
             self._own.write(source.key, memoryview(answer.data))
         return path
 

@@ -68,7 +68,7 @@ class Upstream(Protocol):
         StalledError.
         """
 
-    def room_for_fills(self, key: str, most: int) -> AbstractContextManager[int]:
+    def reserve_fills(self, key: str, most: int) -> AbstractContextManager[int]:
         """Grant ranges of a blob that aren't urgent: as many as may be asked for now, of the `most`
         that the caller needs; the room is the caller's inside."""
 
@@ -120,10 +120,10 @@ class StoreUpstream:
         """Fetch ranges from the store, as `Upstream.fetch` says."""
         self._fetcher.fetch([one.stored for one in ranges], deliver, urgent=urgent)
 
-    def room_for_fills(self, key: str, most: int) -> AbstractContextManager[int]:
-        """Grant ranges that aren't urgent, as `Upstream.room_for_fills` says."""
+    def reserve_fills(self, key: str, most: int) -> AbstractContextManager[int]:
+        """Grant ranges that aren't urgent, as `Upstream.reserve_fills` says."""
         del key
-        return self._fetcher.room_for_fills(most)
+        return self._fetcher.reserve_fills(most)
 
     def let_fills(self, room: Callable[[int, int], int]) -> None:
         """Set the connections of fills beside batches, as `Upstream.let_fills` says."""

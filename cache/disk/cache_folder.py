@@ -84,12 +84,12 @@ class BlobWriter:
     def _map(self, fill: Fill) -> FileMap:
         readers, inode = self._readers, fill.inode
         # An evictor holds it only while it holds the key, which is ours.
-        if not readers.hold(inode):
+        if not readers.acquire(inode):
             raise BlockingIOError(f"{fill.part}: held by an evictor")
         try:
-            return FileMap(fill.fd, on_unmap=lambda: readers.let_go(inode))
+            return FileMap(fill.fd, on_unmap=lambda: readers.release(inode))
         except BaseException:
-            readers.let_go(inode)
+            readers.release(inode)
             raise
 
     def publish(self, source: BlobSource, fill: Fill, data: Any, *, group: str, kept: bool) -> None:

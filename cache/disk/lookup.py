@@ -155,17 +155,17 @@ class LockedLookup(Lookup):
         # An evictor holds it for a moment only, whether it takes the file or not.
         what = self.layout.blob(key)
         try:
-            wait_for(lambda: readers.hold(inode), timeout_s=_EVICTOR_S, what=what)
+            wait_for(lambda: readers.acquire(inode), timeout_s=_EVICTOR_S, what=what)
         except StalledError:
             return None
         try:
             is_linked = bool(os.fstat(fd).st_nlink)
-            mapped = FileMap(fd, on_unmap=lambda: readers.let_go(inode)) if is_linked else None
+            mapped = FileMap(fd, on_unmap=lambda: readers.release(inode)) if is_linked else None
         except BaseException:
-            readers.let_go(inode)
+            readers.release(inode)
             raise
         if mapped is None:
-            readers.let_go(inode)
+            readers.release(inode)
         else:
             self._uses.note(key)
         return mapped

@@ -300,7 +300,7 @@ class Fetcher:
                 return ABSENT
             raise
 
-    def whole(
+    def fetch_object(
         self, path: str, *, version: str | None = None, size_bytes: int | None = None
     ) -> Answer:
         """Fetch a small object, all of it. size_bytes: what it must have, else
@@ -323,9 +323,9 @@ class Fetcher:
         policy's. Raises FetchError."""
         return self._one(lambda: self.store.info(path), path, limit_s=limit_s)
 
-    def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """List the objects directly in a folder, and its folders by name. Raises FetchError."""
-        return self._one(lambda: self.store.top(prefix), prefix)
+        return self._one(lambda: self.store.list_folder(prefix), prefix)
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """List all objects below a folder, each once. Raises FetchError."""
@@ -364,7 +364,7 @@ class Fetcher:
         self._scheduler.budget.fills_beside_urgent = connections
 
     @contextlib.contextmanager
-    def room_for_fills(self, most: int) -> Iterator[int]:
+    def reserve_fills(self, most: int) -> Iterator[int]:
         """How many requests that aren't urgent may be sent now, of the `most` that the caller has
         to send; the room is the caller's inside.
 

@@ -94,7 +94,7 @@ class HeldFile:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
-            self._readers.let_go(self.inode)
+            self._readers.release(self.inode)
 
 
 class HeldFiles:
@@ -132,7 +132,7 @@ class HeldFiles:
         fd = folder.open(name)
         try:
             found = os.fstat(fd)
-            if not found.st_size or not self._readers.hold(found.st_ino):
+            if not found.st_size or not self._readers.acquire(found.st_ino):
                 os.close(fd)
                 return None
         except BaseException:

@@ -82,12 +82,12 @@ class PeerExchange:
         """Tell where this node's server listens, "" where there is none, so that nobody waits for
         it; and in words for the pipeline what it holds. Telling the same again changes nothing."""
         first = self._ranks.first
-        if self._store.heard(f"told-{first}") == address:
+        if self._store.get(f"told-{first}") == address:
             return
-        self._store.first(f"held-{first}", held or "-")
+        self._store.set_once(f"held-{first}", held or "-")
         number = self._store.add("entries", 1)
-        self._store.tell(f"entry-{number}", json.dumps([first, self._ranks.end, address]))
-        self._store.tell(f"told-{first}", address)
+        self._store.set(f"entry-{number}", json.dumps([first, self._ranks.end, address]))
+        self._store.set(f"told-{first}", address)
 
     def hear(self, *, timeout_s: float) -> list[Peer]:
         """The other nodes that have told; waits so long for those that haven't, or for the first
@@ -97,19 +97,19 @@ class PeerExchange:
             self._gather(until_s)
             told = sorted(self._told.copy().items())
             text = json.dumps([[first, *rest] for first, rest in told])
-            self._store.tell("all", text)
+            self._store.set("all", text)
         else:
             self._store.wait(["all"], timeout_s=max(0.0, until_s - time.monotonic()))
-        return self._others(self._store.heard("all"))
+        return self._others(self._store.get("all"))
 
     def new_words(self) -> dict[int, str]:
         """What nodes that were heard of said they hold, by node; each is told once."""
         new = {n: first for n, first in self._listed.items() if first not in self._heard}
         keys = [f"held-{first}" for first in new.values()]
-        if not new or not self._store.are_told(keys):
+        if not new or not self._store.has_all(keys):
             return {}
         self._heard.update(new.values())
-        return dict(zip(new, self._store.all_heard(keys), strict=True))
+        return dict(zip(new, self._store.get_all(keys), strict=True))
 
     def _gather(self, until_s: float) -> None:
         """Put entries on the list until all ranks' nodes are there, or the time is over."""
@@ -120,7 +120,7 @@ class PeerExchange:
             is_full = ranks >= self._ranks.size
             if not is_full and left_s > 0:
                 self._store.wait([entry], timeout_s=left_s)
-            found = _entry(self._store.heard(entry))
+            found = _entry(self._store.get(entry))
             if found is None:
                 return
             self._told[found[0]] = found[1:]

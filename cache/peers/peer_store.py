@@ -390,7 +390,7 @@ class PeerStore:
         del prefix
         raise RequestError("refused", "peers have no names")
 
-    def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Peers list nothing by name."""
         del prefix
         raise RequestError("refused", "peers have no names")

@@ -320,13 +320,13 @@ class PeerUpstream:
         finally:
             gate.end()
 
-    def room_for_fills(self, key: str, most: int) -> AbstractContextManager[int]:
-        """Grant ranges that aren't urgent, as `Upstream.room_for_fills` says: of the connections to
+    def reserve_fills(self, key: str, most: int) -> AbstractContextManager[int]:
+        """Grant ranges that aren't urgent, as `Upstream.reserve_fills` says: of the connections to
         peers where one has the blob."""
         fetcher = self._fetcher
         if fetcher is not None and self.is_near(key):
-            return fetcher.room_for_fills(most)
-        return self._store.room_for_fills(key, most)
+            return fetcher.reserve_fills(most)
+        return self._store.reserve_fills(key, most)
 
     def let_fills(self, room: Callable[[int, int], int]) -> None:
         """Set the connections of fills beside batches, as `Upstream.let_fills` says. One goes on

@@ -199,6 +199,6 @@ def job_secret(settings: Peers, store: JobStore | None, token: str | None) -> Pe
             f"or set {SECRET_VARIABLE} alike on all of them."
         )
     mine = _drawn[0] if _drawn else PeerSecret.draw()
-    found = PeerSecret.of_text(store.under("peers").first("secret", mine.text), what="the store")
+    found = PeerSecret.of_text(store.under("peers").set_once("secret", mine.text), what="the store")
     _drawn[:] = [found]
     return found

@@ -202,11 +202,11 @@ class FsspecStore:
         waiting = [prefix]
         while waiting:
             folder = waiting.pop()
-            objects, folders = self.top(folder)
+            objects, folders = self.list_folder(folder)
             yield from objects
             waiting += [f"{folder}/{name}" if folder else name for name in folders]
 
-    def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Objects directly in a folder, and names of its folders. Raises RequestError."""
         try:
             inside = self._call("ls", self._full(prefix), detail=True)

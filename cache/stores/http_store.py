@@ -125,7 +125,7 @@ class HttpListing:
             yield from self._measured(folder, files)
             waiting += [_join(folder, name) for name in folders]
 
-    def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Objects directly in a folder, and names of its folders. Raises RequestError."""
         files, folders = self._names(prefix)
         return list(self._measured(prefix, files)), folders
@@ -232,10 +232,10 @@ class HttpStore:
         self._begin(prefix)
         yield from self._listing.walk(prefix)
 
-    def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Objects directly in a folder, and names of its folders. Raises RequestError."""
         self._begin(prefix)
-        return self._listing.top(prefix)
+        return self._listing.list_folder(prefix)
 
     def info(self, path: str) -> ObjectInfo | None:
         """What is known of an object; None if it isn't there. Raises RequestError."""

@@ -274,7 +274,7 @@ class ObstoreListing:
         with self._failures.explaining():
             return list(next(listing, ()))
 
-    def top(self, key: str, folder: str) -> tuple[list[ObjectInfo], list[str]]:
+    def list_folder(self, key: str, folder: str) -> tuple[list[ObjectInfo], list[str]]:
         """Objects directly at a key, and names of folders there. Raises RequestError."""
         import obstore
 
@@ -378,10 +378,10 @@ class ObstoreStore:
         check_process(self._pid)
         yield from self._listing.walk(self._key(prefix), prefix)
 
-    def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Objects directly in a folder, and names of its folders. Raises RequestError."""
         check_process(self._pid)
-        return self._listing.top(self._key(prefix), prefix)
+        return self._listing.list_folder(self._key(prefix), prefix)
 
     def info(self, path: str) -> ObjectInfo | None:
         """What is known of an object; None if it isn't there. Raises RequestError."""

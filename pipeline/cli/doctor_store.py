@@ -96,7 +96,7 @@ def probe(store: Store, *, clock: Callable[[], float] = time.perf_counter) -> St
     found: dict[str, Any] = {"url": store.url}
     sample: ObjectInfo | None = None
     try:
-        objects, folders = store.top()
+        objects, folders = store.list_folder()
         found |= {"objects": len(objects), "folders": len(folders)}
         sample = next((each for each in objects if each.size_bytes), None)
     except RequestError as error:

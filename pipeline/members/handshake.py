@@ -365,7 +365,7 @@ class FirstBatchBarrier:
 
     def _fail_there(self, room: JobStore, process: int, text: str) -> None:
         """Tell the ranks of another dataset's loaders, the first ones and the latest of a rank."""
-        latest = int(room.heard(built_key(process)) or 1)
+        latest = int(room.get(built_key(process)) or 1)
         for number in {1, latest}:
             there = room.under(str(number))
             LoaderChannel(there, rank=self._world.rank, size=self._world.size).fail(
@@ -383,11 +383,11 @@ class FirstBatchBarrier:
 def _publish_dataset(store: JobStore, mine: dict[str, Any]) -> list[dict[str, Any]]:
     """Tell a dataset, unless somebody has; all that were told, that one left out."""
     text = json.dumps(mine)
-    if store.first(f"read-{mine['room']}", text) == text:
-        store.tell(f"read-{store.add('read', 1)}", text)
+    if store.set_once(f"read-{mine['room']}", text) == text:
+        store.set(f"read-{store.add('read', 1)}", text)
     found = []
     for number in range(1, min(store.add("read", 0), _MOST_DATASETS) + 1):
-        told = store.heard(f"read-{number}")  # None: whoever tells it compares after us
+        told = store.get(f"read-{number}")  # None: whoever tells it compares after us
         if told is not None and (one := json.loads(told))["room"] != mine["room"]:
             found.append(one)
     return found
@@ -398,7 +398,7 @@ def _are_apart(whole: JobStore, mine: dict[str, Any], other: dict[str, Any]) -> 
     if other["process"] == mine["process"]:
         return False
     asked = ((mine["room"], other["process"]), (other["room"], mine["process"]))
-    return all(whole.under(str(room)).heard(built_key(int(who))) is None for room, who in asked)
+    return all(whole.under(str(room)).get(built_key(int(who))) is None for room, who in asked)
 
 
 def _dataset_words(one: dict[str, Any]) -> str:

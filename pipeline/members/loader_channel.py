@@ -94,13 +94,13 @@ class _NoticePublisher:
         self.last = word
         with contextlib.suppress(JobStoreError):
             # Who registers behind this reads it; who was registered is sent it.
-            self._store.tell(_STATE, word)
+            self._store.set(_STATE, word)
             listeners = range(1, self._store.add(_LISTENERS, 0) + 1)
             words = {_heard_by(n, self._sent.get(n, 0)): word for n in listeners}
             if words:
-                self._store.tell_all(words)
+                self._store.set_all(words)
             self._sent.update({n: self._sent.get(n, 0) + 1 for n in listeners})
-            self._store.heard(_STATE)  # answered when all of that is done
+            self._store.get(_STATE)  # answered when all of that is done
 
     def leave(self) -> None:
         if not _is_failing():
@@ -145,7 +145,7 @@ class _Listener:
         self._store, self._connection = store, connection
         self._pid, self._has_ended = os.getpid(), False
         self._number, self._count = store.add(_LISTENERS, 1), 0
-        self._word = store.heard(_STATE) or ""
+        self._word = store.get(_STATE) or ""
         self._workers = Workers(1, name="first")
         self._end: Outcome[None] = self._workers.submit(self._listen, None)
         end_at_exit(self)
@@ -157,7 +157,7 @@ class _Listener:
                 self._connection.wait_for_ever(key)
                 before, self._word = self._word, _LEFT
                 # Whoever says something and is gone before it can be read is at its end.
-                self._word = self._connection.heard(key) or before
+                self._word = self._connection.get(key) or before
                 self._count += 1
 
     def last_word(self) -> str:
@@ -170,7 +170,7 @@ class _Listener:
             return
         self._has_ended = True
         with contextlib.suppress(JobStoreError):
-            self._store.tell(_heard_by(self._number, self._count), "")
+            self._store.set(_heard_by(self._number, self._count), "")
         self._workers.close(timeout_s=0.0)
 
 
@@ -279,7 +279,7 @@ class LoaderChannel:
     def compare(self, facts: dict[str, Any]) -> dict[str, Any]:
         """What the first rank that came here said; this rank's own facts if it is the first."""
         mine = json.dumps(facts, sort_keys=True)
-        theirs = json.loads(self._ask(lambda store: store.first(self._key("plan"), mine), mine))
+        theirs = json.loads(self._ask(lambda store: store.set_once(self._key("plan"), mine), mine))
         return theirs if isinstance(theirs, dict) else facts
 
     def add(self, name: str, count: int) -> int:
@@ -296,18 +296,18 @@ class LoaderChannel:
         if not self.is_shared:
             return self._counts.get(name, 0) if self.size == 1 else None
         mine = str(self.add(name, 0))
-        first = self._ask(lambda store: store.first(self._key(f"at-{place}"), mine), "")
+        first = self._ask(lambda store: store.set_once(self._key(f"at-{place}"), mine), "")
         return int(first) if first else None
 
     def first_told(self, name: str, value: int) -> int:
         """What the first rank told that came here; this rank's own where nobody answers."""
-        return int(self._ask(lambda store: store.first(self._key(name), str(value)), str(value)))
+        return int(self._ask(lambda store: store.set_once(self._key(name), str(value)), str(value)))
 
     def stop(self, notice: dict[str, Any]) -> None:
         """Tell every rank to stop when it asks for its next batch; the first notice stays."""
         self._notice = self._notice or notice
         text = json.dumps(notice)
-        self._ask(lambda store: store.first(self._key("stop"), text), "")
+        self._ask(lambda store: store.set_once(self._key("stop"), text), "")
 
     def fail(self, reason: str, *, differs: bool = False) -> None:
         """Tell every rank that this one can't go on: whatever step they are at, they end there.
@@ -319,7 +319,7 @@ class LoaderChannel:
         told = {"rank": self.rank, "failed": reason[:_MOST_REASON], "last": [-1, 0]}
         notice = {**told, "differs": differs}
         self.stop(notice)
-        self._ask(lambda store: store.tell(self._key(_ALL_THERE), "1"), None)
+        self._ask(lambda store: store.set(self._key(_ALL_THERE), "1"), None)
         if differs:
             self.fail_next(reason, differs=True)
 
@@ -327,21 +327,21 @@ class LoaderChannel:
         """Tell that this one can't go on to those that have loaded the next state already."""
         told = {"rank": self.rank, "failed": reason[:_MOST_REASON], "last": [-1, 0]}
         text, before = json.dumps({**told, "differs": differs}), f"{self._round + 1}/"
-        self._ask(lambda store: store.first(f"{before}stop", text), "")
-        self._ask(lambda store: store.tell(f"{before}{_ALL_THERE}", "1"), None)
+        self._ask(lambda store: store.set_once(f"{before}stop", text), "")
+        self._ask(lambda store: store.set(f"{before}{_ALL_THERE}", "1"), None)
 
     def compare_next(self, text: str) -> str:
         """What the first rank told that loaded the next state, of that; this one's own if it is the
         first."""
         key = f"{self._round + 1}/state"
-        return self._ask(lambda store: store.first(key, text), text)
+        return self._ask(lambda store: store.set_once(key, text), text)
 
     def arrive(self, processes: int, *, process: int) -> None:
         """Tell that this one's loader is as the others'; again behind `begin`. processes: that have
         one, if all do; process: this one's number."""
-        self._ask(lambda store: store.tell(self._key(f"here-{process}"), "1"), None)
+        self._ask(lambda store: store.set(self._key(f"here-{process}"), "1"), None)
         if self._ask(lambda store: store.add(self._key("there"), 1), 0) == processes:
-            self._ask(lambda store: store.tell(self._key(_ALL_THERE), "1"), None)
+            self._ask(lambda store: store.set(self._key(_ALL_THERE), "1"), None)
 
     def others_arrived(self) -> bool:
         """Whether any other process ever has."""
@@ -352,7 +352,7 @@ class LoaderChannel:
 
         def asked(store: JobStore) -> list[int]:
             keys = [self._key(f"here-{process}") for process in range(processes)]
-            return [process for process, key in enumerate(keys) if store.heard(key) is None]
+            return [process for process, key in enumerate(keys) if store.get(key) is None]
 
         nobody: list[int] = []
         return self._ask(asked, nobody)
@@ -368,7 +368,7 @@ class LoaderChannel:
     def stop_notice(self) -> dict[str, Any] | None:
         """The notice, if a rank told all to stop."""
         if self._notice is None:
-            text = self._ask(lambda store: store.heard(self._key("stop")), None)
+            text = self._ask(lambda store: store.get(self._key("stop")), None)
             if text is not None:
                 self._notice = json.loads(text)
         return self._notice
@@ -378,16 +378,16 @@ class LoaderChannel:
         if not self._told_waits:
             self._told_waits = self._ask(lambda store: store.add("tellers", 1), 0)
         key = _waits_key(self._told_waits)
-        self._ask(lambda store: store.tell(key, text), None)
+        self._ask(lambda store: store.set(key, text), None)
 
     def all_waits(self) -> list[str] | None:
         """What all processes told of their waits; None where nobody can be asked."""
 
         def heard(store: JobStore) -> list[str]:
             keys = [_waits_key(number + 1) for number in range(store.add("tellers", 0))]
-            if not store.are_told(keys):  # somebody has a number and is about to tell
-                keys = [key for key in keys if store.are_told([key])]
-            return store.all_heard(keys) if keys else []
+            if not store.has_all(keys):  # somebody has a number and is about to tell
+                keys = [key for key in keys if store.has_all([key])]
+            return store.get_all(keys) if keys else []
 
         return self._ask(heard, None)
 
@@ -406,7 +406,7 @@ class LoaderChannel:
         here = self._ask(lambda store: store.add(self._key("ended"), 1), members)
         key = self._key("all-ended")
         if here >= members:
-            self._ask(lambda store: store.tell(key, "1"), None)
+            self._ask(lambda store: store.set(key, "1"), None)
         elif self._store is not None:
             with contextlib.suppress(JobStoreError):  # the store is gone, so its rank has ended
                 self._store.wait([key], timeout_s=ENDING_TIMEOUT_S)
@@ -491,7 +491,7 @@ def open_channel(
 
 def publish_count(store: JobStore, name: str, *, total: int, place: int, count: int) -> None:
     """Tell where so many were added. total: behind them. Raises JobStoreError."""
-    store.tell(f"{name}-{total}", f"{place} {count}")
+    store.set(f"{name}-{total}", f"{place} {count}")
 
 
 def published_counts(store: JobStore, name: str, *, total: int) -> list[tuple[int, int]] | None:
@@ -501,7 +501,7 @@ def published_counts(store: JobStore, name: str, *, total: int) -> list[tuple[in
     """
     found = []
     while total > 0:
-        told = store.heard(f"{name}-{total}")
+        told = store.get(f"{name}-{total}")
         if told is None:
             return None
         place, count = map(int, told.split())

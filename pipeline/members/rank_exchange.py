@@ -64,18 +64,18 @@ def exchange(
     them; RankFailedError where one was refused and doesn't come; JobStoreError where the store
     doesn't answer; PlanError for a word that can't be read.
     """
-    store.tell(_word(world.process), word.text())
+    store.set(_word(world.process), word.text())
     if store.add("came", 1) == world.processes:
-        store.tell(_ALL, "1")
+        store.set(_ALL, "1")
     if world.process == 0:
         asked = _answer(store, world, groups, decide, timeout_s=timeout_s, refusals=refusals)
-        store.first(_ANSWER, asked)
+        store.set_once(_ANSWER, asked)
     elif not _wait(store, _ANSWER, world, timeout_s=timeout_s + _ANSWER_SPARE_S, refusals=refusals):
         if refusals is not None and (error := refusals.error()) is not None:
             raise error
         missing = _missing(store, world)
         raise _stalled(world, missing or [0], timeout_s=timeout_s + _ANSWER_SPARE_S)
-    told = json.loads(store.heard(_ANSWER) or "{}")
+    told = json.loads(store.get(_ANSWER) or "{}")
     if "refused" in told:
         raise RankFailedError(str(told["refused"]), rank=int(told["rank"]))
     if (missing := told.get("missing")) is not None:
@@ -90,8 +90,8 @@ def exchange(
 
 def give_up(store: JobStore, reason: str) -> None:
     """Tell those that wait, or will, that this rank doesn't come. Raises JobStoreError."""
-    store.first(_ANSWER, json.dumps({"failed": reason}))
-    store.tell(_ALL, "1")
+    store.set_once(_ANSWER, json.dumps({"failed": reason}))
+    store.set(_ALL, "1")
 
 
 def _answer(
@@ -110,9 +110,9 @@ def _answer(
         missing = _missing(store, world)
         if missing:
             return json.dumps({"missing": missing})
-    if (given_up := store.heard(_ANSWER)) is not None:
+    if (given_up := store.get(_ANSWER)) is not None:
         return given_up
-    texts = store.all_heard([_word(process) for process in range(world.processes)])
+    texts = store.get_all([_word(process) for process in range(world.processes)])
     try:
         words = [ProcessReport.parse(text, groups=groups) for text in texts]
         _check_alike(words)
@@ -158,7 +158,7 @@ def _wait(
 
 
 def _missing(store: JobStore, world: World) -> list[int]:
-    return [rank for rank in range(world.processes) if store.heard(_word(rank)) is None]
+    return [rank for rank in range(world.processes) if store.get(_word(rank)) is None]
 
 
 def _word(process: int) -> str:
@@ -215,13 +215,13 @@ class RankRefusals:
             "label": self._world.label,
             "reason": reason[:_MOST_REASON],
         }
-        self._store.tell(_key(self._store.add("refusals", 1)), json.dumps(told))
+        self._store.set(_key(self._store.add("refusals", 1)), json.dumps(told))
 
     def withdraw(self) -> None:
         """Tell that this process goes on after all."""
         for number, told in self._standing():
             if told.get("process") == self._world.process:
-                self._store.tell(_key(number), "")
+                self._store.set(_key(number), "")
 
     def look(self) -> float | None:
         """Between two waits: how long the next one should be, None for any; 0 where a refusal stood
@@ -248,7 +248,7 @@ class RankRefusals:
 
     def _standing(self) -> list[tuple[int, dict[str, Any]]]:
         count = min(self._store.add("refusals", 0), _MOST_HEARD)
-        told = ((number, self._store.heard(_key(number))) for number in range(1, count + 1))
+        told = ((number, self._store.get(_key(number))) for number in range(1, count + 1))
         return [(number, json.loads(text)) for number, text in told if text]
 
 

@@ -177,7 +177,7 @@ def refuse_unbuilt(source: Source, options: NativeOptions, error: Exception) -> 
 
     kind = store.under(store_section(_dataset_label(source), shuffle=options.shuffle))
     with contextlib.suppress(JobStoreError):
-        number = int(kind.heard(built_key(world.process)) or 0) + 1
+        number = int(kind.get(built_key(world.process)) or 0) + 1
         RankRefusals(kind.under(str(number)), world).tell(f"{type(error).__name__}: {error}")
 
 

@@ -113,8 +113,8 @@ class SharedBuild:
 
     def claim(self) -> bool:
         """Whether this process builds. Asked once; then `building`, or `wait`."""
-        self._attempt = self.store.heard(f"{self.key}/attempt") or "0"
-        return self.store.first(self._name("builder"), self._me) == self._me
+        self._attempt = self.store.get(f"{self.key}/attempt") or "0"
+        return self.store.set_once(self._name("builder"), self._me) == self._me
 
     def _name(self, what: str) -> str:
         return f"{self.key}/{self._attempt}/{what}"
@@ -122,7 +122,7 @@ class SharedBuild:
     def _give_up(self) -> None:
         """This attempt has failed: a later one isn't met with its error. Who comes first says so,
         for all."""
-        if self.store.first(self._name("failed"), self._me) == self._me:
+        if self.store.set_once(self._name("failed"), self._me) == self._me:
             self.store.add(f"{self.key}/attempt", 1)
 
     def told(self, done: int, total: int, done_bytes: int) -> None:
@@ -161,11 +161,11 @@ class SharedBuild:
             _log.warning("%s", error)
 
     def _beat(self, number: int) -> None:
-        self.store.tell(self._name("beat"), json.dumps([number, *self._done]))
+        self.store.set(self._name("beat"), json.dumps([number, *self._done]))
 
     def _end(self, report: BuildReport) -> None:
         told = [report.builder, report.error[:2000], report.kind, report.place, report.pieces]
-        self.store.tell(self._name("done"), json.dumps(told))
+        self.store.set(self._name("done"), json.dumps(told))
 
     def publish(self, manifest: Manifest, place: bytes, *, is_own: bool = False) -> None:
         """The index stands: where it does, and a copy where it isn't too large. is_own: other nodes
@@ -174,17 +174,17 @@ class SharedBuild:
         packed = _packed(manifest, place, MOST_OWN_BYTES if is_own else MOST_PIECES_BYTES)
         if packed is not None:
             for start in range(0, len(packed), _PIECE_BYTES):
-                self.store.tell(self._name(f"piece{pieces}"), packed[start : start + _PIECE_BYTES])
+                self.store.set(self._name(f"piece{pieces}"), packed[start : start + _PIECE_BYTES])
                 pieces += 1
         self._end(BuildReport(self._shown(self._me), place=os.fsdecode(place), pieces=pieces))
 
     def wait(self) -> BuildReport:
         """Wait for the builder. Raises its error, and StalledError where it is gone."""
-        builder = self._shown(self.store.heard(self._name("builder")) or "")
+        builder = self._shown(self.store.get(self._name("builder")) or "")
         began = heard = logged = time.monotonic()
         beat = ""
         while self.store.wait([self._name("done")], timeout_s=BEAT_S):
-            now, latest = time.monotonic(), self.store.heard(self._name("beat")) or ""
+            now, latest = time.monotonic(), self.store.get(self._name("beat")) or ""
             if latest != beat:
                 beat, heard = latest, now
             if now - heard > SILENT_S or now - began > WAIT_S:
@@ -205,7 +205,7 @@ class SharedBuild:
                     done,
                     total,
                 )
-        report = BuildReport(*json.loads(self.store.heard(self._name("done")) or "[]"))
+        report = BuildReport(*json.loads(self.store.get(self._name("done")) or "[]"))
         report.check(self.url)
         return report
 
@@ -220,12 +220,12 @@ class SharedBuild:
         with suppress(JobStoreError):
             if report.pieces and self.store.add(self._name("left"), 1) == others:
                 for number in range(report.pieces):
-                    self.store.tell(self._name(f"piece{number}"), "")
+                    self.store.set(self._name(f"piece{number}"), "")
 
     def receive(self, report: BuildReport, place: bytes) -> bool:
         """Put the copy of the index that came through the store into a folder; False where none
         came. Raises WriteError."""
-        told = [self.store.heard(self._name(f"piece{n}")) for n in range(report.pieces)]
+        told = [self.store.get(self._name(f"piece{n}")) for n in range(report.pieces)]
         files = _unpacked("".join(each or "" for each in told)) if all(told) and told else None
         if files is None:
             return False

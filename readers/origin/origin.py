@@ -339,7 +339,7 @@ class RemoteFolder:
         """The files at the root or of the selection, in order, and the folders at the root."""
         fetcher = self.remote.fetcher
         if self.selection is None:
-            objects, folders = fetcher.top()
+            objects, folders = fetcher.list_folder()
             entries = sorted(map(_entry, objects), key=lambda entry: entry.name)
             return entries, sorted(map(os.fsencode, folders))
         from penstock.readers.origin.wildcards import (
@@ -348,7 +348,7 @@ class RemoteFolder:
         )
 
         def top(folder: str) -> tuple[list[tuple[str, ObjectInfo]], list[str]]:
-            objects, folders = fetcher.top(folder)
+            objects, folders = fetcher.list_folder(folder)
             return [(found.path, found) for found in objects], list(folders)
 
         def walk(folder: str) -> Iterator[tuple[str, ObjectInfo]]:

@@ -32,27 +32,27 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> JobStore:
 
 
 def test_what_was_told_is_heard(store: JobStore) -> None:
-    assert store.heard("a") is None
-    store.tell("a", "1")
-    store.tell("a", "é 2")
-    assert store.heard("a") == "é 2"
-    assert store.under("x").heard("a") is None
-    assert [store.first("b", "mine"), store.first("b", "yours")] == ["mine", "mine"]
+    assert store.get("a") is None
+    store.set("a", "1")
+    store.set("a", "é 2")
+    assert store.get("a") == "é 2"
+    assert store.under("x").get("a") is None
+    assert [store.set_once("b", "mine"), store.set_once("b", "yours")] == ["mine", "mine"]
     assert [store.add("n", 2), store.add("n", 3), store.add("n", 0)] == [2, 5, 5]
-    assert store.all_heard(["a", "b"]) == ["é 2", "mine"]
+    assert store.get_all(["a", "b"]) == ["é 2", "mine"]
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 1e-5, 0.003])
 def test_a_wait_ends_and_says_what_is_missing(
     store: JobStore, timeout_s: float, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    store.tell("a", "1")
+    store.set("a", "1")
     assert store.wait(["a", "b", "c"], timeout_s=timeout_s) == ["b", "c"]
     assert capfd.readouterr().err == ""  # torch's own wait complains there
 
 
 def test_a_wait_ends_with_the_last_key(store: JobStore) -> None:
-    told = threading.Thread(target=store.tell, args=("a", "1"))
+    told = threading.Thread(target=store.set, args=("a", "1"))
     told.start()
     assert store.wait(["a"], timeout_s=30.0) == []
     told.join()
@@ -64,7 +64,7 @@ def test_an_interrupt_ends_a_wait_and_the_store_still_answers(store: JobStore) -
 
     with pytest.raises(KeyboardInterrupt):
         store.wait(["a"], timeout_s=PATIENCE_S, look=look)
-    assert store.heard("a") is None
+    assert store.get("a") is None
 
 
 def test_other_threads_ask_while_one_waits(store: JobStore) -> None:
@@ -74,7 +74,7 @@ def test_other_threads_ask_while_one_waits(store: JobStore) -> None:
     )
     told.start()
     assert waits.wait(PATIENCE_S)
-    store.tell("a", "1")
+    store.set("a", "1")
     told.join(PATIENCE_S)
     assert not told.is_alive()
 
@@ -89,10 +89,10 @@ def test_a_store_that_is_gone_is_an_error_of_ours() -> None:
 
     store = JobStore(Gone())
     for ask in (
-        lambda: store.heard("a"),
-        lambda: store.first("a", "1"),
+        lambda: store.get("a"),
+        lambda: store.set_once("a", "1"),
         lambda: store.wait(["a"], timeout_s=1.0),
-        lambda: store.all_heard(["a"]),
+        lambda: store.get_all(["a"]),
     ):
         with pytest.raises(JobStoreError, match=r"reset by peer.*look at rank 0"):
             ask()

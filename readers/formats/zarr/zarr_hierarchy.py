@@ -142,7 +142,7 @@ class RemoteHierarchyFiles:
 
     def folders(self, name: bytes) -> list[bytes]:
         """Names of the folders directly in one, sorted."""
-        _, folders = self._origin.remote.fetcher.top(os.fsdecode(name))
+        _, folders = self._origin.remote.fetcher.list_folder(os.fsdecode(name))
         return sorted(each for each in map(os.fsencode, folders) if not is_passed_over(each))
 
     def walk(self, name: bytes, depth: int) -> Iterator[Entry]:

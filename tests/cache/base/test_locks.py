@@ -37,18 +37,18 @@ def test_readers_share_and_keep_an_evictor_out(tmp_path: Path) -> None:
     path = str(tmp_path / "locks")
     readers, others, evictor = ReaderLocks(path), ReaderLocks(path), ByteLocks(path)
     inode = 2**40 + 7
-    assert readers.hold(inode)
-    assert readers.hold(inode)
-    assert others.hold(inode)
-    readers.let_go(inode)
-    others.let_go(inode)
+    assert readers.acquire(inode)
+    assert readers.acquire(inode)
+    assert others.acquire(inode)
+    readers.release(inode)
+    others.release(inode)
     assert not evictor.lock(inode)
-    readers.let_go(inode)
+    readers.release(inode)
     assert evictor.lock(inode)
-    assert not readers.hold(inode)
+    assert not readers.acquire(inode)
     evictor.unlock(inode)
-    readers.let_go(inode)  # once too often is nothing
-    assert readers.hold(inode)
+    readers.release(inode)  # once too often is nothing
+    assert readers.acquire(inode)
     for locks in (readers, others):
         locks.close()
     evictor.close()
@@ -97,9 +97,9 @@ def test_a_wait_ends_with_a_reason(tmp_path: Path) -> None:
 def test_a_forked_child_lets_nothing_go(tmp_path: Path) -> None:
     path = str(tmp_path / "locks")
     readers, evictor = ReaderLocks(path), ByteLocks(path)
-    assert readers.hold(5)
+    assert readers.acquire(5)
     readers._owner = os.getpid() + 1  # as in a child
-    readers.let_go(5)
+    readers.release(5)
     assert not evictor.lock(5)
     readers.close()
     evictor.close()

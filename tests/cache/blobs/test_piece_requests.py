@@ -126,7 +126,7 @@ class Refusing:
         self.asked += ranges
         raise FetchError("no", uri=self.uri("p1"))
 
-    def room_for_fills(self, key: str, most: int) -> threading.Lock:
+    def reserve_fills(self, key: str, most: int) -> threading.Lock:
         del key, most
         raise AssertionError("not asked for here")
 

@@ -72,8 +72,8 @@ class FolderUpstream:
             return None
         return data[one.start : one.end] if len(data) == one.blob.size_bytes else None
 
-    def room_for_fills(self, key: str, most: int) -> AbstractContextManager[int]:
-        return self._other.room_for_fills(key, most)
+    def reserve_fills(self, key: str, most: int) -> AbstractContextManager[int]:
+        return self._other.reserve_fills(key, most)
 
     def let_fills(self, room: Callable[[int, int], int]) -> None:
         self._other.let_fills(room)

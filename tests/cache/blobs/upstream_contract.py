@@ -113,16 +113,16 @@ class UpstreamTests:
             for _ in pool.map(read, range(6), timeout=60):
                 pass
 
-    def test_there_is_room_for_fills_while_nobody_waits(self, upstream: Upstream) -> None:
-        with upstream.room_for_fills("a", 1000) as room:
+    def test_fills_are_granted_while_nobody_waits(self, upstream: Upstream) -> None:
+        with upstream.reserve_fills("a", 1000) as room:
             assert room > 0
-            with upstream.room_for_fills("b", 1000) as more:
+            with upstream.reserve_fills("b", 1000) as more:
                 assert more == 0
-        with upstream.room_for_fills("a", 1) as one:  # the rest is others'
+        with upstream.reserve_fills("a", 1) as one:  # the rest is others'
             assert one == 1
-            with upstream.room_for_fills("b", 1000) as more:
+            with upstream.reserve_fills("b", 1000) as more:
                 assert more == room - 1
-        with upstream.room_for_fills("a", 1000) as again:
+        with upstream.reserve_fills("a", 1000) as again:
             assert again == room
 
     def test_connections_of_fills_are_set(self, upstream: Upstream) -> None:

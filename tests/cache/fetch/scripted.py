@@ -71,7 +71,7 @@ class Scripted:
                 self.act(prefix, None)
             yield ObjectInfo(path=str(number), size_bytes=1, version="v")
 
-    def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         self.act(prefix, None)
         return [], ["x"]
 

@@ -137,7 +137,7 @@ def test_a_fill_leaves_connections_to_who_is_waiting() -> None:
     fill = threading.Thread(target=collect, args=(fetcher, numbered(200)), kwargs={"urgent": False})
     fill.start()
     assert filling.wait(30)
-    fetcher.whole("urgent")  # comes through while every connection of the fill is stuck
+    fetcher.fetch_object("urgent")  # comes through while every connection of the fill is stuck
     stuck.set()
     fill.join(30)
     assert not fill.is_alive()
@@ -200,7 +200,7 @@ def test_close_ends_who_waits_and_the_threads() -> None:
     assert store.closed >= 1
     assert not [t for t in threading.enumerate() if t.name.startswith("penstock-fetch")]
     with pytest.raises(ClosedError):
-        fetcher.whole("x")
+        fetcher.fetch_object("x")
 
 
 def test_a_walk_that_fails_goes_on_where_it_was() -> None:
@@ -214,7 +214,7 @@ def test_a_walk_that_fails_goes_on_where_it_was() -> None:
     fetcher = Fetcher(Scripted(act), policy=QUICK)
     assert [info.path for info in fetcher.walk()] == [str(number) for number in range(2500)]
     fetcher.put("local", "path")
-    assert fetcher.top() == ([], ["x"])
+    assert fetcher.list_folder() == ([], ["x"])
     fetcher.close()
 
 

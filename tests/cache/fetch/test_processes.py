@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = """
 import random, threading
-from penstock.cache.fetch.fetcher import Fetcher, FetchPolicy
+from penstock.cache.base import FetchPolicy
+from penstock.cache.fetch import Fetcher
 from tests.cache.fetch.scripted import Scripted, answer, collect, numbered
 started, stuck = threading.Event(), threading.Event()
 def act(path, span):
@@ -54,8 +55,8 @@ def test_ctrl_c_leaves_nothing_behind() -> None:
 _FORKED = """
 import os, sys
 from penstock.cache.errors import FetchError
-from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.stores.schemes import open_store
+from penstock.cache.fetch import Fetcher
+from penstock.cache.stores import open_store
 url, options = sys.argv[1], eval(sys.argv[2])
 store = open_store(url, options)
 fetcher = Fetcher(store)
@@ -63,10 +64,10 @@ assert fetcher.info("0.bin") is not None
 pid = os.fork()
 if not pid:
     code = 1
-    for attempt in (lambda: fetcher.whole("0.bin"), lambda: Fetcher(store).whole("0.bin"),
-                    lambda: Fetcher(open_store(url, options)).whole("0.bin")):
+    fetchers = lambda: fetcher, lambda: Fetcher(store), lambda: Fetcher(open_store(url, options))
+    for make in fetchers:
         try:
-            code += 10 * (len(attempt().data) > 0)
+            code += 10 * (len(make().fetch_object("0.bin").data) > 0)
         except FetchError as error:
             code += "forkserver" in str(error)
     os._exit(code)

@@ -53,12 +53,12 @@ def test_no_secret_is_shown(
         server.faults = Faults()
         store = open_store(url, options)
         fetcher = Fetcher(store, policy=policy)
-        assert bytes(fetcher.whole("0.bin").data) == content(0)
+        assert bytes(fetcher.fetch_object("0.bin").data) == content(0)
         server.faults = Faults(p=1.0 if fault else 0.0, kinds=(fault or "500",))
         spans = [ObjectRange(path="0.bin", start=0, end=100, version="other")]
         for attempt in (
             lambda fetcher=fetcher, spans=spans: collect(fetcher, spans),
-            lambda fetcher=fetcher: fetcher.whole("nowhere"),
+            lambda fetcher=fetcher: fetcher.fetch_object("nowhere"),
         ):
             with pytest.raises(FetchError) as caught:
                 attempt()
@@ -74,7 +74,7 @@ def test_signed_urls_and_user_info_reach_the_server(server: Server) -> None:
     bare = server.url.removeprefix("http://")
     fetcher = Fetcher(open_store(f"http://us%40er:pa%3Ass@{bare}/bucket/set?sig=abcdef", {}))
     assert len(list(fetcher.walk())) == 4
-    assert bytes(fetcher.whole("0.bin").data) == content(0)
+    assert bytes(fetcher.fetch_object("0.bin").data) == content(0)
     import base64
 
     sent = server.headers_of["/bucket/set/0.bin"]["authorization"]

@@ -99,13 +99,13 @@ def test_an_object_that_changes_in_the_middle_is_never_mixed(
 def test_a_missing_object_is_told_at_once(server: Server) -> None:
     fetcher = make(server, "s3", options=PATIENT)
     with pytest.raises(FetchError) as caught:
-        fetcher.whole("nowhere")
+        fetcher.fetch_object("nowhere")
     assert caught.value.missing
     assert server.requests == 1
     assert fetcher.info("nowhere") is None
-    assert bytes(fetcher.whole("1.bin", size_bytes=SIZE).data) == content(1)
+    assert bytes(fetcher.fetch_object("1.bin", size_bytes=SIZE).data) == content(1)
     with pytest.raises(ObjectChangedError):
-        fetcher.whole("1.bin", size_bytes=5)
+        fetcher.fetch_object("1.bin", size_bytes=5)
     fetcher.close()
 
 
@@ -126,5 +126,5 @@ def test_listings_survive_faults(server: Server) -> None:
     fetcher = make(server, "s3")
     server.faults = Faults(p=0.3, kinds=("500", "503", "reset"), seed=5, listings=True)
     assert len(list(fetcher.walk())) == 4
-    assert len(fetcher.top()[0]) == 4
+    assert len(fetcher.list_folder()[0]) == 4
     fetcher.close()

@@ -69,14 +69,14 @@ def test_two_threads_that_look_at_once_miss_nobody(monkeypatch: pytest.MonkeyPat
     *nodes, late = exchanges(store, 1, 1, 1, 1, 1)
     for number, node in enumerate(nodes):
         node.tell(f"10.0.0.{number}:1")
-    heard, others = JobStore.heard, [nodes[0]]
+    heard, others = JobStore.get, [nodes[0]]
 
     def hear(store: JobStore, key: str) -> str | None:
         if key == "entry-2" and others:  # here another thread does all of it
             others.pop().hear(timeout_s=0.0)
         return heard(store, key)
 
-    monkeypatch.setattr(JobStore, "heard", hear)
+    monkeypatch.setattr(JobStore, "get", hear)
     assert [peer.node for peer in nodes[0].hear(timeout_s=0.0)] == [1, 2, 3]
     late.tell("10.0.0.4:1")
     assert [peer.node for peer in nodes[0].hear(timeout_s=0.0)] == [1, 2, 3, 4]
@@ -147,10 +147,10 @@ def test_a_list_is_kept_in_its_order() -> None:
 def test_a_store_that_others_write_to_names_no_address_of_theirs(
     store: JobStore, text: str
 ) -> None:
-    store.tell("all", text)
+    store.set("all", text)
     with pytest.raises(JobStoreError, match="isn't what Penstock writes"):
         PeerExchange(store, NodeRanks(1, 2, 2)).hear(timeout_s=0.0)
-    store.tell("entry-1", text[1:-1])
+    store.set("entry-1", text[1:-1])
     if text[:2] == "[[":
         with pytest.raises(JobStoreError, match="isn't what Penstock writes"):
             PeerExchange(store, NodeRanks(0, 1, 2)).hear(timeout_s=0.0)

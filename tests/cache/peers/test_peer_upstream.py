@@ -470,10 +470,10 @@ def test_fills_from_peers_take_connections_of_theirs_alone(
     assert not upstream.is_near(far)
     asking.fetch(ranges(store, 3)[:1])
     upstream.let_fills(lambda *_: 0)  # batches are waiting: one of peers' goes on
-    with upstream.room_for_fills(far, 9) as room, upstream.room_for_fills(near, 9) as beside:
+    with upstream.reserve_fills(far, 9) as room, upstream.reserve_fills(near, 9) as beside:
         assert (room, beside) == (0, 1)
     upstream.let_fills(lambda *_: 3)
-    with upstream.room_for_fills(far, 9) as room, upstream.room_for_fills(near, 9) as beside:
+    with upstream.reserve_fills(far, 9) as room, upstream.reserve_fills(near, 9) as beside:
         assert (room, beside) == (3, 3)
     upstream.doubt(near)
     assert not upstream.is_near(near)

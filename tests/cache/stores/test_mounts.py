@@ -52,7 +52,7 @@ def test_a_mount_that_fails_is_no_empty_folder(
         monkeypatch.setattr("builtins.open", failing(code))
     ask = {
         "walk": lambda: list(store.walk()),
-        "top": lambda: store.top("inner"),
+        "top": lambda: store.list_folder("inner"),
         "info": lambda: store.info("inner/x"),
         "read": lambda: store.read("inner/x", (0, 5), version=version),
     }[what]

@@ -60,13 +60,13 @@ class StoreTests:
         assert list(store.walk("nowhere")) == []
 
     def test_top_tells_objects_and_folders(self, store: Store) -> None:
-        objects, folders = store.top()
+        objects, folders = store.list_folder()
         assert [info.path for info in objects] == ["a.bin"]
         assert sorted(folders) == ["folder", "other"]
-        objects, folders = store.top("folder")
+        objects, folders = store.list_folder("folder")
         assert sorted(info.path for info in objects) == ["folder/b.bin", "folder/empty"]
         assert folders == ["deep"]
-        assert store.top("nowhere") == ([], [])
+        assert store.list_folder("nowhere") == ([], [])
 
     def test_info_and_the_listings_agree(self, store: Store) -> None:
         listed = {info.path: info for info in store.walk()}
@@ -289,8 +289,8 @@ class TestS3OfMoto(WritableStoreTests):
         place.write("folder/deep/", b"")
         place.write("", b"")
         assert {info.path for info in place.store.walk()} == set(OBJECTS)
-        assert [info.path for info in place.store.top()[0]] == ["a.bin"]
-        assert sorted(info.path for info in place.store.top("folder")[0]) == [
+        assert [info.path for info in place.store.list_folder()[0]] == ["a.bin"]
+        assert sorted(info.path for info in place.store.list_folder("folder")[0]) == [
             "folder/b.bin",
             "folder/empty",
         ]
@@ -298,7 +298,7 @@ class TestS3OfMoto(WritableStoreTests):
     def test_a_bucket_that_is_not_there_is_told(self, moto_server: MotoServer) -> None:
         store = open_store("s3://no-such-bucket/set", moto_server.s3_options)
         assert failure_of(lambda: list(store.walk())) == "missing"
-        assert failure_of(store.top) == "missing"
+        assert failure_of(store.list_folder) == "missing"
         assert failure_of(lambda: store.read("x")) == "missing"
 
 

@@ -91,7 +91,7 @@ def test_a_length_beyond_the_range_is_not_read_at_all(scheme: str) -> None:
 @pytest.mark.parametrize("length", [{}, {"Content-Length": str(10**12)}])
 def test_a_whole_object_is_no_longer_than_was_said(scheme: str, length: dict[str, str]) -> None:
     with scripted(lambda t, _: t.endless(200, {**FOUND, **length})) as server:
-        error = one_error(server, lambda f: f.whole("x", size_bytes=5000), scheme)
+        error = one_error(server, lambda f: f.fetch_object("x", size_bytes=5000), scheme)
         assert "5000" in str(error)
         assert len(server.asked) == 1
         assert server.sent_bytes < SLACK
@@ -240,7 +240,7 @@ def test_a_server_that_packs_all_is_named_when_it_is_asked_for_the_size() -> Non
         lambda t, _: t.answer(200, gzip.compress(DATA), {"Content-Encoding": "gzip"})
     ) as server:
         assert "Content-Encoding" in str(one_error(server, lambda f: f.info("x"), "http"))
-        assert "Content-Encoding" in str(one_error(server, lambda f: f.whole("x"), "http"))
+        assert "Content-Encoding" in str(one_error(server, lambda f: f.fetch_object("x"), "http"))
         assert "Content-Encoding" in str(one_error(server, lambda f: list(f.walk()), "http"))
 
 
@@ -274,9 +274,9 @@ def test_what_a_bucket_says_is_told_in_words(code: str, status: int, text: str, 
     )
     acts: dict[str, Callable[[Fetcher], object]] = {
         "range": range_of,
-        "whole": lambda fetcher: fetcher.whole("x"),
+        "whole": lambda fetcher: fetcher.fetch_object("x"),
         "walk": lambda fetcher: list(fetcher.walk()),
-        "top": lambda fetcher: fetcher.top(),
+        "top": lambda fetcher: fetcher.list_folder(),
     }
     with scripted(lambda t, _: t.answer(status, body.encode())) as server:
         if status == 301 and what in ("walk", "top"):
@@ -294,7 +294,12 @@ def test_a_port_that_nobody_listens_at_is_told_in_seconds() -> None:
     with scripted(lambda t, a: t.serve(DATA, a)) as server:
         pass
     for scheme in ("http", "s3"):
-        for act in (range_of, lambda f: f.info("x"), lambda f: list(f.walk()), lambda f: f.top()):
+        for act in (
+            range_of,
+            lambda f: f.info("x"),
+            lambda f: list(f.walk()),
+            lambda f: f.list_folder(),
+        ):
             policy = FetchPolicy(first_contact_s=0.3)
             fetcher = Fetcher(store_of(server, scheme), policy=policy)
             with pytest.raises(FetchError, match=r"unreachable.*[Rr]efused") as caught:
@@ -352,7 +357,7 @@ def test_an_environments_endpoint_without_a_scheme_is_no_panic(
     for ask in (
         lambda store: store.read("x", (0, 5)),
         lambda store: store.info("x"),
-        lambda store: store.top(),
+        lambda store: store.list_folder(),
         lambda store: list(store.walk()),
     ):
         with pytest.raises((RequestError, ConfigError)):

@@ -284,7 +284,7 @@ class Shelf:
             if path.startswith(prefix)
         )
 
-    def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         self._ask("top")
         found = list(self.walk(prefix))
         folders = {each.path.split("/")[0] for each in found if "/" in each.path}

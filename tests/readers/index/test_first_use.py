@@ -190,10 +190,10 @@ def test_a_large_index_of_one_node_alone_goes_through_the_store_and_leaves_it(
     told: dict[str, str] = {}
 
     class Store:
-        def tell(self, key: str, value: str) -> None:
+        def set(self, key: str, value: str) -> None:
             told[key] = value
 
-        def heard(self, key: str) -> str | None:
+        def get(self, key: str) -> str | None:
             return told.get(key)
 
         def add(self, key: str, count: int) -> int:

@@ -72,7 +72,7 @@ class DatasetCache:
     def drop(self, source: BlobSource, *, inode: int | None = None) -> bool:
         """Forget a blob; False if it wasn't there. inode: of the file that was wrong, so that
         another's fresh one stays."""
-        return bool(self.use(lambda shelf: shelf.trash.drop(source.key, inode=inode)))
+        return bool(self.use(lambda folder: folder.trash.drop(source.key, inode=inode)))
 
     def give_up(self, error: Exception) -> None:
         """Go on without the folder for a while, after one of DISK_ERRORS. Raises it again where it
@@ -264,7 +264,7 @@ class BlobOpener:
         for _ in range(2):  # it may be published between the two looks
             found: CachedBlob | None = self._cache.look(lambda lookup: self._find(lookup, source))
             if found is None and self._memberships.keeps(source.key):
-                found = self._cache.use(lambda shelf: self._begin(shelf, source))
+                found = self._cache.use(lambda folder: self._begin(folder, source))
             if found is not None:
                 return found
         return None
@@ -273,12 +273,12 @@ class BlobOpener:
         mapped = lookup.find(source.key, source.size_bytes)
         return None if mapped is None else self._blob(lookup.layout, source, mapped, None)
 
-    def _begin(self, shelf: CacheFolder, source: BlobSource) -> CachedBlob | None:
-        begun = shelf.filling.begin(source, group=self._cache.group, pinned=bool(self._memberships))
+    def _begin(self, folder: CacheFolder, source: BlobSource) -> CachedBlob | None:
+        begun = folder.writer.begin(source, group=self._cache.group, pinned=bool(self._memberships))
         if begun is None:
             return None
         fill, mapped = begun
-        blob = self._blob(shelf.layout, source, mapped, fill)
+        blob = self._blob(folder.layout, source, mapped, fill)
         blob.settle()  # who fetched the last piece may have died before it published
         return blob
 
@@ -289,7 +289,7 @@ class BlobOpener:
 
         def publish(fill: Fill, data: Any) -> None:
             cache.use(
-                lambda shelf: shelf.filling.publish(
+                lambda folder: folder.writer.publish(
                     source, fill, data, group=cache.group, kept=False
                 )
             )
@@ -336,7 +336,7 @@ def block_sums(blob: Blob, cache: DatasetCache) -> BlockSums | None:
     """As `Remote.block_sums`."""
     if not isinstance(blob, CachedBlob) or blob.fill is not None:
         return None
-    row = cache.use(lambda shelf: shelf.catalogue.blobs.row(blob.source.key))
+    row = cache.use(lambda folder: folder.catalogue.blobs.row(blob.source.key))
     if row is None or row.crcs is None or len(row.crcs) != -(-len(blob.data) // BLOCK_BYTES) * 4:
         return None
     return BlockSums(blob, row.crcs)

@@ -120,7 +120,7 @@ class SmallObjects:
         source = self._source(path, size_bytes, version)
         kept: str | None = self._cache.look(
             lambda lookup: self._find(lookup, source, size_bytes)
-        ) or self._cache.use(lambda shelf: self._keep(shelf, source, size_bytes))
+        ) or self._cache.use(lambda folder: self._keep(folder, source, size_bytes))
         if kept is None:
             kept = self._fetch_own(source, size_bytes)
         return os.fsencode(kept)
@@ -160,12 +160,12 @@ class SmallObjects:
                 self._held.popitem(last=False)
         return path
 
-    def _keep(self, shelf: CacheFolder, source: BlobSource, size_bytes: int | None) -> str | None:
+    def _keep(self, folder: CacheFolder, source: BlobSource, size_bytes: int | None) -> str | None:
         # One of the node fetches it, the others wait: longer than that one can take.
         began_s = time.monotonic()
         patience_s = 2 * self._fetcher.policy.retry_timeout_s
-        with shelf.keys.holding(source.key, timeout_s=patience_s):
-            found = self._find(shelf.lookup, source, size_bytes)
+        with folder.keys.holding(source.key, timeout_s=patience_s):
+            found = self._find(folder.lookup, source, size_bytes)
             if found is not None:
                 return found
             if (failed := self._failures.since(began_s, [(source.key, [_ALL])])) is not None:
@@ -176,10 +176,10 @@ class SmallObjects:
                 self._failures.note([(source.key, _ALL)], error)
                 raise
             data = memoryview(answer.data)
-            if not shelf.filling.put(source, data, group=self._cache.group, kept=True):
+            if not folder.writer.put(source, data, group=self._cache.group, kept=True):
                 return self._own.write(source.key, data)
             self._fetcher.meter.add(bytes_filled=len(data))
-            return self._find(shelf.lookup, source, size_bytes)
+            return self._find(folder.lookup, source, size_bytes)
 
     def _fetch_own(self, source: BlobSource, size_bytes: int | None) -> str:
         """Without a cache: a file of this process."""
@@ -216,7 +216,7 @@ class StoreNames:
             return ObjectInfo(path=path, size_bytes=before[0], version=before[1])
         answer = None if found is None else (found.size_bytes, found.version)
         if not known or answer != before:
-            self._cache.use(lambda shelf: shelf.catalogue.names.remember(name, answer))
+            self._cache.use(lambda folder: folder.catalogue.names.remember(name, answer))
         return found
 
     def _warn(self, error: FetchError) -> None:
@@ -443,7 +443,7 @@ class Remote:
         """Drop a blob whose bytes aren't those that came: by the checksums of its blocks, for who
         reads where samples have none. What nobody has checksums of goes too, as a fill that was
         begun."""
-        self._dataset_cache.use(lambda shelf: shelf.verifier.check(source.key))
+        self._dataset_cache.use(lambda folder: folder.verifier.check(source.key))
 
     def drop(self, source: BlobSource, *, inode: int | None = None) -> None:
         """Forget a blob whose bytes were wrong; the next open fetches it again. inode: of the file

@@ -1,5 +1,4 @@
 from . import admin as admin
-from . import fill_marks as fill_marks
 from .admin import BlobRecord as BlobRecord, CacheSummary as CacheSummary
 from .block_crcs import BLOCK_BYTES as BLOCK_BYTES, crcs_of as crcs_of, crcs_of_file as crcs_of_file
 from .cache_folder import CacheFolder as CacheFolder

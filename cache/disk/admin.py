@@ -1,4 +1,4 @@
-"""List, verify, evict and repair the content of a cache folder, beside the jobs that use it."""
+"""List, verify, evict and repair the content of a cache folder while jobs use it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRecord:
-    """A BlobRecord describes one blob of a cache for people.
+    """The description of one blob of a cache, for people.
 
-    label: of the dataset that it belongs to; uri: of the object, without credentials; disk_bytes:
-    counted into the limit; pinned: kept for a live job; in_use: mapped by some process; used_s:
-    last use, seconds since the epoch.
+    label: the name of its dataset; uri: of the object, without credentials; disk_bytes: counted
+    towards the limit; pinned: kept for a live job; in_use: mapped by a process; used_s: last use,
+    seconds since the epoch.
     """
 
     key: str
@@ -47,9 +47,9 @@ class BlobRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """A JobRecord describes a live job on a cache for people.
+    """The description of a live job that uses a cache, for people.
 
-    wanted_bytes: what this node reads of its dataset in an epoch; share_bytes: what of that may be
+    wanted_bytes: the bytes that this node reads in an epoch; share_bytes: how many of them may be
     pinned.
     """
 
@@ -61,10 +61,11 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSummary:
-    """A CacheSummary describes a cache as a whole.
+    """The limit, use and jobs of a cache.
 
-    used_bytes: of blobs, fills and trash; overhead_bytes: catalogue, indexes and room for the log;
-    blobs, fills, trash, unverified: how many; free_bytes: of the disk; labels: bytes by dataset.
+    used_bytes: of blobs, fills and trash; overhead_bytes: of the catalogue, its log and indexes;
+    free_bytes: of the disk; blobs, fills, trash, unverified: numbers of files; dead_fills: fills
+    that no process works on; labels: bytes by dataset.
     """
 
     path: str
@@ -84,11 +85,11 @@ class CacheSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """A Verification says what became of verifying a cache.
+    """The result of verifying a cache.
 
-    checked, checked_bytes: blobs that were read; bad: those whose bytes were wrong or that their
-    disk can't give, dropped now; why: what was wrong with each. unknown: blobs without checksums,
-    of which the size alone was looked at.
+    checked, checked_bytes: the blobs that were read; bad: blobs with wrong or unreadable bytes,
+    which were dropped; why: the fault of each. unknown: blobs without checksums, of which only the
+    size was checked.
     """
 
     checked: int
@@ -99,14 +100,14 @@ class Verification:
 
 
 def on_folder(path: str | os.PathLike[str], act: Callable[[CacheFolder], T]) -> T:
-    """Return act(cache) of a cache that is there; act is called again if it finds the catalogue
-    damaged. What was repaired is one PenstockWarning. Raises ConfigError, OSError, sqlite3.Error.
-    """
+    """Return act(cache) for an existing cache; `act` is called again if it finds the catalogue
+    damaged. Repairs are reported by one PenstockWarning. Raises ConfigError, OSError,
+    sqlite3.Error."""
     root = os.path.abspath(os.fspath(path))
     if not FolderLayout.is_cache(root):
-        found = "it has no format.json" if os.path.isdir(root) else "no folder is there"
+        found = "it has no format.json" if os.path.isdir(root) else "it doesn't exist"
         raise ConfigError(
-            f"{root}: this isn't a cache folder: {found}. Give the folder that was passed as "
+            f"{root}: this isn't a cache folder: {found}. Pass the folder that was passed as "
             "cache= (or --cache)."
         )
     cache = CacheFolder(root, max_bytes=None)
@@ -124,12 +125,12 @@ def list_blobs(path: str | os.PathLike[str]) -> list[BlobRecord]:
 
 
 def stat(path: str | os.PathLike[str]) -> CacheSummary:
-    """Sum up a cache: its limit, use and jobs. Raises as `on_folder`."""
+    """Return the limit, use and jobs of a cache. Raises as `on_folder`."""
     return on_folder(path, _summary)
 
 
 def _summary(cache: CacheFolder) -> CacheSummary:
-    cache.leftovers.forget_dead_jobs()
+    cache.dead_files.forget_dead_jobs()
     records = _records(cache)
     labels = cache.catalogue.labels.all()
     by_label: dict[str, int] = {}
@@ -142,7 +143,7 @@ def _summary(cache: CacheFolder) -> CacheSummary:
         path=cache.layout.root,
         max_bytes=cache.max_bytes,
         used_bytes=cache.catalogue.blobs.used_bytes,
-        overhead_bytes=cache.max_bytes - cache.room.budget_bytes,
+        overhead_bytes=cache.max_bytes - cache.limit.budget_bytes,
         pinned_bytes=sum(one.disk_bytes for one in records if one.pinned),
         free_bytes=disk.f_bavail * disk.f_frsize,
         blobs=sum(one.state == "ready" for one in records),
@@ -166,9 +167,10 @@ def _summary(cache: CacheFolder) -> CacheSummary:
 def verify(
     path: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
 ) -> Verification:
-    """Read every whole blob and compare its checksums; wrong ones are dropped, so that they are
-    fetched again. progress: called with (done bytes, all bytes). Raises as `on_folder`, ReadError
-    where the machine is to blame: no memory, no open files, missing rights, a mount that fails."""
+    """Read every whole blob and compare its checksums; drop those that are wrong, so that they are
+    fetched again. progress: called with (bytes done, total bytes). Raises as `on_folder`, and
+    ReadError for faults of the machine: no memory, no open files, no permission, a failing mount.
+    """
 
     def act(cache: CacheFolder) -> Verification:
         rows = cache.catalogue.blobs.rows(state="ready")
@@ -199,7 +201,7 @@ def verify(
 
 
 def _fault(cache: CacheFolder, row: BlobRow) -> str | None:
-    """Return what is wrong with a blob, "" if nothing is; None if it was evicted meanwhile."""
+    """Return a blob's fault, "" if it has none; None if it was evicted meanwhile."""
     for folder in (cache.layout.blobs, cache.layout.unverified):
         path = f"{folder.path}/{row.key}"
         try:
@@ -218,7 +220,7 @@ def _fault(cache: CacheFolder, row: BlobRow) -> str | None:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise read_error(path, error) from error
-            return f"its disk can't read it ({error.strerror}; look into `dmesg`)"
+            return f"its disk can't read it ({error.strerror}; see `dmesg`)"
         finally:
             os.close(fd)
     return None
@@ -227,10 +229,9 @@ def _fault(cache: CacheFolder, row: BlobRow) -> str | None:
 def evict(
     path: str | os.PathLike[str], *, to_bytes: int | None = None, label: str | None = None
 ) -> tuple[int, int]:
-    """Take out blobs that no live job pins or has mapped, least recently used first, until at most
-    to_bytes are left (0 without), of one dataset if label is given: (blobs, bytes) that went.
-
-    Raises ConfigError for a label that isn't there; else as `on_folder`.
+    """Evict blobs that no live job pins or has mapped, least recently used first, until at most
+    to_bytes (None: 0) are left; only those of one dataset if label is given. Return the evicted
+    (blobs, bytes). Raises ConfigError for an unknown label; else as `on_folder`.
     """
 
     def act(cache: CacheFolder) -> tuple[int, int]:
@@ -241,32 +242,32 @@ def evict(
         if not groups:
             known = ", ".join(sorted(set(labels.values()))) or "none: the cache is empty"
             raise ConfigError(
-                f"{cache.layout.root}: no dataset {label!r} is here. There are: {known}."
+                f"{cache.layout.root}: the cache has no dataset {label!r}. It has: {known}."
             )
-        went = [cache.evictor.evict_to(to_bytes or 0, group=group) for group in groups]
-        return sum(blobs for blobs, _ in went), sum(size for _, size in went)
+        evicted = [cache.evictor.evict_to(to_bytes or 0, group=group) for group in groups]
+        return sum(blobs for blobs, _ in evicted), sum(size for _, size in evicted)
 
     return on_folder(path, act)
 
 
 def clear(path: str | os.PathLike[str]) -> tuple[int, int, int]:
-    """Take out everything that no live job pins or has mapped: (blobs, bytes) that went, bytes
-    that are left. Raises as `on_folder`."""
+    """Evict all blobs that no live job pins or has mapped. Return the evicted blobs and bytes, and
+    the bytes that are left. Raises as `on_folder`."""
     return on_folder(
         path, lambda cache: (*cache.evictor.evict_to(0), cache.catalogue.blobs.used_bytes)
     )
 
 
 def gc(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Put a cache in order: dead jobs, fills that nobody works on, what was dropped, files that the
-    books don't know: (things put right, bytes freed). Raises as `on_folder`."""
+    """Remove dead jobs, fills that no process works on and trash, and record files that the
+    catalogue doesn't list. Return (corrections, bytes freed). Raises as `on_folder`."""
 
     def act(cache: CacheFolder) -> tuple[int, int]:
         with cache.catalogue.writing():
             before = cache.catalogue.blobs.used_bytes
-            mended = cache.reconcile()
-            mended += cache.leftovers.remove_fills()
-        return mended, before - cache.catalogue.blobs.used_bytes
+            corrected = cache.reconcile()
+            corrected += cache.dead_files.remove_fills()
+        return corrected, before - cache.catalogue.blobs.used_bytes
 
     return on_folder(path, act)
 

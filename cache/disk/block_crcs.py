@@ -14,19 +14,19 @@ BLOCK_BYTES = 2**20
 
 
 def crcs_of_file(fd: int) -> bytes:
-    """Compute CRC-32C of each MiB of a file, little-endian uint32. Raises OSError."""
+    """Compute the CRC-32C of each MiB of a file, little-endian uint32. Raises OSError."""
     size_bytes = os.fstat(fd).st_size
-    room = bytearray(BLOCK_BYTES)
+    buffer = bytearray(BLOCK_BYTES)
     found = []
     for at in range(0, size_bytes, BLOCK_BYTES):
-        got = os.preadv(fd, [room], at)
-        found.append(int(crc32c(memoryview(room)[:got])).to_bytes(4, "little"))
+        got = os.preadv(fd, [buffer], at)
+        found.append(int(crc32c(memoryview(buffer)[:got])).to_bytes(4, "little"))
     return b"".join(found)
 
 
 def crcs_of(data: memoryview, *, known: Mapping[int, int] | None = None) -> bytes:
-    """Compute CRC-32C of each MiB of bytes in memory, little-endian uint32. known: those that
-    needn't be computed, by the block's number."""
+    """Compute the CRC-32C of each MiB of bytes in memory, little-endian uint32. known: checksums
+    that are already known, by block number."""
     found = dict(known or {})
     for number, at in enumerate(range(0, len(data), BLOCK_BYTES)):
         if number not in found:

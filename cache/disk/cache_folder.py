@@ -1,13 +1,12 @@
 """Open a cache folder for writing: publish blobs, verify them, and repair its catalogue.
 
-A hit opens the published file, holds its inode for reading and checks that it is still linked: no
-database. Everything else holds the blob's key and changes the catalogue in one transaction. Lock
-order: key, then catalogue; inside a transaction keys are only tried.
+A hit opens the published file, locks its inode for reading and checks that it is still linked; it
+reads no database. Every other operation locks the blob's key and changes the catalogue in one
+transaction. Lock order: key, then catalogue; inside a transaction keys are only tried.
 
-`BlobWriter` takes a fill from reserved space to a whole file that every process finds. `Verifier`
-keeps a blob that is in doubt, or was written before a reboot, if its checksums are right, and drops
-it otherwise. `Reconciler` compares the catalogue with the files; the files decide.
-"""
+`BlobWriter` reserves space, creates a fill, and publishes it as a blob. `Verifier` checks blobs
+that are in doubt or were written before a reboot, and drops those with wrong checksums.
+`Reconciler` compares the catalogue with the files; if they differ, the files are right."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class BlobWriter:
-    """Filling begins fills, and makes whole blobs of them. readers: held by this process."""
+    """Create fills and publish them as blobs. readers: the reader locks of this process."""
 
     def __init__(
         self,
@@ -52,8 +51,8 @@ class BlobWriter:
         self._reservations = reservations
 
     def begin(self, source: BlobSource, *, group: str, pinned: bool) -> tuple[Fill, FileMap] | None:
-        """Open the fill of a blob, or make it; None if there is no room, or it is published by
-        now. pinned: room is looked for even if there was none a moment ago. Raises OSError (the
+        """Open or create the fill of a blob; None if no space is free, or the blob is already
+        published. pinned: search for space even if a recent search found none. Raises OSError (the
         disk is full, …)."""
         key, pieces = source.key, BlobPieces(source)
         fills = self._layout.fills
@@ -83,7 +82,7 @@ class BlobWriter:
 
     def _map(self, fill: Fill) -> FileMap:
         readers, inode = self._readers, fill.inode
-        # An evictor holds it only while it holds the key, which is ours.
+        # An evictor locks the inode only while it holds the key, which this process holds.
         if not readers.acquire(inode):
             raise BlockingIOError(f"{fill.part}: held by an evictor")
         try:
@@ -93,8 +92,8 @@ class BlobWriter:
             raise
 
     def publish(self, source: BlobSource, fill: Fill, data: Any, *, group: str, kept: bool) -> None:
-        """Make a blob whose pieces are all there a whole one. data: its map, as a buffer. Does
-        nothing if another did."""
+        """Publish a fill that has all its pieces. data: its map, as a buffer. Does nothing if
+        another process published it."""
         key = source.key
         with self._keys.holding(key):
             fills = self._layout.fills
@@ -109,7 +108,8 @@ class BlobWriter:
             self.enter(source, group=group, kept=kept, crcs=crcs)
 
     def put(self, source: BlobSource, data: memoryview, *, group: str, kept: bool) -> bool:
-        """Keep a small whole object; the caller holds its key. False if there is no room."""
+        """Write and publish a small object; the caller holds its key. Return False if no space is
+        free."""
         disk_bytes = fill_disk_bytes(len(data), 1)
         if not len(data) or not self._reservations.reserve(
             source, group=group, disk_bytes=disk_bytes, insist=True, kept=kept
@@ -131,18 +131,18 @@ class BlobWriter:
         return True
 
     def _rename(self, key: str) -> None:
-        if self._layout.blobs.is_folder(key):  # nothing of ours
+        if self._layout.blobs.is_folder(key):  # made by another program
             self._layout.blobs.remove(key)
         self._layout.fills.rename(part_name(key), self._layout.blobs, key)
 
     def enter(self, source: BlobSource | BlobRow, *, group: str, kept: bool, crcs: bytes) -> None:
-        """Write down that a blob is whole, and what it takes."""
+        """Record a published blob and its size on the disk in the catalogue."""
         found = self._layout.blobs.stat(source.key)
         self._catalogue.blobs.add(
             source.key,
             group=group,
             uri=source.uri,
-            size_bytes=found.st_size,  # an object's wasn't known
+            size_bytes=found.st_size,  # the source may not know it
             disk_bytes=allocated_bytes(found),
             state="ready",
             kept=kept,
@@ -154,7 +154,7 @@ _log = logging.getLogger("penstock")
 
 
 class Verifier:
-    """A Verifier compares whole blobs with the checksums that the books have of their blocks."""
+    """Compare whole blobs with the checksums that the catalogue has of their blocks."""
 
     def __init__(
         self, layout: FolderLayout, catalogue: Catalogue, *, keys: KeyLocks, trash: Trash
@@ -164,7 +164,7 @@ class Verifier:
         self._has_unverified = False
 
     def check(self, key: str) -> None:
-        """Drop a blob whose checksums are wrong, or that has none, as a fill that was begun."""
+        """Drop a blob, or its fill, unless it has checksums that are right."""
         try:
             fd = self._layout.blobs.open(key)
         except (FileNotFoundError, StrangeFileError):
@@ -178,25 +178,28 @@ class Verifier:
         if not is_right:
             self._trash.drop(key, inode=inode)
 
-    def set_aside(self, *, alone: bool, leftovers: DeadProcessFiles) -> str | None:
-        """After a reboot blobs are to be verified at their first use, and fills are worth nothing:
-        nothing was forced to the disk. A note that can't be read may be of another boot, unless a
-        process is here that has seen it (not alone). What was damaged, if anything."""
+    def move_unverified(self, *, alone: bool, dead_files: DeadProcessFiles) -> str | None:
+        """After a reboot, move blobs to unverified/ and remove fills, as no data was synced.
+
+        A damaged boot file counts as another boot if no other process has the folder open (alone).
+        Return the name of the damaged file, or None.
+        """
         layout, now, before = self._layout, boot_id(), self._layout.boot
         if before not in (None, now) and alone:
             for name in layout.names("blobs"):
                 layout.blobs.rename(name, layout.unverified, name)
-            leftovers.remove_fills()
+            dead_files.remove_fills()
         if before != now:
             layout.note_boot(now)
         return "boot" if before == "" else None
 
     def look_for_unverified(self) -> None:
-        """Look whether there are any blobs of before a reboot; until then none is looked for."""
+        """Check if unverified/ has blobs; `adopt` does nothing before."""
         self._has_unverified = bool(self._layout.names("unverified"))
 
-    def take_over(self, key: str) -> bool:
-        """Make a blob of before the last boot one of this, if its checksums are right."""
+    def adopt(self, key: str) -> bool:
+        """Verify a blob that was written before the last reboot, and publish it again if its
+        checksums are right; otherwise remove it. Return True if the blob is published."""
         old = self._layout.unverified
         if not self._has_unverified or not old.has(key):
             return False
@@ -228,9 +231,9 @@ class Verifier:
 
 
 class Reconciler:
-    """A Reconciler compares rows with files, and mends what differs.
+    """Compare the catalogue with the files, and correct the catalogue.
 
-    damage: what was found wrong goes there.
+    damage: a list to which descriptions of the damage are appended.
     """
 
     def __init__(
@@ -238,18 +241,19 @@ class Reconciler:
         layout: FolderLayout,
         catalogue: Catalogue,
         *,
-        filling: BlobWriter,
-        leftovers: DeadProcessFiles,
+        writer: BlobWriter,
+        dead_files: DeadProcessFiles,
         trash: Trash,
         damage: list[str],
     ) -> None:
         self._layout, self._catalogue, self._blobs = layout, catalogue, catalogue.blobs
-        self._filling, self._leftovers, self._trash = filling, leftovers, trash
+        self._writer, self._dead_files, self._trash = writer, dead_files, trash
         self._damage = damage
 
-    def books_are_right(self, *, look: bool) -> bool:
-        """Whether the books say what lies in the folder, and nothing looks unfinished. look: at
-        each file; who has the folder open did that already. Counts anew what is used."""
+    def is_consistent(self, *, look: bool) -> bool:
+        """Return True if the catalogue agrees with the folder, and there are no fills and no trash.
+        look: compare the size of each file, too; not needed if another process has the folder
+        open. Recounts the used bytes."""
         try:
             return self._compare(look=look)
         except sqlite3.DatabaseError as error:
@@ -270,61 +274,61 @@ class Reconciler:
         return self._catalogue.numbers.get("used") == self._blobs.recount()
 
     def reconcile(self) -> int:
-        """Bring books and files together; returns how many things were put right. Fills that
-        nobody works on stay, as the next who wants them goes on with them."""
-        mended = 0
+        """Correct the catalogue by the files; return the number of corrections. Fills that no
+        process works on stay, so that the next reader can continue them."""
+        corrected = 0
         with self._catalogue.writing():
-            mended += self._leftovers.forget_dead_jobs() + self._leftovers.remove_private()
-            mended += self._mend_rows()
+            corrected += self._dead_files.forget_dead_jobs() + self._dead_files.remove_private()
+            corrected += self._correct_rows()
             rows = self._blobs.rows()
             known = {row.key for row in rows}
             filling = {row.key for row in rows if row.state == "fill"}
             for folder in ("blobs", "unverified"):
                 for name in self._layout.names(folder):
                     if name not in known:
-                        mended += self._adopt(name, folder)
+                        corrected += self._adopt(name, folder)
             for name in self._layout.names("fills"):
                 if name.partition(".")[0] not in filling:
-                    mended += self._leftovers.clear_file(name)
+                    corrected += self._dead_files.clear_file(name)
             for name in self._layout.names("trash"):
                 if name not in known:
-                    mended += self._adopt(name, "trash")
+                    corrected += self._adopt(name, "trash")
             self._trash.empty()
             self._blobs.forget_rescued()
             self._blobs.recount()
-        return mended
+        return corrected
 
-    def _mend_rows(self) -> int:
+    def _correct_rows(self) -> int:
         wrong = self._blobs.remove_wrong()
         if wrong:
-            self._damage.append(f"catalogue.db ({wrong} of its rows), entered again from the files")
+            self._damage.append(f"catalogue.db ({wrong} of its rows), read again from the files")
         sizes = self._layout.blob_bytes()
-        return sum(self._mend_row(row, sizes) for row in self._blobs.rows()) + wrong
+        return sum(self._correct_row(row, sizes) for row in self._blobs.rows()) + wrong
 
-    def _mend_row(self, row: BlobRow, sizes: dict[str, int]) -> int:
+    def _correct_row(self, row: BlobRow, sizes: dict[str, int]) -> int:
         at = self._layout
         if row.state == "trash":
-            there = at.trash.has(row.key)
+            exists = at.trash.has(row.key)
         elif row.state == "ready":
-            there = row.key in sizes
-            if there and sizes[row.key] != row.disk_bytes:
+            exists = row.key in sizes
+            if exists and sizes[row.key] != row.disk_bytes:
                 self._blobs.resize(row, sizes[row.key])
-        elif at.blobs.has(row.key):  # killed between the rename and the books
+        elif at.blobs.has(row.key):  # killed between the rename and the catalogue's change
             fd = at.blobs.open(row.key)
             try:
                 crcs = crcs_of_file(fd)
             finally:
                 os.close(fd)
-            self._filling.enter(row, group=row.group, kept=row.kept, crcs=crcs)
+            self._writer.enter(row, group=row.group, kept=row.kept, crcs=crcs)
             return 1
         else:
-            there = at.fills.has(part_name(row.key)) or not self._leftovers.remove_fill(row)
-        if not there:
+            exists = at.fills.has(part_name(row.key)) or not self._dead_files.remove_fill(row)
+        if not exists:
             self._blobs.remove(row.key)
-        return int(not there)
+        return int(not exists)
 
     def _adopt(self, name: str, folder: str) -> int:
-        """Enter a file that the books don't know."""
+        """Record a file that the catalogue doesn't list."""
         place: Folder = getattr(self._layout, folder)
         try:
             fd = place.open(name)
@@ -352,12 +356,12 @@ _OPEN_BYTE = 0
 
 
 class CacheFolder:
-    """A CacheFolder is one open of a cache folder by one process. Safe for several threads.
+    """A cache folder that this process has open for writing. Safe for several threads.
 
-    It owns the parts, and who wants something of the folder asks the one whose duty it is.
-    max_bytes: None takes the limit that the folder has, or most of the free space. Raises
-    ConfigError (network file system, newer format, another limit in use), OSError, sqlite3.Error.
-    damage: what was found damaged and was made anew.
+    Callers use its parts directly: writer, lookup, verifier, evictor, trash, limit, catalogue.
+    max_bytes: None uses the recorded limit, or most of the free bytes. damage: descriptions of
+    damaged files that were repaired. Raises ConfigError (network file system, newer format, another
+    limit in use), OSError, sqlite3.Error.
     """
 
     def __init__(self, root: str, *, max_bytes: int | None, mode: int = 0o700) -> None:
@@ -368,10 +372,10 @@ class CacheFolder:
         self._inodes = layout.locks("readers")
         self._jobs = layout.locks("jobs")
         self.keys = keys = KeyLocks(layout)
-        self.room = SpaceLimit(layout, catalogue)
+        self.limit = SpaceLimit(layout, catalogue)
         self.uses = UseLog(catalogue.blobs)
         self.trash = trash = Trash(layout, catalogue, keys=keys, inodes=self._inodes)
-        self.leftovers = DeadProcessFiles(layout, catalogue, keys=keys, inodes=self._inodes)
+        self.dead_files = DeadProcessFiles(layout, catalogue, keys=keys, inodes=self._inodes)
         self.verifier = Verifier(layout, catalogue, keys=keys, trash=trash)
         self.lookup = LockedLookup(
             layout,
@@ -379,18 +383,18 @@ class CacheFolder:
             readers=self._readers,
             uses=self.uses,
             drop=trash.drop,
-            take_over=self.verifier.take_over,
+            adopt=self.verifier.adopt,
         )
         self.evictor = Evictor(
             layout,
             catalogue,
-            room=self.room,
+            limit=self.limit,
             uses=self.uses,
-            leftovers=self.leftovers,
+            dead_files=self.dead_files,
             trash=trash,
             inodes=self._inodes,
         )
-        self.filling = BlobWriter(
+        self.writer = BlobWriter(
             layout,
             catalogue,
             keys=keys,
@@ -400,8 +404,8 @@ class CacheFolder:
         self._reconciler = Reconciler(
             layout,
             catalogue,
-            filling=self.filling,
-            leftovers=self.leftovers,
+            writer=self.writer,
+            dead_files=self.dead_files,
             trash=trash,
             damage=self.damage,
         )
@@ -417,7 +421,7 @@ class CacheFolder:
             self._begin(max_bytes, found=str(error))
 
     def _begin(self, max_bytes: int | None, *, found: str | None = None) -> None:
-        """found: what was wrong with the books that were there."""
+        """Agree on the limit, and rebuild a lost catalogue. found: the damage of the old one."""
         with self.catalogue.writing():
             was_lost = not self.catalogue.is_counted and not self.catalogue.is_upgrade
             self._agree(max_bytes)
@@ -426,18 +430,19 @@ class CacheFolder:
 
     def _agree(self, max_bytes: int | None) -> None:
         alone = self._is_alone()
-        found = self.room.agree(max_bytes, alone=alone)
-        noted = self.verifier.set_aside(alone=alone, leftovers=self.leftovers)
+        found = self.limit.agree(max_bytes, alone=alone)
+        noted = self.verifier.move_unverified(alone=alone, dead_files=self.dead_files)
         self.damage += [what for what in (found, noted) if what is not None]
         self._jobs.lock(_OPEN_BYTE, shared=True)
         self.verifier.look_for_unverified()
-        if not self._reconciler.books_are_right(look=alone):
+        if not self._reconciler.is_consistent(look=alone):
             self.reconcile()
-        if self.catalogue.blobs.used_bytes > self.room.budget_bytes:
-            self.evictor.evict_to(self.room.budget_bytes)
+        if self.catalogue.blobs.used_bytes > self.limit.budget_bytes:
+            self.evictor.evict_to(self.limit.budget_bytes)
 
     def _is_alone(self) -> bool:
-        # Every process that has the folder open holds this byte; who changes the limit is alone.
+        # Every process that has the folder open holds this byte; only a single one may change the
+        # limit.
         self._jobs.unlock(_OPEN_BYTE)
         alone = self._jobs.lock(_OPEN_BYTE)
         self._jobs.unlock(_OPEN_BYTE)
@@ -445,37 +450,38 @@ class CacheFolder:
 
     @property
     def max_bytes(self) -> int:
-        """The limit."""
-        return self.room.max_bytes
+        """The limit in bytes."""
+        return self.limit.max_bytes
 
     def reconcile(self) -> int:
-        """Bring books and files together; returns how many things were put right."""
-        mended = self._reconciler.reconcile()
-        self.room.measure_others()
-        return mended
+        """Correct the catalogue by the files; return the number of corrections."""
+        corrected = self._reconciler.reconcile()
+        self.limit.measure_others()
+        return corrected
 
     def repairing(self, act: Callable[[], T]) -> T:
-        """Return act(); it is called again with new books if it finds these damaged."""
+        """Return act(). If it finds the catalogue damaged, rebuild the catalogue and call it
+        again."""
         try:
             return act()
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
-            self._heal(error)
+            self._rebuild(error)
             return act()
 
-    def _heal(self, error: Exception) -> None:
-        """Make the books anew, as they are damaged; the files are what counts."""
+    def _rebuild(self, error: Exception) -> None:
+        """Replace a damaged catalogue by one that is read from the files."""
 
-        def enter() -> None:
+        def fill() -> None:
             self.catalogue.numbers.set("max_bytes", self.max_bytes)
             self.reconcile()
 
-        if self.catalogue.renew(error, enter):
+        if self.catalogue.renew(error, fill):
             self._note_rebuilt(str(error))
 
     def _note_rebuilt(self, found: str | None) -> None:
-        """Note that the books are new, but of a folder that is new as well."""
+        """Describe in `damage` that the catalogue was rebuilt, unless the folder is new as well."""
         damage, moved = self.catalogue.take_damage()
         blobs = self.catalogue.blobs.counts().get("ready", 0)
         what = damage or found
@@ -484,8 +490,8 @@ class CacheFolder:
         old = f"; the old file is now {moved}" if moved else "; the old file was removed"
         unknown = self.catalogue.blobs.unknown()
         lost = (
-            f"; {unknown:,} of them lost their dataset, which the next job that reads them gives "
-            "back, and their checksums, without which a reboot has them fetched again"
+            f"; {unknown:,} of them lost their dataset's name until a job reads them, and their "
+            "checksums, so they are fetched again after a reboot"
         )
         self.damage.append(
             f"catalogue.db ({what or 'missing or empty'}), rebuilt from {blobs:,} blobs"
@@ -493,17 +499,17 @@ class CacheFolder:
         )
 
     def take_damage(self) -> str | None:
-        """Describe, once, what was found damaged and was repaired; None if nothing was."""
+        """Describe the damage that was repaired since the last call; None if there was none."""
         damage, self.damage[:] = "; ".join(self.damage), ()
         if not damage:
             return None
         return (
-            f"{self.layout.root}: the cache's own files were damaged ({damage}), and are repaired. "
-            "Whole blobs stay. If that happens again, check the disk."
+            f"{self.layout.root}: the cache's own files were damaged ({damage}) and have been "
+            "repaired. Cached data is kept. If this happens again, check the disk."
         )
 
     def close(self) -> None:
-        """Write down last uses; let locks go. Maps stay valid. Safe to call twice."""
+        """Record last uses and release the locks. Maps stay valid. Safe to call twice."""
         with contextlib.suppress(OSError, sqlite3.Error):
             self.uses.flush()
         self._jobs.close()

@@ -1,8 +1,8 @@
-"""Record which blob takes how much of the limit, which may go first, and what live jobs want kept.
+"""Store the sizes, last uses and pins of blobs in the tables of the catalogue.
 
-The tables of the catalogue: blobs, live jobs, numbers of the folder, labels of groups, and what
-stores last said of names. No hit needs them, and the files decide which bytes are there: a
-catalogue that is lost or damaged is rebuilt from the files.
+The tables hold blobs, live jobs, numbers of the folder, labels of groups, and the last answers of
+stores about names. No hit reads them. The files are authoritative: a catalogue that is lost or
+damaged is rebuilt from them.
 """
 
 from __future__ import annotations
@@ -31,68 +31,68 @@ if TYPE_CHECKING:
     from penstock.cache.base import Folder
 
 Known = tuple[bool, tuple[int, str] | None]
-"""(whether a store was ever asked for a name, (bytes, version) that it said; None: not there)."""
+"""(True if a store has answered for a name, (bytes, version) of its answer; None: no object)."""
 
 
 class NumberTable:
-    """A NumberTable has numbers of the folder as a whole: its limit, and what is used of it."""
+    """Numbers of the whole folder: its limit ("max_bytes"), and the used bytes ("used")."""
 
-    def __init__(self, books: CatalogueFile) -> None:
-        self._books = books
+    def __init__(self, file: CatalogueFile) -> None:
+        self._file = file
 
     def get(self, name: str) -> int | None:
-        """A number that was set. Raises sqlite3.DatabaseError for one that isn't what was set."""
-        found = self._books.row("SELECT value FROM facts WHERE name = ?", (name,))
+        """Return a number, None if it isn't set. Raises sqlite3.DatabaseError if it is damaged."""
+        found = self._file.row("SELECT value FROM facts WHERE name = ?", (name,))
         if found is None:
             return None
         number, _, _ = str(found[0]).partition(" ")
         if found[0] != with_checksum(name, number) or not number.isdecimal():
-            raise sqlite3.DatabaseError(f"the number {name!r} isn't what was written")
+            raise sqlite3.DatabaseError(f"the number {name!r} has a wrong checksum")
         return int(number)
 
     def has(self, name: str) -> bool:
-        """Whether a number was set, whatever became of it."""
-        return self._books.row("SELECT 1 FROM facts WHERE name = ?", (name,)) is not None
+        """Return True if a number is set, even if it is damaged."""
+        return self._file.row("SELECT 1 FROM facts WHERE name = ?", (name,)) is not None
 
     def set(self, name: str, value: int) -> None:
-        """Write a number down."""
+        """Store a number."""
         row = (name, with_checksum(name, str(value)))
-        self._books.change("INSERT OR REPLACE INTO facts VALUES (?, ?)", row)
+        self._file.change("INSERT OR REPLACE INTO facts VALUES (?, ?)", row)
 
 
 class LabelTable:
-    """A LabelTable has what groups of blobs are called for people."""
+    """The names of groups of blobs, for people."""
 
-    def __init__(self, books: CatalogueFile) -> None:
-        self._books = books
+    def __init__(self, file: CatalogueFile) -> None:
+        self._file = file
 
     def set(self, group: str, text: str) -> None:
-        """Name a group."""
-        self._books.change("INSERT OR REPLACE INTO labels VALUES (?, ?)", (group, text))
+        """Store the label of a group."""
+        self._file.change("INSERT OR REPLACE INTO labels VALUES (?, ?)", (group, text))
 
     def all(self) -> dict[str, str]:
-        """The label of each group."""
-        found = self._books.rows("SELECT grp, label FROM labels")
+        """Return the label of each group."""
+        found = self._file.rows("SELECT grp, label FROM labels")
         return {str(group): str(label) for group, label in found}
 
 
 class NameTable:
-    """A NameTable has what stores said of names, for the time when they can't be asked."""
+    """The last answers of stores about names, for when a store can't be reached."""
 
-    def __init__(self, books: CatalogueFile) -> None:
-        self._books = books
+    def __init__(self, file: CatalogueFile) -> None:
+        self._file = file
 
     def remember(self, path: str, found: tuple[int, str] | None) -> None:
-        """Write down what a store said: (bytes, version), None if it isn't there."""
+        """Store an answer about a name: (bytes, version), None if the object doesn't exist."""
         size, version = found or (-1, "")
         row = (path, size, version)
-        self._books.change(
+        self._file.change(
             "INSERT OR REPLACE INTO names VALUES (?, ?, ?, ?)", (*row, row_checksum(row))
         )
 
     def recall(self, path: str) -> Known:
-        """What a store said last."""
-        return read_name_row(self._books.row(NAME_QUERY, (path,)), path)
+        """Return the last answer about a name."""
+        return read_name_row(self._file.row(NAME_QUERY, (path,)), path)
 
 
 NAME_QUERY = "SELECT size, version, sum FROM names WHERE path = ?"
@@ -100,7 +100,7 @@ NAME_QUERY = "SELECT size, version, sum FROM names WHERE path = ?"
 
 @as_database_errors()
 def read_name_row(found: tuple[Any, ...] | None, path: str) -> Known:
-    """Read a row of NAME_QUERY. One that isn't what was written says nothing."""
+    """Read a row of NAME_QUERY. A row with a wrong checksum counts as missing."""
     if found is None or found[2] != row_checksum((path, *found[:2])):
         return False, None
     return True, None if found[0] < 0 else (int(found[0]), str(found[1]))
@@ -118,11 +118,11 @@ _PINNED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRow:
-    """A BlobRow is what the books know of one blob.
+    """The catalogue's row of one blob.
 
-    group: of the dataset that fetched it; size_bytes: of its content; disk_bytes: counted into the
-    limit; kept: manifests and sidecars; used_s: since the epoch; crcs: CRC-32C of each MiB,
-    little-endian, None where nobody computed them.
+    group: of the dataset that fetched it; size_bytes: of its content; disk_bytes: counted towards
+    the limit; kept: True for manifests and sidecars; used_s: last use, seconds since the epoch;
+    crcs: CRC-32C of each MiB, little-endian, None if unknown; pinned: kept for a live job.
     """
 
     key: str
@@ -138,22 +138,19 @@ class BlobRow:
 
 
 class BlobTable:
-    """A BlobTable has the rows of blobs, fills and trash, and the sum of what they take.
+    """The rows of blobs, fills and trash. numbers: stores the sum of their sizes on the disk."""
 
-    numbers: has that sum.
-    """
-
-    def __init__(self, books: CatalogueFile, numbers: NumberTable) -> None:
-        self._books, self._numbers = books, numbers
+    def __init__(self, file: CatalogueFile, numbers: NumberTable) -> None:
+        self._file, self._numbers = file, numbers
 
     # -- what is used
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that count towards the limit now. Raises UncountedError."""
+        """The bytes that count towards the limit now. Raises UncountedError."""
         used = self._numbers.get("used")
         if used is None:
-            raise UncountedError("what is used wasn't counted")
+            raise UncountedError("the used bytes weren't counted")
         return used
 
     def _count(self, more: int) -> None:
@@ -161,24 +158,24 @@ class BlobTable:
             self._numbers.set("used", max(0, used + more))
 
     def recount(self) -> int:
-        """Sum up what all rows take again; returns the bytes."""
-        with self._books.writing():
+        """Compute and store the used bytes from all rows; return them."""
+        with self._file.writing():
             total = self._total("SELECT COALESCE(SUM(disk), 0) FROM blobs")
             self._numbers.set("used", total)
         return total
 
     def kept_bytes(self, group: str) -> int:
-        """Bytes of the manifests and sidecars of a group."""
+        """Return the bytes of the manifests and sidecars of a group."""
         return self._total(
             "SELECT COALESCE(SUM(disk), 0) FROM blobs WHERE grp = ? AND kept = 1", group
         )
 
     def group_bytes(self, group: str) -> int:
-        """Bytes of all of a group."""
+        """Return the bytes of all blobs of a group."""
         return self._total("SELECT COALESCE(SUM(disk), 0) FROM blobs WHERE grp = ?", group)
 
     def _total(self, query: str, *values: str) -> int:
-        found = self._books.row(query, values)
+        found = self._file.row(query, values)
         return checked_number(found[0]) if found else 0
 
     # -- changes
@@ -196,12 +193,12 @@ class BlobTable:
         crcs: bytes | None = None,
         used_s: float | None = None,
     ) -> None:
-        """Enter a blob; one of that key is replaced."""
+        """Insert a blob, or replace the one with that key."""
         when = time.time() if used_s is None else used_s
-        with self._books.writing():
+        with self._file.writing():
             self.remove(key)
             row = (key, group, uri, size_bytes, disk_bytes, state, int(kept), when, crcs)
-            self._books.change(
+            self._file.change(
                 "INSERT INTO blobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, row_checksum(row))
             )
             self._count(disk_bytes)
@@ -209,10 +206,10 @@ class BlobTable:
     def adopt(
         self, key: str, *, size_bytes: int, disk_bytes: int, state: State, used_s: float
     ) -> None:
-        """Enter a file that the books don't know: by the row that damaged books had of it, if that
-        is right and of this size; else without a group and checksums, as nobody vouches for it.
-        used_s: what the file says of its last use."""
-        raw = self._books.rescued.pop(key, None)
+        """Insert a file that the catalogue doesn't list. Its row is the one that was rescued from a
+        damaged catalogue, if that is right and of this size; else it has no group and no checksums.
+        used_s: the file's last use."""
+        raw = self._file.rescued.pop(key, None)
         row = _row((*raw, 0)) if raw is not None and _is_right(raw) else None
         if row is None or row.size_bytes != size_bytes:
             row = BlobRow(
@@ -224,28 +221,28 @@ class BlobTable:
                 state=state,
                 kept=False,
                 used_s=min(used_s, time.time()),
-                crcs=None,  # samples are checked anyway; a reboot ends it
+                crcs=None,  # samples have checksums; the next reboot drops the blob
                 pinned=False,
             )
         self._enter(replace(row, disk_bytes=disk_bytes, state=state))
 
     def forget_rescued(self) -> None:
-        """Forget the rows of damaged books, as all files are entered."""
-        self._books.rescued.clear()
+        """Forget the rows that were rescued from a damaged catalogue."""
+        self._file.rescued.clear()
 
     def claim(self, group: str, has: Callable[[str], bool]) -> None:
-        """Give a group those of its blobs that have none, as the books are new. has: whether it
-        reads the blob of a key."""
+        """Set the group of blobs that lost theirs in a rebuild. has: returns True for the keys of
+        the group's blobs."""
         for row in self._where("grp = ''"):
             if has(row.key):
                 self._enter(replace(row, group=group))
 
     def unknown(self) -> int:
-        """How many whole blobs were entered by their files alone."""
+        """Count the whole blobs without checksums, which a rebuild found as files."""
         return self._total("SELECT COUNT(*) FROM blobs WHERE state = 'ready' AND crcs IS NULL")
 
     def resize(self, row: BlobRow, disk_bytes: int) -> None:
-        """Count a blob with another size on the disk."""
+        """Change a blob's size on the disk."""
         self._enter(replace(row, disk_bytes=disk_bytes))
 
     def _enter(self, row: BlobRow) -> None:
@@ -262,17 +259,17 @@ class BlobTable:
         )
 
     def remove(self, key: str) -> None:
-        """Forget a blob, if it is known."""
-        with self._books.writing():
+        """Delete a blob's row, if there is one."""
+        with self._file.writing():
             row = self.row(key)
             if row is not None:
-                self._books.change("DELETE FROM blobs WHERE key = ?", (key,))
+                self._file.change("DELETE FROM blobs WHERE key = ?", (key,))
                 self._count(-row.disk_bytes)
 
     def to_trash(self, key: str, name: str) -> None:
-        """Note that a blob's file became `name` in the trash; its bytes count on until it is
-        gone."""
-        with self._books.writing():
+        """Record that a blob's file is now `name` in the trash; its bytes count until it is
+        removed."""
+        with self._file.writing():
             row = self.row(key)
             if row is not None:
                 self.remove(key)
@@ -288,65 +285,64 @@ class BlobTable:
                 )
 
     def touch(self, uses: Mapping[str, float]) -> None:
-        """Note last uses, seconds since the epoch. A clock that ran ahead is set back."""
+        """Store last uses, seconds since the epoch; times in the future become now."""
         now = time.time()
-        self._books.change_each(
+        self._file.change_each(
             "UPDATE blobs SET used = ? WHERE key = ?",
             [(min(when, now), key) for key, when in uses.items()],
         )
 
     def remove_wrong(self) -> int:
-        """Remove rows that aren't what was written; returns how many."""
-        with self._books.writing():
-            found = self._books.rows("SELECT *, 0 FROM blobs")
+        """Delete rows with wrong checksums; return their number."""
+        with self._file.writing():
+            found = self._file.rows("SELECT *, 0 FROM blobs")
             wrong = [(one[0],) for one in found if not _is_right(one[:-1])]
-            self._books.change_each("DELETE FROM blobs WHERE key = ?", wrong)
+            self._file.change_each("DELETE FROM blobs WHERE key = ?", wrong)
         return len(wrong)
 
     # -- questions
 
     def row(self, key: str) -> BlobRow | None:
-        """What is known of a blob."""
-        found = self._books.row(f"SELECT *, {_PINNED} FROM blobs WHERE key = ?", (key,))
+        """Return a blob's row, None if there is none."""
+        found = self._file.row(f"SELECT *, {_PINNED} FROM blobs WHERE key = ?", (key,))
         return None if found is None else _row(found)
 
     def rows(self, *, state: State | None = None) -> list[BlobRow]:
-        """All blobs, or those of a state, least recently used first."""
+        """Return all blobs, or those of a state, least recently used first."""
         return self._where("state = ?", state) if state else self._where("1")
 
     def _where(self, condition: str, *values: str) -> list[BlobRow]:
-        found = self._books.rows(
+        found = self._file.rows(
             f"SELECT *, {_PINNED} FROM blobs WHERE {condition} ORDER BY kept, used", values
         )
         return [_row(one) for one in found]
 
     def victims(self) -> Iterator[BlobRow]:
-        """Whole blobs that no job pins: data before manifests, least recently used first."""
-        found = self._books.rows(
+        """Yield whole blobs that no job pins: data before manifests, least recently used first."""
+        found = self._file.rows(
             f"SELECT *, 0 FROM blobs WHERE state = 'ready' AND NOT {_PINNED} ORDER BY kept, used"
         )
         for one in found:
             yield _row(one)
 
     def counts(self) -> dict[str, int]:
-        """How many blobs there are of each state."""
-        return dict(self._books.rows("SELECT state, COUNT(*) FROM blobs GROUP BY state"))
+        """Count the blobs of each state."""
+        return dict(self._file.rows("SELECT state, COUNT(*) FROM blobs GROUP BY state"))
 
     def sizes(self, state: State) -> dict[str, int]:
-        """What each blob of a state is counted with, in bytes."""
-        return dict(self._books.rows("SELECT key, disk FROM blobs WHERE state = ?", (state,)))
+        """Return the recorded size on the disk of each blob of a state."""
+        return dict(self._file.rows("SELECT key, disk FROM blobs WHERE state = ?", (state,)))
 
 
 CRCS_QUERY = "SELECT * FROM blobs WHERE key = ? AND state = 'ready'"
 HELD_QUERY = "SELECT key FROM blobs WHERE grp = ? AND state = 'ready' ORDER BY key LIMIT ?"
-"""For those who only read the books: the row of a whole blob; the keys of a group's, sorted."""
+"""For read-only connections: the row of a whole blob; the sorted keys of a group's whole blobs."""
 
 
 @as_database_errors()
 def read_crcs(found: tuple[Any, ...] | None, size_bytes: int) -> bytes | None:
-    """The checksums of a whole blob's blocks by its row of CRCS_QUERY; None where the books don't
-    have them, or the row isn't what was written, or of a blob of another size. Raises
-    sqlite3.DatabaseError for books of other columns."""
+    """Return the checksums of a blob's blocks from its row of CRCS_QUERY; None if it has none, or
+    the row is damaged or of another size. Raises sqlite3.DatabaseError if the columns are wrong."""
     if found is None or not _is_right(found):
         return None
     size, crcs = found[3], found[8]
@@ -358,7 +354,7 @@ def read_crcs(found: tuple[Any, ...] | None, size_bytes: int) -> bytes | None:
 def _row(found: tuple[Any, ...]) -> BlobRow:
     *row, pinned = found
     if not _is_right(row):
-        raise sqlite3.DatabaseError("a blob's row isn't what was written")
+        raise sqlite3.DatabaseError("a blob's row has a wrong checksum")
     key, group, uri, size, disk, state, kept, used, crcs, _ = row
     return BlobRow(
         key=key,
@@ -385,10 +381,10 @@ _MOST_JOB = 2**60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
-    """A JobRow is what the books know of one loader that uses the cache.
+    """The catalogue's row of one loader that uses the cache.
 
-    reads: names the blobs that it reads in an epoch; wanted_bytes: all of them; share_bytes: what
-    may be pinned for it; below: keys below this are pinned.
+    reads: a hash of the blobs that it reads in an epoch; wanted_bytes: their bytes; share_bytes:
+    the bytes that may be pinned for it; below: keys below this one are pinned.
     """
 
     id: int
@@ -401,36 +397,36 @@ class JobRow:
 
 
 class JobTable:
-    """A JobTable has the rows of live jobs; a dead process's stays until someone forgets it."""
+    """The rows of live jobs; a dead process's row stays until `forget_dead_jobs` deletes it."""
 
-    def __init__(self, books: CatalogueFile) -> None:
-        self._books = books
+    def __init__(self, file: CatalogueFile) -> None:
+        self._file = file
 
     def rows(self) -> list[JobRow]:
-        """All jobs."""
-        found = self._books.rows("SELECT id, grp, reads, wanted, share, below, pid FROM members")
+        """Return all jobs."""
+        found = self._file.rows("SELECT id, grp, reads, wanted, share, below, pid FROM members")
         return [_job(one) for one in found]
 
     def add(self, job: JobRow) -> None:
-        """Enter a job, or write its row anew."""
+        """Insert a job, or replace its row."""
         row = (job.id, job.group, job.reads, job.wanted_bytes, job.share_bytes, job.below, job.pid)
-        self._books.change(
+        self._file.change(
             "INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, time.time())
         )
 
     def set_share(self, job: int, *, share_bytes: int, below: str) -> None:
-        """Pin another share for a job."""
-        self._books.change(
+        """Change the share that is pinned for a job."""
+        self._file.change(
             "UPDATE members SET share = ?, below = ? WHERE id = ?", (share_bytes, below, job)
         )
 
     def remove(self, job: int) -> None:
-        """Forget a job; what it pinned isn't pinned any more."""
-        self._books.change("DELETE FROM members WHERE id = ?", (job,))
+        """Delete a job, which unpins its blobs."""
+        self._file.change("DELETE FROM members WHERE id = ?", (job,))
 
     def owed_bytes(self, group: str) -> int:
-        """What a group's largest job lacks of its share."""
-        found = self._books.row(
+        """Return the largest number of bytes that a job of a group lacks of its share."""
+        found = self._file.row(
             "SELECT COALESCE(MAX(MIN(share, wanted) - (SELECT COALESCE(SUM(disk), 0) FROM blobs"
             " WHERE grp = members.grp AND state != 'trash' AND kept = 0"
             " AND key < members.below)), 0) FROM members WHERE grp = ?",
@@ -456,56 +452,55 @@ def _job(row: tuple[Any, ...]) -> JobRow:
 
 
 def new_job_id() -> int:
-    """Draw a number for a job, as ids that begin anew with new books would meet older jobs'."""
+    """Draw a random id for a job: counted ids would repeat after a rebuild of the catalogue."""
     return secrets.randbits(60) + 1
 
 
 class Catalogue:
-    """A Catalogue puts the tables of a cache together over one file. Safe for several threads.
+    """The tables of a cache's catalogue, in one SQLite file. Safe for several threads.
 
-    folder: of the cache. mend: damaged books are replaced by empty ones here. Raises sqlite3.Error
-    and OSError.
+    folder: of the cache. mend: replace a damaged file by an empty one. Raises sqlite3.Error and
+    OSError.
     """
 
     def __init__(self, folder: Folder, *, mend: bool = True) -> None:
-        self._books = CatalogueFile(folder, mend=mend)
-        self.numbers = NumberTable(self._books)
-        self.blobs = BlobTable(self._books, self.numbers)
-        self.jobs = JobTable(self._books)
-        self.labels = LabelTable(self._books)
-        self.names = NameTable(self._books)
+        self._file = CatalogueFile(folder, mend=mend)
+        self.numbers = NumberTable(self._file)
+        self.blobs = BlobTable(self._file, self.numbers)
+        self.jobs = JobTable(self._file)
+        self.labels = LabelTable(self._file)
+        self.names = NameTable(self._file)
 
     @property
     def is_upgrade(self) -> bool:
-        """Whether the books were of an older version, and were made anew."""
-        return self._books.is_upgrade
+        """True if the catalogue had an older version and was replaced."""
+        return self._file.is_upgrade
 
     def take_damage(self) -> tuple[str | None, str | None]:
-        """What was wrong with the books that were made anew since the last call, and how the old
-        file is called now if it was somebody else's."""
-        books = self._books
-        found, books.damage, books.moved = (books.damage, books.moved), None, None
+        """Return the damage of a catalogue that was replaced since the last call, and the new name
+        of the old file if it was another program's."""
+        file = self._file
+        found, file.damage, file.moved = (file.damage, file.moved), None, None
         return found
 
     def writing(self) -> AbstractContextManager[None]:
-        """One transaction over all tables; inside, one thread of the node is at work."""
-        return self._books.writing()
+        """Run one transaction over all tables; it excludes all other threads of the node."""
+        return self._file.writing()
 
     @property
     def is_counted(self) -> bool:
-        """Whether somebody has put into the books what is there."""
+        """True if the files have been entered into the catalogue."""
         return self.numbers.has("used")
 
-    def renew(self, error: Exception, enter: Callable[[], object]) -> bool:
-        """Make damaged books anew, unless another process did meanwhile; whether this one did.
-        error: what was found. enter: puts what is there into empty books, in the same transaction.
-        """
-        return self._books.renew(error, is_empty=lambda: not self.is_counted, enter=enter)
+    def renew(self, error: Exception, fill: Callable[[], object]) -> bool:
+        """Replace a damaged catalogue; return False if another process did. error: the damage.
+        fill: enters the files into the empty catalogue, in the same transaction."""
+        return self._file.renew(error, is_empty=lambda: not self.is_counted, fill=fill)
 
     def own_bytes(self) -> int:
-        """What the books themselves take, without their log."""
-        return self._books.size_bytes()
+        """Return the size of the catalogue's file, without its log."""
+        return self._file.size_bytes()
 
     def close(self) -> None:
-        """Close the books. Safe to call twice."""
-        self._books.close()
+        """Close the file. Safe to call twice."""
+        self._file.close()

@@ -1,13 +1,12 @@
 """Open the catalogue's SQLite file, run its transactions, and detect and replace a damaged one.
 
-WAL mode. Every change is one short transaction behind a flock, since under load SQLite's own
-waiting reaches seconds. A new catalogue takes the name of the old one: a process that has the old
-one open finds out before its next transaction.
+WAL mode. Every change is one short transaction under a flock, since SQLite's own waiting reaches
+seconds under load. A new catalogue gets the name of the old one; a process that has the old one
+open notices before its next transaction.
 
-SQLite notices damage to its own structure only, so what must be right carries a checksum of its
-own: a wrong one is sqlite3.DatabaseError, as a torn page is. Every error that a damaged file causes
-is sqlite3.DatabaseError here; SQLite's codes tell it from a disk that fails.
-"""
+SQLite detects damage only to its own structure, so rows and numbers carry a checksum. A wrong one
+raises sqlite3.DatabaseError, as every other error of a damaged file does; SQLite's codes
+distinguish damage from a failing disk."""
 
 from __future__ import annotations
 
@@ -30,71 +29,69 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Folder
 
-# What SQLite says of a disk or of other processes: SQLITE_BUSY, LOCKED, NOMEM, READONLY, INTERRUPT,
-# IOERR, FULL, CANTOPEN, PROTOCOL. All else is said of the file.
+# SQLite's codes for the disk or other processes: SQLITE_BUSY, LOCKED, NOMEM, READONLY, INTERRUPT,
+# IOERR, FULL, CANTOPEN, PROTOCOL. All other codes are about the file.
 _DISK_CODES = frozenset((5, 6, 7, 8, 9, 10, 13, 14, 15))
 _SHORT_READ, _FILE_MOVED = 522, 1032
 
 
 class UncountedError(sqlite3.DatabaseError):
-    """The books are new, and nobody has put into them what is there."""
+    """The catalogue is new and doesn't list the folder's files yet."""
 
 
 class OtherSchemaError(sqlite3.DatabaseError):
-    """The books are of another version of the schema."""
+    """The catalogue has another version of the schema."""
 
 
 class ForeignCatalogueError(sqlite3.DatabaseError):
-    """The file in the place of the books is somebody else's: it is moved away, not removed."""
+    """The catalogue's file is another program's: it is renamed, not removed."""
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether an error says that the books are damaged, and not that the disk is full or busy."""
+    """Return True if an error means a damaged catalogue, not a full or busy disk."""
     if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.ProgrammingError):
         return False
     code = getattr(error, "sqlite_errorcode", None)
-    if code is None:  # ours
+    if code is None:  # raised by Penstock
         return not isinstance(error, sqlite3.OperationalError)
     return code in (_SHORT_READ, _FILE_MOVED) or code & 0xFF not in _DISK_CODES
 
 
 @contextlib.contextmanager
 def as_database_errors() -> Iterator[None]:
-    """Turn every error that a damaged file causes inside into sqlite3.DatabaseError: sqlite3 raises
-    UnicodeDecodeError where its message quotes a damaged schema, and rows hold any values."""
+    """Convert the errors that a damaged file causes into sqlite3.DatabaseError: sqlite3 raises
+    UnicodeDecodeError if its message quotes a damaged schema, and rows may hold any values."""
     try:
         yield
-    except UnicodeEncodeError:  # of what is to be written
+    except UnicodeEncodeError:  # caused by the value to write, not by the file
         raise
     except UnicodeDecodeError as error:
         raise sqlite3.DatabaseError(f"its schema is damaged ({error.reason})") from error
     except (ValueError, TypeError, LookupError, OverflowError) as error:
-        raise sqlite3.DatabaseError(
-            f"a row has other values than were written ({error})"
-        ) from error
+        raise sqlite3.DatabaseError(f"a row has damaged values ({error})") from error
 
 
 def row_checksum(row: Sequence[Any]) -> int:
-    """Compute the checksum of a row; of a blob's row, of all but its last use."""
+    """Compute the checksum of a row; in a blob's row, of all columns but the last use."""
     return int(crc32c(repr((*row[:7], *row[8:])).encode("utf-8", "surrogateescape")))
 
 
 def with_checksum(name: str, value: str) -> str:
-    """Put the checksum of a named value behind it."""
+    """Append the checksum of a named value to it."""
     return f"{value} {crc32c(f'{name} {value}'.encode()):08x}"
 
 
 def checked_number(value: object) -> int:
-    """Return a number as it was written. Raises sqlite3.DatabaseError for anything else."""
+    """Return a number ≥ 0. Raises sqlite3.DatabaseError for any other value."""
     if not isinstance(value, int) or value < 0:
-        raise sqlite3.DatabaseError(f"{value!r} stands where a number was written")
+        raise sqlite3.DatabaseError(f"got {value!r}, wanted a number")
     return value
 
 
 _LOCK_TIMEOUT_S = 60.0
 _NAME = "catalogue.db"
 _FILES = (_NAME, f"{_NAME}-wal", f"{_NAME}-shm", f"{_NAME}-journal")
-_VERSION = 2  # of the schema; books of another are made anew, without a word
+_VERSION = 2  # of the schema; a catalogue of another version is replaced without a warning
 _PRAGMAS = (
     "cell_size_check = ON",
     "journal_mode = WAL",
@@ -118,12 +115,12 @@ CREATE TABLE IF NOT EXISTS names (
 
 
 class CatalogueFile:
-    """CatalogueFile are the open SQLite file of a cache. Safe for several threads.
+    """The open SQLite file of a cache. Safe for several threads.
 
-    folder: of the cache. mend: damaged books are replaced by empty ones here; `damage` says what
-    was wrong, `moved` how the old file is called now if it was somebody else's. is_upgrade: they
-    were of an older version. rescued: rows of blobs, by key, that the damaged file still gave, as
-    they stood there. Raises sqlite3.Error and OSError.
+    folder: of the cache. mend: replace a damaged file by an empty one; `damage` describes the
+    damage, `moved` is the new name of the old file if it was another program's. is_upgrade: the old
+    file had an older version. rescued: rows of blobs, by key, that could still be read from the
+    damaged file, unchecked. Raises sqlite3.Error and OSError.
     """
 
     def __init__(self, folder: Folder, *, mend: bool = True) -> None:
@@ -146,50 +143,52 @@ class CatalogueFile:
             self._lock = -1
             raise
 
-    # -- questions and changes
+    # -- queries and changes
 
     def row(self, query: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
-        """The first row that a query finds."""
-        with self._mutex, self._asking():
+        """Return the first row that a query finds, None if there is none."""
+        with self._mutex, self._converting_errors():
             found: tuple[Any, ...] | None = self._db.execute(query, values).fetchone()
         return found
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows that a query finds."""
-        with self._mutex, self._asking():
+        """Return all rows that a query finds."""
+        with self._mutex, self._converting_errors():
             return self._db.execute(query, values).fetchall()
 
     def change(self, statement: str, values: Sequence[Any] = ()) -> None:
-        """Execute a statement in a transaction: this thread's, if it has one."""
-        with self.writing(), self._asking():
+        """Execute a statement in a transaction: the current one, if this thread has one."""
+        with self.writing(), self._converting_errors():
             self._db.execute(statement, values)
 
     def change_each(self, statement: str, values: Iterable[Sequence[Any]]) -> None:
-        """Execute a statement with each of some values, in one transaction."""
-        with self.writing(), self._asking():
+        """Execute a statement once for each of `values`, in one transaction."""
+        with self.writing(), self._converting_errors():
             self._db.executemany(statement, values)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """One transaction; inside, one thread of one process of the node is at work."""
+        """Run one transaction; it excludes all other threads of the node."""
         with self._mutex:
             if self._depth:
                 yield
                 return
-            with self._current(), self._transaction():
-                yield
+            with self._locked():
+                if self._is_replaced():
+                    self._reopen()
+                with self._transaction():
+                    yield
 
     def size_bytes(self) -> int:
-        """What the books themselves take, without their log."""
+        """Return the size of the file, without its log."""
         found = self.row("PRAGMA page_count")
         return int(found[0]) * 4096 if found else 0
 
     def renew(
-        self, error: Exception, *, is_empty: Callable[[], bool], enter: Callable[[], object]
+        self, error: Exception, *, is_empty: Callable[[], bool], fill: Callable[[], object]
     ) -> bool:
-        """Make damaged books anew, unless another process did meanwhile; whether this one did.
-        error: what was found. enter: puts what is there into empty books, in the same transaction.
-        """
+        """Replace a damaged catalogue; return False if another process did. error: the damage.
+        fill: enters the files into the empty catalogue, in the same transaction."""
         with self._mutex, self._locked():
             self._depth = 0
             if not isinstance(error, UncountedError) and not self._is_replaced():
@@ -200,7 +199,7 @@ class CatalogueFile:
             is_new = is_empty()
             if is_new:
                 with self._transaction():
-                    enter()
+                    fill()
             return is_new
 
     def close(self) -> None:
@@ -218,16 +217,8 @@ class CatalogueFile:
     # -- the lock and the transaction
 
     @contextlib.contextmanager
-    def _current(self) -> Iterator[None]:
-        """Hold the flock, with the books that are in force now."""
-        with self._locked():
-            if self._is_replaced():
-                self._reopen()
-            yield
-
-    @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the flock: SQLite's own queue makes single writers wait for more than a second."""
+        """Hold the flock: with SQLite's own locks some writers wait for more than a second."""
 
         def locked() -> bool:
             try:
@@ -245,28 +236,28 @@ class CatalogueFile:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._asking():
+        with self._converting_errors():
             self._db.execute("BEGIN IMMEDIATE")
         self._depth = 1
         try:
             yield
-            with self._asking():
+            with self._converting_errors():
                 self._db.execute("COMMIT")
         except BaseException:
-            with contextlib.suppress(sqlite3.Error), self._asking():
+            with contextlib.suppress(sqlite3.Error), self._converting_errors():
                 self._db.execute("ROLLBACK")
             raise
         finally:
             self._depth = 0
 
     @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Turn what a damaged file makes of a statement into sqlite3.DatabaseError."""
+    def _converting_errors(self) -> Iterator[None]:
+        """Convert every error that a damaged file causes into sqlite3.DatabaseError."""
         try:
             with as_database_errors():
                 yield
         except sqlite3.OperationalError as error:
-            # A damaged header looks like a file that mustn't be written.
+            # SQLite reports a file with a damaged header as read-only.
             read_only = getattr(error, "sqlite_errorcode", 0) & 0xFF == 8
             if not read_only or not os.access(_NAME, os.W_OK, dir_fd=self._folder.fd):
                 raise
@@ -275,8 +266,8 @@ class CatalogueFile:
     # -- the file
 
     def _open(self) -> tuple[sqlite3.Connection, int]:
-        """Open the books that are there, or new ones in the place of damaged ones; the caller holds
-        the flock. Returns their inode, too."""
+        """Open the catalogue, or replace a damaged one; the caller holds the flock. Return the
+        connection and the file's inode."""
         try:
             self._clear_names()
             return self._connect()
@@ -292,8 +283,8 @@ class CatalogueFile:
             return self._connect()
 
     def _clear_names(self) -> None:
-        """Find what stands in the place of our files and can't be one: a folder, a link, a file
-        with a second name. Raises StrangeFileError for files of other users."""
+        """Raise ForeignCatalogueError if a folder or a link has the name of one of the files, and
+        StrangeFileError for files of other users."""
         folder = self._folder
         for name in _FILES:
             try:
@@ -301,16 +292,16 @@ class CatalogueFile:
             except FileNotFoundError:
                 continue
             if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-                raise ForeignCatalogueError(f"a folder or a link stands in the place of {name}")
+                raise ForeignCatalogueError(f"{name} is a folder or a link")
             folder.check(name)
             if not os.access(name, os.R_OK | os.W_OK, dir_fd=folder.fd):
                 mode = stat.S_IMODE(found.st_mode)
                 raise sqlite3.DatabaseError(f"{name} has mode {mode:04o}, wanted 0600")
 
     def _rescue(self) -> None:
-        """Read what a damaged file still gives of the blobs' rows, from both ends up to the damage:
-        their checksums tell later which are right."""
-        query = "SELECT * FROM blobs ORDER BY key {} LIMIT ?"  # damaged pages may form a circle
+        """Read the rows of blobs from both ends of a damaged file up to the damage; `adopt` checks
+        their checksums."""
+        query = "SELECT * FROM blobs ORDER BY key {} LIMIT ?"  # damaged pages may form a cycle
         self.rescued.clear()
         with contextlib.suppress(sqlite3.Error, OSError):
             most = 1000 + 2 * len(self._folder.folder("blobs").names())
@@ -331,17 +322,18 @@ class CatalogueFile:
         return db
 
     def _connect(self) -> tuple[sqlite3.Connection, int]:
-        """SQLite opens the books by their path: the file there is ours before and after that.
-        Nothing here opens it besides, as that would end SQLite's locks of this process on it."""
+        """Open the file with SQLite, which opens it by path, and check before and after that the
+        path is this folder's file. No other code opens the file: closing it would end the locks
+        that SQLite holds in this process."""
         folder = self._folder
         if not folder.has(_NAME):
-            os.close(folder.create(_NAME))  # before SQLite would, which uses the umask's mode
+            os.close(folder.create(_NAME))  # SQLite would create it with the umask's mode
         for name in _FILES:
             folder.check(name)
         found = folder.stat(_NAME)
         db = self._connection()
         try:
-            with self._asking():
+            with self._converting_errors():
                 self._prepare(db, found)
         except BaseException:
             db.close()
@@ -349,13 +341,13 @@ class CatalogueFile:
         return db, found.st_ino
 
     def _prepare(self, db: sqlite3.Connection, before: os.stat_result) -> None:
-        """Check books that were just opened, and make their tables."""
+        """Check a file that was just opened, and create its tables."""
         path = os.path.join(os.readlink(f"/proc/self/fd/{self._folder.fd}"), _NAME)
         (version,) = db.execute("PRAGMA user_version").fetchone()
         for found in (os.stat(path), self._folder.stat(_NAME)):
             if found.st_ino != before.st_ino:
                 raise StrangeFileError(
-                    errno.EPERM, f"the folder was replaced meanwhile (inode {found.st_ino})", path
+                    errno.EPERM, f"the folder was replaced (inode {found.st_ino})", path
                 )
         tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
         if tables and not tables & {"blobs", "facts"}:
@@ -364,33 +356,33 @@ class CatalogueFile:
             )
         if tables and version != _VERSION:
             if not version:
-                raise OtherSchemaError("its books are of the first version")
-            raise sqlite3.DatabaseError(f"its books are of version {version}")
+                raise OtherSchemaError("it has schema version 1")
+            raise sqlite3.DatabaseError(f"it has schema version {version}, wanted {_VERSION}")
         for pragma in _PRAGMAS:
             db.execute(f"PRAGMA {pragma}")
         db.executescript(_SCHEMA)
         db.execute(f"PRAGMA user_version = {_VERSION}")
-        # Of the index, too, which quick_check leaves out: 1.4 ms more for 1,000 blobs.
+        # quick_check doesn't check the index; this takes 1.4 ms more for 1,000 blobs.
         (verdict,) = db.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
 
     def _is_replaced(self) -> bool:
-        """Whether the books that are open aren't those of that name any more."""
+        """Return True if the open file no longer has the catalogue's name."""
         try:
             return self._folder.stat(_NAME).st_ino != self._inode
         except FileNotFoundError:
             return True
 
     def _remove(self, *, keep: bool = False) -> None:
-        for name in _FILES:  # the books first: SQLite then leaves the other names alone at close
+        for name in _FILES:  # catalogue.db first: SQLite then keeps the other names at close
             if keep:
                 self._move(name)
             else:
                 self._folder.remove(name)
 
     def _move(self, name: str) -> None:
-        """Give an entry another name, by which nothing here finds it."""
+        """Rename a file so that Penstock no longer uses it."""
         with contextlib.suppress(FileNotFoundError):
             new = f"moved-{self._folder.stat(name).st_ino}-{name}"
             self._folder.rename(name, self._folder, new)

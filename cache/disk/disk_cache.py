@@ -44,9 +44,10 @@ class FolderAccess:
     uses the limit that the folder records. retry_s: seconds without writes after a disk error.
     """
 
-    def __init__(self, path: str, *, max_bytes: int | None, mode: int, retry_s: float) -> None:
+    retry_s = 30.0
+
+    def __init__(self, path: str, *, max_bytes: int | None, mode: int) -> None:
         self._path, self._max_bytes, self._mode = path, max_bytes, mode
-        self._retry_s = retry_s
         self._lock = threading.RLock()
         self.folder: CacheFolder | None = None
         self._readable: Lookup | None = None  # replaces `folder` where it can't be written
@@ -134,7 +135,7 @@ class FolderAccess:
 
     def give_up(self, error: BaseException, *, reads: bool = False) -> None:
         """Stop writing for retry_s seconds, and warn once. reads: stop reading, too."""
-        self._no_writes_until_s = time.monotonic() + self._retry_s
+        self._no_writes_until_s = time.monotonic() + self.retry_s
         if reads:
             self._no_reads_until_s = self._no_writes_until_s
         if self._warned:
@@ -153,7 +154,7 @@ class FolderAccess:
         self._warn(
             f"{self._path}: the cache can't be used ({reason}), so data that it doesn't hold is "
             f"fetched from the remote each time. {remedy} Penstock tries the cache again every "
-            f"{self._retry_s:.0f} s."
+            f"{self.retry_s:.0f} s."
         )
 
     def _warn_of_damage(self, folder: CacheFolder) -> None:
@@ -177,13 +178,11 @@ class DiskCache:
     path: the folder; it is created with `mode` at first use. max_bytes: an int or a string such as
     "1.5TB"; all processes and jobs together stay below it. Several datasets and jobs may share a
     folder if they pass the same limit. peers: lets the nodes of a job serve cached data to each
-    other. retry_s: seconds without writes after a disk error.
+    other.
 
     Raises ConfigError for invalid arguments; at first use if the folder is on a network file
     system, has a newer format, or is in use with another limit.
     """
-
-    retry_s = 30.0
 
     def __init__(
         self,
@@ -204,7 +203,7 @@ class DiskCache:
         self.path = path
         self._max_bytes = max_bytes
         self._mode = mode
-        self._access = FolderAccess(path, max_bytes=max_bytes, mode=mode, retry_s=self.retry_s)
+        self._access = FolderAccess(path, max_bytes=max_bytes, mode=mode)
         self._remove: weakref.finalize[..., DiskCache] | None = None
 
     @classmethod

@@ -1,8 +1,8 @@
-"""Keep a cache folder within its limit: reserve space for fills, and evict blobs to make some.
+"""Keep a cache folder within its limit: reserve space for fills, and evict blobs to free some.
 
-Space for a fill is reserved in the catalogue before a byte of it is fetched. First go the jobs and
-fills that dead processes left, then blobs that no live job pins, least recently used first. A blob
-that some process may still have mapped takes space after nobody finds it any more; it waits in the
+Space for a fill is reserved in the catalogue before any byte of it is fetched. Eviction removes the
+jobs and fills of dead processes first, then blobs that no live job pins, least recently used first.
+A removed blob that a process still has mapped uses space until it is unmapped; it stays in the
 trash until its readers' locks are free.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.cache.disk.folder_layout import FolderLayout, KeyLocks
     from penstock.cache.disk.lookup import UseLog
 
-# What the books' log, the folders themselves and the small files take beside the blobs.
+# Bytes of the catalogue's log, the folders and the small files, in addition to the blobs.
 SLACK_BYTES = 320 * 2**10
 _LEAST_OWN_BYTES = 512 * 2**10
 _ENTRY_BYTES = 128  # of a folder, for each blob
@@ -36,7 +36,7 @@ _FREE_SHARE = 0.9
 
 
 class SpaceLimit:
-    """Room tells how many bytes blobs may take. max_bytes: the limit, 0 until it is agreed on."""
+    """The number of bytes that blobs may use. max_bytes: the folder's limit, 0 before `agree`."""
 
     def __init__(self, layout: FolderLayout, catalogue: Catalogue) -> None:
         self._layout, self._catalogue = layout, catalogue
@@ -44,9 +44,12 @@ class SpaceLimit:
         self.max_bytes = 0
 
     def agree(self, wanted: int | None, *, alone: bool) -> str | None:
-        """Take the folder's limit, or give it one; in a transaction. wanted: None takes what it
-        has, or most of the free space; alone: no other process has the folder open. What was
-        damaged, if anything. Raises ConfigError for a limit beside that of running jobs."""
+        """Adopt the folder's recorded limit, or record one; call it in a transaction.
+
+        wanted: None adopts the recorded limit, or most of the free bytes. alone: no other process
+        has the folder open. Return a description of damage, or None. Raises ConfigError for a limit
+        that differs from that of running jobs.
+        """
         numbers, damage = self._catalogue.numbers, None
         try:
             known = numbers.get("max_bytes")
@@ -67,8 +70,8 @@ class SpaceLimit:
         if known is not None and not alone:
             raise ConfigError(
                 f"{self._layout.root}: max_bytes: got {format_size(wanted)}, but running jobs use "
-                f"this folder with {format_size(known)}: one folder, one limit. Give that one, "
-                "give another folder, or wait until they end."
+                f"this folder with {format_size(known)}; a folder has one limit. Pass that limit, "
+                "pass another folder, or wait until the jobs end."
             )
         numbers.set("max_bytes", wanted)
         self._note(wanted)
@@ -76,25 +79,26 @@ class SpaceLimit:
         return damage
 
     def _note(self, max_bytes: int) -> None:
-        """Write the limit beside the books, which may be lost: who has none of his own would take
-        most of the disk then. A disk that is full is no reason to use no cache."""
+        """Record the limit outside the catalogue, too: if that is lost, a process without a limit
+        of its own would use most of the disk. Errors are ignored, as a full disk is still usable.
+        """
         with contextlib.suppress(OSError):
             self._layout.note_limit(max_bytes)
 
     @property
     def budget_bytes(self) -> int:
-        """Bytes that blobs may take: the limit less what the folder needs itself."""
+        """The bytes that blobs may use: the limit minus the folder's own files."""
         return max(0, self.max_bytes - self._own_bytes())
 
     @property
     def steady_budget_bytes(self) -> int:
-        """At most `budget_bytes`, and the same while the folder grows a little: what is pinned by
-        it mustn't change with every blob."""
+        """A budget ≤ `budget_bytes` that stays constant while the folder grows a little, so that
+        the pinned set doesn't change with every blob."""
         own = max(_LEAST_OWN_BYTES, 1 << (self._own_bytes() - 1).bit_length())
         return max(0, self.max_bytes - own)
 
     def measure_others(self) -> None:
-        """Look anew what other modules keep in the folder."""
+        """Measure again how many bytes other modules store in the folder."""
         self._others_bytes = self._layout.others_bytes()
 
     def _own_bytes(self) -> int:
@@ -108,9 +112,9 @@ class SpaceLimit:
 
 
 class Trash:
-    """The Trash has blobs that nobody finds any more, until nobody has them mapped.
+    """Removed blobs, kept until no process has them mapped.
 
-    inodes: the readers' locks, to be tried exclusively.
+    inodes: the readers' locks, tried exclusively.
     """
 
     def __init__(
@@ -120,13 +124,13 @@ class Trash:
         self._keys, self._inodes = keys, inodes
 
     def move(self, key: str, folder: Folder, name: str) -> None:
-        """Move a blob's file here; in a transaction. Raises FileNotFoundError."""
+        """Move a blob's file to the trash; call it in a transaction. Raises FileNotFoundError."""
         new = f"{key}-{folder.stat(name).st_ino}"
         folder.rename(name, self._layout.trash, new)
         self._catalogue.blobs.to_trash(key, new)
 
     def empty(self) -> None:
-        """Remove what nobody has mapped any more."""
+        """Remove the files that no process has mapped any more."""
         trash = self._layout.trash
         for name in self._layout.names("trash"):
             try:
@@ -139,8 +143,8 @@ class Trash:
                 self._catalogue.blobs.remove(name)
 
     def drop(self, key: str, *, inode: int | None = None) -> bool:
-        """Forget a blob whose bytes are wrong; those who have it mapped keep their map. inode: of
-        the wrong file, so that another's fresh one stays. False if it wasn't there."""
+        """Remove a blob whose bytes are wrong; existing maps stay valid. inode: remove only the
+        file with this inode, not a newer one. Return False if there was none."""
         dropped = False
         with self._keys.holding(key), self._catalogue.writing():
             at = self._layout
@@ -158,13 +162,13 @@ class Trash:
 
 
 PRIVATE = "private"
-"""The group of files that one process keeps for itself: nobody goes on with those of a dead one."""
+"""The group of files that only one process uses: no other process continues their fill."""
 
 
 class DeadProcessFiles:
-    """Leftovers finds what dead processes left, by locks that nobody holds, and removes it.
+    """Find the jobs and files of dead processes, whose locks are free, and remove them.
 
-    inodes: the readers' locks, to be tried exclusively.
+    inodes: the readers' locks, tried exclusively.
     """
 
     def __init__(
@@ -174,7 +178,7 @@ class DeadProcessFiles:
         self._keys, self._inodes = keys, inodes
 
     def forget_dead_jobs(self) -> int:
-        """Forget jobs whose process is gone; returns how many."""
+        """Delete the jobs of dead processes; return their number."""
         dead = 0
         probe = self._layout.locks("jobs")
         try:
@@ -188,18 +192,18 @@ class DeadProcessFiles:
         return dead
 
     def remove_fills(self) -> int:
-        """Remove all fills that nobody works on; returns how many."""
+        """Remove all fills that no process works on; return their number."""
         with self._catalogue.writing():
             return sum(map(self.remove_fill, self._catalogue.blobs.rows(state="fill")))
 
     def remove_private(self) -> int:
-        """Remove what dead processes kept for themselves; returns how many files."""
+        """Remove the private files of dead processes; return their number."""
         with self._catalogue.writing():
             rows = [row for row in self._catalogue.blobs.rows(state="fill") if row.group == PRIVATE]
             return sum(map(self.remove_fill, rows))
 
     def remove_fill(self, row: BlobRow) -> bool:
-        """Remove a fill and its row, unless someone works on it."""
+        """Remove a fill and its row, unless a process works on it."""
         fills = self._layout.fills
         with self._keys.trying(row.key) as is_free:
             if not is_free:
@@ -208,7 +212,7 @@ class DeadProcessFiles:
                 inode = fills.stat(part_name(row.key)).st_ino
                 if not self._inodes.lock(inode):
                     return False
-                self._inodes.unlock(inode)  # nobody new can come: the key is ours
+                self._inodes.unlock(inode)  # holding the key keeps new readers out
             discard_fill(fills, row.key)
             if self._layout.blobs.has(row.key):
                 return False
@@ -216,8 +220,8 @@ class DeadProcessFiles:
             return True
 
     def clear_file(self, name: str) -> int:
-        """Enter a fill that the books don't know, or remove a file that is only a part of one; how
-        many things were put right."""
+        """Record a fill that the catalogue doesn't list, or remove an incomplete one; return the
+        number of corrections, 0 or 1."""
         key = name.partition(".")[0]
         fills = self._layout.fills
         try:
@@ -232,7 +236,7 @@ class DeadProcessFiles:
                     return int(fills.remove(name))
         if name != part_name(key) or self._catalogue.blobs.row(key) is not None:
             return 0
-        # The next who wants it goes on with it.
+        # The next reader of the blob continues the fill.
         self._catalogue.blobs.adopt(
             key,
             size_bytes=found.st_size,
@@ -244,10 +248,11 @@ class DeadProcessFiles:
 
 
 class Evictor:
-    """An Evictor makes room by taking out what no live job pins.
+    """Free space by removing what no live job pins.
 
-    First go fills that nobody works on, then whole blobs that nobody has mapped, least recently
-    used first. inodes: the readers' locks, to be tried exclusively; evicted: blobs that went.
+    Fills that no process works on go first, then whole blobs that no process has mapped, least
+    recently used first. inodes: the readers' locks, tried exclusively; evicted: the number of blobs
+    that were removed.
     """
 
     def __init__(
@@ -255,28 +260,29 @@ class Evictor:
         layout: FolderLayout,
         catalogue: Catalogue,
         *,
-        room: SpaceLimit,
+        limit: SpaceLimit,
         uses: UseLog,
-        leftovers: DeadProcessFiles,
+        dead_files: DeadProcessFiles,
         trash: Trash,
         inodes: ByteLocks,
     ) -> None:
         self._layout, self._blobs = layout, catalogue.blobs
         self._catalogue = catalogue
-        self._room, self._uses = room, uses
-        self._leftovers, self._trash = leftovers, trash
+        self._limit, self._uses = limit, uses
+        self._dead_files, self._trash = dead_files, trash
         self._inodes = inodes
         self.evicted = 0
 
-    def make_room(self, need_bytes: int, *, group: str | None) -> bool:
-        """Whether so many bytes more fit, now or by taking others out; in a transaction. group:
-        whose share is to be had, by taking it from those who have more mapped."""
-        budget = self._room.budget_bytes
+    def make_space(self, need_bytes: int, *, group: str | None) -> bool:
+        """Return True if need_bytes are free, evicting blobs if necessary; call it in a
+        transaction. group: claim this group's share, even from blobs that readers of other groups
+        have mapped."""
+        budget = self._limit.budget_bytes
         if self._blobs.used_bytes + need_bytes <= budget:
             return True
         if need_bytes > budget:
             return False
-        self._leftovers.forget_dead_jobs()
+        self._dead_files.forget_dead_jobs()
         self._trash.empty()
         for clean in (self._evict_fills, self._evict_whole):
             if self._blobs.used_bytes + need_bytes > budget:
@@ -288,11 +294,11 @@ class Evictor:
         return free >= need_bytes
 
     def evict_to(self, most_bytes: int, *, group: str | None = None) -> tuple[int, int]:
-        """Take out blobs that no job pins or reads until at most so many bytes are left (of a
-        group, if given): (blobs, bytes) that went."""
+        """Evict blobs that no job pins or reads until at most `most_bytes` are left (of a group, if
+        given). Return the evicted (blobs, bytes)."""
         self._uses.flush()
         with self._catalogue.writing():
-            self._leftovers.forget_dead_jobs()
+            self._dead_files.forget_dead_jobs()
             self._trash.empty()
             before, blobs = self._blobs.used_bytes, self.evicted
             if group is None:
@@ -307,7 +313,7 @@ class Evictor:
             if self._blobs.used_bytes <= most_bytes:
                 return
             if not row.pinned:
-                self._leftovers.remove_fill(row)
+                self._dead_files.remove_fill(row)
 
     def _evict_whole(self, most_bytes: int) -> None:
         self._uses.flush()
@@ -322,11 +328,11 @@ class Evictor:
         for row in rows:
             if left > most_bytes and row.state != "trash" and not row.pinned:
                 is_whole = row.state == "ready"
-                gone = self._evict(row) if is_whole else self._leftovers.remove_fill(row)
+                gone = self._evict(row) if is_whole else self._dead_files.remove_fill(row)
                 left -= row.disk_bytes if gone else 0
 
     def _evict(self, row: BlobRow) -> bool:
-        """Remove a whole blob, unless someone has it mapped."""
+        """Remove a whole blob, unless a process has it mapped."""
         for folder in (self._layout.blobs, self._layout.unverified):
             with contextlib.suppress(FileNotFoundError):
                 inode = folder.stat(row.key).st_ino
@@ -340,33 +346,33 @@ class Evictor:
         return True
 
     def _take_from_readers(self, short_bytes: int) -> None:
-        """Move blobs that no job pins, but someone has mapped, to the trash: nobody finds them any
-        more, and their room is free when they are let go. A job that has more mapped than its share
-        would else keep it for ever, as all that it reads is mapped anew with each batch."""
+        """Move blobs that no job pins, but some process has mapped, to the trash, where no reader
+        finds them; their space is free once they are unmapped. Without this, a job that maps more
+        than its share would keep it for ever, since each batch maps its blobs again."""
         in_trash = sum(row.disk_bytes for row in self._blobs.rows(state="trash"))
         blobs = self._layout.blobs
-        there = (row for row in self._blobs.victims() if blobs.has(row.key))
-        for row in choose_victims(there, short_bytes - in_trash):
+        published = (row for row in self._blobs.victims() if blobs.has(row.key))
+        for row in choose_victims(published, short_bytes - in_trash):
             with contextlib.suppress(FileNotFoundError):
                 self._trash.move(row.key, blobs, row.key)
 
 
 def choose_victims(rows: Iterable[BlobRow], short_bytes: int) -> Iterator[BlobRow]:
-    """Choose data blobs from the first on, until they take so many bytes together. Pure."""
+    """Yield data blobs in the given order until they sum up to `short_bytes`. Pure."""
     for row in rows:
         if short_bytes <= 0:
             return
-        if row.kept:  # manifests and sidecars are small, and needed to read at all
+        if row.kept:  # manifests and sidecars are small, and every read needs them
             continue
         yield row
         short_bytes -= row.disk_bytes
 
 
-_FULL_S = 1.0  # the search for room isn't free
+_FULL_S = 1.0  # a search for free space costs time, so it isn't repeated at once
 
 
 class Reservations:
-    """Reservations reserves room, and doesn't look for any for a while when there was none."""
+    """Reserve space for fills; after a failed search, search again only after _FULL_S."""
 
     def __init__(self, catalogue: Catalogue, evictor: Evictor) -> None:
         self._catalogue, self._evictor = catalogue, evictor
@@ -375,15 +381,15 @@ class Reservations:
     def reserve(
         self, source: BlobSource, *, group: str, disk_bytes: int, insist: bool, kept: bool = False
     ) -> bool:
-        """Enter a fill into the books if there is room, or room can be made. insist: look for it
-        even if there was none a moment ago."""
+        """Record a fill in the catalogue if its space is free or can be freed; return False if not.
+        insist: search for space even if a recent search found none."""
         if not insist and time.monotonic() < self._full_until_s:
             return False
         blobs = self._catalogue.blobs
         with self._catalogue.writing():
             row = blobs.row(source.key)
             need = disk_bytes - (row.disk_bytes if row is not None else 0)
-            if not self._evictor.make_room(need, group=group if insist else None):
+            if not self._evictor.make_space(need, group=group if insist else None):
                 self._full_until_s = time.monotonic() + _FULL_S
                 return False
             blobs.add(

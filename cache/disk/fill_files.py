@@ -1,10 +1,10 @@
 """Write a blob while it is being filled: a preallocated file, and a map that marks present pieces.
 
-A piece is 4 KiB of a single object, or one whole part of a blob of many. A process that fetches
-pieces holds a byte-range lock that stands for them meanwhile, writes them to their place and marks
-them: so exact ranges for a batch and the big ranges of a background fill add up, nothing is fetched
-twice, and what a killed process held is free at once. A mark is set after the write, so a marked
-piece is right as long as the machine runs; fills of before a reboot are dropped.
+A piece is 4 KiB of a single object, or one whole object of a blob of many. A process that fetches
+pieces holds a byte-range lock on them, writes them and marks them. So small ranges for a batch and
+large ranges of a background fill complement each other, no piece is fetched twice, and the locks of
+a killed process are free at once. A mark is set after the write, so a marked piece is right until
+the machine restarts; fills from before a reboot are dropped.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _VERSION_LOCK = 2**62
 
 
 class Fill:
-    """A Fill is a blob that isn't whole yet: its two files, open.
+    """The two open files of a blob that isn't complete yet.
 
-    Several threads and processes may work on one.
+    Several threads and processes may fill one blob.
     """
 
     def __init__(self, folder: Folder, key: str, pieces: BlobPieces) -> None:
-        """Open what is there. Raises FileNotFoundError, ValueError and StrangeFileError (not whole,
-        or not ours: to be made anew)."""
+        """Open an existing fill. Raises FileNotFoundError, ValueError and StrangeFileError if it is
+        incomplete or another program's: then create it again with `make`."""
         self.key, self.pieces = key, pieces
         self.part = os.path.join(folder.path, part_name(key))
         self.fd = -1
@@ -61,7 +61,7 @@ class Fill:
             try:
                 wanted = (pieces.size_bytes, map_bytes(pieces))
                 if (found.st_size, os.fstat(marks_fd).st_size) != wanted:
-                    raise ValueError(f"{self.part}: a fill of another size")
+                    raise ValueError(f"{self.part}: the fill has another size")
                 self._memory = mmap.mmap(marks_fd, 0)
             finally:
                 os.close(marks_fd)
@@ -73,9 +73,10 @@ class Fill:
 
     @classmethod
     def make(cls, folder: Folder, key: str, pieces: BlobPieces) -> Fill:
-        """Make both anew, the part last; the caller holds the key. Raises OSError (no room)."""
+        """Create both files, the part file last; the caller holds the key. Raises OSError (disk
+        full)."""
         discard_fill(folder, key)
-        # A full disk says so here, not in the middle of a download.
+        # Preallocation reports a full disk before the download starts.
         sizes = {map_name(key): map_bytes(pieces), part_name(key): pieces.size_bytes}
         try:
             for name, size_bytes in sizes.items():
@@ -83,7 +84,7 @@ class Fill:
                 try:
                     os.posix_fallocate(fd, 0, size_bytes)
                     if name == map_name(key):
-                        _note_borders(fd, pieces)
+                        _write_borders(fd, pieces)
                 finally:
                     os.close(fd)
             return cls(folder, key, pieces)
@@ -93,15 +94,15 @@ class Fill:
 
     @property
     def is_whole(self) -> bool:
+        """True if all pieces are present."""
         return bool(self.marks.all())
 
     def missing(self, spans: list[PieceSpan]) -> list[PieceSpan]:
-        """The parts of sorted spans whose pieces aren't there."""
+        """Return the parts of sorted spans whose pieces are missing."""
         result: list[PieceSpan] = []
         for low, high in spans:
-            marks = self._memory[
-                HEADER_BYTES + low : HEADER_BYTES + high
-            ]  # bytes: numpy is slower on few
+            # bytes.find: numpy is slower on few marks.
+            marks = self._memory[HEADER_BYTES + low : HEADER_BYTES + high]
             first = marks.find(0)
             while first >= 0:
                 end = marks.find(1, first)
@@ -110,13 +111,13 @@ class Fill:
         return result
 
     def missing_bytes(self) -> int:
-        """Bytes that are still to come."""
+        """Return the number of bytes that are missing."""
         return sum(b - a for a, b in map(self.pieces.span, self.missing([(0, self.pieces.count)])))
 
     @property
     def version(self) -> str | None:
-        """The version of the object that all pieces are from; None before the first, and where it
-        can't be read any more: then the next answer decides, and samples are checked."""
+        """The object's version that all pieces have; None before the first piece, and if the record
+        is damaged: then the next answer sets it, and samples are checked anyway."""
         length = int.from_bytes(self._memory[:2], "little")
         text = self._memory[_TEXT : _TEXT + length]
         if not length or int.from_bytes(self._memory[2:_TEXT], "little") != crc32c(text):
@@ -124,13 +125,13 @@ class Fill:
         return text.decode("utf-8", "replace")
 
     def agree(self, version: str) -> bool:
-        """Whether pieces of this version belong here; the first one decides."""
+        """Return True if pieces of this version may be added; the first call sets the version."""
         text = version.encode("utf-8", "replace")[: KIND_AT - _TEXT]
         if not text:
             return True
         now = self.version
         if now is None:
-            # Two processes may be first at once: the later one looks again under the lock.
+            # Two processes may set it at once, so it is read again under the lock.
             locks = ByteLocks.on_open_file(self.fd)
             try:
                 with locks.holding(_VERSION_LOCK, timeout_s=10, what=self.part):
@@ -145,12 +146,12 @@ class Fill:
         return now == text.decode("utf-8", "replace")
 
     def write(self, span: PieceSpan, data: memoryview) -> None:
-        """Put pieces to their place, and mark them. Raises OSError."""
+        """Write pieces and mark them. Raises OSError."""
         self._put(self.pieces.span(span)[0], data)
         self.mark(span)
 
     def put(self, at: int, data: memoryview, crc: int) -> None:
-        """Put bytes of this CRC-32C to their place, to be marked once whole pieces are there.
+        """Write bytes with this CRC-32C; the caller marks their pieces once these are complete.
         Raises OSError."""
         self._put(at, data)
         end = at + len(data)
@@ -167,21 +168,21 @@ class Fill:
             data, at = data[done:], at + done
 
     def mark(self, span: PieceSpan) -> None:
-        """Note that pieces are there."""
+        """Mark pieces as present."""
         self.marks[span[0] : span[1]] = 1
 
     def block_crcs(self, data: memoryview) -> bytes:
-        """CRC-32C of each block, as the books keep them: as it came where it came as a whole to
-        this process. data: all that was filled."""
+        """Return the CRC-32C of each block for the catalogue. Blocks that this process received as
+        a whole keep their received checksum; others are computed from `data`, the whole blob."""
         return crcs_of(data, known=self._crcs)
 
     def claims(self) -> Claims:
-        """The locks that hold pieces while they are fetched."""
+        """Return locks with which a fetch claims pieces."""
         return Claims(self.fd)
 
     def close(self) -> None:
-        """Close the files. Safe to call twice. The marks stay readable while anything looks at
-        them. Threads that share a fill leave this to its end: one of them may be about to claim."""
+        """Close the part file; the marks stay readable. Safe to call twice. Threads that share a
+        fill leave closing to its finalizer, as one of them may be about to claim pieces."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -192,29 +193,28 @@ class Fill:
 
 
 class Claims:
-    """Claims are the pieces that one fetch holds, by locks on the part file: byte n for piece n."""
+    """The pieces that one fetch has claimed, by locks on the part file: byte n for piece n."""
 
     def __init__(self, fd: int) -> None:
         self._locks = ByteLocks.on_open_file(fd)
 
     def claim(self, span: PieceSpan) -> bool:
-        """Claim these pieces; False if someone else is fetching some of them."""
+        """Claim these pieces; return False if another fetch has claimed some of them."""
         return self._locks.lock(span[0], span[1] - span[0])
 
     def close(self) -> None:
-        """Let all go. Safe to call twice."""
+        """Release all claims. Safe to call twice."""
         self._locks.close()
 
 
 def map_bytes(pieces: BlobPieces) -> int:
-    """Compute the size of the map: its header, a mark a piece, and where uneven pieces begin."""
+    """Compute the size of the map: a header, a mark per piece, and the starts of uneven pieces."""
     borders = 0 if pieces.starts is None else BORDER_BYTES * len(pieces.starts)
     return HEADER_BYTES + pieces.count + borders
 
 
-def _note_borders(fd: int, pieces: BlobPieces) -> None:
-    """Write down in a new map where the pieces begin, for those who know no more of a blob than
-    its key."""
+def _write_borders(fd: int, pieces: BlobPieces) -> None:
+    """Write the starts of the pieces into a new map, for readers that know only the blob's key."""
     if pieces.starts is None:
         os.pwrite(fd, EVEN_PIECES, KIND_AT)
     else:
@@ -223,17 +223,17 @@ def _note_borders(fd: int, pieces: BlobPieces) -> None:
 
 
 def fill_disk_bytes(size_bytes: int, pieces: int, *, most_map_bytes: int = 0) -> int:
-    """Compute what a fill may take of the disk.
+    """Compute the most bytes that a fill may use on the disk.
 
-    That is both files, and the extents of a file that is written here and there. most_map_bytes:
-    of the map, where it has more than a mark a piece.
+    They are those of both files, and of the extents of a file that is written in random order.
+    most_map_bytes: the size of a map that stores more than one mark per piece.
     """
-    extents = size_bytes // PIECE_BYTES * 6  # every other piece an extent of 12 bytes, at worst
+    extents = size_bytes // PIECE_BYTES * 6  # worst case: 12 bytes for every second piece
     marks = max(HEADER_BYTES + pieces, most_map_bytes)
     return disk_bytes(size_bytes) + disk_bytes(marks) + disk_bytes(extents)
 
 
 def discard_fill(folder: Folder, key: str) -> None:
-    """Remove a fill's files, the part first: a map alone is nothing."""
+    """Remove a fill's files, the part file first: a map without it is ignored."""
     for name in (part_name(key), map_name(key)):
         folder.remove(name)

@@ -1,8 +1,8 @@
-"""Read which pieces of a blob that is being filled are there, knowing only the blob's key.
+"""Read which pieces of a blob that is being filled are present, knowing only the blob's key.
 
-A fill's map holds a header, one byte a piece (1: it is there), and where the pieces begin unless
-each has PIECE_BYTES: pieces of many objects end where the objects do. No numpy: the process that
-serves a cache to other nodes stays small.
+A fill's map holds a header, one byte per piece (1: present), and the starts of the pieces unless
+each has PIECE_BYTES: pieces of many objects end where the objects do. It uses no numpy, so that the
+process that serves a cache to other nodes stays small.
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ HEADER_BYTES = 512
 KIND_AT = HEADER_BYTES - 1
 EVEN_PIECES, BORDERS_FOLLOW = b"\x01", b"\x02"
 BORDER_BYTES = 8
-_PIECE_BYTES = 4096  # pieces.PIECE_BYTES, without its numpy
-_MOST_MARKS = 2**20
-"""Are looked at in one go; of a larger blob those around what is asked for."""
+_PIECE_BYTES = 4096  # pieces.PIECE_BYTES, without importing numpy
+MOST_MARKS = 2**20
+"""The most marks that one call reads; in a larger blob those near the requested bytes."""
 
 Span = tuple[int, int]
 """Bytes [start, end)."""
 
 
 def part_name(key: str) -> str:
-    """Name the file that a blob is filled in."""
+    """Return the name of the file that holds a blob's bytes while it is filled."""
     return f"{key}.part"
 
 
 def map_name(key: str) -> str:
-    """Name the file that has a mark for each piece."""
+    """Return the name of the file that has a mark for each piece."""
     return f"{key}.map"
 
 
 class FillMarks:
-    """Which pieces of a blob that is being filled are there, as its open map says.
+    """The marks of a blob that is being filled, read from its open map.
 
-    fd: of the map, not taken over. size_bytes: of the blob. Raises ValueError for what is no map of
-    such a blob, or an older version's, which doesn't say where pieces begin.
+    fd: of the map; the caller closes it. size_bytes: of the blob. most_marks: read in one call.
+    Raises ValueError if the file is no map of such a blob, or one of an older version, which lacks
+    the starts of the pieces.
     """
 
-    def __init__(self, fd: int, size_bytes: int) -> None:
-        self._fd, self.size_bytes = fd, size_bytes
+    def __init__(self, fd: int, size_bytes: int, *, most_marks: int = MOST_MARKS) -> None:
+        self._fd, self.size_bytes, self._most_marks = fd, size_bytes, most_marks
         map_bytes = os.fstat(fd).st_size - HEADER_BYTES
         kind = os.pread(fd, 1, KIND_AT)
         self._is_even = kind == EVEN_PIECES
@@ -56,13 +57,13 @@ class FillMarks:
             is_right = kind == BORDERS_FOLLOW and not rest and self.count >= 1
             is_right = is_right and (self._border(0), self._border(self.count)) == (0, size_bytes)
         if not is_right:
-            raise ValueError("no map of this blob's pieces")
+            raise ValueError("the file isn't a map of this blob's pieces")
 
     def has(self, start: int, end: int) -> bool:
-        """Whether bytes [start, end) are there: at least one, inside of the blob."""
+        """Return True if bytes [start, end) are present: at least one byte, inside the blob."""
         low, high = self._piece(start), self._piece(end - 1) + 1
         while low < high:
-            count = min(high - low, _MOST_MARKS)
+            count = min(high - low, self._most_marks)
             if os.pread(self._fd, count, HEADER_BYTES + low) != b"\1" * count:
                 return False
             low += count
@@ -70,16 +71,17 @@ class FillMarks:
 
     @property
     def share(self) -> float:
-        """Which share of the pieces is there; of a blob of very many, of the first ones."""
-        marks = os.pread(self._fd, min(_MOST_MARKS, self.count), HEADER_BYTES)
+        """The share of pieces that are present, in [0, 1], among the first most_marks pieces."""
+        marks = os.pread(self._fd, min(self._most_marks, self.count), HEADER_BYTES)
         return marks.count(1) / max(1, len(marks))
 
     def held(self, around: int) -> list[Span]:
-        """The spans of bytes that are there, sorted. around: a byte; of a blob of very many pieces
-        only those near it are looked at."""
+        """Return the spans of bytes that are present, sorted. around: a byte; only the most_marks
+        pieces near it are read."""
         middle = self._piece(min(max(around, 0), self.size_bytes - 1))
-        low = max(0, min(middle - _MOST_MARKS // 2, self.count - _MOST_MARKS))
-        marks = os.pread(self._fd, min(_MOST_MARKS, self.count - low), HEADER_BYTES + low)
+        most = self._most_marks
+        low = max(0, min(middle - most // 2, self.count - most))
+        marks = os.pread(self._fd, min(most, self.count - low), HEADER_BYTES + low)
         return [(self._border(low + a), self._border(low + b)) for a, b in _runs(marks)]
 
     def _border(self, piece: int) -> int:
@@ -88,11 +90,11 @@ class FillMarks:
         at = HEADER_BYTES + self.count + BORDER_BYTES * piece
         data = os.pread(self._fd, BORDER_BYTES, at)
         if len(data) != BORDER_BYTES:
-            raise ValueError("no map of this blob's pieces")
+            raise ValueError("the file isn't a map of this blob's pieces")
         return int(struct.unpack("<q", data)[0])
 
     def _piece(self, byte: int) -> int:
-        """The piece that holds a byte."""
+        """Return the number of the piece that holds a byte."""
         if self._is_even:
             return byte // _PIECE_BYTES
         low, high = 0, self.count
@@ -103,7 +105,7 @@ class FillMarks:
 
 
 def _runs(marks: bytes) -> Iterator[tuple[int, int]]:
-    """Stretches [first, end) of marks that are set."""
+    """Yield runs [first, end) of marks that are set."""
     end = 0
     while (first := marks.find(1, end)) >= 0:
         after = marks.find(0, first)

@@ -1,18 +1,18 @@
-"""Define which file lies where in a cache folder, lock its keys, and check that it may be used.
+"""Define the files of a cache folder, lock its keys, and check that the folder may be used.
 
 format.json          version of this layout, with a checksum
 catalogue.db         SQLite: sizes, states, jobs; never read for a hit
-blobs/<key>          whole blobs; fills/<key>.part, .map: being filled
-trash/<key>-<inode>  dropped, but perhaps still mapped by someone
-unverified/<key>     blobs of before a reboot: their checksums are due
-boot                 the boot of the machine that blobs/ are of, with a checksum
-limit                how many bytes the folder may take, with a checksum, for a lost catalogue
+blobs/<key>          whole blobs
+fills/<key>.part     blobs that are being filled, and .map: marks of their present pieces
+trash/<key>-<inode>  removed blobs that a process may still have mapped
+unverified/<key>     blobs from before a reboot, whose checksums must be checked
+boot                 the machine's boot in which blobs/ were written, with a checksum
+limit                the most bytes that the folder may use, with a checksum, for a lost catalogue
 peers/<name>.lock    of a server for other nodes, and .sock, see `cache.peers`
 *.lock               see `cache.base.locks`
-indexes/, …          other modules' own, counted into the limit
+indexes/, …          files of other modules, which count towards the limit
 
-A process that fills, publishes or drops a blob holds the lock of the blob's key in one of the
-lock files.
+A process that fills, publishes or drops a blob holds the lock of the blob's key in keys.lock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FORMAT = 1
-"""Version of the layout. A higher one is refused."""
+"""Version of the layout. A folder with a higher version is refused."""
 
 BLOCK = 4096
 _FOLDERS = ("blobs", "fills", "trash", "unverified")
@@ -45,7 +45,7 @@ _FILES = (
     *(f"{n}.lock" for n in ("catalogue", "jobs", "keys", "readers")),
 )
 _BLOB = re.compile(r"[0-9a-f]+")
-_OURS = {
+_NAMES = {
     "blobs": _BLOB,
     "unverified": _BLOB,
     "fills": re.compile(r"[0-9a-f]+\.(part|map)"),
@@ -55,10 +55,10 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class FolderLayout:
-    """A Layout is an open cache folder with those in it: what lies where.
+    """An open cache folder and its subfolders.
 
-    make: with all that is missing. Raises OSError (StrangeFileError: not ours), ConfigError (a
-    newer format, a network file system).
+    make: create what is missing. Raises OSError (StrangeFileError for files of others), ConfigError
+    (a newer format, a network file system).
     """
 
     def __init__(
@@ -75,24 +75,24 @@ class FolderLayout:
             self.top.folder(name, make=make) for name in _FOLDERS
         )
         if make and not self._has_format():
-            if self.top.has("format.json") and not self._is_of_old():
+            if self.top.has("format.json") and not self._is_first_version():
                 self.damage.append("format.json")
             self.top.write_whole("format.json", format_text(FORMAT))
 
     def _clear(self) -> None:
-        """Remove what stands where our folders and files belong and can't be one."""
+        """Remove files that have a folder's name, and folders that have a file's name."""
         for name in _FOLDERS:
             if self.top.has(name):
                 self.top.remove(name)
                 self.damage.append(name)
-        for name in _FILES:  # those of the catalogue: see Books
+        for name in _FILES:  # CatalogueFile checks the catalogue's own files
             if self.top.is_folder(name):
                 self.top.remove(name)
                 self.damage.append(name)
 
     def check_format(self) -> None:
-        """Raise ConfigError for a cache of a newer version. A file that no version wrote is damage,
-        not a version."""
+        """Raise ConfigError if a newer version made the cache. A format.json that no version can
+        have written counts as damage."""
         try:
             data = self.top.read("format.json")
             found = json.loads(data)
@@ -105,8 +105,8 @@ class FolderLayout:
             return
         if data == format_text(version) or found == {"format": version}:
             raise ConfigError(
-                f"{self.root}: a cache of format {version}, wanted {FORMAT} or older: a newer "
-                "Penstock made it. Upgrade penstock, or give another folder. Nothing was touched."
+                f"{self.root}: the cache has format {version}, wanted {FORMAT} or older: a newer "
+                "Penstock made it. Upgrade penstock, or pass another folder. Nothing was changed."
             )
 
     def _has_format(self) -> bool:
@@ -114,13 +114,13 @@ class FolderLayout:
             return self.top.read("format.json") == format_text(FORMAT)
         return False
 
-    def _is_of_old(self) -> bool:
-        """Whether a version wrote it that knew of no checksum."""
+    def _is_first_version(self) -> bool:
+        """Return True if format.json is from the first version, which wrote no checksum."""
         return self.top.read("format.json") == json.dumps({"format": 1}).encode()
 
     @property
     def boot(self) -> str | None:
-        """The boot that the blobs are of; None without a file, "" from a damaged one."""
+        """The boot in which the blobs were written; None without a file, "" if it is damaged."""
         try:
             text = self.top.read("boot").decode("ascii")
         except FileNotFoundError:
@@ -130,16 +130,16 @@ class FolderLayout:
         found, _, crc = text.strip().rpartition(" ")
         if crc == _crc(found):
             return found
-        is_of_old = text.strip().isprintable() and len(crc) != 8
-        return text.strip() if is_of_old else ""
+        has_no_crc = text.strip().isprintable() and len(crc) != 8  # of the first version
+        return text.strip() if has_no_crc else ""
 
     def note_boot(self, boot: str) -> None:
-        """Write down what boot the blobs are of."""
+        """Record the boot in which the blobs are written."""
         self.top.write_whole("boot", f"{boot} {_crc(boot)}".encode())
 
     @property
     def limit_bytes(self) -> int | None:
-        """The limit that was written down; None where there is none or it is damaged."""
+        """The recorded limit; None if there is none or it is damaged."""
         with contextlib.suppress(FileNotFoundError):
             found, _, crc = self.top.read("limit").decode("ascii", "replace").partition(" ")
             if found.isdecimal() and crc == _crc(f"limit {found}"):
@@ -147,30 +147,29 @@ class FolderLayout:
         return None
 
     def note_limit(self, max_bytes: int) -> None:
-        """Write the limit down for who finds the catalogue damaged."""
+        """Record the limit, for processes that find the catalogue damaged."""
         self.top.write_whole("limit", f"{max_bytes} {_crc(f'limit {max_bytes}')}".encode())
 
     def locks(self, name: str) -> ByteLocks:
-        """Locks on one of the lock files."""
+        """Return locks on one of the lock files."""
         return ByteLocks(self.top.open_or_create(f"{name}.lock"))
 
     def blob(self, key: str) -> str:
-        """Path of a whole blob, for people and for those who read it by path."""
+        """Return the path of a whole blob, for messages and for readers that need a path."""
         return os.path.join(self.root, "blobs", key)
 
     def names(self, folder: str) -> list[str]:
-        """Names of our own files in one of the folders; whatever else lies there is left alone."""
-        ours = _OURS[folder]
-        return [name for name in getattr(self, folder).names() if ours.fullmatch(name)]
+        """List the cache's own files in one of the folders; other files are ignored."""
+        pattern = _NAMES[folder]
+        return [name for name in getattr(self, folder).names() if pattern.fullmatch(name)]
 
     def filling_keys(self) -> list[str]:
-        """Keys of the blobs that are being filled."""
+        """Return the keys of the blobs that are being filled."""
         suffix = ".map"
         return [n.removesuffix(suffix) for n in self.names("fills") if n.endswith(suffix)]
 
     def fill_share(self, key: str) -> float:
-        """Which share of a blob's pieces is there, while it is being filled; 0 where it can't be
-        told."""
+        """Return the share of present pieces of a blob that is being filled; 0 if unknown."""
         try:
             size_bytes = self.fills.stat(part_name(key)).st_size
             fd = self.fills.open(map_name(key))
@@ -184,7 +183,7 @@ class FolderLayout:
             os.close(fd)
 
     def blob_bytes(self) -> dict[str, int]:
-        """What each whole blob takes of the disk."""
+        """Return the bytes on the disk of each whole blob."""
         found = self.blobs.files() | self.unverified.files()
         return {
             name: allocated_bytes(seen) for name, seen in found.items() if _BLOB.fullmatch(name)
@@ -192,13 +191,13 @@ class FolderLayout:
 
     @staticmethod
     def is_cache(root: str) -> bool:
-        """Whether a folder is a cache; a file that got lost is no matter."""
+        """Return True if a folder is a cache, even one that has lost some of its files."""
         return any(
             os.path.lexists(os.path.join(root, name)) for name in ("format.json", *_CATALOGUE)
         )
 
     def others_bytes(self) -> int:
-        """What other modules keep in the folder: indexes and reports."""
+        """Return the bytes of other modules' files in the folder: indexes and reports."""
         total = 0
         with contextlib.suppress(OSError), os.scandir(self.top.fd) as found:
             for entry in found:
@@ -207,7 +206,8 @@ class FolderLayout:
         return total
 
     def others_may_write(self) -> str | None:
-        """The first of the folders that users may write whom it isn't for, and its mode."""
+        """Name the first subfolder, with its mode, that users outside `mode` may write to; None if
+        there is none."""
         for folder in (self.top, self.blobs, self.fills, self.trash, self.unverified):
             mode = folder.others_may_write
             if mode is not None:
@@ -220,22 +220,22 @@ def _crc(text: str) -> str:
 
 
 def format_text(version: int) -> bytes:
-    """What stands in format.json: a version that no damage can make."""
+    """Return the content of format.json: a version and its checksum."""
     return json.dumps({"crc32c": _crc(f"format {version}"), "format": version}).encode()
 
 
 def disk_bytes(size_bytes: int) -> int:
-    """Compute what a file of that size takes of the disk, in whole blocks."""
+    """Round a file's size up to whole blocks of the disk."""
     return -(-size_bytes // BLOCK) * BLOCK
 
 
 def allocated_bytes(found: os.stat_result) -> int:
-    """Tell what a file takes of the disk, or will once it is written out."""
+    """Return the bytes that a file uses on the disk, or will use once it is written out."""
     return max(disk_bytes(found.st_size), found.st_blocks * 512)
 
 
 def boot_id() -> str:
-    """Read what changes with every boot of the machine; "" where the system doesn't tell."""
+    """Read the id of the machine's current boot; "" if the system has none."""
     try:
         with open(_BOOT_ID, encoding="ascii") as file:
             return file.read().strip()
@@ -254,9 +254,9 @@ _TIMEOUT_S = 30.0
 
 
 class KeyLocks:
-    """KeyLocks hold a lock for each key of a cache.
+    """One lock for each key of a cache.
 
-    Every holder opens the file anew, so that threads exclude each other.
+    Every holder opens the lock file separately, so that threads exclude each other, too.
     """
 
     def __init__(self, layout: FolderLayout) -> None:
@@ -264,7 +264,7 @@ class KeyLocks:
 
     @contextlib.contextmanager
     def holding(self, key: str, *, timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
-        """Hold a blob's key. Raises StalledError."""
+        """Hold a blob's key, waiting up to timeout_s. Raises StalledError."""
         locks = self._layout.locks("keys")
         try:
             with locks.holding(_offset(key), timeout_s=timeout_s, what=f"blob {key}"):
@@ -274,7 +274,7 @@ class KeyLocks:
 
     @contextlib.contextmanager
     def trying(self, key: str) -> Iterator[bool]:
-        """Hold a blob's key if it is free: whether it was."""
+        """Hold a blob's key if it is free; yield False if it isn't."""
         locks = self._layout.locks("keys")
         try:
             yield locks.lock(_offset(key))
@@ -283,5 +283,5 @@ class KeyLocks:
 
 
 def _offset(key: str) -> int:
-    """Where a key's lock is: 60 bits of it."""
+    """Return the offset of a key's lock: the key's first 60 bits."""
     return int(key.partition("-")[0][:15], 16)

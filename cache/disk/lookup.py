@@ -1,6 +1,6 @@
-"""Find whole blobs in a cache folder and map them: all that a hit needs, and no database.
+"""Find whole blobs in a cache folder and map them, without the catalogue.
 
-The last use of a blob is noted at each hit, and written to the catalogue now and then.
+Each hit records the blob's last use in memory; many uses are written to the catalogue at once.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _MOST_NOTED = 256
 
 
 class UseLog:
-    """A UseLog has the last uses by this process that the books don't have yet."""
+    """The last uses by this process that aren't in the catalogue yet."""
 
     def __init__(self, blobs: BlobTable) -> None:
         self._blobs = blobs
         self._used_s: dict[str, float] = {}
 
     def note(self, key: str) -> None:
-        """Note that a blob is used now. Books that can't be written miss it."""
+        """Record that a blob is used now. Errors of the catalogue are ignored."""
         self._used_s[key] = time.time()
         if len(self._used_s) >= _MOST_NOTED:
             with contextlib.suppress(OSError, sqlite3.Error):
                 self.flush()
 
     def flush(self) -> None:
-        """Write last uses down. Raises OSError, sqlite3.Error."""
+        """Write the last uses to the catalogue. Raises OSError, sqlite3.Error."""
         if self._used_s:
             used_s, self._used_s = self._used_s, {}
             self._blobs.touch(used_s)
@@ -52,9 +52,9 @@ _EVICTOR_S = 5.0
 
 
 class Lookup:
-    """A Lookup finds whole blobs of a folder that this process can't write, where nobody evicts.
+    """Find whole blobs in a folder that this process can't write, and from which no process evicts.
 
-    It takes no locks and changes nothing.
+    It acquires no locks and changes nothing.
     """
 
     def __init__(self, layout: FolderLayout) -> None:
@@ -62,8 +62,8 @@ class Lookup:
 
     @classmethod
     def at(cls, root: str, *, mode: int = 0o700) -> Lookup | None:
-        """The lookup of a folder of this user's, or of root's alone; None if it isn't a cache or
-        can't be read. Raises ConfigError for a newer format."""
+        """Return the lookup of a folder that belongs to this user or root; None if it isn't a cache
+        or can't be read. Raises ConfigError for a newer format."""
         try:
             layout = FolderLayout(root, mode=mode, reads_roots=True)
             layout.check_format()
@@ -72,19 +72,19 @@ class Lookup:
         return cls(layout)
 
     def has(self, key: str) -> bool:
-        """Whether a whole blob is there."""
+        """Return True if the folder has a whole blob."""
         return self.layout.blobs.has(key)
 
     def held(self) -> dict[str, float]:
-        """What is here of each blob, by key: 1.0 is all of it; blobs of before a reboot count, as
-        most of them are still right. Lists names, and opens what is being filled alone."""
+        """Return the present share of each blob by key, in [0, 1]. Unverified blobs count as whole,
+        as most of them are right. Lists names, and opens only files that are being filled."""
         layout = self.layout
         found = {key: layout.fill_share(key) for key in layout.filling_keys()}
         found |= dict.fromkeys(layout.names("unverified"), 1.0)
         return found | dict.fromkeys(layout.names("blobs"), 1.0)
 
     def find(self, key: str, size_bytes: int | None) -> FileMap | None:
-        """Map a whole blob; None if it isn't there. One of another size isn't that blob."""
+        """Map a whole blob; None if the folder has none of this size."""
         try:
             fd = self.layout.blobs.open(key)
         except (FileNotFoundError, StrangeFileError, PermissionError) as error:
@@ -99,26 +99,26 @@ class Lookup:
             os.close(fd)
 
     def recall(self, path: str) -> Known:
-        """What a store said last of a name."""
-        # Read as they lie: a log that nobody has put into the books is left out.
+        """Return a store's last answer about a name."""
+        # immutable=1 reads the file without its log, as a read-only folder can't replay it.
         place = os.path.join(os.readlink(f"/proc/self/fd/{self.layout.top.fd}"), "catalogue.db")
         with contextlib.suppress(sqlite3.Error, OSError), as_database_errors():
             self.layout.top.check("catalogue.db")
-            books = sqlite3.connect(f"file:{quote(place)}?immutable=1", uri=True)
-            with contextlib.closing(books):
-                return read_name_row(books.execute(NAME_QUERY, (path,)).fetchone(), path)
+            db = sqlite3.connect(f"file:{quote(place)}?immutable=1", uri=True)
+            with contextlib.closing(db):
+                return read_name_row(db.execute(NAME_QUERY, (path,)).fetchone(), path)
         return False, None
 
     def _map(self, key: str, fd: int, inode: int) -> FileMap | None:
-        """Map an open blob."""
+        """Map an open file; None if it was removed."""
         del key, inode
         return FileMap(fd)
 
     def _refuse(self, key: str) -> None:
-        """What stands there isn't the blob."""
+        """Handle a file that has a blob's name and isn't that blob."""
 
     def _find_unopenable(self, key: str, size_bytes: int | None, error: OSError) -> FileMap | None:
-        """What to give for a blob that can't be opened."""
+        """Return the map of a blob that can't be opened as published, or None."""
         del size_bytes
         if isinstance(error, StrangeFileError):
             self._refuse(key)
@@ -126,10 +126,10 @@ class Lookup:
 
 
 class LockedLookup(Lookup):
-    """A LockedLookup finds whole blobs of a folder that others evict from, and holds each it maps.
+    """Find whole blobs in a folder from which processes evict, and lock each mapped one.
 
-    readers: held by this process; drop: takes out what isn't the blob; take_over: makes a blob of
-    before a reboot one of now, if it is still right.
+    readers: the reader locks of this process; drop: removes a file that isn't the blob; adopt:
+    verifies and publishes a blob from before a reboot.
     """
 
     def __init__(
@@ -140,19 +140,19 @@ class LockedLookup(Lookup):
         readers: ReaderLocks,
         uses: UseLog,
         drop: Callable[[str], object],
-        take_over: Callable[[str], bool],
+        adopt: Callable[[str], bool],
     ) -> None:
         super().__init__(layout)
         self._catalogue, self._readers, self._uses = catalogue, readers, uses
-        self._drop, self._take_over = drop, take_over
+        self._drop, self._take_over = drop, adopt
 
     def recall(self, path: str) -> Known:
-        """What a store said last of a name."""
+        """Return a store's last answer about a name."""
         return self._catalogue.names.recall(path)
 
     def _map(self, key: str, fd: int, inode: int) -> FileMap | None:
         readers = self._readers
-        # An evictor holds it for a moment only, whether it takes the file or not.
+        # An evictor holds the lock only for a moment, whether it removes the file or not.
         what = self.layout.blob(key)
         try:
             wait_for(lambda: readers.acquire(inode), timeout_s=_EVICTOR_S, what=what)

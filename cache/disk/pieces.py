@@ -1,7 +1,7 @@
-"""Divide a blob into the pieces that can be fetched alone, and find the objects that hold them.
+"""Divide a blob into pieces that can be fetched separately, and find the objects that hold them.
 
-A piece is 4 KiB of a single object and of ranges of objects, and one object each of many whole
-ones. One request can ask for a stretch: bytes that lie in a row in one object.
+A piece is 4 KiB of a single object or of ranges of objects; in a blob of many whole objects it is
+one object. A stretch is a range of contiguous bytes of one object, for which one request suffices.
 
 The module is pure.
 """
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class Stretch(NamedTuple):
-    """A stretch is bytes [start, end) of a blob that one request can ask for: from byte `at` of the
-    object that the segment is of."""
+    """Bytes [start, end) of a blob that one request can fetch: from byte `at` of the segment's
+    object on."""
 
     segment: Segment
     at: int
@@ -36,9 +36,9 @@ class Stretch(NamedTuple):
 class Segments:
     """The segments of a blob as a table.
 
-    starts: where each begins in the blob, and the end, int64, shape (segments + 1,). begins: where
-    stretches begin, which are cut only by their objects, int64, shape (stretches,).
-    is_of_one_object: all bytes are of one object.
+    starts: the first byte of each segment in the blob, and the blob's end, int64, shape
+    (segments + 1,). begins: the first byte of each stretch, int64, shape (stretches,).
+    is_of_one_object: True if one object holds all bytes.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -58,11 +58,11 @@ class Segments:
 
     @property
     def sizes(self) -> Ints:
-        """The bytes of each."""
+        """The bytes of each segment, int64, shape (segments,)."""
         return np.diff(self.starts)
 
     def stretches(self, start: int, end: int) -> Iterator[Stretch]:
-        """Divide bytes [start, end) of the blob into such that lie in a row in one object."""
+        """Divide bytes [start, end) of the blob into stretches."""
         place = int(np.searchsorted(self.begins, start, side="right")) - 1
         while start < end:
             begin = int(self.begins[place])
@@ -77,13 +77,14 @@ PIECE_BYTES = 4096
 OBJECTS_AT_ONCE = 64
 
 PieceSpan = tuple[int, int]
-"""BlobPieces [first, end)."""
+"""Pieces [first, end)."""
 
 
 class BlobPieces:
-    """BlobPieces tell where each piece of a blob begins, and which of them hold given bytes. Pure.
+    """The pieces of a blob: where each begins, and which of them hold given bytes.
 
-    are_small: none has more than PIECE_BYTES. is_of_one_object: all bytes are of one object.
+    count: of the pieces. are_small: True if none has more than PIECE_BYTES. is_of_one_object: True
+    if one object holds all bytes.
     """
 
     def __init__(self, source: BlobSource) -> None:
@@ -102,7 +103,7 @@ class BlobPieces:
             self._borders = np.searchsorted(self._starts, table.begins)
 
     def _cut(self, table: Segments) -> NDArray[np.int64]:
-        """Where each piece of several segments begins, and the end."""
+        """Compute the start of each piece of several segments, and the end."""
         ranges = np.array([one.object_bytes is not None for one in self._segments], np.bool_)
         self.are_small, self._has_ranges = bool(ranges.all()), bool(ranges.any())
         steps = np.where(ranges, PIECE_BYTES, np.maximum(1, table.sizes))
@@ -113,17 +114,18 @@ class BlobPieces:
 
     @property
     def starts(self) -> NDArray[np.int64] | None:
-        """Where each piece begins, and the end; None where each has PIECE_BYTES but the last."""
+        """The start of each piece, and the end, int64, shape (count + 1,); None if all but the last
+        have PIECE_BYTES."""
         return self._starts
 
     def span(self, pieces: PieceSpan) -> tuple[int, int]:
-        """The bytes [start, end) of some pieces."""
+        """Return the bytes [start, end) of some pieces."""
         if self._starts is None:
             return pieces[0] * PIECE_BYTES, min(pieces[1] * PIECE_BYTES, self.size_bytes)
         return int(self._starts[pieces[0]]), int(self._starts[pieces[1]])
 
     def covering(self, starts: Sequence[int], ends: Sequence[int]) -> list[PieceSpan]:
-        """The pieces that hold spans of bytes; sorted, merged where they touch."""
+        """Return the pieces that hold spans of bytes, sorted, and merged if they touch."""
         first, last = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
         some = last > first
         first, last = first[some], last[some]
@@ -135,7 +137,7 @@ class BlobPieces:
         return merge_spans(zip(low.tolist(), high.tolist(), strict=True))
 
     def stretches(self, pieces: PieceSpan) -> Iterator[Stretch]:
-        """Divide the bytes of some pieces into such that lie in a row in one object."""
+        """Divide the bytes of some pieces into stretches."""
         start, end = self.span(pieces)
         if self._table is not None:
             yield from self._table.stretches(start, end)
@@ -144,7 +146,7 @@ class BlobPieces:
             yield Stretch(segment, segment.start + start, start, end)
 
     def cut(self, pieces: PieceSpan, *, range_bytes: int) -> Iterator[PieceSpan]:
-        """Cut a span into such that are asked for at a time: one request of at most range_bytes, or
+        """Cut a span into spans that are fetched together: one request of at most range_bytes, or
         several small ones."""
         if self._starts is None:
             yield from cut_span(pieces, most=max(1, range_bytes // PIECE_BYTES))
@@ -157,7 +159,7 @@ class BlobPieces:
             fits = int(np.searchsorted(self._starts, most, side="right")) - 1
             if fits < end and self._has_ranges:
                 end = max(fits, low + 1)
-                # At a border, so that nothing is asked for in more parts than it takes.
+                # End at a border of objects, so that no object takes more requests than necessary.
                 border = int(self._borders[np.searchsorted(self._borders, end, side="right") - 1])
                 end = border if border > low else end
             yield low, end
@@ -165,7 +167,7 @@ class BlobPieces:
 
 
 def merge_spans(spans: Iterator[PieceSpan] | list[PieceSpan]) -> list[PieceSpan]:
-    """Sort spans, and merge them where they touch or overlap."""
+    """Sort spans, and merge those that touch or overlap."""
     result: list[PieceSpan] = []
     for low, high in sorted(spans):
         if result and low <= result[-1][1]:
@@ -176,13 +178,13 @@ def merge_spans(spans: Iterator[PieceSpan] | list[PieceSpan]) -> list[PieceSpan]
 
 
 def cut_span(pieces: PieceSpan, *, most: int) -> Iterator[PieceSpan]:
-    """Cut a span into spans of at most so many pieces."""
+    """Cut a span into spans of at most `most` pieces."""
     for low in range(pieces[0], pieces[1], most):
         yield low, min(low + most, pieces[1])
 
 
 def bridge_gaps(spans: list[PieceSpan], *, waste: int) -> list[PieceSpan]:
-    """Join sorted spans over their smallest gaps, of at most `waste` pieces in all."""
+    """Join sorted spans across their smallest gaps, of at most `waste` pieces in total."""
     gaps = sorted(
         (after[0] - before[1], place)
         for place, (before, after) in enumerate(itertools.pairwise(spans))

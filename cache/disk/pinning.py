@@ -1,8 +1,8 @@
-"""Decide which blobs each live job pins in a cache, as jobs come and go.
+"""Decide which blobs each live job pins in a cache, as jobs start and end.
 
-Jobs share the limit evenly, those that read the same blobs as one; what one doesn't need goes to
-the others. Of its share a job pins the blobs with the lowest keys, so that every process and job
-agrees on which. `ReadSet` and `fair_shares` are pure.
+Jobs share the limit evenly; jobs that read the same blobs count as one, and a share that a job
+doesn't need goes to the others. A job pins the blobs with the lowest keys that fit into its share,
+so all processes agree on the pinned blobs. `ReadSet` and `fair_shares` are pure.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
     Use = Callable[[Callable[[CacheFolder], Any]], Any]
 
 ALL_KEYS = "g"
-"""A threshold above every hex key: everything is pinned."""
+"""A threshold above every hexadecimal key: all blobs are pinned."""
 
 
 class ReadSet:
-    """A ReadSet is the blobs that a job reads in an epoch, by key.
+    """The blobs that a job reads in an epoch.
 
-    keys, sizes: and their bytes; reads: names the set; largest_bytes: of the largest blob.
+    keys, sizes: of the blobs, sizes in bytes; reads: a hash that names the set; largest_bytes: of
+    the largest blob.
     """
 
     def __init__(self, group: str, keys: Sequence[str], sizes: Iterable[int]) -> None:
@@ -45,35 +46,32 @@ class ReadSet:
 
     @property
     def disk_bytes(self) -> int:
-        """What all of them take of the disk."""
+        """The bytes of all blobs on the disk."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def has(self, key: str) -> bool:
-        """Whether a blob is one of them."""
+        """Return True if the set contains a blob."""
         place = bisect.bisect_left(self._keys, key)
         return place < len(self._keys) and self._keys[place] == key
 
     def threshold(self, share_bytes: int) -> str:
-        """The key below which blobs fit into a share."""
+        """Return the key below which the blobs fit into a share."""
         fits = int(np.searchsorted(self._ends, share_bytes, side="right"))
         return ALL_KEYS if fits == len(self._keys) else self._keys[fits]
 
     def bytes_below(self, threshold: str) -> int:
-        """What the blobs with keys below a threshold take of the disk."""
+        """Return the bytes on the disk of the blobs with keys below a threshold."""
         count = int(np.searchsorted(np.asarray(self._keys), threshold)) if self._keys else 0
         return int(self._ends[count - 1]) if count else 0
 
     def margin_bytes(self, fills: int) -> int:
-        """What so many fills at once may take beyond the blobs that they become."""
+        """Return the bytes that `fills` concurrent fills may use beyond their blobs' sizes."""
         size_bytes = self.largest_bytes
         return fills * max(0, fill_disk_bytes(size_bytes, size_bytes // 4096) - size_bytes)
 
 
 def fair_shares(jobs: Sequence[JobRow], budget_bytes: int) -> dict[str, int]:
-    """Share bytes among the sets of blobs that live jobs read, by their names.
-
-    Equal parts, and what one doesn't need goes to the others (max-min fairness).
-    """
+    """Divide bytes among the sets of blobs that live jobs read: max-min fair, by set name."""
     wanted = {job.reads: job.wanted_bytes for job in jobs}
     shares: dict[str, int] = {}
     left = budget_bytes
@@ -84,27 +82,28 @@ def fair_shares(jobs: Sequence[JobRow], budget_bytes: int) -> dict[str, int]:
 
 
 def guess_threshold(job: JobRow, share_bytes: int) -> str:
-    """Guess where another job's pins end in a smaller share.
+    """Estimate the threshold of another job for a smaller share.
 
-    Its own process, which knows its blobs, will say exactly.
+    The job's own process knows its blobs and computes the exact threshold at its next refresh.
     """
     part = share_bytes / job.wanted_bytes if job.wanted_bytes else 1.0
     return min(job.below, f"{int(part * 0xFFFFFFFF):08x}" if part < 1 else ALL_KEYS)
 
 
-# Manifests, sidecars and fills in flight, beside what is pinned.
+# Left free for manifests, sidecars and fills in progress.
 _MARGIN_SHARE = 0.002
 _FILLS_AT_ONCE = 16
-# Another job's row gets its smaller share from this much on; it looks again by itself, too.
-_NOTED_SHARE = 0.02
+# Another job's row is changed only if its share shrinks by more; the job refreshes it as well.
+_LEAST_CHANGE = 0.02
 
 
 class PinnedShare:
-    """A PinnedShare is a live job of this process in a cache, until leave().
+    """A live job of this process in a cache, and its pinned blobs, until leave().
 
-    It holds a lock that ends with the process, so that the job of a dead one is forgotten. use: of
-    the cache. group: of the dataset; label: for people. keys, sizes: blobs that this node reads in
-    an epoch, and their bytes. share_bytes: what may be pinned.
+    It holds a lock that the system releases with the process, so a dead process's job is deleted.
+    use: DiskCache.use. group: identifies the dataset; label: its name for people. keys, sizes: the
+    blobs that this node reads in an epoch, and their bytes. share_bytes: the bytes that may be
+    pinned.
     """
 
     def __init__(
@@ -122,63 +121,62 @@ class PinnedShare:
 
     @property
     def wanted_bytes(self) -> int:
-        """Bytes of all that this node reads in an epoch."""
+        """The bytes of all blobs that this node reads in an epoch."""
         return self._read_set.disk_bytes
 
     @property
     def pinned_bytes(self) -> int:
-        """Those of `wanted_bytes` that the cache keeps or will keep."""
+        """The bytes of the pinned blobs, filled or not."""
         return self._read_set.bytes_below(self._below)
 
     def pins(self, key: str) -> bool:
-        """Whether the cache keeps this blob for the job; never one that the job doesn't read."""
+        """Return True if the job reads this blob and the cache keeps it."""
         return key < self._below and self._read_set.has(key)
 
     @property
     def fits(self) -> bool:
-        """Whether everything is pinned."""
+        """True if all blobs of the job are pinned."""
         return self._below == ALL_KEYS
 
     def refresh(self) -> bool:
-        """Look again, as jobs come and go; whether what is pinned has changed."""
+        """Compute the share again for the current jobs; return True if the pinned set changed."""
         before = self._below
         self._use(self._join if self._job is None else self._share)
         return self._below != before
 
     def leave(self) -> None:
-        """End the job's claims; what it pinned stays until others need the room. Safe to call
-        twice."""
+        """End the job; its blobs stay until other jobs need their space. Safe to call twice."""
         job, self._job = self._job, None
         if job is not None and os.getpid() == self._owner:
-            self._use(lambda shelf: shelf.catalogue.jobs.remove(job))
-            self._use(lambda shelf: shelf.uses.flush())
+            self._use(lambda folder: folder.catalogue.jobs.remove(job))
+            self._use(lambda folder: folder.uses.flush())
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
-    def _join(self, shelf: CacheFolder) -> None:
-        with shelf.catalogue.writing():
-            lock, job = shelf.layout.locks("jobs"), new_job_id()
+    def _join(self, folder: CacheFolder) -> None:
+        with folder.catalogue.writing():
+            lock, job = folder.layout.locks("jobs"), new_job_id()
             while not lock.lock(job + 1):
                 job = new_job_id()
             self._lock, self._job = lock, job
-            self._share(shelf)
+            self._share(folder)
 
-    def _share(self, shelf: CacheFolder) -> None:
-        """Take this job's share, and make room for it in the rows of the others."""
-        table, blobs = shelf.catalogue.jobs, shelf.catalogue.blobs
-        with shelf.catalogue.writing():
-            shelf.leftovers.forget_dead_jobs()
+    def _share(self, folder: CacheFolder) -> None:
+        """Compute this job's share, and reduce the shares of other jobs where necessary."""
+        table, blobs = folder.catalogue.jobs, folder.catalogue.blobs
+        with folder.catalogue.writing():
+            folder.dead_files.forget_dead_jobs()
             jobs = table.rows()
             if self._job is not None:
-                # Each time: the books may be new, or not what was written.
-                mine = self._row(self._job)
-                table.add(mine)
-                shelf.catalogue.labels.set(self._group, self._label)
+                # Written each time, as the catalogue may have been rebuilt or damaged.
+                own = self._row(self._job)
+                table.add(own)
+                folder.catalogue.labels.set(self._group, self._label)
                 blobs.claim(self._group, self._read_set.has)
-                jobs = [mine, *(job for job in jobs if job.id != self._job)]
+                jobs = [own, *(job for job in jobs if job.id != self._job)]
             kept = sum(map(blobs.kept_bytes, {job.group for job in jobs}))
-            budget = shelf.room.steady_budget_bytes
+            budget = folder.limit.steady_budget_bytes
             margin = int(budget * _MARGIN_SHARE) + self._read_set.margin_bytes(_FILLS_AT_ONCE)
             share = fair_shares(jobs, max(0, budget - kept - margin))
             self.share_bytes = share[self._read_set.reads]
@@ -200,9 +198,9 @@ class PinnedShare:
         )
 
     def _threshold_of(self, job: JobRow, share_bytes: int) -> str | None:
-        """A job's threshold for a new share; None where it stays."""
-        if job.reads == self._read_set.reads:  # this one, or another rank of the same job
+        """Return a job's threshold for a new share; None if the old one stays."""
+        if job.reads == self._read_set.reads:  # this job, or another rank of it
             return self._below
-        if share_bytes >= (1 - _NOTED_SHARE) * job.share_bytes:
+        if share_bytes >= (1 - _LEAST_CHANGE) * job.share_bytes:
             return None
         return guess_threshold(job, share_bytes)

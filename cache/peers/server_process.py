@@ -83,7 +83,7 @@ class PeerServer:
         self._peers, self._secret, self._moved = peers, secret, moved
         self._credentials = credentials_of(peers, secret)
         self._name = server_name(peers, secret)
-        folder = cache.use(lambda shelf: shelf.layout.top.folder(SERVERS_FOLDER, make=True))
+        folder = cache.use(lambda folder: folder.layout.top.folder(SERVERS_FOLDER, make=True))
         if folder is None:
             raise OSError(f"{cache.path}: the cache can't be used, so it isn't served to others.")
         self._root, self._mode = cache.path, cache.mode

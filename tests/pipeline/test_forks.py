@@ -72,7 +72,7 @@ if __name__ == "__main__":
     assert status == 0, status
     if kind == "cached":  # its claims stayed, and its locks
         folder = loader.dataset.remote.cache._access.folder
-        assert folder.leftovers.forget_dead_jobs() == 0
+        assert folder.dead_files.forget_dead_jobs() == 0
         assert len(folder.catalogue.jobs.rows()) == 1
     found = first + list(passing)
     def ids_of(batch):

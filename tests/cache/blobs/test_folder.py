@@ -97,12 +97,12 @@ def test_books_and_files_are_brought_together(
     (path / "blobs" / single(store, 0).key).unlink()
     os.rename(path / "blobs" / single(store, 1).key, path / "trash" / "beef-7")
     (path / "fills" / "00ff.part").write_bytes(b"leftover")
-    shelf = CacheFolder(str(path), max_bytes=None)
+    folder = CacheFolder(str(path), max_bytes=None)
     with sqlite3.connect(path / "catalogue.db") as books:
         books.execute("DELETE FROM blobs WHERE key = ?", (single(store, 4).key,))
     books.close()
-    shelf.reconcile()
-    shelf.close()
+    folder.reconcile()
+    folder.close()
     records = {one.key: one.state for one in admin.list_blobs(path)}
     assert records == {single(store, 4).key: "ready", single(store, 5).key: "fill"}
     assert os.listdir(path / "trash") == []

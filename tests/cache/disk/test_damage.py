@@ -117,14 +117,14 @@ def filled(tmp_path: Path) -> Path:
 
 def in_order(root: Path, limit: int) -> None:
     """The books say what is there, and it isn't too much."""
-    shelf = CacheFolder(str(root), max_bytes=limit)
+    folder = CacheFolder(str(root), max_bytes=limit)
     files = [*(root / "blobs").iterdir(), *(root / "unverified").iterdir()]
     taken = sum(path.stat().st_blocks * 512 for path in files)
-    ready = sum(shelf.catalogue.blobs.sizes("ready").values())
-    rows = sum(row.disk_bytes for row in shelf.catalogue.blobs.rows())
-    assert (ready, rows) == (taken, shelf.catalogue.blobs.used_bytes)
-    assert shelf.catalogue.blobs.used_bytes <= limit
-    shelf.close()
+    ready = sum(folder.catalogue.blobs.sizes("ready").values())
+    rows = sum(row.disk_bytes for row in folder.catalogue.blobs.rows())
+    assert (ready, rows) == (taken, folder.catalogue.blobs.used_bytes)
+    assert folder.catalogue.blobs.used_bytes <= limit
+    folder.close()
 
 
 # -- one by one, while nobody looks
@@ -450,9 +450,9 @@ def test_a_rebuilt_catalogue_has_the_limit_and_the_pins_of_before(
 @pytest.mark.filterwarnings("ignore:.*catalogue.db")
 def test_rows_that_a_damaged_catalogue_still_gives_keep_their_checksums(filled: Path) -> None:
     def rows() -> dict[str, tuple[str, str, bytes | None]]:
-        shelf = CacheFolder(str(filled), max_bytes=8 * MIB)
-        found = {one.key: (one.group, one.uri, one.crcs) for one in shelf.catalogue.blobs.rows()}
-        shelf.close()
+        folder = CacheFolder(str(filled), max_bytes=8 * MIB)
+        found = {one.key: (one.group, one.uri, one.crcs) for one in folder.catalogue.blobs.rows()}
+        folder.close()
         return found
 
     whole = rows()
@@ -590,7 +590,7 @@ def _fails_once(root: Path, at: int, code: int, monkeypatch: pytest.MonkeyPatch)
                 return _plain(*args, **named)
 
             patched.setattr(os, name, watched)
-        patched.setattr(DiskCache, "retry_s", 0.0)
+        patched.setattr("penstock.cache.disk.disk_cache.FolderAccess.retry_s", 0.0)
         with playing(root, most=2) as job:
             job.epoch(random.Random(at), whole=0.3)
             job.remote.drop(job.sources[0])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache.base import BlobSource, Folder, Segment
-from penstock.cache.disk import BlobPieces, Fill, FillMarks, fill_marks, map_name
+from penstock.cache.disk import BlobPieces, Fill, FillMarks, map_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +52,7 @@ def test_marked_bytes_are_there_and_no_others(
             end = data.draw(st.integers(start + 1, blob.size_bytes))
             if marks.has(start, end):
                 assert there[start:end].all()
-            # Whole pieces are told as they are.
+            # For whole pieces the answer is exact.
             (low, high), *_ = fill.pieces.covering([start], [end])
             start, end = fill.pieces.span((low, high))
             assert marks.has(start, end) == there[start:end].all()
@@ -61,15 +61,12 @@ def test_marked_bytes_are_there_and_no_others(
         fill.close()
 
 
-def test_of_very_many_pieces_those_around_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fill_marks, "_MOST_MARKS", 10)
+def test_a_blob_of_very_many_pieces_reports_those_around_a_byte(tmp_path: Path) -> None:
     folder = Folder.at(str(tmp_path))
     fill = Fill.make(folder, "x", BlobPieces(source([100 * 4096 - 1], ranges=False)))
     fill.marks[:] = 1
     fd = folder.open(map_name("x"))
-    marks = FillMarks(fd, 100 * 4096 - 1)
+    marks = FillMarks(fd, 100 * 4096 - 1, most_marks=10)
     assert marks.held(0) == [(0, 10 * 4096)]
     assert marks.held(50 * 4096) == [(45 * 4096, 55 * 4096)]
     assert marks.held(10**9) == [(90 * 4096, 100 * 4096 - 1)]
@@ -78,21 +75,14 @@ def test_of_very_many_pieces_those_around_are_told(
     fill.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 513, b"\1" * 512, b"\2" * 5000])
-def test_what_is_no_map_is_refused(tmp_path: Path, content: bytes) -> None:
+OF_OLD_VERSION = bytes(512) + b"\1"  # without the starts of its pieces
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 513, b"\1" * 512, b"\2" * 5000, OF_OLD_VERSION])
+def test_a_file_that_is_no_map_is_refused(tmp_path: Path, content: bytes) -> None:
     place = tmp_path / "x.map"
     place.write_bytes(content)
     fd = os.open(place, os.O_RDONLY)
-    with pytest.raises(ValueError, match="no map"):
-        FillMarks(fd, 4096)
-    os.close(fd)
-
-
-def test_a_map_of_before_says_nothing(tmp_path: Path) -> None:
-    """Its pieces may begin anywhere."""
-    place = tmp_path / "x.map"
-    place.write_bytes(bytes(512) + b"\1")
-    fd = os.open(place, os.O_RDONLY)
-    with pytest.raises(ValueError, match="no map"):
+    with pytest.raises(ValueError, match="isn't a map"):
         FillMarks(fd, 4096)
     os.close(fd)

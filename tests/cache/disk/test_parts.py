@@ -20,7 +20,7 @@ KIB_64 = 65_536
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Iterator[CacheFolder]:
+def folder(tmp_path: Path) -> Iterator[CacheFolder]:
     made = CacheFolder(str(tmp_path / "cache"), max_bytes=4 * MIB)
     yield made
     made.close()
@@ -33,144 +33,144 @@ def source(number: int, size_bytes: int = KIB_64) -> BlobSource:
     )
 
 
-def put(shelf: CacheFolder, number: int, size_bytes: int = KIB_64) -> BlobSource:
+def put(folder: CacheFolder, number: int, size_bytes: int = KIB_64) -> BlobSource:
     blob = source(number, size_bytes)
     data = memoryview(bytes([number % 251]) * size_bytes)
-    assert shelf.filling.put(blob, data, group="g", kept=False)
+    assert folder.writer.put(blob, data, group="g", kept=False)
     return blob
 
 
-def test_a_fill_is_published_when_its_pieces_are_there(shelf: CacheFolder) -> None:
+def test_a_fill_is_published_when_its_pieces_are_there(folder: CacheFolder) -> None:
     blob = source(1)
-    begun = shelf.filling.begin(blob, group="g", pinned=True)
+    begun = folder.writer.begin(blob, group="g", pinned=True)
     assert begun is not None
     fill, mapped = begun
-    shelf.filling.publish(blob, fill, mapped.buffer(), group="g", kept=False)
-    assert not shelf.lookup.has(blob.key)  # nothing is there yet
+    folder.writer.publish(blob, fill, mapped.buffer(), group="g", kept=False)
+    assert not folder.lookup.has(blob.key)  # nothing is there yet
     fill.write((0, fill.pieces.count), memoryview(b"x" * KIB_64))
-    shelf.filling.publish(blob, fill, mapped.buffer(), group="g", kept=False)
-    found = shelf.lookup.find(blob.key, KIB_64)
+    folder.writer.publish(blob, fill, mapped.buffer(), group="g", kept=False)
+    found = folder.lookup.find(blob.key, KIB_64)
     assert found is not None
     assert found.inode == mapped.inode
     assert bytes(found.buffer()) == b"x" * KIB_64
-    row = shelf.catalogue.blobs.row(blob.key)
+    row = folder.catalogue.blobs.row(blob.key)
     assert row is not None
     assert (row.state, row.crcs) == ("ready", crcs_of(memoryview(b"x" * KIB_64)))
     fill.close()
 
 
-def test_what_nobody_has_mapped_goes_and_what_is_mapped_stays(shelf: CacheFolder) -> None:
-    mapped = shelf.lookup.find(put(shelf, 1).key, None)
-    put(shelf, 2)
-    assert shelf.evictor.evict_to(0) == (1, KIB_64)
-    assert shelf.lookup.has(source(1).key)
-    assert not shelf.lookup.has(source(2).key)
+def test_what_nobody_has_mapped_goes_and_what_is_mapped_stays(folder: CacheFolder) -> None:
+    mapped = folder.lookup.find(put(folder, 1).key, None)
+    put(folder, 2)
+    assert folder.evictor.evict_to(0) == (1, KIB_64)
+    assert folder.lookup.has(source(1).key)
+    assert not folder.lookup.has(source(2).key)
     del mapped
-    assert shelf.evictor.evict_to(0) == (1, KIB_64)
-    assert shelf.catalogue.blobs.used_bytes == 0
+    assert folder.evictor.evict_to(0) == (1, KIB_64)
+    assert folder.catalogue.blobs.used_bytes == 0
 
 
-def test_who_has_a_share_takes_what_others_have_mapped(shelf: CacheFolder) -> None:
-    mapped = [shelf.lookup.find(put(shelf, number).key, None) for number in range(1, 4)]
-    free = shelf.room.budget_bytes - shelf.catalogue.blobs.used_bytes
-    with shelf.catalogue.writing():
-        assert not shelf.evictor.make_room(free + KIB_64, group=None)
-        assert shelf.catalogue.blobs.counts() == {"ready": 3}
-        assert not shelf.evictor.make_room(free + KIB_64, group="mine")  # not free yet
-        assert shelf.catalogue.blobs.counts() == {"ready": 2, "trash": 1}
+def test_who_has_a_share_takes_what_others_have_mapped(folder: CacheFolder) -> None:
+    mapped = [folder.lookup.find(put(folder, number).key, None) for number in range(1, 4)]
+    free = folder.limit.budget_bytes - folder.catalogue.blobs.used_bytes
+    with folder.catalogue.writing():
+        assert not folder.evictor.make_space(free + KIB_64, group=None)
+        assert folder.catalogue.blobs.counts() == {"ready": 3}
+        assert not folder.evictor.make_space(free + KIB_64, group="mine")  # not free yet
+        assert folder.catalogue.blobs.counts() == {"ready": 2, "trash": 1}
     mapped.clear()
-    with shelf.catalogue.writing():
-        assert shelf.evictor.make_room(free + KIB_64, group="mine")
+    with folder.catalogue.writing():
+        assert folder.evictor.make_space(free + KIB_64, group="mine")
 
 
-def test_more_than_the_limit_is_never_reserved(shelf: CacheFolder) -> None:
-    assert shelf.filling.begin(source(1, 8 * MIB), group="g", pinned=True) is None
-    assert shelf.catalogue.blobs.rows() == []
+def test_more_than_the_limit_is_never_reserved(folder: CacheFolder) -> None:
+    assert folder.writer.begin(source(1, 8 * MIB), group="g", pinned=True) is None
+    assert folder.catalogue.blobs.rows() == []
 
 
-def test_a_dropped_blob_is_in_the_trash_while_it_is_mapped(shelf: CacheFolder) -> None:
-    blob = put(shelf, 1)
-    mapped = shelf.lookup.find(blob.key, None)
+def test_a_dropped_blob_is_in_the_trash_while_it_is_mapped(folder: CacheFolder) -> None:
+    blob = put(folder, 1)
+    mapped = folder.lookup.find(blob.key, None)
     assert mapped is not None
-    assert not shelf.trash.drop(blob.key, inode=mapped.inode + 1)  # another's fresh one
-    assert shelf.trash.drop(blob.key, inode=mapped.inode)
-    assert not shelf.lookup.has(blob.key)
-    assert shelf.catalogue.blobs.counts() == {"trash": 1}
+    assert not folder.trash.drop(blob.key, inode=mapped.inode + 1)  # another's fresh one
+    assert folder.trash.drop(blob.key, inode=mapped.inode)
+    assert not folder.lookup.has(blob.key)
+    assert folder.catalogue.blobs.counts() == {"trash": 1}
     assert bytes(mapped.buffer()) == bytes([1]) * KIB_64
     del mapped
-    shelf.trash.empty()
-    assert shelf.catalogue.blobs.counts() == {}
-    assert not shelf.trash.drop(blob.key)
+    folder.trash.empty()
+    assert folder.catalogue.blobs.counts() == {}
+    assert not folder.trash.drop(blob.key)
 
 
-def test_a_doubted_blob_stays_if_its_checksums_are_right(shelf: CacheFolder) -> None:
-    right, wrong = put(shelf, 1), put(shelf, 2)
-    with open(shelf.layout.blob(wrong.key), "r+b") as file:
+def test_a_doubted_blob_stays_if_its_checksums_are_right(folder: CacheFolder) -> None:
+    right, wrong = put(folder, 1), put(folder, 2)
+    with open(folder.layout.blob(wrong.key), "r+b") as file:
         file.write(b"flip")
     for blob in (right, wrong):
-        shelf.verifier.check(blob.key)
-    assert shelf.lookup.has(right.key)
-    assert not shelf.lookup.has(wrong.key)
+        folder.verifier.check(blob.key)
+    assert folder.lookup.has(right.key)
+    assert not folder.lookup.has(wrong.key)
 
 
 def test_blobs_of_before_a_reboot_are_verified_at_their_first_use(tmp_path: Path) -> None:
     root = tmp_path / "cache"
-    shelf = CacheFolder(str(root), max_bytes=4 * MIB)
-    right, wrong = put(shelf, 1), put(shelf, 2)
-    with open(shelf.layout.blob(wrong.key), "r+b") as file:
+    folder = CacheFolder(str(root), max_bytes=4 * MIB)
+    right, wrong = put(folder, 1), put(folder, 2)
+    with open(folder.layout.blob(wrong.key), "r+b") as file:
         file.write(b"flip")
-    shelf.layout.note_boot("another boot")
-    shelf.close()
-    shelf = CacheFolder(str(root), max_bytes=4 * MIB)
-    assert shelf.layout.boot == boot_id()
-    assert sorted(shelf.layout.names("unverified")) == [right.key, wrong.key]
-    assert shelf.lookup.find(right.key, None) is not None
-    assert shelf.lookup.find(wrong.key, None) is None
-    assert shelf.layout.names("unverified") == []
-    shelf.close()
+    folder.layout.note_boot("another boot")
+    folder.close()
+    folder = CacheFolder(str(root), max_bytes=4 * MIB)
+    assert folder.layout.boot == boot_id()
+    assert sorted(folder.layout.names("unverified")) == [right.key, wrong.key]
+    assert folder.lookup.find(right.key, None) is not None
+    assert folder.lookup.find(wrong.key, None) is None
+    assert folder.layout.names("unverified") == []
+    folder.close()
 
 
-def test_a_fill_that_nobody_works_on_is_a_leftover(shelf: CacheFolder) -> None:
+def test_a_fill_that_nobody_works_on_is_a_leftover(folder: CacheFolder) -> None:
     blob = source(1)
-    begun = shelf.filling.begin(blob, group="g", pinned=True)
+    begun = folder.writer.begin(blob, group="g", pinned=True)
     assert begun is not None
-    assert shelf.leftovers.remove_fills() == 0
+    assert folder.dead_files.remove_fills() == 0
     begun[0].close()
     del begun
-    assert shelf.leftovers.remove_fills() == 1
-    assert shelf.layout.names("fills") == []
-    assert shelf.catalogue.blobs.rows() == []
+    assert folder.dead_files.remove_fills() == 1
+    assert folder.layout.names("fills") == []
+    assert folder.catalogue.blobs.rows() == []
 
 
-def test_a_key_is_held_by_one(shelf: CacheFolder) -> None:
-    with shelf.keys.holding("ab" * 20):
-        with shelf.keys.trying("ab" * 20) as is_free:
+def test_a_key_is_held_by_one(folder: CacheFolder) -> None:
+    with folder.keys.holding("ab" * 20):
+        with folder.keys.trying("ab" * 20) as is_free:
             assert not is_free
-        with shelf.keys.trying("cd" * 20) as is_free:
+        with folder.keys.trying("cd" * 20) as is_free:
             assert is_free
         with (
             pytest.raises(StalledError, match="another process"),
-            shelf.keys.holding("ab" * 20, timeout_s=0.0),
+            folder.keys.holding("ab" * 20, timeout_s=0.0),
         ):
             pass
-    with shelf.keys.trying("ab" * 20) as is_free:
+    with folder.keys.trying("ab" * 20) as is_free:
         assert is_free
 
 
-@pytest.mark.usefixtures("shelf")
+@pytest.mark.usefixtures("folder")
 def test_one_folder_has_one_limit(tmp_path: Path) -> None:
     again = CacheFolder(str(tmp_path / "cache"), max_bytes=None)
     assert again.max_bytes == 4 * MIB
-    with pytest.raises(ConfigError, match="one folder, one limit"):
+    with pytest.raises(ConfigError, match="a folder has one limit"):
         CacheFolder(str(tmp_path / "cache"), max_bytes=5 * MIB)
-    assert again.room.steady_budget_bytes <= again.room.budget_bytes < again.max_bytes
+    assert again.limit.steady_budget_bytes <= again.limit.budget_bytes < again.max_bytes
     again.close()
 
 
-def test_a_lookup_that_may_not_write_changes_nothing(shelf: CacheFolder, tmp_path: Path) -> None:
-    blob = put(shelf, 1)
-    shelf.catalogue.names.remember("x", (5, "v"))
-    shelf.close()
+def test_a_lookup_that_may_not_write_changes_nothing(folder: CacheFolder, tmp_path: Path) -> None:
+    blob = put(folder, 1)
+    folder.catalogue.names.remember("x", (5, "v"))
+    folder.close()
     before = sorted(os.listdir(tmp_path / "cache"))
     lookup = Lookup.at(str(tmp_path / "cache"))
     assert lookup is not None

@@ -169,15 +169,17 @@ def test_a_transaction_that_fails_leaves_nothing(catalogue: Catalogue) -> None:
     assert catalogue.blobs.used_bytes == 0
 
 
-def test_books_that_another_made_anew_are_found_before_the_next_change(tmp_path: Path) -> None:
+def test_a_catalogue_that_another_process_replaced_is_opened_before_the_next_change(
+    tmp_path: Path,
+) -> None:
     folder = Folder.at(str(tmp_path))
     one, other = CatalogueFile(folder), CatalogueFile(folder)
     one.change("INSERT INTO labels VALUES ('g', 'of one')")
     entered: list[str] = []
     other.renew(
-        sqlite3.DatabaseError("torn"), is_empty=lambda: True, enter=lambda: entered.append("books")
+        sqlite3.DatabaseError("torn"), is_empty=lambda: True, fill=lambda: entered.append("files")
     )
-    assert entered == ["books"]
+    assert entered == ["files"]
     one.change("INSERT INTO labels VALUES ('h', 'of one again')")
     assert other.rows("SELECT grp FROM labels") == [("h",)]
     one.close()

@@ -203,18 +203,18 @@ def test_links_of_others_on_the_way_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_swapped_while_it_is_open_is_not_followed(tmp_path: Path) -> None:
     root, other = tmp_path / "cache", tmp_path / "other"
-    shelf = CacheFolder(str(root), max_bytes=8 * MIB)
+    folder = CacheFolder(str(root), max_bytes=8 * MIB)
     other.mkdir()
     os.rename(root, tmp_path / "moved")
     root.symlink_to(other)
     segment = Segment(path="x", size_bytes=5, version=None)
     source = BlobSource(key=KEY, uri="mem://x", segments=(segment,), size_bytes=5)
-    assert shelf.filling.put(source, memoryview(b"hello"), group="g", kept=False)
+    assert folder.writer.put(source, memoryview(b"hello"), group="g", kept=False)
     begun = BlobSource(key="ab", uri="y", segments=(segment,), size_bytes=5)
-    assert shelf.filling.begin(begun, group="g", pinned=True) is not None
-    assert shelf.trash.drop(KEY)
-    shelf.reconcile()
-    shelf.close()
+    assert folder.writer.begin(begun, group="g", pinned=True) is not None
+    assert folder.trash.drop(KEY)
+    folder.reconcile()
+    folder.close()
     assert os.listdir(other) == []
 
 

@@ -106,7 +106,7 @@ def test_of_a_half_filled_blob_what_is_marked_is_there(
     """Pieces of several objects end where the objects do."""
     name = f"half-{len(sizes)}"
     blob, data = source(name, *sizes), content(name, sum(sizes))
-    begun = served.cache.use(lambda shelf: shelf.filling.begin(blob, group=GROUP, pinned=False))
+    begun = served.cache.use(lambda folder: folder.writer.begin(blob, group=GROUP, pinned=False))
     fill, _ = begun
     path = protocol.blob_path(blob.key)
     assert protocol.held_part(served.ask(path, (0, 100)).headers) == (len(data), [])
@@ -194,10 +194,10 @@ def test_what_is_being_sent_is_held_against_the_evictor(served: Served) -> None:
     with contextlib.closing(served.dial()) as sock:
         sock.sendall(served.head(protocol.blob_path(key), (0, len(data))))
         first = sock.recv(1)  # it is under way, and more than a socket holds is left
-        inode = served.cache.use(lambda shelf: shelf.layout.blobs.stat(key).st_ino)
+        inode = served.cache.use(lambda folder: folder.layout.blobs.stat(key).st_ino)
 
-        def is_free(shelf: CacheFolder) -> bool:
-            locks = shelf.layout.locks("readers")
+        def is_free(folder: CacheFolder) -> bool:
+            locks = folder.layout.locks("readers")
             try:
                 return bool(locks.lock(inode))
             finally:
@@ -215,13 +215,13 @@ def test_a_blob_that_was_dropped_isnt_served(served: Served) -> None:
     put(served.cache, "dropped", 1000)
     path = protocol.blob_path(key_of("dropped"))
     assert served.ask(path, (0, 1000)).status == 206
-    served.cache.use(lambda shelf: shelf.trash.drop(key_of("dropped"), inode=None))
+    served.cache.use(lambda folder: folder.trash.drop(key_of("dropped"), inode=None))
     assert served.ask(path, (0, 1000)).status == 404
 
 
 def test_a_blob_that_the_disk_changed_carries_the_checksum_of_what_came(served: Served) -> None:
     put(served.cache, "rotten", 2 * BLOCK_BYTES)
-    with open(served.cache.use(lambda shelf: shelf.layout.blob(key_of("rotten"))), "r+b") as file:
+    with open(served.cache.use(lambda folder: folder.layout.blob(key_of("rotten"))), "r+b") as file:
         file.seek(77)
         file.write(b"x" * 8)
     answer = served.ask(protocol.blob_path(key_of("rotten")), (0, 2 * BLOCK_BYTES))

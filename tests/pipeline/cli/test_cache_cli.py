@@ -47,7 +47,7 @@ def root(tmp_path: Path) -> Path:
         group = "one" if number < 4 else "two"
         shelf.catalogue.labels.set(group, f"s3://b/{group}")
         data = memoryview(os.urandom(BLOB_BYTES))
-        assert shelf.filling.put(a_source(f"{group}/[{number}].tar"), data, group=group, kept=False)
+        assert shelf.writer.put(a_source(f"{group}/[{number}].tar"), data, group=group, kept=False)
     shelf.close()
     return folder
 

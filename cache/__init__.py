@@ -1,6 +1,6 @@
 """Fetch the bytes of objects from remote stores and keep them in the node's cache.
 
-Nothing here knows of samples.
+This layer doesn't know what a sample is.
 """
 
 import logging

@@ -6,32 +6,32 @@ Any layer may import this module.
     ├── ConfigError (ValueError)         an argument, or two that contradict each other
     │   ├── PlanError                    sizes, lanes, window, batch and world don't fit
     │   └── RecipeError                  operations don't fit their data
-    │       └── MapError                 a function didn't return what it said; carries .sample_id
+    │       └── MapError                 a Map's result isn't what it declared; carries .sample_id
     ├── DatasetError (ValueError)        the dataset can't be used as it is
-    │   ├── DatasetNotFoundError (FileNotFoundError)   nothing there, or nothing in it
+    │   ├── DatasetNotFoundError (FileNotFoundError)   the URL doesn't exist or has no data
     │   ├── IndexChangedError            files no longer match the index
-    │   ├── OtherVersionError            an index or a pack that another Penstock wrote
-    │   ├── CorruptShardError            bytes came, but aren't what the index promised
+    │   ├── OtherVersionError            another version wrote the index or the pack
+    │   ├── CorruptShardError            a shard's bytes don't match the index
     │   │   └── CorruptSampleError       one sample of a shard; carries .sample_id
-    │   ├── BadSampleError               a user's code says so of the sample at hand
-    │   └── TooManyBadSamplesError       more than max_bad of an epoch; carries .sample_ids
+    │   ├── BadSampleError               the user's code rejected a sample
+    │   └── TooManyBadSamplesError       an epoch has more than max_bad; carries .sample_ids
     ├── FetchError (OSError)             a remote object was not fetched; carries .uri, .missing
-    │   └── ObjectChangedError           it isn't the version that was indexed any more
+    │   └── ObjectChangedError           the object is no longer the version that was indexed
     ├── DestinationError (FileExistsError)   a destination holds other data
-    ├── ReadError (OSError)              a local file can't be read: the machine's fault, no data's
-    ├── WriteError (OSError)             a file of ours could not be written (disk full, read-only)
-    ├── ResumeError (ValueError)         a state that can't be honoured
-    ├── MissingDependencyError (ImportError)   an optional package; names the extra
+    ├── ReadError (OSError)              a local file can't be read because the machine fails
+    ├── WriteError (OSError)             a file could not be written (disk full, read-only)
+    ├── ResumeError (ValueError)         a state doesn't fit this dataset, seed or version
+    ├── MissingDependencyError (ImportError)   an optional package is missing; names the extra
     ├── DeviceError (RuntimeError)       the GPU, its driver or DALI failed; no sample is to blame
-    ├── NotPicklableError (TypeError)     something that lives in one process
-    ├── WorkerError (RuntimeError)       a worker died, or whoever hands it work doesn't answer
+    ├── NotPicklableError (TypeError)    the object belongs to one process
+    ├── WorkerError (RuntimeError)       a worker died, or its executor doesn't answer
     ├── StalledError (TimeoutError)      a wait passed its limit
     ├── RankFailedError (RuntimeError)   another rank's loader failed; carries .rank
-    ├── JobStoreError (RuntimeError)     the store of the job's processes doesn't answer
+    ├── JobStoreError (RuntimeError)     the job's key-value store doesn't answer
     └── ClosedError (RuntimeError)       used after close()
-        └── ForkedError                  used in a forked child of the process that made it
+        └── ForkedError                  used in a forked child of the process that created it
 
-A message says four things: what, got, wanted, do this.
+A message says four things: what failed, what it got, what it expected, and what to do.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def _safe(args: tuple[object, ...], *, one_line: bool) -> tuple[object, ...]:
 class PenstockError(Exception):
     """The base of all errors that Penstock raises on purpose.
 
-    A message may be shown to anybody: URLs in it have no credentials, names from elsewhere no
-    control characters.
+    A message may be shown to anybody: it removes credentials from URLs and escapes control
+    characters in names.
     """
 
     _has_lines = False
@@ -75,13 +75,13 @@ class PlanError(ConfigError):
 
 
 class RecipeError(ConfigError):
-    """Operations of a recipe don't fit one another or the data."""
+    """Operations of a recipe don't fit each other or the data."""
 
 
 class MapError(RecipeError):
-    """A function of a recipe's Map returned what it didn't declare, or changed what it was given.
+    """A function of a recipe's Map returned what it didn't declare, or changed its input.
 
-    sample_id: position in the index; None where it isn't one sample's.
+    sample_id: position in the index; None if the error concerns no single sample.
     """
 
     def __init__(self, message: str, *, sample_id: int | None = None) -> None:
@@ -94,13 +94,13 @@ class DatasetError(PenstockError, ValueError):
 
 
 class DatasetNotFoundError(DatasetError, FileNotFoundError):
-    """There is nothing at the URL, or nothing that can be read."""
+    """The URL doesn't exist, or holds nothing that can be read."""
 
-    # OSError's __str__ wants (errno, strerror); ours carries one message.
+    # OSError's __str__ expects (errno, strerror); this error carries one message.
     __str__ = Exception.__str__
 
     def __new__(cls, *args: object) -> DatasetNotFoundError:
-        """Its memory is an OSError's: those who make errors anew by name (Dask) ask for that."""
+        """Allocate as OSError does: code that recreates errors by name (Dask) requires it."""
         return OSError.__new__(cls, *args)
 
 
@@ -113,11 +113,11 @@ class OtherVersionError(DatasetError):
 
 
 class CorruptShardError(DatasetError):
-    """The bytes of a shard came, but they aren't what the index promised."""
+    """The bytes of a shard were read, but they don't match the index."""
 
 
 class CorruptSampleError(CorruptShardError):
-    """The bytes of one sample aren't what the index promised, or don't decode.
+    """The bytes of one sample don't match the index, or can't be decoded.
 
     sample_id: position in the index.
     """
@@ -128,16 +128,16 @@ class CorruptSampleError(CorruptShardError):
 
 
 class BadSampleError(DatasetError):
-    """Code of the user's, a Map's function or a torch dataset, says that a sample can't be used.
+    """The user's code, a Map's function or a torch dataset, rejected a sample.
 
-    The loader takes another in its place, within max_bad. The message says why.
+    The loader replaces it by another sample, within max_bad. The message gives the reason.
     """
 
 
 class TooManyBadSamplesError(DatasetError):
     """More samples of an epoch were bad than `max_bad` allows.
 
-    sample_ids: the bad ones that this rank and the one that passed the limit know of.
+    sample_ids: the bad samples known to this rank and to the rank that passed the limit.
     """
 
     _has_lines = True
@@ -150,7 +150,7 @@ class TooManyBadSamplesError(DatasetError):
 class FetchError(PenstockError, OSError):
     """A remote object could not be listed or fetched.
 
-    uri: which one; missing: it isn't there.
+    uri: of the object; missing: True if the object doesn't exist.
     """
 
     __str__ = Exception.__str__
@@ -166,14 +166,15 @@ class ObjectChangedError(FetchError):
 
 
 class DestinationError(PenstockError, FileExistsError):
-    """A destination holds other data already; nothing was touched."""
+    """A destination already holds other data; nothing was changed."""
 
     __str__ = Exception.__str__
 
 
 class ReadError(PenstockError, OSError):
-    """A local file that is there can't be read or examined: too many open files, no memory, a disk
-    or mount that fails, missing rights. No data is to blame. errno: the system's number, or None.
+    """An existing local file can't be read or examined: too many open files, no memory, a failing
+    disk or mount, or missing permissions. The data isn't to blame. errno: the system's number, or
+    None.
     """
 
     __str__ = Exception.__str__
@@ -184,13 +185,13 @@ class ReadError(PenstockError, OSError):
 
 
 class WriteError(PenstockError, OSError):
-    """A file of ours could not be written: the disk is full, or the folder read-only."""
+    """Penstock could not write a file: the disk is full, or the folder is read-only."""
 
     __str__ = Exception.__str__
 
 
 class ResumeError(PenstockError, ValueError):
-    """A state can't be honoured by this dataset, seed or version."""
+    """A state doesn't fit this dataset, seed or version, so the job can't resume from it."""
 
 
 class MissingDependencyError(PenstockError, ImportError):
@@ -202,12 +203,12 @@ class DeviceError(PenstockError, RuntimeError):
 
 
 class NotPicklableError(PenstockError, TypeError):
-    """The object lives in one process, and can't be sent to another."""
+    """The object belongs to one process and can't be sent to another."""
 
 
 class WorkerError(PenstockError, RuntimeError):
-    """A worker died: a process of a torch dataset's or a Map's, an executor's worker, the server of
-    a cache; or its executor takes no work."""
+    """A worker died (a process of a torch dataset or a Map, a worker of an executor, the server of
+    a cache), or its executor accepts no tasks."""
 
     _has_lines = True
 
@@ -219,7 +220,7 @@ class StalledError(PenstockError, TimeoutError):
 
 
 class RankFailedError(PenstockError, RuntimeError):
-    """The loader of another rank failed, so this one stops at the same step. rank: which one."""
+    """The loader of another rank failed, so this one stops at the same step. rank: that rank."""
 
     _has_lines = True
 
@@ -229,7 +230,7 @@ class RankFailedError(PenstockError, RuntimeError):
 
 
 class JobStoreError(PenstockError, RuntimeError):
-    """The store through which the processes of a job tell one another things doesn't answer."""
+    """The key-value store through which a job's processes communicate doesn't answer."""
 
 
 class ClosedError(PenstockError, RuntimeError):
@@ -237,7 +238,7 @@ class ClosedError(PenstockError, RuntimeError):
 
 
 class ForkedError(ClosedError):
-    """The object was used in a forked child of its process, where its threads aren't."""
+    """The object was used in a forked child of its process, which doesn't have its threads."""
 
 
 class PenstockWarning(UserWarning):
@@ -248,10 +249,10 @@ class PenstockWarning(UserWarning):
 
 
 def explain_arguments(error: type[ConfigError]) -> Callable[[C], C]:
-    """Return a decorator of a class or a function: calls whose arguments don't fit raise `error`,
-    not TypeError.
+    """Return a decorator of a class or function whose calls raise `error` instead of TypeError if
+    the arguments don't match the signature.
 
-    The message names the argument, the nearest one that exists, and all that exist.
+    The message names the argument, the most similar name, and all names.
     """
 
     def decorate(called: C) -> C:
@@ -263,8 +264,8 @@ def explain_arguments(error: type[ConfigError]) -> Callable[[C], C]:
             try:
                 return inner(*args, **kwargs)
             except TypeError:
-                if words := _wrong_arguments(called, args[is_class:], kwargs):
-                    raise error(words) from None
+                if message := _wrong_arguments(called, args[is_class:], kwargs):
+                    raise error(message) from None
                 raise
 
         if not is_class:
@@ -278,26 +279,26 @@ def explain_arguments(error: type[ConfigError]) -> Callable[[C], C]:
 def _wrong_arguments(
     called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str | None:
-    """Return how a call misses a signature; None where it fits."""
+    """Return the message for arguments that don't match a signature; None if they match."""
     name_of = called.__name__
     parameters = inspect.signature(called).parameters
-    placed = [name for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY]
+    positional = [name for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY]
     listed = f"Its arguments are {', '.join(parameters)}." if parameters else "It has none."
     for name in kwargs:
         if name not in parameters:
             near = difflib.get_close_matches(name, parameters, n=1)
             hint = f", did you mean {near[0]!r}?" if near else "."
             return f"{name_of} has no argument {name!r}{hint} {listed}"
-        if name in placed[: len(args)]:
-            return f"{name_of}: got {name!r} twice, by its place and by its name. {listed}"
-    if len(args) > len(placed):
+        if name in positional[: len(args)]:
+            return f"{name_of}: got {name!r} twice, by position and by name. {listed}"
+    if len(args) > len(positional):
         return (
-            f"{name_of}: got {len(args)} arguments by their place, wanted {len(placed)} at "
-            f"most. {listed}"
+            f"{name_of}: got {len(args)} positional arguments, wanted at most {len(positional)}. "
+            f"{listed}"
         )
     missing = [
         name
         for name, one in parameters.items()
-        if one.default is one.empty and name not in placed[: len(args)] and name not in kwargs
+        if one.default is one.empty and name not in positional[: len(args)] and name not in kwargs
     ]
     return f"{name_of}: {', '.join(missing)} is missing. {listed}" if missing else None

@@ -1,10 +1,10 @@
 """Run tasks on the workers of any executor with the interface of `concurrent.futures`.
 
 Dask's `client.get_executor()`, MPI's pool, a process pool and Ray (`RayExecutor`) are such
-executors; which worker runs what, and whether a task whose worker died is tried again, they decide.
-Here tasks are plain values that may run twice, few are handed out ahead, and an error names its
-task: what a worker raises comes back as a value, since many errors can't be pickled. Ray is
-imported when a RayExecutor is made.
+executors. They decide which worker runs a task and whether they repeat a task whose worker died.
+Tasks are plain values that may run twice, only a few are submitted ahead, and an error names its
+worker: a worker returns its error as a value, because many errors can't be pickled. Ray is imported
+when a RayExecutor is created.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MANY_WORKERS = 64
-"""Taken for the number of workers where an executor doesn't tell it."""
+"""The assumed number of workers of an executor that doesn't report it."""
 
-_AHEAD_PER_WORKER = 2  # one runs, one waits
-_HEARD_S = 1.0  # an interrupt is heard between two waits
+_AHEAD_PER_WORKER = 2  # one task runs, one waits
+_WAIT_S = 1.0  # Python handles an interrupt between two waits
 _MOST_KEPT = 4
-_QUIET_S = 60.0  # so long without a result is told
+_QUIET_S = 60.0  # time without a result after which a warning is logged
 _DETAILS = ("uri", "missing", "sample_id", "sample_ids")
 
 
 @dataclass(frozen=True, slots=True)
 class _TaskFailure:
-    """An error of a worker, as plain values. kind: the class's name."""
+    """An error of a worker as plain values. kind: the name of the error's class."""
 
     kind: str
     message: str
@@ -58,7 +58,7 @@ class _TaskFailure:
     details: dict[str, Any] = field(default_factory=dict)
 
     def error(self) -> PenstockError:
-        """The error, here; its message begins with the worker."""
+        """Create the error in this process; its message begins with the worker's name."""
         message = f"{self.where}: {self.message}"
         kind = getattr(errors, self.kind, WorkerError)
         try:
@@ -71,14 +71,14 @@ class _TaskFailure:
 
 @dataclass(frozen=True, slots=True)
 class _Success(Generic[R]):
-    """What a task returned; so that what an executor makes up isn't taken for it."""
+    """The result of a task, wrapped to distinguish it from values that an executor made up."""
 
     result: R
 
 
 @dataclass(frozen=True, slots=True)
 class _Call(Generic[T, R]):
-    """What a worker runs. version: Penstock's where the task was made."""
+    """A function and its task for a worker. version: of the Penstock that created the task."""
 
     function: Callable[[T], R]
     task: T
@@ -88,7 +88,7 @@ class _Call(Generic[T, R]):
         if self.version != __version__:
             return _failure(
                 ConfigError(
-                    f"it has Penstock {__version__}, and the process that hands out the work has "
+                    f"it has Penstock {__version__}, and the process that submits the tasks has "
                     f"{self.version}. Install the same version on all machines."
                 )
             )
@@ -109,12 +109,12 @@ def _run(call: _Call[T, R]) -> _Success[R] | _TaskFailure:
 
 
 def worker_name() -> str:
-    """This process, for people who look for it among machines."""
+    """Return a name of this process by which a person can find it among several machines."""
     return f"Worker {socket.gethostname()} (process {os.getpid()})"
 
 
 def worker_count(executor: Executor) -> int | None:
-    """How many tasks an executor runs at a time; None where it doesn't tell."""
+    """Return how many tasks an executor runs at a time; None if it doesn't report that."""
     client = dask_client(executor)
     if client is not None:
         return max(1, sum(map(int, client.nthreads().values())))
@@ -125,14 +125,14 @@ def worker_count(executor: Executor) -> int | None:
 
 
 def dask_client(executor: Executor) -> Any | None:
-    """The client behind an executor of Dask's; None of others. It has no public name."""
+    """Return the client of a Dask executor, which has no public name; None of other executors."""
     if type(executor).__module__.partition(".")[0] != "distributed":
         return None
     return getattr(executor, "_client", None)
 
 
 def check_executor(executor: object) -> None:
-    """Raise ConfigError for what is no executor."""
+    """Raise ConfigError if the object is no executor."""
     if isinstance(executor, type) or not callable(getattr(executor, "submit", None)):
         raise ConfigError(
             f"executor: got {executor!r}, wanted an Executor of concurrent.futures, such as a "
@@ -143,18 +143,20 @@ def check_executor(executor: object) -> None:
 def run_tasks(
     executor: Executor, function: Callable[[T], R], tasks: Iterable[T], *, what: str, total: int
 ) -> Generator[tuple[T, R], None, None]:
-    """Run function(task) on an executor's workers; yields (task, result) as they end, in any order.
+    """Run function(task) on an executor's workers; yield (task, result) as they end, in any order.
 
-    function: of a module, so that it can be pickled by its name. tasks: plain values; made as they
-    are handed out, two a worker ahead. what, total: for messages, such as "shards". Leaving it
-    cancels what hasn't begun.
+    function: defined in a module, so that it can be pickled by name. tasks: plain values, read from
+    the iterable when they are submitted, two per worker ahead. what: a plural such as "shards";
+    total: the number of tasks; both are for messages. Closing the generator cancels the tasks that
+    haven't begun.
 
-    Raises what a task raises, with the worker's name before it, and WorkerError where workers died.
+    Raises the errors of tasks, their messages preceded by the worker's name, and WorkerError if
+    workers died.
     """
     ahead = max(4, _AHEAD_PER_WORKER * (worker_count(executor) or MANY_WORKERS))
     waiting = iter(tasks)
     pending: dict[Future[Any], T] = {}
-    tally, told = _Tally(what, total), time.monotonic()
+    tally, last_s = _Tally(what, total), time.monotonic()  # of the last result or warning
     try:
         while True:
             while len(pending) < ahead and (task := next(waiting, None)) is not None:
@@ -162,14 +164,14 @@ def run_tasks(
                 pending[_submitted(executor, call, tally)] = task
             if not pending:
                 return
-            ended, _ = wait(pending, timeout=_HEARD_S, return_when=FIRST_COMPLETED)
+            ended, _ = wait(pending, timeout=_WAIT_S, return_when=FIRST_COMPLETED)
             if ended:
-                told = time.monotonic()
-            elif time.monotonic() - told > _QUIET_S:
-                told = time.monotonic()
+                last_s = time.monotonic()
+            elif time.monotonic() - last_s > _QUIET_S:
+                last_s = time.monotonic()
                 _log.warning(
-                    "No worker has finished any of the %s for %.0f s (%d of %d are done). Are any "
-                    "workers up? The executor's own dashboard or log tells.",
+                    "No worker has finished any of the %s for %.0f s (%d of %d are done). Check in "
+                    "the executor's own dashboard or log whether workers are running.",
                     what,
                     _QUIET_S,
                     tally.done,
@@ -187,7 +189,7 @@ def run_tasks(
 
 @dataclass(slots=True)
 class _Tally:
-    """How far a run is, for errors: so many of all tasks, called `what`, are done."""
+    """The progress of a run for messages: how many of all tasks, called `what`, are done."""
 
     what: str
     total: int
@@ -202,10 +204,10 @@ def _submitted(executor: Executor, call: _Call[T, R], tally: _Tally) -> Future[A
         future = executor.submit(_run, call)
     except BrokenExecutor as error:
         raise _died(error, tally) from error
-    except RuntimeError as error:  # it was shut down, or its cluster is gone
+    except RuntimeError as error:  # it was shut down, or its cluster has ended
         raise WorkerError(
-            f"executor: {type(executor).__name__} takes no tasks ({_reason(error)}). {tally}: the "
-            "same call with an executor that runs goes on from there."
+            f"executor: {type(executor).__name__} accepts no tasks ({_reason(error)}). {tally}: "
+            "repeat the call with a running executor to continue from there."
         ) from error
     if not isinstance(future, Future):
         raise ConfigError(
@@ -223,10 +225,10 @@ def _result(future: Future[Any], tally: _Tally) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "penstock":
             raise
-        raise _lacking(error) from error
+        raise _missing_penstock(error) from error
     except Exception as error:
-        # Engines have errors of their own for workers that are gone, each known by its name alone.
-        if type(error).__name__ in _GONE:
+        # Each engine has its own errors for dead workers, which only their names identify.
+        if type(error).__name__ in _DEAD_WORKER_ERRORS:
             raise _died(error, tally) from error
         raise
     if isinstance(result, _TaskFailure):
@@ -234,15 +236,15 @@ def _result(future: Future[Any], tally: _Tally) -> Any:
     if not isinstance(result, _Success):
         raise WorkerError(
             f"The executor answered a task with {type(result).__name__}, which isn't what the task "
-            f"returned. {tally}. Pass an executor that runs fn(*args) and hands its result back."
+            f"returned. {tally}. Pass an executor that runs fn(*args) and returns its result."
         )
     return result.result
 
 
-_GONE = frozenset(
+_DEAD_WORKER_ERRORS = frozenset(
     {
         "KilledWorker",  # Dask, after its retries
-        "FutureCancelledError",  # Dask, whose scheduler is gone
+        "FutureCancelledError",  # Dask, after its scheduler ended
         "CommClosedError",
         "WorkerCrashedError",  # Ray
         "NodeDiedError",
@@ -252,10 +254,10 @@ _GONE = frozenset(
 )
 
 
-def _lacking(error: ModuleNotFoundError) -> MissingDependencyError:
+def _missing_penstock(error: ModuleNotFoundError) -> MissingDependencyError:
     return MissingDependencyError(
-        f"A worker has no Penstock ({error}). Install Penstock {__version__} where the workers "
-        "run, too."
+        f"A worker has no Penstock ({error}). Install Penstock {__version__} on the workers' "
+        "machines, too."
     )
 
 
@@ -265,36 +267,37 @@ def _reason(error: BaseException) -> str:
 
 def _died(error: BaseException, tally: _Tally) -> WorkerError:
     return WorkerError(
-        f"A worker died, or the executor dropped its tasks ({_reason(error)}). {tally}: the same "
-        "call with a new executor goes on from there. The worker's own output is where the "
-        "executor keeps it; a process that was killed has often run out of memory."
+        f"A worker died, or the executor dropped its tasks ({_reason(error)}). {tally}: repeat the "
+        "call with a new executor to continue from there. Read the worker's output where the "
+        "executor stores it; a process that was killed has often run out of memory."
     )
 
 
 def check_everywhere(executor: Executor, function: Callable[[T], object], task: T) -> None:
-    """Run function(task) once on each worker, where the executor can do that (Dask's); raises what
-    it raises on one of them. With others a task has to look for itself."""
+    """Run function(task) once on each worker of a Dask executor, and raise the error of any worker.
+
+    Other executors can't do that: with them, each task has to check for itself."""
     client = dask_client(executor)
     if client is None:
         return
     try:
         found = client.run(_run, _Call(function, task, __version__))
     except ModuleNotFoundError as error:
-        raise _lacking(error) from error
+        raise _missing_penstock(error) from error
     for result in found.values():
         if isinstance(result, _TaskFailure):
             raise result.error()
 
 
 class OpenResources:
-    """What a worker process has opened and needs for its next task too."""
+    """Keep the objects that a worker process has opened and needs again for its next task."""
 
     lock = threading.Lock()
     made: ClassVar[OrderedDict[str, Any]] = OrderedDict()
 
     @classmethod
     def forget(cls) -> None:
-        """For a forked child: what its parent had open is the parent's."""
+        """Forget all objects in a forked child: they belong to its parent."""
         cls.lock, cls.made = threading.Lock(), OrderedDict()
 
 
@@ -302,7 +305,7 @@ os.register_at_fork(after_in_child=OpenResources.forget)
 
 
 def keep_open(key: str, make: Callable[[], T]) -> T:
-    """What make() gives, made once a process and key; the last few are kept."""
+    """Return the result of make(), called once per process and key; the last few are kept."""
     with OpenResources.lock:
         if key not in OpenResources.made:
             OpenResources.made[key] = make()
@@ -314,19 +317,19 @@ def keep_open(key: str, make: Callable[[], T]) -> T:
 
 
 RETRIES = 3
-"""So often Ray runs a task anew whose worker died."""
+"""How often Ray repeats a task whose worker died."""
 
 
 class RayExecutor(Executor):
-    """An executor over the tasks of Ray, for `executor=` of `pack`, `index` and `warm`.
+    """An executor that runs tasks by Ray, for `executor=` of `pack`, `index` and `warm`.
 
-    Raises MissingDependencyError without Ray, and ConfigError where no Ray runs: call ray.init()
-    first, or give an address.
+    Raises MissingDependencyError without Ray, and ConfigError if Ray isn't initialised: call
+    ray.init() first, or give an address.
     """
 
     def __init__(self, address: str | None = None, *, num_cpus: float = 1, **options: Any) -> None:
-        """address: as ray.init takes it, such as "auto" or "ray://host:10001"; None: Ray is
-        initialised. num_cpus: cores that a task takes; options: others of ray.remote."""
+        """address: of ray.init, such as "auto" or "ray://host:10001"; None if Ray is initialised.
+        num_cpus: cores that a task uses; options: other arguments of ray.remote."""
         self._ray = ray = _import_ray()
         self._started = False
         if not ray.is_initialized():
@@ -337,18 +340,18 @@ class RayExecutor(Executor):
                 )
             ray.init(address=address, log_to_driver=False)
             self._started = True
-        told = {"max_retries": RETRIES, "num_cpus": num_cpus, **options}
-        self._remote = ray.remote(**told)(_call_task)
+        arguments = {"max_retries": RETRIES, "num_cpus": num_cpus, **options}
+        self._remote = ray.remote(**arguments)(_call_task)
         self._open: dict[Future[Any], Any] = {}
         self._lock, self._closed = threading.Lock(), False
 
     @property
     def num_workers(self) -> int:
-        """How many tasks run at a time, by the cluster's cores."""
+        """The number of tasks that run at a time, which is the number of the cluster's cores."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Run fn(*args, **kwargs) as a task of Ray."""
+        """Run fn(*args, **kwargs) as a Ray task."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
@@ -364,7 +367,7 @@ class RayExecutor(Executor):
             self._ray.cancel(task)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let no more in; leave Ray, if it was joined here."""
+        """Accept no more tasks; shut Ray down if this object initialised it."""
         with self._lock:
             self._closed = True
             pending = list(self._open)

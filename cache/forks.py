@@ -1,9 +1,9 @@
 """Make objects safe after os.fork(), whose child must neither use nor end what its parent owns.
 
-A forked child has the objects of its parent and none of its threads: whatever waits for a thread
-waits for ever, at interpreter exit too, and whatever ends processes or releases locks would do so
-to the parent. So the owners of threads, processes and handles are notified of the fork in the
-child, before anything else runs there.
+A forked child has the objects of its parent but none of its threads. Code that waits for a thread
+would wait forever, also at interpreter exit, and code that ends processes or releases locks would
+do so to the parent. So the child notifies the owners of threads, processes and handles of the fork
+before it runs anything else.
 """
 
 from __future__ import annotations
@@ -20,37 +20,39 @@ class Owner(Protocol):
     """An object with threads, processes or handles that a forked child doesn't have."""
 
     def disown(self) -> None:
-        """Forget, in a forked child, what it doesn't have: wait for nothing and end nothing."""
+        """Drop, in a forked child, all that the parent owns, without waiting for or ending it."""
 
 
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def watch(owner: Owner) -> None:
-    """Let an owner hear of each fork, as long as it lives."""
+    """Call the owner's disown() in each forked child, as long as the owner is alive."""
     _owners.add(owner)
 
 
 def keep_for_ever(thing: object) -> None:
-    """Never destroy an object: its destructor would wait for threads that aren't here."""
+    """Never destroy an object, whose destructor would wait for threads that this process lacks."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def leave_to_parent(child: Any) -> None:
-    """Keep this process, a forked child, from ending one that its parent started: multiprocessing
-    would by a signal to each of what it takes for its own children, at exit."""
+    """Prevent this process, a forked child, from ending a process that its parent started.
+
+    At exit multiprocessing signals every process that it counts as its child.
+    """
     from multiprocessing import process
 
     process._children.discard(child)  # type: ignore[attr-defined]
 
 
 def check_process(pid: int, what: str) -> None:
-    """Raise ForkedError in any process but that of the pid."""
+    """Raise ForkedError in any process except the one with this pid."""
     if os.getpid() != pid:
         raise ForkedError(
-            f"{what} was made in process {pid}, and this is {os.getpid()}, a forked child of it: "
-            "its threads stayed behind. Make one in the child; start children that need none by "
-            '"spawn" or "forkserver", or before it is made.'
+            f"{what} was created in process {pid}, and this is {os.getpid()}, a forked child "
+            "without its threads. Create one in the child; start children that don't need one by "
+            '"spawn" or "forkserver", or before you create it.'
         )
 
 

@@ -1,11 +1,11 @@
 """Start and own all worker processes of Penstock.
 
-Worker processes are owned, and end with their owner. Each has a pipe of its own and does one task
-at a time; the caller waits for the answer and for the end of the process alike, so a killed worker
-is an error at once. No thread is needed for that.
+Worker processes end with their owner. Each has its own pipe and runs one task at a time. The caller
+waits for the answer and for the end of the process at the same time, so a killed worker raises an
+error at once, without another thread.
 
-They come from a fork server: a fork of a process with threads would inherit locks that nobody
-releases.
+A fork server starts them, because a fork of a process with threads would inherit locks that no
+thread releases.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
 LEAVE_S = 1.0
-"""So long a process may take to end by itself, once nobody has a task for it."""
+"""Time for a process to end by itself when it has no more tasks; then it is killed."""
 
 _PROTOCOL = 5
 _START_REMEDY = (
@@ -51,7 +51,7 @@ Answer = tuple[Literal["ready", "done", "unusable", "failed"], Any]
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, by its exit status: a signal's number is negative."""
+    """Describe how a process ended by its exit status, which is negative for a signal."""
     if code >= 0:
         return f"exited with status {code}"
     try:
@@ -61,20 +61,23 @@ def describe_exit(code: int) -> str:
 
 
 def pickle_for_worker(thing: object, *, what: str) -> bytes:
-    """A thing as bytes for a worker process. Raises NotPicklableError. what: it is, for people."""
+    """Pickle an object for a worker process. what: its name in the error.
+
+    Raises NotPicklableError.
+    """
     try:
         return pickle.dumps(thing, protocol=_PROTOCOL)
-    except Exception as error:  # pickling runs code of anybody's, which raises anything
+    except Exception as error:  # pickling runs foreign code, which may raise any error
         raise NotPicklableError(
             f"{what} can't be sent to worker processes ({type(error).__name__}: {error}). Define "
-            "the function at the top level of a module (no lambda, nothing inside of a function), "
-            "and let what it holds be picklable; or pass processes=0."
+            "the function at the top level of a module (no lambda, not inside a function) and make "
+            "all that it refers to picklable; or pass processes=0."
         ) from error
 
 
 @dataclass(eq=False, slots=True)
 class _Worker:
-    """A process, and our end of its pipe. task: the words for what it is at."""
+    """A process and this end of its pipe. task: a description of its current task."""
 
     process: ForkServerProcess
     pipe: connection.Connection[Any, Any]
@@ -84,7 +87,7 @@ class _Worker:
 
 @dataclass(eq=False, slots=True)
 class _Generation:
-    """Processes that were started together, and end so. failure: of one of them, which ends all."""
+    """Processes that start and end together. failure: of one of them, which ends all."""
 
     workers: list[_Worker] = field(default_factory=list)
     idle: queue.SimpleQueue[_Worker | None] = field(default_factory=queue.SimpleQueue)
@@ -92,16 +95,16 @@ class _Generation:
 
 
 class WorkerProcesses:
-    """Worker processes that answer tasks. Any thread may give them some; close() ends them.
+    """Worker processes that run tasks, which any thread may submit. close() ends them.
 
-    They are started by the first task. After a failure they are ended, and the next task starts
-    others.
+    The first task starts them. A failure ends them, and the next task starts new ones.
     """
 
     def __init__(
         self, count: int, answer: bytes, *, name: str, timeout_s: float = STALL_TIMEOUT_S
     ) -> None:
-        """answer: a function from task to answer, by `sendable`. timeout_s: of one task."""
+        """answer: the function from task to answer, pickled by `pickle_for_worker`. timeout_s: of
+        one task."""
         self._count, self._answer, self._name = count, answer, name
         self._timeout_s = timeout_s
         self._starting = threading.Lock()
@@ -113,17 +116,17 @@ class WorkerProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that were started."""
+        """The process ids of all started processes."""
         generation = self._generation
         workers = generation.workers if generation is not None else []
         return [worker.process.pid for worker in workers if worker.process.pid is not None]
 
-    def run(self, tasks: Sequence[Any], *, words: Callable[[int], str]) -> list[Any]:
-        """The answers to some tasks, in their order, by as many processes as are free.
+    def run(self, tasks: Sequence[Any], *, describe: Callable[[int], str]) -> list[Any]:
+        """Run tasks on all free processes and return their answers in the order of the tasks.
 
-        words: what a task is about, by its place, for errors. Raises WorkerError where a process
-        died, StalledError where a task takes longer than the limit, ClosedError after close(); what
-        the answering function raises is a WorkerError too.
+        describe: returns a task's description for errors, by its position. Raises WorkerError if a
+        process died or its function raised an error, StalledError if a task takes longer than the
+        limit, and ClosedError after close().
         """
         check_process(self._pid, f"The worker processes of {self._name}")
         generation = self._started()
@@ -135,14 +138,14 @@ class WorkerProcesses:
             while left or busy:
                 while left and (worker := self._idle(generation, is_wanted=not busy)) is not None:
                     busy[worker] = left.pop()
-                    worker.task = words(busy[worker])
+                    worker.task = describe(busy[worker])
                     _send(worker, tasks[busy[worker]])
                 for worker in self._answering(generation, list(busy), since):
                     answers[busy.pop(worker)] = self._answer_of(generation, worker)
                     generation.idle.put(worker)
                     since = time.monotonic()
         except BaseException as error:
-            # Answers that nobody waits for would be taken for those to the next tasks.
+            # Else the next tasks would receive the answers to these.
             if busy or isinstance(error, WorkerError | StalledError):
                 self._fail(generation, error)
             raise
@@ -159,8 +162,8 @@ class WorkerProcesses:
                 raise ClosedError(f"The worker processes of {self._name} are closed.")
             if multiprocessing.current_process().daemon:
                 raise WorkerError(
-                    f"{self._name} wants worker processes, and this is one itself, which may start "
-                    "none. Pass processes=0 here."
+                    f"{self._name} needs worker processes, but this process is a daemon, which "
+                    "can't start any. Pass processes=0 here."
                 )
             if self._generation is None:
                 generation = _Generation()
@@ -169,7 +172,7 @@ class WorkerProcesses:
                     generation.workers.append(worker)
                     generation.idle.put(worker)
                 self._generation = generation
-                if self._closed:  # meanwhile: who closed saw none of these, and has left
+                if self._closed:  # meanwhile, when close() saw none of these processes yet
                     self._close(leave_s=0.0)
                     raise ClosedError(f"The worker processes of {self._name} are closed.")
             return self._generation
@@ -195,7 +198,7 @@ class WorkerProcesses:
     # -- one task
 
     def _idle(self, generation: _Generation, *, is_wanted: bool) -> _Worker | None:
-        """A process without a task; None where none is free and it isn't wanted that much."""
+        """Return a process without a task, after waiting for one if is_wanted; else None."""
         deadline_s = time.monotonic() + self._timeout_s
         while True:
             self._check(generation)
@@ -207,27 +210,27 @@ class WorkerProcesses:
                 )
                 if worker is not None:
                     return worker
-                generation.idle.put(None)  # the end, for all
+                generation.idle.put(None)  # for the other threads: the generation has ended
                 continue
             if not is_wanted:
                 return None
             if time.monotonic() > deadline_s:
-                raise self._stalled("wait for a free one")
+                raise self._stalled("have all been busy")
 
     def _answering(
         self, generation: _Generation, busy: list[_Worker], since: float
     ) -> list[_Worker]:
-        """Those of the busy processes that have answered or ended: one at least."""
+        """Wait until at least one busy process has answered or ended; return all such processes."""
         while True:
             left_s = since + self._timeout_s - time.monotonic()
             watched = [thing for one in busy for thing in (one.pipe, one.process.sentinel)]
             found = connection.wait(watched, timeout=max(0.0, min(left_s, LONGEST_WAIT_S)))
-            told = [one for one in busy if one.pipe in found or one.process.sentinel in found]
-            if told:
-                return told
+            ready = [one for one in busy if one.pipe in found or one.process.sentinel in found]
+            if ready:
+                return ready
             self._check(generation)
             if left_s <= 0:
-                raise self._stalled(f"be at {busy[0].task}")
+                raise self._stalled(f"have run {busy[0].task}")
 
     def _answer_of(self, generation: _Generation, worker: _Worker) -> Any:
         kind, value = self._received(generation, worker)
@@ -251,30 +254,29 @@ class WorkerProcesses:
         return answer
 
     def _death(self, generation: _Generation, worker: _Worker) -> Exception:
-        """The error for a process that has ended: ours ended it where another one failed."""
+        """Return the error for a process that has ended, by itself or after another one failed."""
         worker.process.join(LEAVE_S)
         code = worker.process.exitcode
-        told = generation.failure.value
-        if told is not None:
-            return _again(told)
+        failure = generation.failure.value
+        if failure is not None:
+            return _copy_error(failure)
         how = "ended" if code is None else describe_exit(code)
         about = f"A worker process of {self._name} (pid {worker.process.pid}) {how}"
         if not worker.is_ready and (code is None or code >= 0):
             return WorkerError(
-                f"{about} before its first answer. It wrote to this program's stderr "
-                f"what ended it, if anything. {_START_REMEDY}"
+                f"{about} before its first answer. Look for its message on this program's stderr. "
+                f"{_START_REMEDY}"
             )
         return WorkerError(
-            f"{about} while it was at {worker.task}. Often the machine is short of memory (see "
+            f"{about} while it ran {worker.task}. Often the machine is short of memory (see "
             "`dmesg`): use fewer processes= or smaller batches; else try that sample with "
             "processes=0."
         )
 
-    def _stalled(self, doing: str) -> StalledError:
+    def _stalled(self, state: str) -> StalledError:
         return StalledError(
-            f"The worker processes of {self._name} have been seen to {doing} for "
-            f"{self._timeout_s:.0f} s. Look at what the function waits for (`py-spy dump` tells), "
-            "or raise timeout=."
+            f"The worker processes of {self._name} {state} for {self._timeout_s:.0f} s. Check what "
+            "the function waits for (`py-spy dump` shows it), or raise timeout=."
         )
 
     # -- ending
@@ -282,24 +284,23 @@ class WorkerProcesses:
     def _check(self, generation: _Generation) -> None:
         failure = generation.failure.value
         if failure is not None:
-            raise _again(failure)
+            raise _copy_error(failure)
 
     def _fail(self, generation: _Generation, error: BaseException) -> None:
-        """End a generation for an error: all who wait for it are told the same."""
-        is_ours = isinstance(error, WorkerError | StalledError)
-        told = error if is_ours else ClosedError(f"A task for {self._name} was broken off.")
-        assert isinstance(told, Exception)
-        if generation.failure.settle(told) is told:
+        """End a generation because of an error, which all threads that wait for it then raise."""
+        if not isinstance(error, WorkerError | StalledError):
+            error = ClosedError(f"A task for {self._name} was interrupted.")
+        if generation.failure.settle(error) is error:
             if self._generation is generation:
                 self._generation = None
             _end(generation, leave_s=0.0)
 
     def end(self) -> None:
-        """Let nobody wait any more: the processes are killed."""
+        """Kill the processes, so that all waits for them end."""
         self._close(leave_s=0.0)
 
     def close(self) -> None:
-        """End the processes: by themselves within a short time, else by a kill. Safe to call
+        """Let the processes end, and kill those that take longer than a short time. Safe to call
         twice, and in a forked child, which has none."""
         self._close(leave_s=LEAVE_S)
 
@@ -312,7 +313,7 @@ class WorkerProcesses:
             _end(generation, leave_s=leave_s)
 
     def disown(self) -> None:
-        """Leave the processes to the parent, in a forked child: Python would end them at exit."""
+        """Leave the processes to the parent in a forked child, which would end them at its exit."""
         generation, self._generation = self._generation, None
         self._closed = True
         for worker in generation.workers if generation is not None else ():
@@ -320,21 +321,21 @@ class WorkerProcesses:
             worker.pipe.close()
 
 
-def _again(failure: Exception) -> Exception:
-    """An error that several threads raise, for one of them: a traceback is one thread's."""
+def _copy_error(failure: Exception) -> Exception:
+    """Copy an error that several threads raise, because each thread adds its own traceback."""
     again = type(failure)(*failure.args)
     again.__cause__ = failure.__cause__
     return again
 
 
 def _send(worker: _Worker, task: Any) -> None:
-    # A pipe whose other end is gone says so when it is read: there the end is told in words.
+    # If the other end is closed, reading the pipe raises the error, with its explanation.
     with contextlib.suppress(BrokenPipeError, ConnectionError):
         worker.pipe.send_bytes(pickle.dumps(task, protocol=_PROTOCOL))
 
 
 def _end(generation: _Generation, *, leave_s: float) -> None:
-    """End processes; pipes are closed by whoever still reads them."""
+    """End processes; the threads that still read from the pipes close them."""
     generation.idle.put(None)
     if leave_s > 0:
         for worker in generation.workers:
@@ -350,27 +351,27 @@ def _end(generation: _Generation, *, leave_s: float) -> None:
 
 
 def _work(pipe: connection.Connection[Any, Any], answer: bytes) -> None:
-    """A process's life: one answer a task, until an empty one or the parent's end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to decide on
+    """Run a worker process: send one answer per task, until an empty task or the parent's end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     end_with_parent()
     try:
         function = pickle.loads(answer)
-    except Exception as error:  # whatever imports raise is told where it can be read
-        _tell(pipe, ("unusable", f"{type(error).__name__}: {error}."))
+    except Exception as error:  # any error of an import; the parent raises it
+        _send_answer(pipe, ("unusable", f"{type(error).__name__}: {error}."))
         return
-    _tell(pipe, ("ready", None))
+    _send_answer(pipe, ("ready", None))
     with contextlib.suppress(EOFError, ConnectionError):
         while task := pipe.recv_bytes():
             try:
-                told: Answer = ("done", function(pickle.loads(task)))
-            except Exception:  # told to the parent, which raises
-                told = ("failed", traceback.format_exc())
-            _tell(pipe, told)
+                result: Answer = ("done", function(pickle.loads(task)))
+            except Exception:  # the parent raises it
+                result = ("failed", traceback.format_exc())
+            _send_answer(pipe, result)
 
 
-def _tell(pipe: connection.Connection[Any, Any], answer: Answer) -> None:
+def _send_answer(pipe: connection.Connection[Any, Any], answer: Answer) -> None:
     try:
         data = pickle.dumps(answer, protocol=_PROTOCOL)
-    except Exception:  # what can't be sent is told in words
+    except Exception:  # the answer can't be pickled
         data = pickle.dumps(("failed", traceback.format_exc()), protocol=_PROTOCOL)
     pipe.send_bytes(data)

@@ -11,8 +11,8 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# The user of abfs://container@account is the container: shown unless a password follows.
-# All up to the last "@" before a slash; else a password with slashes, which is no port.
+# A login is all up to the last "@" before a slash, or a password with slashes, which is no port.
+# The user of abfs://container@account is the container, which is shown unless a password follows.
 _SCHEME = r"([A-Za-z][A-Za-z0-9+.\-]*)://"
 _LOGIN = re.compile(
     _SCHEME + r"(?:([^/?#\s'\"<>]*)@|([^/@:?#\s]+:(?!\d{1,5}(?:/|$))[^@?#\s'\"<>]*)@)"
@@ -23,17 +23,17 @@ _LEADING_LOGIN = re.compile(
 )
 _QUERY = re.compile(r"(://[^\s?'\"]*)\?[^\s'\"<>]*")
 _SECRET_NAME = re.compile(r"key|secret|token|password|passwd|credential|sas|auth|sign|cookie", re.I)
-# Of signed URLs: AWS, Google, Azure and CloudFront put these into the query.
+# AWS, Google, Azure and CloudFront use these query parameters in signed URLs.
 _SIGNATURE_NAME = re.compile(
     r"x-amz-.*|x-goog-.*|awsaccesskeyid|googleaccessid|expires|policy|sig|s[a-z]|sk[a-z]+|ske|spr",
     re.I,
 )
 _SHORTEST_SECRET = 4
-"""A shorter value hides nothing, and leaving it out of every message would garble them."""
+"""A shorter value is no secret, and removing it would garble messages."""
 
 
 def redact(text: str) -> str:
-    """`text` with user names, passwords and query strings (signatures) of its URLs left out.
+    """Return `text` without user names, passwords and query strings (signatures) in its URLs.
 
     A password may hold "@", ":" or "/", and a space where the text begins with its URL.
     """
@@ -52,8 +52,8 @@ def _without_login(found: re.Match[str]) -> str:
 
 
 def escape(text: str) -> str:
-    """`text` on one line: control, bidirectional and other characters that aren't shown, and
-    bytes that weren't UTF-8, become backslash escapes."""
+    """Return `text` on one line: control, bidirectional and other unprintable characters, and bytes
+    that weren't UTF-8, become backslash escapes."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else _escaped(c) for c in text)
@@ -67,16 +67,16 @@ def _escaped(c: str) -> str:
 
 
 def safe_text(text: str, *, one_line: bool = True) -> str:
-    """`text` as people may see it: without credentials, and without what a terminal would obey."""
+    """Return `text` without credentials and without characters that control a terminal."""
     text = redact(text)
     return escape(text) if one_line else "\n".join(map(escape, text.split("\n")))
 
 
 class SafeLog(logging.Filter):
-    """Keeps credentials and control characters out of log lines, whoever logs them."""
+    """A log filter that removes credentials and control characters from all log lines."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Clean the values that go into the line; lets all pass."""
+        """Clean the message and the arguments of a record; return True for every record."""
         if isinstance(record.args, tuple):
             record.args = tuple(map(_safe_value, record.args))
         record.msg = safe_text(str(record.msg), one_line=False)
@@ -88,7 +88,7 @@ def _safe_value(value: object) -> object:
 
 
 def hide(text: str, secrets: tuple[str, ...]) -> str:
-    """`text` redacted, and each of `secrets` replaced by "…"."""
+    """Return `text` redacted, with each of `secrets` replaced by "…"."""
     text = redact(text)
     for secret in secrets:
         text = text.replace(secret, "…")
@@ -96,18 +96,18 @@ def hide(text: str, secrets: tuple[str, ...]) -> str:
 
 
 def find_secrets(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Values of storage options that must not be shown, at any depth; longest first."""
+    """Return the values of storage options that must not be shown, at any depth; longest first."""
     return tuple(sorted(set(_secrets(options, secret=False)), key=len, reverse=True))
 
 
 def url_secrets(url: str) -> tuple[str, ...]:
-    """User name, password and values of the query of a URL; longest first."""
+    """Return the user name, password and query values of a URL; longest first."""
     try:
         parts = urlsplit(url)
         found = {parts.username or "", parts.password or "", parts.query}
         found |= {unquote(text) for text in found}
         found |= {quote(text, safe="") for text in found}
-    except ValueError:  # not a URL; whoever opens it says so
+    except ValueError:  # not a URL; opening it raises the error
         return ()
     found |= {value for _, value in parse_qsl(parts.query)}
     if parts.scheme in ("abfs", "abfss"):
@@ -117,7 +117,7 @@ def url_secrets(url: str) -> tuple[str, ...]:
 
 
 def plain_query(url: str) -> list[tuple[str, str]]:
-    """The query of a URL without signatures and keys: what chooses the data."""
+    """Return the query parameters of a URL that choose the data, without signatures and keys."""
     pairs = parse_qsl(urlsplit(url).query, keep_blank_values=True)
     return [
         (name, value)
@@ -142,7 +142,9 @@ def _secrets(value: Any, *, secret: bool) -> Iterator[str]:
 
 
 def store_scope(options: Mapping[str, Any]) -> str:
-    """What tells two stores of one URL apart (an endpoint, an account): hex, without secrets."""
+    """Hash the options that distinguish stores of one URL (an endpoint, an account), to hex digits.
+
+    Secrets are left out."""
     plain = repr(sorted((k, repr(v)) for k, v in _plain(options).items()))
     return hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -153,6 +155,6 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def clean_message(error: BaseException, secrets: tuple[str, ...]) -> str:
-    """An exception's type and text without credentials."""
+    """Return an exception's type and text without credentials."""
     text = hide(str(error), secrets)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,17 +1,18 @@
-"""Start and own all threads of Penstock, and hand over what their calls return.
+"""Start and own all threads of Penstock, and return the results of their calls.
 
-`Workers` is a small named pool that is owned and closed. `ordered` runs a function over a known
-sequence: the consumer's own pull submits work, so no feeder thread exists that could block on a
-full queue. `Outcome` is the result of a call on another thread.
+`Workers` is a small named pool that its owner closes. `ordered` runs a function over a known
+sequence: the consumer submits work when it asks for the next result, so no feeder thread exists
+that could block on a full queue. `Outcome` is the result of a call on another thread.
 
-The threads are daemons, and not those of `concurrent.futures`: its exit waits for whatever runs,
-and a request to a server that hangs runs for minutes. Instead `_end_all` is the exit: those that
-wait for a network are told to stop (`end_at_exit`), and all threads have a short time to end.
+The threads are daemons rather than those of `concurrent.futures`, whose exit waits for every
+running call, and a request to a hanging server runs for minutes. Instead `_end_all` runs at exit:
+it stops the threads that wait for a network (`end_at_exit`) and gives all threads a short time to
+end.
 
-Nothing here holds a lock. A Ctrl-C may interrupt any call of the main thread, those inside
-Python's own Condition, Event, Semaphore and Future included; the lock then stays taken, and every
-thread that needs it waits for ever. So what several threads decide on is decided in one call in C,
-and threads wait for queues, which are implemented in C entirely.
+This module holds no locks. A Ctrl-C may interrupt any call of the main thread, including those in
+Python's own Condition, Event, Semaphore and Future; then nothing releases the lock, and every
+thread that needs it waits forever. So each decision that threads share is one call in C, and
+threads wait for queues that are implemented entirely in C.
 """
 
 from __future__ import annotations
@@ -42,90 +43,90 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 U = TypeVar("U")
 
-# Longer than any honest read of one batch; a stuck NFS mount or disk is reported, not waited for.
+# Longer than any read of one batch on a working disk: a hanging NFS mount or disk is reported.
 STALL_TIMEOUT_S = 300.0
 
 LONGEST_WAIT_S = 0.5
-"""A Ctrl-C that lands just before a wait begins is noticed only when the wait ends."""
+"""A Ctrl-C that arrives just before a wait begins is noticed only when the wait ends."""
 
 
 class Settled(Generic[T]):
-    """A value that the first who comes settles, for all, in one call in C."""
+    """A value that the first thread sets for all threads, in one call in C."""
 
     def __init__(self) -> None:
         self._values: dict[None, T] = {}
 
     def settle(self, value: T) -> T:
-        """The value that holds: this one, or another's that came first."""
+        """Set the value unless it is set already; return the value in effect."""
         return self._values.setdefault(None, value)
 
     @property
     def value(self) -> T | None:
-        """The value; None while it isn't settled."""
+        """The value; None while it isn't set."""
         return self._values.get(None)
 
 
 class Outcome(Generic[T]):
-    """What becomes of a call on another thread. Any thread may ask, wait and cancel."""
+    """The result of a call on another thread. Any thread may read, wait for and cancel it."""
 
     def __init__(self) -> None:
-        # Annotated: to call a class with its type in brackets takes 4 us.
+        # Annotated, because calling a subscripted class takes 4 us.
         self._fate: Settled[Literal["runs", "cancelled"]] = Settled()
         self._has_ended = False
         self._results: list[T] = []
         self._error: BaseException | None = None
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self, fn: Callable[[U], T], item: U) -> None:
-        """Make the call, here and now, unless it was cancelled. For one thread, once."""
+        """Make the call on this thread unless it was cancelled. For one thread, once."""
         if self._fate.settle("runs") != "runs":
             return
         try:
             self._results.append(fn(item))
-        except BaseException as error:  # raised again where the result is asked for
+        except BaseException as error:  # result() raises it
             self._error = error
             self._end()
-            del self, fn, item  # a traceback holds this frame, and that the error
+            del self, fn, item  # else the error's traceback keeps them alive
         else:
             self._end()
 
     def _end(self) -> None:
         self._has_ended = True
-        self._news.put(None)
+        self._ended.put(None)
 
     def cancel(self) -> bool:
-        """Keep the call from being made; False if it runs or has run."""
+        """Prevent the call; return False if it runs or has run."""
         is_cancelled = self._fate.settle("cancelled") == "cancelled"
         if is_cancelled:
-            self._news.put(None)
+            self._ended.put(None)
         return is_cancelled
 
     def done(self) -> bool:
-        """Whether result() would not wait."""
+        """Return True if result() would not wait."""
         return self._has_ended or self._fate.value == "cancelled"
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it is done, in waits that Ctrl-C ends; False: it is not, in that time."""
+        """Wait until it is done, interruptibly by Ctrl-C; return False if time runs out first."""
         deadline_s = time.monotonic() + timeout_s
         while not self.done():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return False
             with contextlib.suppress(queue.Empty):
-                self._news.get(timeout=min(left_s, LONGEST_WAIT_S))
-                self._news.put(None)  # for whoever else waits; lost to a Ctrl-C, they look soon
+                self._ended.get(timeout=min(left_s, LONGEST_WAIT_S))
+                self._ended.put(None)  # for other waiting threads; after a Ctrl-C they poll
         return True
 
     def result(self, timeout: float = STALL_TIMEOUT_S) -> T:
-        """What the call returned, or raise what it raised; CancelledError if it was cancelled.
-        timeout: seconds, then TimeoutError."""
+        """Return the call's result or raise its error; raise CancelledError if it was cancelled,
+        and TimeoutError after `timeout` seconds."""
         if not self.wait(timeout):
             raise TimeoutError(f"No result after {timeout:g} s.")
         if self._error is not None:
             try:
                 raise self._error
             finally:
-                del self  # as in run()
+                del self  # as in run
         if not self._results:
             raise CancelledError
         return self._results[0]
@@ -135,14 +136,14 @@ _log = logging.getLogger("penstock")
 NAME_PREFIX = "penstock-"
 
 EXIT_TIMEOUT_S = 2.0
-"""So long the interpreter's end waits for threads in all. What is left then is stuck in a system
-call, and is cut off: the cache and the writers of files stand a kill at any moment."""
+"""The time that the interpreter's exit waits for all threads. A thread that still runs then hangs
+in a system call and is killed: the cache and the writers of files are safe against that."""
 
 LEAVE_TIMEOUT_S = 1.0
-"""So long who leaves early (an error, Ctrl-C) waits for what has started."""
+"""The time that a consumer that ends early (an error, Ctrl-C) waits for calls that have started."""
 
 INTERRUPTED_TIMEOUT_S = 0.5
-"""So long the interpreter's end waits behind a Ctrl-C, which its user wants to be quick."""
+"""The time that the interpreter's exit waits for threads after a Ctrl-C."""
 
 _pools: weakref.WeakSet[Workers] = weakref.WeakSet()
 _closers: list[Callable[[], object]] = []
@@ -150,35 +151,35 @@ _enders: weakref.WeakSet[Ender] = weakref.WeakSet()
 
 
 class Ender(Protocol):
-    """Something that threads may wait for longer than anybody wants to wait for them."""
+    """An object whose waits can be ended from another thread."""
 
     def end(self) -> None:
-        """Let nobody wait any more: at once, from any thread, safe to call twice."""
+        """End all waits at once. Safe from any thread and to call twice."""
 
 
 def end_at_exit(ender: Ender) -> None:
-    """Have `ender` ended before the interpreter's end waits for threads. It isn't kept alive."""
+    """Call ender.end() at exit before the interpreter waits for threads. It isn't kept alive."""
     _enders.add(ender)
 
 
 def close_at_exit(close: Callable[[], object]) -> None:
-    """Have `close` called at the interpreter's end, behind all enders, the newest first."""
+    """Call `close` at the interpreter's exit, after all enders, the newest first."""
     _closers.append(close)
-    # The newest hook runs first: DALI's wants its pipelines gone, torch's its own things alive.
+    # The newest hook runs first: DALI's needs its pipelines closed, torch's its own objects alive.
     atexit.unregister(_end_all)
     atexit.register(_end_all)
 
 
 def not_at_exit(close: Callable[[], object]) -> None:
-    """Take back `close_at_exit`: it is closed already. Safe to call twice."""
+    """Undo `close_at_exit` for an object that is already closed. Safe to call twice."""
     with contextlib.suppress(ValueError):
         _closers.remove(close)
 
 
 class _Exit:
-    """Note that the interpreter is exiting; its daemon threads may never run again.
+    """The state of the interpreter's exit; once it begins, daemon threads may never run again.
 
-    was_interrupted: a Ctrl-C was caught, and its exit status is being returned.
+    was_interrupted: a Ctrl-C was caught, and the process returns its exit status.
     """
 
     has_begun = False
@@ -186,18 +187,18 @@ class _Exit:
 
 
 def end_interrupted() -> None:
-    """Let the interpreter's end be quick: a Ctrl-C was caught, and the process ends for it."""
+    """Make the interpreter's exit quick, because a caught Ctrl-C ends the process."""
     _Exit.was_interrupted = True
 
 
 def is_exiting() -> bool:
-    """Whether the interpreter is ending."""
+    """Return True if the interpreter is exiting."""
     return _Exit.has_begun
 
 
 def is_impatient() -> bool:
-    """Return True if nobody should wait for a call that hangs: the interpreter is exiting, or the
-    caller is handling a Ctrl-C."""
+    """Return True if the caller shouldn't wait for a call that hangs: the interpreter is exiting,
+    or the caller is handling a Ctrl-C."""
     return _Exit.has_begun or isinstance(sys.exc_info()[1], KeyboardInterrupt)
 
 
@@ -218,11 +219,11 @@ def _end_all() -> None:
     for pool in pools:
         pool.join(deadline_s)
     if is_interrupted:
-        # The last search for cycles, among all of torch's and DALI's objects, takes 1 s to 3 s.
+        # The last garbage collection, over all of torch's and DALI's objects, takes 1 s to 3 s.
         gc.freeze()
 
 
-# What a parent's threads wait for is nothing to a forked child, and may be shared with it.
+# A forked child must not end its parent's waits, which may concern shared objects.
 os.register_at_fork(after_in_child=_enders.clear)
 
 
@@ -235,18 +236,19 @@ class _Task(NamedTuple):
 
 
 class _PoolState:
-    """What the threads of a pool share: they don't keep the pool alive.
+    """The state that a pool's threads share, so that they don't keep the pool alive.
 
-    idle: as many as wait for a task, but for those that a waiting task is meant for.
+    idle: one entry per thread that waits for a task and has none assigned.
     """
 
     def __init__(self, count: int) -> None:
         self.tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self.idle: deque[None] = deque(maxlen=count)
 
-    def work(self, birth: Settled[bool]) -> None:
-        """A thread's life. None: the end, for all. birth: whether the thread counts."""
-        if not birth.settle(True):
+    def work(self, started: Settled[bool]) -> None:
+        """Run tasks on a thread until the task None, which ends all threads. started: True if the
+        thread may run, False if its start was given up."""
+        if not started.settle(True):
             return
         while True:
             task = self.tasks.get()
@@ -254,102 +256,108 @@ class _PoolState:
                 self.tasks.put(None)
                 return
             task.outcome.run(task.fn, task.item)
-            del task  # its result is others' from here on
+            del task  # else this frame keeps its result alive
             self.idle.append(None)
 
 
 class Workers:
     """A pool of named threads. Closing cancels what has not started and waits for what has."""
 
-    def __init__(self, count: int, *, name: str) -> None:
+    def __init__(self, count: int, *, name: str, stall_timeout_s: float = STALL_TIMEOUT_S) -> None:
+        """stall_timeout_s: how long close() waits for running tasks before it logs them."""
         self._count = count
+        self._stall_timeout_s = stall_timeout_s
         self._name = NAME_PREFIX + name
-        self._desk = _PoolState(count)
-        self._places: dict[int, threading.Thread] = {}
+        self._state = _PoolState(count)
+        self._numbered: dict[int, threading.Thread] = {}
         self._threads: list[threading.Thread] = []
         self._closed = False
         self.pid = os.getpid()
         _pools.add(self)
-        weakref.finalize(self, self._desk.tasks.put, None).atexit = False
+        weakref.finalize(self, self._state.tasks.put, None).atexit = False
 
     def submit(
         self, fn: Callable[[T], U], item: T, *, outcome: Outcome[U] | None = None
     ) -> Outcome[U]:
         """Run fn(item) on a thread. Raises ClosedError after close(), ForkedError in a child.
-        outcome: the one to tell, of a caller who wants to know it whatever interrupts this."""
+        outcome: to use instead of a new one, for a caller that must have it if an interrupt ends
+        this call."""
         check_process(self.pid, "This pool of threads")
         outcome = Outcome() if outcome is None else outcome
         if not self._closed:
             self._grow()
-            self._desk.tasks.put(_Task(outcome, fn, item))
-        # Closed by another thread meanwhile, nobody may be left to run it.
+            self._state.tasks.put(_Task(outcome, fn, item))
+        # If another thread closed the pool meanwhile, no thread may be left to run it.
         if self._closed and outcome.cancel():
-            raise ClosedError("These workers are closed; make a new loader.")
+            raise ClosedError("These workers are closed. Create a new loader.")
         return outcome
 
     def _grow(self) -> None:
-        """Start a thread, unless one waits for a task or all are there."""
-        if len(self._places) >= self._count:
+        """Start a thread unless an idle one can run the task or all threads exist."""
+        if len(self._numbered) >= self._count:
             return
         with contextlib.suppress(IndexError):
-            self._desk.idle.pop()
+            self._state.idle.pop()
             return
-        for place in range(self._count):
-            if place not in self._places:
-                self._start(place)
+        for number in range(self._count):
+            if number not in self._numbered:
+                self._start(number)
                 return
 
-    def _start(self, place: int) -> None:
-        birth = Settled[bool]()
+    def _start(self, number: int) -> None:
+        started = Settled[bool]()
         thread = threading.Thread(
-            target=self._desk.work, args=(birth,), name=f"{self._name}_{place}", daemon=True
+            target=self._state.work, args=(started,), name=f"{self._name}_{number}", daemon=True
         )
         try:
-            if self._places.setdefault(place, thread) is thread:
+            if self._numbered.setdefault(number, thread) is thread:
                 self._threads.append(thread)
                 thread.start()
         except BaseException as error:
-            # A thread whose start was interrupted may hang in telling it: another takes its place.
-            if self._places.get(place) is thread and not birth.settle(False):
-                del self._places[place]
+            # A thread whose start was interrupted may hang in Thread.start(): replace it.
+            if self._numbered.get(number) is thread and not started.settle(False):
+                del self._numbered[number]
             cause = error.__context__
             if isinstance(error, RuntimeError) and isinstance(cause, KeyboardInterrupt):
-                raise cause from None  # Condition.wait makes that of one at its very beginning
+                raise cause from None  # Condition.wait converts a Ctrl-C at its beginning
             raise
 
     def close(self, *, timeout_s: float | None = None) -> bool:
-        """Whether all threads have ended. Safe to call twice. timeout_s: wait no longer for what
-        has started; it ends by itself. None: so long that what is left then hangs, and is logged.
-        In a forked child there is nothing to wait for."""
+        """Cancel waiting tasks and wait for running ones; return True if all threads have ended.
+
+        Safe to call twice. timeout_s: the longest wait, after which running tasks end by
+        themselves. None waits `stall_timeout_s` and logs the threads that still run. In a forked
+        child it waits for nothing."""
         self._closed = True
         if os.getpid() != self.pid:
             return True
         waiting: list[_Task] = []
         try:
             with contextlib.suppress(queue.Empty):
-                # In one call in C: no task is taken out and lost to a Ctrl-C.
-                waiting.extend(iter(self._desk.tasks.get_nowait, None))
+                # In one call in C, so that a Ctrl-C loses no task.
+                waiting.extend(iter(self._state.tasks.get_nowait, None))
         finally:
             for task in waiting:
                 task.outcome.cancel()
-            self._desk.tasks.put(None)
+            self._state.tasks.put(None)
         is_patient = timeout_s is None and not _Exit.has_begun
         if _Exit.has_begun:
             timeout_s = 0.0
-        left = self.join(time.monotonic() + (STALL_TIMEOUT_S if timeout_s is None else timeout_s))
+        wait_s = self._stall_timeout_s if timeout_s is None else timeout_s
+        left = self.join(time.monotonic() + wait_s)
         if left and is_patient:
             names = ", ".join(thread.name for thread in left)
             _log.warning(
-                "Left behind after %.0f s: %s. What it waits for hangs: look at the disk or the "
-                "network mount with `ls`.",
+                "Still running after %.0f s: %s. The disk or network mount that it reads may hang: "
+                "check it with `ls`.",
                 STALL_TIMEOUT_S,
                 names,
             )
         return not left
 
     def join(self, deadline_s: float) -> list[threading.Thread]:
-        """Wait for the threads of a closed pool, at most until a time of the monotonic clock.
-        Returns those that are left."""
+        """Wait for the threads of a closed pool until a time of the monotonic clock; return those
+        that still run."""
         left = []
         for thread in list(self._threads):
             if thread is threading.current_thread():
@@ -364,7 +372,7 @@ class Workers:
 
 
 class Ordered(Generic[T, U]):
-    """fn(item) in the order of items, at most `ahead` in flight. See `ordered`."""
+    """Iterate over fn(item) in the order of items, at most `ahead` in flight. See `ordered`."""
 
     def __init__(
         self,
@@ -380,7 +388,7 @@ class Ordered(Generic[T, U]):
         self._fn = fn
         self._items = iter(items)
         self._pool = pool
-        self.ahead = ahead  # may be changed on the way
+        self.ahead = ahead  # may change during the iteration
         self._timeout_s = timeout_s
         self._in_flight: deque[Outcome[U]] = deque()
         self._closed = False
@@ -399,11 +407,11 @@ class Ordered(Generic[T, U]):
             self._in_flight.append(self._pool.submit(self._fn, item))
 
     def ready(self) -> bool:
-        """Whether pop() would not wait."""
+        """Return True if pop() would not wait."""
         return not self._in_flight or self._in_flight[0].done()
 
     def ready_share(self) -> float:
-        """The share of what is in flight that could be popped at once; 1.0 where nothing is."""
+        """Return the share of results in flight that pop() returns at once; 1.0 without any."""
         count = 0
         for outcome in self._in_flight:
             if not outcome.done():
@@ -416,26 +424,28 @@ class Ordered(Generic[T, U]):
         return self.pop()
 
     def pop(self) -> U:
-        """The next result of what is in flight; submits nothing. StopIteration if nothing is."""
+        """Return the next result in flight without submitting work. StopIteration if none is."""
         if not self._in_flight:
             raise StopIteration
-        check_process(self._pid, "This walk")
+        check_process(self._pid, "This iterator")
         outcome = self._in_flight.popleft()
         if not outcome.wait(self._timeout_s):
             outcome.cancel()
             raise StalledError(
-                f"Nothing arrived for {self._timeout_s:.0f} s from {self._fn!r}. The disk or the "
-                "network mount under the dataset may hang; look at it with `ls`, or raise timeout=."
+                f"{self._fn!r} returned nothing for {self._timeout_s:.0f} s. The disk or the "
+                "network mount of the dataset may hang: check it with `ls`, or raise timeout=."
             )
         try:
             return outcome.result()
         finally:
-            del outcome  # an error's traceback holds this frame, and the outcome the error
+            del outcome  # else the error's traceback refers to this frame, and it to the error
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Cancel what has not started, wait for what has, forget the results. timeout_s: wait no
-        longer than that; what still runs ends by itself. A pop() that waits on another thread ends
-        with what it waited for, or with CancelledError. In a forked child nothing is waited for."""
+        """Cancel calls that haven't started, wait for those that have, and drop the results.
+
+        timeout_s: the longest wait, after which running calls end by themselves. A pop() that waits
+        on another thread returns its result or raises CancelledError. In a forked child it waits
+        for nothing."""
         self._closed = True
         if os.getpid() != self._pid:
             self._in_flight.clear()
@@ -453,10 +463,10 @@ class Ordered(Generic[T, U]):
 
 
 def end_with_parent() -> None:
-    """Kill this child process of multiprocessing as soon as its parent is gone.
+    """Kill this child process of multiprocessing as soon as its parent has ended.
 
-    A worker whose parent was killed may wait for ever for somebody to read what it has written.
-    The thread is a daemon: it must never be what keeps the process alive.
+    A worker whose parent was killed may wait forever for a reader of its pipe. The thread is a
+    daemon, because it must not keep the process alive.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -482,14 +492,14 @@ def ordered(
 ) -> Generator[U, None, None]:
     """Yield fn(item) in the order of items, on `workers` threads, at most `ahead` in flight.
 
-    An error surfaces at its own place in the order. Closing the generator (or leaving it) cancels
-    what has not started and waits for what has, for `leave_s` at most: then it ends by itself.
-    None: to its end, where it writes what its caller cleans up.
+    An error is raised at its position in the order. Closing the generator cancels calls that
+    haven't started and waits for those that have, for at most `leave_s`; later they end by
+    themselves. None waits to their end, which calls need that write files that the caller removes.
     """
     pool = Workers(workers, name=name)
     run = Ordered(fn, items, pool=pool, ahead=ahead)
     try:
-        # Not `yield from`, which would close `run` in its own time.
+        # Not `yield from`, which would close `run` with its own time limit.
         for result in run:  # noqa: UP028
             yield result
     except BaseException:

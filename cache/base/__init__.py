@@ -1,4 +1,5 @@
-"""Small values and tools of the whole cache: blobs, stores, locks, folders, sizes and counters."""
+"""Define small values and tools that all of the cache uses: blobs, stores, locks, folders, sizes
+and counters."""
 
 import lazy_loader
 

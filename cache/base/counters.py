@@ -1,4 +1,4 @@
-"""Count what came from the remote, what the cache served, and what went wrong."""
+"""Count the bytes and requests of the remote, the bytes that the cache served, and failures."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Traffic is what one process has counted since its dataset was opened.
+    """Traffic holds the counts of one process since it opened its dataset.
 
-    bytes_remote: received from the store, data and metadata; bytes_peers: from other nodes' caches;
-    bytes_filled: of both, kept in the cache; bytes_passed: handed on without being kept;
-    bytes_disk: samples' bytes that were served from the local disk.
-    hits, misses: samples whose bytes were on the local disk when they were asked for, or not.
-    requests: to the store; retries: of those, repeated after a failure; hedges: sent twice because
-    the first was late; throttled: answered with 429 or 503; failed: requests that failed.
-    remote_wait_s: thread time that readers waited for bytes of the remote; request_s: mean time of
-    a request, 0.0 without one.
+    bytes_remote: received from the store, data and metadata; bytes_peers: received from other
+    nodes' caches; bytes_filled: of both, those written to the cache; bytes_passed: delivered
+    without being cached; bytes_disk: bytes of samples that were read from the local disk.
+    hits, misses: samples whose bytes were, or were not, on the local disk when they were requested.
+    requests: to the store; retries: of those, repeated after a failure; hedges: sent a second time
+    because the first was late; throttled: answered with 429 or 503; failed: requests that failed.
+    remote_wait_s: time that reading threads waited for the remote; request_s: mean time of a
+    request, 0.0 without one.
     peer_requests: to other nodes; peer_failed: of those, without an answer or with a wrong one.
     refetched: blobs dropped and fetched again because their bytes were wrong.
-    evicted: blobs that this process took out of the cache.
+    evicted: blobs that this process removed from the cache.
     """
 
     bytes_remote: int = 0
@@ -53,7 +53,7 @@ class Traffic:
 
 
 def joined_traffic(several: Sequence[Traffic]) -> Traffic:
-    """The traffic of several counters together, at least one."""
+    """Add up the traffic of at least one counter."""
     if len(several) == 1:
         return several[0]
     total = {name: sum(getattr(each, name) for each in several) for name in _NAMES}
@@ -65,7 +65,7 @@ _NAMES = frozenset(field.name for field in fields(Traffic)) - {"request_s"}
 
 
 class TrafficMeter:
-    """Adds up Traffic from many threads."""
+    """A counter of Traffic that many threads share."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -80,13 +80,13 @@ class TrafficMeter:
                 self._counts[name] += count
 
     def request(self, seconds: float) -> None:
-        """Note the time of one request that succeeded."""
+        """Record the time of one request that succeeded."""
         with self._lock:
             self._request_s += seconds
             self._timed += 1
 
     def snapshot(self) -> Traffic:
-        """Give the counts so far."""
+        """Return the counts so far."""
         with self._lock:
             counts = dict(self._counts)
             mean = self._request_s / self._timed if self._timed else 0.0

@@ -1,6 +1,6 @@
-"""Set the limits of the requests to one store: time-outs, attempts, hedges and connections.
+"""Define the limits of the requests to one store: time-outs, attempts, hedges and connections.
 
-Stores take their time-outs from here; `cache.fetch` uses all the rest.
+Stores use the time-outs; `cache.fetch` uses all other limits.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from penstock.cache.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchPolicy:
-    """A fetch policy says how long, how often and how many at a time one store is asked.
+    """A fetch policy limits the duration, the attempts and the number of requests to one store.
 
-    retry_timeout_s: from the first request of a range to its FetchError at the latest.
-    max_attempts: requests for one range, hedges aside.
+    retry_timeout_s: the longest time from the first request of a range to its FetchError.
+    max_attempts: requests for one range, not counting hedges.
     backoff_base_s, backoff_cap_s: the pause before attempt n+1 is uniform in
         [0, min(cap, base * 2^n)] (full jitter); throttled requests count as three attempts more.
-    first_contact_s: so long a host that has never answered may be unknown or refuse connections (it
-        may just be starting); then that is the error.
-    connect_timeout_s, read_timeout_s: a connection that isn't made, or brings nothing, for this
-        long is a failed request.
-    hedge_quantile, hedge_least, hedge_factor, hedge_floor_s: a range is asked for a second time
+    first_contact_s: how long a host that has never answered may be unknown or refuse connections,
+        because it may be starting, before that is an error.
+    connect_timeout_s, read_timeout_s: a request fails if its connection isn't established, or
+        receives nothing, for this long.
+    hedge_quantile, hedge_least, hedge_factor, hedge_floor_s: a range is requested a second time
         when it takes longer than this quantile of the recent requests of a similar size, given
-        at least `hedge_least` of them, and than `hedge_factor` medians, and than the floor.
-    max_hedge_share: hedges over requests, and their bytes over all bytes, plus one hedge.
-    range_bytes: large objects are fetched in ranges of this size. 8 MiB: throughput levels off at
-        4 to 8 MiB a request.
-    min_connections, start_connections, max_connections: requests in flight, of all callers;
-        standing_connections: fewer than that only where the store throttles.
-    fill_share: of the connections, for what isn't urgent; fills_beside_urgent: connections for that
-        while urgent requests come, to begin with.
-    probes: requests in flight while the remote answers nothing.
+        at least `hedge_least` of them, than `hedge_factor` medians, and than the floor.
+    max_hedge_share: the limit of hedges over requests, and of their bytes over all bytes, plus one
+        hedge.
+    range_bytes: the size of the ranges in which large objects are fetched. 8 MiB, because
+        throughput levels off at 4 to 8 MiB a request.
+    min_connections, start_connections, max_connections: requests in flight of all callers;
+        standing_connections: the least number unless the store throttles.
+    fill_share: the share of the connections for requests that aren't urgent; fills_beside_urgent:
+        the initial number of connections for them while there are urgent requests.
+    probes: requests in flight while the remote doesn't answer.
     """
 
     retry_timeout_s: float = 120.0

@@ -1,7 +1,7 @@
 """Map files or spans of them read-only, by libc.
 
-pyarrow's own map asks for the whole file to be read ahead, and Python's `mmap` keeps a descriptor
-open for each map.
+pyarrow's own map makes the kernel read the entire file ahead, and Python's `mmap` keeps a
+descriptor open for each map.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class FileMap:
-    """A Map is a file, mapped read-only until nothing refers to this object any more.
+    """A FileMap maps a file read-only until nothing refers to this object any more.
 
-    on_unmap: called behind that. span: bytes [start, end) of the file, end not beyond the file's;
-    None: all of it. Raises OSError, ValueError (nothing to map).
+    on_unmap: called after the file is unmapped. span: bytes [start, end) within the file; None for
+    all of it. Raises OSError, and ValueError if there is nothing to map.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class FileMap:
         self.address, self._on_unmap = address + self._ahead, on_unmap
 
     def buffer(self) -> Any:
-        """A pyarrow buffer of it, which keeps the map alive as does all that looks into it."""
+        """Return a pyarrow buffer of the map, which keeps the map alive, as its slices do."""
         import pyarrow as pa
 
         return pa.foreign_buffer(self.address, self.size_bytes, base=self)
@@ -72,13 +72,13 @@ class FileMap:
     ) -> None:
         if self.address is not None:
             unmap(self.address - self._ahead, self.size_bytes + self._ahead)
-            # At exit the modules that a callback needs may be gone, and the kernel frees its locks.
+            # At exit the callback's modules may be unloaded, and the kernel releases its locks.
             if self._on_unmap is not None and not is_finalizing():
                 self._on_unmap()
 
 
 def map_file(path: bytes | str) -> FileMap:
-    """Map a file by its path; no descriptor stays open. Raises as Map does."""
+    """Map a file by its path, keeping no descriptor open. Raises as FileMap does."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return FileMap(fd)

@@ -1,18 +1,17 @@
 """Open folders on the local disk so that no other user can redirect or replace their files.
 
-A cache may lie where other users can write, and the job may run as root. So a path is walked once:
-links on it must be this user's or root's, and it must end at a folder of this user. From then on
-every file is opened relative to the descriptor of the folder, never through a link; it is created
-only where nothing was, and checked after opening: it must be a regular file of this user, and to be
-written it must have no second name elsewhere. With group permission bits the folder is shared, and
-what the group's other members made there is accepted too.
+A cache may be in a folder to which other users can write, and the job may run as root. So this
+module walks a path once: its links must belong to this user or root, and its end must be a folder
+of this user. From then on it opens every file relative to the folder's descriptor, never through a
+link. It creates a file only if the name is free, and checks each file after opening it: the file
+must be a regular file of this user, and for writing it must have no other hard link. A mode with
+group permission bits shares the folder: files of the group's other members are accepted too.
 
-The file system's type is read from /proc/self/mountinfo, because a cache needs a local one.
+The type of the file system comes from /proc/self/mountinfo, because a cache needs a local one.
 
-`user_cache` is the place for an index or a list that has no better one. XDG_CACHE_HOME is the only
-variable that is read below the command line: a Dataset is opened without one, and where a user
-keeps such files is the user's answer, not an argument of every call. Source: XDG Base Directory
-Specification.
+`user_cache` is the default folder of indexes and lists. XDG_CACHE_HOME is the only environment
+variable that is read below the command line, because the location of such files is the user's
+setting and no argument of every call. Source: XDG Base Directory Specification.
 """
 
 from __future__ import annotations
@@ -39,46 +38,46 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class StrangeFileError(PermissionError):
-    """A link, another user's file, or something that is no file stands in the place of ours.
+    """The entry is a link, another user's file, or no regular file.
 
-    Caught by whoever opens it: a disk's failure, as its base class.
+    Callers handle it as a failure of the disk, as they do its base class.
     """
 
 
 def strange_file_error(reason: str, path: str) -> StrangeFileError:
-    """Make the error for what isn't ours."""
+    """Return the error for an entry that this user or job didn't create."""
     return StrangeFileError(errno.EPERM, reason, path)
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Trust decides whether what lies in an open folder is ours.
+    """Trust checks the owners of the entries in an open folder.
 
-    owner: the folder's user; mode: of what is made in it; with group bits the folder is shared:
-    what its other members made there is taken as ours.
+    owner: the folder's user; mode: of new entries. With group bits the folder is shared: entries of
+    the group's other members are trusted too.
     """
 
     owner: int
     mode: int
 
     def check_folder(self, found: os.stat_result, path: str) -> None:
-        """Raise StrangeFileError for a folder of others."""
+        """Raise StrangeFileError for a folder of another user."""
         if found.st_uid != self.owner:
             check_owner(found, path, mode=self.mode)
 
     def check_file(self, found: os.stat_result, path: str, *, writes: bool) -> None:
-        """Raise StrangeFileError for what is no regular file, of others, or, to be written, has a
-        second name elsewhere."""
+        """Raise StrangeFileError for an entry that is no regular file or belongs to another user,
+        or, if writes is set, has another hard link."""
         if not stat.S_ISREG(found.st_mode):
             raise not_a_file_error(path)
         if found.st_uid != self.owner:
             check_owner(found, path, mode=self.mode)
         if writes and found.st_nlink > 1:
-            raise strange_file_error("it has a second name elsewhere (a hard link)", path)
+            raise strange_file_error("it has another name (a hard link)", path)
 
 
 def check_owner(found: os.stat_result, path: str, *, mode: int) -> None:
-    """Raise StrangeFileError for what is neither this user's, nor of a group that shares it."""
+    """Raise StrangeFileError for an entry of another user who isn't in a group that shares it."""
     if found.st_uid == os.geteuid():
         return
     is_member = found.st_gid in (os.getegid(), *os.getgroups())
@@ -88,8 +87,8 @@ def check_owner(found: os.stat_result, path: str, *, mode: int) -> None:
 
 
 def not_a_file_error(path: str) -> StrangeFileError:
-    """Make the error for what is no regular file."""
-    return strange_file_error("a link or a folder stands where a file belongs", path)
+    """Return the error for an entry that is no regular file."""
+    return strange_file_error("it is a link or a folder, wanted a file", path)
 
 
 _OCTAL = re.compile(r"\\([0-7]{3})")  # how the kernel writes blanks in paths
@@ -105,7 +104,7 @@ _NETWORK = frozenset((
 
 
 def file_system(path: str) -> str:
-    """Name the type of the file system that holds a path, such as "ext4"; "" where unknown."""
+    """Return the type of the file system that holds a path, such as "ext4"; "" if unknown."""
     path = os.path.realpath(path)
     best, found = "", ""
     with contextlib.suppress(OSError), open(_MOUNTS, encoding="utf-8", errors="replace") as file:
@@ -122,7 +121,7 @@ def file_system(path: str) -> str:
 
 
 def is_network(path: str) -> bool:
-    """Whether a path lies on a file system of another machine."""
+    """Return True if a path is on a network file system."""
     return file_system(path) in _NETWORK
 
 
@@ -131,7 +130,7 @@ def refuse_network(root: str) -> None:
     if is_network(root):
         raise ConfigError(
             f"{root}: this folder is on a network file system ({file_system(root)}), wanted a "
-            "local disk: a cache there would be no faster than the data, and its locks don't hold. "
+            "local disk: a network cache is no faster than the data, and its locks don't work. "
             "Give a folder on the node's own NVMe."
         )
 
@@ -141,9 +140,9 @@ _MOST_LINKS = 40
 
 
 def descend(path: str, mode: int | None) -> int:
-    """Walk to a folder and open it; links of other users are refused.
+    """Walk to a folder and open it; refuse links of other users.
 
-    mode: make what is missing, the last with these permissions.
+    mode: create missing folders, the last one with these permissions; None creates none.
     """
     left = deque(part for part in os.path.abspath(path).split("/") if part)
     at, links = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), 0
@@ -152,7 +151,7 @@ def descend(path: str, mode: int | None) -> int:
             name = left.popleft()
             if mode is not None:
                 _make_missing(name, at, 0o700 if left else mode)
-            with contextlib.suppress(OSError):  # what is mounted when it is looked into, is now
+            with contextlib.suppress(OSError):  # triggers an automount
                 os.stat(f"{name}/.", dir_fd=at)
             found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
             seen = os.fstat(found)
@@ -190,12 +189,12 @@ def _make_missing(name: str, at: int, mode: int) -> None:
                 os.chmod(name, mode & 0o7777, dir_fd=at)
 
 
-_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a pipe mustn't be waited for
+_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # never wait for a pipe
 _WRITES = os.O_WRONLY | os.O_RDWR
 
 
 def make_private_folder(path: str) -> None:
-    """Make a folder (0700) with its parents; one that is there keeps its mode."""
+    """Create a folder (0700) with its parents; existing folders keep their modes."""
     parent = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(parent):
         make_private_folder(parent)
@@ -204,20 +203,21 @@ def make_private_folder(path: str) -> None:
 
 
 def remove_own_folder(path: str, owner: int) -> None:
-    """Remove a folder with all that is in it; in any process but the owner nothing happens."""
-    if os.getpid() == owner:  # a forked child's exit must not take its parent's files away
+    """Remove a folder with its content; do nothing in any process except the owner."""
+    if os.getpid() == owner:  # a forked child's exit must not remove its parent's files
         shutil.rmtree(path, ignore_errors=True)
 
 
 class Folder:
-    """A Folder is held open, and its files are reached by name from there.
+    """A Folder is an open folder, whose entries are accessed by name relative to its descriptor.
 
-    path: for people. mode: of what is made in it; with group bits the folder is shared: what its
-    other members made there is taken as ours. Raises OSError; StrangeFileError for what isn't ours.
+    path: for messages. mode: of new entries. With group bits the folder is shared: entries of the
+    group's other members are trusted too. Methods raise OSError, and StrangeFileError for entries
+    that aren't trusted.
     """
 
     def __init__(self, fd: int, path: str, mode: int) -> None:
-        """fd: taken over."""
+        """fd: a descriptor that this object then owns."""
         self.fd, self.path, self._mode = fd, path, mode
         self._trust = Trust(os.fstat(fd).st_uid, mode)
 
@@ -225,8 +225,8 @@ class Folder:
     def at(
         cls, path: str, *, mode: int = 0o700, make: bool = False, reads_roots: bool = False
     ) -> Folder:
-        """Open a folder by its path. make: with its parents, if it isn't there. reads_roots: one of
-        root's that only root may write is as good."""
+        """Open a folder by its path. make: create it and its parents if missing. reads_roots: also
+        accept a folder of root to which only root may write."""
         folder = cls(descend(path, mode if make else None), path, mode)
         found = os.fstat(folder.fd)
         if not (reads_roots and found.st_uid == 0 and not found.st_mode & OTHERS_WRITE):
@@ -234,17 +234,17 @@ class Folder:
         return folder
 
     def folder(self, name: str, *, make: bool = False) -> Folder:
-        """Open a folder in it."""
+        """Open a subfolder."""
         path = os.path.join(self.path, name)
         if make:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=self.fd)
-                self._open_up(name)
+                self._set_mode(name)
         try:
             fd = os.open(name, FOLDER_FLAGS, dir_fd=self.fd)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                reason = "a link or a file stands where a folder of the cache belongs"
+                reason = "it is a link or a file, wanted a folder of the cache"
                 raise strange_file_error(reason, path) from None
             raise
         inside = Folder(fd, path, self._mode)
@@ -252,25 +252,26 @@ class Folder:
         return inside
 
     def beneath(self, name: str) -> str:
-        """Path of a folder in it, which needn't be there; if it is, it is ours."""
+        """Return the path of a subfolder, which may be missing. Raises StrangeFileError if it
+        exists and isn't trusted."""
         with contextlib.suppress(FileNotFoundError):
             self.folder(name)
         return os.path.join(self.path, name)
 
-    def _open_up(self, name: str) -> None:
+    def _set_mode(self, name: str) -> None:
         if self._mode & 0o077:
             os.chmod(name, self._mode & 0o7777, dir_fd=self.fd)
 
     @property
     def others_may_write(self) -> int | None:
-        """Its permission bits, where users may write that it wasn't made for."""
+        """Its permission bits if users may write that its mode excludes; else None."""
         mode = stat.S_IMODE(os.fstat(self.fd).st_mode)
         return mode if mode & OTHERS_WRITE & ~self._mode else None
 
     # -- files
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """Open a file that is there; returns its descriptor."""
+        """Open an existing file; return its descriptor."""
         try:
             fd = os.open(name, flags | _FILE, dir_fd=self.fd)
         except OSError as error:
@@ -286,64 +287,65 @@ class Folder:
         return fd
 
     def create(self, name: str, flags: int = os.O_RDWR) -> int:
-        """Make a new file; returns its descriptor. Raises FileExistsError."""
+        """Create a file; return its descriptor. Raises FileExistsError."""
         fd = os.open(name, flags | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=self.fd)
         if self._mode & 0o077:
             os.fchmod(fd, self._mode & 0o666)
         return fd
 
     def open_or_create(self, name: str, flags: int = os.O_RDWR) -> int:
-        """Open a file, made empty if it isn't there; returns its descriptor."""
-        for _ in range(100):  # others may make and remove it at the same time
+        """Open a file, creating an empty one if it is missing; return its descriptor."""
+        for _ in range(100):  # other processes may create and remove it at the same time
             with contextlib.suppress(FileNotFoundError):
                 return self.open(name, flags)
             with contextlib.suppress(FileExistsError):
                 return self.create(name, flags)
-        raise strange_file_error("it comes and goes", os.path.join(self.path, name))
+        reason = "other processes create and remove it again and again"
+        raise strange_file_error(reason, os.path.join(self.path, name))
 
     def check(self, name: str) -> None:
-        """Raise StrangeFileError for what others could have put there; nothing if it isn't there.
-        For files that somebody else opens."""
+        """Raise StrangeFileError if the entry exists and isn't trusted. For files that other code
+        opens."""
         with contextlib.suppress(FileNotFoundError):
             path = os.path.join(self.path, name)
             self._trust.check_file(self.stat(name), path, writes=True)
 
     def stat(self, name: str) -> os.stat_result:
-        """The status of the entry itself, never of a link's target. Raises FileNotFoundError."""
+        """Return the status of the entry, never of a link's target. Raises FileNotFoundError."""
         return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
     def has(self, name: str) -> bool:
-        """Whether there is a regular file of that name."""
+        """Return True if a regular file of that name exists."""
         try:
             return stat.S_ISREG(self.stat(name).st_mode)
         except FileNotFoundError:
             return False
 
     def is_folder(self, name: str) -> bool:
-        """Whether there is a folder of that name."""
+        """Return True if a subfolder of that name exists."""
         try:
             return stat.S_ISDIR(self.stat(name).st_mode)
         except FileNotFoundError:
             return False
 
     def names(self) -> list[str]:
-        """The names of all entries."""
+        """Return the names of all entries."""
         return os.listdir(self.fd)
 
     def files(self) -> dict[str, os.stat_result]:
-        """All regular files in it."""
+        """Return the names and statuses of all regular files."""
         found: dict[str, os.stat_result] = {}
         with os.scandir(self.fd) as entries:
             files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
             while files:
-                with contextlib.suppress(FileNotFoundError):  # of the one that was popped
+                with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
                     while files:
                         entry = files.pop()
                         found[entry.name] = entry.stat(follow_symlinks=False)
         return found
 
     def read(self, name: str, most: int = 2**16) -> bytes:
-        """A small file's content."""
+        """Return the content of a small file."""
         fd = self.open(name)
         try:
             return os.read(fd, most)
@@ -351,7 +353,7 @@ class Folder:
             os.close(fd)
 
     def write_whole(self, name: str, data: bytes) -> None:
-        """Put a small file in place, whole."""
+        """Write a small file atomically: readers see the old content or the new."""
         temp = f"{name}.{os.getpid()}-{threading.get_ident()}"
         self.remove(temp)
         fd = self.create(temp)
@@ -362,12 +364,11 @@ class Folder:
         os.replace(temp, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def rename(self, name: str, to: Folder, new: str) -> None:
-        """Move an entry, over what stands there."""
+        """Move an entry, replacing an existing one."""
         os.rename(name, new, src_dir_fd=self.fd, dst_dir_fd=to.fd)
 
     def remove(self, name: str) -> bool:
-        """Remove an entry, whatever it is; a link, not what it points at. False if it isn't
-        there."""
+        """Remove an entry of any kind; of a link, not its target. Return False if it is missing."""
         try:
             os.unlink(name, dir_fd=self.fd)
         except FileNotFoundError:
@@ -386,9 +387,9 @@ class Folder:
 
 
 def user_cache() -> bytes | None:
-    """`$XDG_CACHE_HOME/penstock`, else `~/.cache/penstock`; None for a user without a home."""
+    """Return `$XDG_CACHE_HOME/penstock` or `~/.cache/penstock`; None for a user without a home."""
     folder = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(folder):  # the specification has others ignored
+    if os.path.isabs(folder):  # the specification ignores relative paths
         return os.path.join(os.fsencode(folder), b"penstock")
     try:
         home = Path.home()

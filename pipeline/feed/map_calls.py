@@ -408,7 +408,7 @@ class Mapper:
         else:
             tasks = [task.take(range(start, end)) for start, end in pieces]
             results = station.crew.run(
-                tasks, words=lambda place: _words(station, tasks[place].ids.tolist())
+                tasks, describe=lambda place: _words(station, tasks[place].ids.tolist())
             )
         bad: dict[int, str] = {}
         for (start, _), result in zip(pieces or [(0, 0)], results, strict=True):

@@ -1,4 +1,4 @@
-"""A Ctrl-C at any place of the code that waits for threads leaves nobody waiting for ever."""
+"""Test that a Ctrl-C at any line of the code that waits for threads leaves no thread waiting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.watchdog import PATIENCE_S
 
-# In a process of its own: a thread whose start was interrupted may stay, and a hang ends it.
+# In a separate process: an interrupted start may leave a thread, and a hang ends the process.
 JOB = """
 import contextlib, faulthandler, queue, sys
 
@@ -30,7 +30,7 @@ class CtrlC:
         code = frame.f_code
         if code.co_filename not in OURS and code.co_qualname.split(".")[0] not in WAITS:
             return None
-        if event in ("line", "return"):  # a function's end: what it took is taken
+        if event in ("line", "return"):
             self.left -= 1
             if not self.left:
                 self.place = f"{code.co_qualname}, line {frame.f_lineno}, {event}"
@@ -66,7 +66,7 @@ while True:
     job(pool, interrupt)
     if not interrupt.place:
         break
-    try:  # whoever catches the Ctrl-C goes on
+    try:  # the pool still works or is closed
         assert pool.submit(work, None).result(HANGS_S) == 1
     except ClosedError:
         pass

@@ -1,4 +1,4 @@
-"""What processes tell one another through a store of torch's, and what they wait for."""
+"""Test how processes exchange values through a store of torch's, and wait for them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> JobStore:
     return JobStore.of(kept)
 
 
-def test_what_was_told_is_heard(store: JobStore) -> None:
+def test_get_returns_what_was_set(store: JobStore) -> None:
     assert store.get("a") is None
     store.set("a", "1")
     store.set("a", "é 2")
@@ -43,7 +43,7 @@ def test_what_was_told_is_heard(store: JobStore) -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 1e-5, 0.003])
-def test_a_wait_ends_and_says_what_is_missing(
+def test_a_wait_that_times_out_returns_the_missing_keys(
     store: JobStore, timeout_s: float, capfd: pytest.CaptureFixture[str]
 ) -> None:
     store.set("a", "1")
@@ -52,10 +52,10 @@ def test_a_wait_ends_and_says_what_is_missing(
 
 
 def test_a_wait_ends_with_the_last_key(store: JobStore) -> None:
-    told = threading.Thread(target=store.set, args=("a", "1"))
-    told.start()
+    setter = threading.Thread(target=store.set, args=("a", "1"))
+    setter.start()
     assert store.wait(["a"], timeout_s=30.0) == []
-    told.join()
+    setter.join()
 
 
 def test_an_interrupt_ends_a_wait_and_the_store_still_answers(store: JobStore) -> None:
@@ -67,19 +67,19 @@ def test_an_interrupt_ends_a_wait_and_the_store_still_answers(store: JobStore) -
     assert store.get("a") is None
 
 
-def test_other_threads_ask_while_one_waits(store: JobStore) -> None:
+def test_other_threads_use_the_store_while_one_waits(store: JobStore) -> None:
     waits = threading.Event()
-    told = threading.Thread(
+    waiter = threading.Thread(
         target=lambda: store.wait(["a"], timeout_s=PATIENCE_S, look=waits.set)  # type: ignore[arg-type]
     )
-    told.start()
+    waiter.start()
     assert waits.wait(PATIENCE_S)
     store.set("a", "1")
-    told.join(PATIENCE_S)
-    assert not told.is_alive()
+    waiter.join(PATIENCE_S)
+    assert not waiter.is_alive()
 
 
-def test_a_store_that_is_gone_is_an_error_of_ours() -> None:
+def test_a_store_that_does_not_answer_raises_a_job_store_error() -> None:
     class Gone:
         def __getattr__(self, name: str) -> Any:
             def fail(*_: object) -> None:

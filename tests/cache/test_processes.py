@@ -1,27 +1,27 @@
-"""Crews of processes: none is left where one is closed while its processes start."""
+"""Test that no worker process is left if its owner is closed while it starts."""
 
 from __future__ import annotations
 
-from typing import Any
+from multiprocessing.context import ForkServerProcess
 
 import pytest
 
 from penstock.cache import ClosedError, WorkerProcesses, pickle_for_worker
 
 
-def test_a_close_while_processes_start_ends_them(monkeypatch: Any) -> None:
-    """Who closes sees none of them yet: whoever starts them has to end them."""
-    crew, started = WorkerProcesses(1, pickle_for_worker(abs, what="abs"), name="abs"), []
-    start = crew._start
+def test_a_close_while_processes_start_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """close() can't see them yet, so the thread that starts them has to end them."""
+    workers = WorkerProcesses(1, pickle_for_worker(abs, what="abs"), name="abs")
+    started: list[ForkServerProcess] = []
+    start = ForkServerProcess.start
 
-    def closed_meanwhile(number: int) -> Any:
-        worker = start(number)
-        started.append(worker.process)
-        crew.close()
-        return worker
+    def start_and_close(process: ForkServerProcess) -> None:
+        start(process)
+        started.append(process)
+        workers.close()
 
-    monkeypatch.setattr(crew, "_start", closed_meanwhile)
+    monkeypatch.setattr(ForkServerProcess, "start", start_and_close)
     with pytest.raises(ClosedError):
-        crew.run([-1], words=str)
+        workers.run([-1], describe=str)
     assert [process.is_alive() for process in started] == [False]
-    assert not crew.pids
+    assert not workers.pids

@@ -1,4 +1,4 @@
-"""What must not be shown is found and left out, and tells no store from another."""
+"""Test that credentials are found, never shown, and not part of a store's scope."""
 
 from __future__ import annotations
 

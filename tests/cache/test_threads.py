@@ -1,4 +1,4 @@
-"""Order, bounds, errors and endings of the one module that starts threads."""
+"""Test the order, limits, errors and exits of threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache import ClosedError, Ordered, Outcome, StalledError, Workers, ordered, threads
+from penstock.cache import ClosedError, Ordered, Outcome, StalledError, Workers, ordered
 from tests.watchdog import PATIENCE_S
 
 
@@ -23,7 +23,7 @@ def test_results_come_in_order(items: list[int], workers: int, ahead: int) -> No
     ]
 
 
-def test_no_more_than_ahead_are_taken_from_the_future() -> None:
+def test_at_most_ahead_items_are_read_early() -> None:
     taken: list[int] = []
 
     def items():
@@ -37,7 +37,7 @@ def test_no_more_than_ahead_are_taken_from_the_future() -> None:
     run.close()
 
 
-def test_an_error_surfaces_at_its_own_place() -> None:
+def test_an_error_is_raised_at_its_position() -> None:
     def work(x: int) -> int:
         if x == 3:
             raise KeyError("three")
@@ -93,13 +93,9 @@ def test_an_unclosed_pool_does_not_hang_the_exit() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
-def test_who_is_left_behind_is_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A thread that hangs doesn't hang who closes its pool."""
-    monkeypatch.setattr(threads, "STALL_TIMEOUT_S", 0.05)
+def test_close_logs_a_thread_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
     begun, never = threading.Event(), threading.Event()
-    pool = Workers(1, name="stuck")
+    pool = Workers(1, name="stuck", stall_timeout_s=0.05)
 
     def hang(_: object) -> bool:
         begun.set()
@@ -117,8 +113,7 @@ def test_who_is_left_behind_is_told(
     assert pool.close()
 
 
-def test_all_who_wait_for_an_outcome_are_told() -> None:
-    """And the value is everybody's: it may be asked for as often as they like."""
+def test_several_threads_may_wait_for_an_outcome_and_read_it_repeatedly() -> None:
     go = threading.Event()
     pool = Workers(4, name="test")
     slow = pool.submit(lambda _: go.wait(30), None)

@@ -84,7 +84,7 @@ def test_a_worker_and_a_driver_that_die(
     crews.plan_kills(tmp_path / "kills", 1, monkeypatch.setenv)
     with (
         ProcessPoolExecutor(1) as pool,
-        pytest.raises(WorkerError, match=r"of \d+ shards.*goes on from there"),
+        pytest.raises(WorkerError, match=r"of \d+ shards.*continue from there"),
     ):
         build(tars, tmp_path / "index", executor=pool)
     last = crews.Watched()
@@ -172,7 +172,7 @@ def gone() -> None:
 @pytest.mark.parametrize(
     ("executor", "kind", "words"),
     [
-        (Odd(gone), WorkerError, "Odd takes no tasks .*after shutdown.*goes on"),
+        (Odd(gone), WorkerError, "Odd accepts no tasks .*after shutdown.*continue"),
         (Odd(lambda: 5), ConfigError, "submit returned int, wanted a Future"),
         (Odd(made_up), WorkerError, "answered a task with dict"),
         (Odd, ConfigError, "wanted an Executor"),

@@ -113,7 +113,7 @@ def test_a_worker_of_a_pool_that_is_killed(
     crews.plan_kills(tmp_path / "kills", 1, monkeypatch.setenv)
     with (
         ProcessPoolExecutor(2) as pool,
-        pytest.raises(WorkerError, match=r"worker died.*of \d+ shards.*the same call.*goes on"),
+        pytest.raises(WorkerError, match=r"worker died.*of \d+ shards.*repeat the call.*continue"),
     ):
         make(folder, tmp_path / "pack", executor=pool)
     assert not (tmp_path / "pack" / "_penstock" / "manifest.arrow").exists()

@@ -539,8 +539,8 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
             self._init_native(dataset)
         else:
             check_dataset(dataset)
-            own.check_foreign()
-            self._init_foreign(dataset)
+            own.check_torch_dataset()
+            self._init_torch(dataset)
         if self._engine.shards_itself:
             # Accelerate hands such loaders back as they are; what it would build in their place
             # shards again, and half of the samples would be lost.
@@ -569,7 +569,7 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
         self.sampler = PlanSampler(engine, arguments.world)
         self.batch_sampler = PlanBatches(self.sampler, engine.batch_size, self.drop_last)
 
-    def _init_foreign(self, dataset: Any) -> None:
+    def _init_torch(self, dataset: Any) -> None:
         # Here and below: a native loader starts without these modules.
         from penstock.pipeline.torch_data import TorchEngine, needs_our_loader
 
@@ -591,7 +591,7 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
         if own.augment is not None:
             # Whoever rebuilds this loader would get images without augmentation.
             self.collate_fn = needs_our_loader
-        engine = TorchEngine(dataset, self._foreign_options(), join_ranks=_join_ranks)
+        engine = TorchEngine(dataset, self._torch_data_options(), join_ranks=_join_ranks)
         self._engine = engine
         if sampler is not None:
             sampler.follow(engine)
@@ -600,12 +600,12 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
                 batches = PlanBatches(sampler, self.batch_size, self.drop_last)
                 overwrite(self, "batch_sampler", batches)
 
-    def _foreign_options(self) -> TorchDataOptions:
+    def _torch_data_options(self) -> TorchDataOptions:
         from penstock.pipeline.torch_data import shards_by_rank
 
         indices = self.sampler if self.batch_sampler is None else self.batch_sampler
         live = {name: getattr(self, name) for name in LIVE_OPTIONS}
-        return self._arguments.foreign(
+        return self._arguments.torch_data(
             {**live, "collate_fn": self._collate},
             indices=indices,
             batch_size=self.batch_size,
@@ -651,7 +651,7 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
             live = {name: getattr(self, name) for name in SHOWN_ARGUMENTS}
             engine.take_over(arguments.native(live))
         else:
-            engine.take_over(self._foreign_options())
+            engine.take_over(self._torch_data_options())
         self._show(engine.batch_size)
 
     def _show(self, batch_size: int | None) -> None:

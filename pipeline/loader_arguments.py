@@ -211,7 +211,7 @@ class LoaderArguments:
             device=self.device,
         )
 
-    def foreign(
+    def torch_data(
         self,
         live: Mapping[str, Any],
         *,

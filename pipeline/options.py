@@ -573,7 +573,7 @@ class PenstockOptions:
             check_share("max_bad", self.max_bad)
         check_choice("as_dict", self.as_dict, (True, False))
 
-    def check_foreign(self) -> None:
+    def check_torch_dataset(self) -> None:
         """Raise ConfigError for what only native datasets have a use for."""
         operations = () if isinstance(self.augment, Mapping) else self.augment or ()
         of_fields = [op for op in operations if isinstance(op, (Map, Pad, SanitizeBoxes, Unpack))]

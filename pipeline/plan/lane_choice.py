@@ -1,14 +1,15 @@
-"""Choose the lane order that suits what the nodes' caches hold: slots follow the data. Pure.
+"""Choose the lane order with which nodes read what their caches already hold. Pure.
 
-A place of a batch is read by the node whose ranks have its slots, or by two and more in parts; a
-lane there is worth what they hold of it, each by its part. The order that is worth most is chosen
-if it gains something over the last one; what is worth as much anywhere stays where it was.
+The ranks of one node read a place of a batch, or those of several nodes read a part of it each. A
+lane at that place is worth the bytes that these nodes hold of it, each weighted by its part. The
+order with the largest sum is chosen if it gains enough over the last one. A lane that is worth as
+much at several places keeps its own.
 
-This is a transportation problem: rows are shared out among bins with limited room, and each row is
-worth so much in each bin. It is solved by successive shortest paths (as Jonker and Volgenant's for
-the assignment problem, Computing 38, 1987) over the bins rather than over their places, so that
-bins of many like places cost one of them. All figures are whole numbers, so every machine finds the
-same. It is not in numpy, and scipy would be a dependency of every job for one decision.
+This is a transportation problem: rows go to bins of limited capacity, and each row has a value in
+each bin. It is solved by successive shortest paths (as Jonker and Volgenant's for the assignment
+problem, Computing 38, 1987) over the bins rather than over their places, so many equal places cost
+as much as one. All figures are whole numbers, so every machine finds the same order. numpy has no
+such function, and scipy would become a dependency of every job for this one decision.
 """
 
 from __future__ import annotations
@@ -30,57 +31,59 @@ if TYPE_CHECKING:
 
 _FAR = np.int64(2**62)
 _MOST_WORK = 2**27
-"""Values that all searches together look at: about a second. Random values of 2,048 rows and bins
-take somewhat more, and get 99.8 % of the most that there is."""
-_SCAN = 2**12  # as much time as so many values: a look at a bin
-_ROUNDS = 24  # of prices
+"""Values that all searches together may read: about a second. A random problem of 2,048 rows and
+bins needs somewhat more; its result then has 99.8 % of the largest sum."""
+_SCAN = 2**12  # visiting a bin takes as much time as reading so many values
+_PRICE_ROUNDS = 24
 
 
-def best_bins(value: Ints, room: Ints) -> Ints:
-    """The bin of each row, so that the sum of values[row, bin] is the largest there is.
+def best_bins(value: Ints, capacity: Ints, *, most_work: int = _MOST_WORK) -> Ints:
+    """Return the bin of each row, so that the sum of value[row, bin] is as large as possible.
 
-    value: of each row in each bin, 0 to 2^40, int64, shape (rows, bins). room: rows of each bin,
-    int64, shape (bins,), whose sum is the number of rows. Returns int64, shape (rows,). Where a
-    problem is so hard that it would take many seconds the sum may be a little less.
+    value: of each row in each bin, 0 to 2^40, int64, shape (rows, bins). capacity: rows that each
+    bin gets, int64, shape (bins,); they add up to the number of rows. Returns int64, shape (rows,).
+    most_work: values that the search may read. Where an exact search would read more, the sum may
+    be a little below the largest one.
     """
-    if not room.all():
-        has_room = np.flatnonzero(room)
-        return has_room[best_bins(value[:, has_room], room[has_room])]
-    search = _BinSearch(value, room)
-    for full in range(len(room)):
-        while search.count[full] > room[full] and search.work < _MOST_WORK:
-            search.make_room(full)
-    if (search.count <= room).all():
+    if not capacity.all():
+        used = np.flatnonzero(capacity)
+        return used[best_bins(value[:, used], capacity[used], most_work=most_work)]
+    search = _BinSearch(value, capacity)
+    for full in range(len(capacity)):
+        while search.count[full] > capacity[full] and search.work < most_work:
+            search.move_row_out(full)
+    if (search.count <= capacity).all():
         return search.bin
-    search.share_out()
-    return max(search.bin, _greedy_bins(value, room), key=lambda bins: _sum(value, bins))
+    search.move_excess()
+    return max(search.bin, _greedy_bins(value, capacity), key=lambda bins: _sum(value, bins))
 
 
 class _BinSearch:
-    """Rows in bins that are best for them at the bins' prices, some bins too full as yet."""
+    """Assign each row to its best bin at the bins' prices; some bins start above their capacity."""
 
-    def __init__(self, value: Ints, room: Ints) -> None:
-        self._value, self._room = value, room
-        self._price = _start_prices(value, room)
+    def __init__(self, value: Ints, capacity: Ints) -> None:
+        self._value, self._capacity = value, capacity
+        self._price = _start_prices(value, capacity)
         self.bin: Ints = np.argmax(value - self._price, axis=1)
-        self.count = np.bincount(self.bin, minlength=len(room))
+        self.count = np.bincount(self.bin, minlength=len(capacity))
         order = np.argsort(self.bin, kind="stable")
         ends = np.cumsum(self.count)
         self._rows = [order[end - n : end] for n, end in zip(self.count, ends, strict=True)]
         self.work = 0
 
-    def make_room(self, full: int) -> None:
-        """Move a row out of a bin that is too full, and others on in its turn, to where there is
-        room: along the path that loses least."""
-        bins = len(self._room)
-        has_no_room = (self.count >= self._room).astype(np.int64)
+    def move_row_out(self, full: int) -> None:
+        """Move a row out of a bin above its capacity, along the chain of moves that loses least and
+        ends in a bin with a free place."""
+        bins = len(self._capacity)
+        is_full = (self.count >= self._capacity).astype(np.int64)
         far = np.full(bins, _FAR)
         loss, via_bin, via_row = far.copy(), np.zeros(bins, np.int64), np.zeros(bins, np.int64)
-        open_loss = far.copy()  # twice, and one more where there is no room: ties end the search
+        # Twice the loss, and one more for a full bin: so a tie ends the search.
+        open_loss = far.copy()
         loss[full], at = 0, full
         done = list[int]()
         is_done = np.zeros(bins, dtype=bool)
-        while has_no_room[at]:
+        while is_full[at]:
             done.append(at)
             is_done[at] = True
             self.work += _SCAN + len(self._rows[at]) * bins
@@ -88,7 +91,7 @@ class _BinSearch:
             new += loss[at]
             better = np.flatnonzero((new < loss) & ~is_done)
             loss[better] = new[better]
-            open_loss[better] = 2 * new[better] + has_no_room[better]
+            open_loss[better] = 2 * new[better] + is_full[better]
             open_loss[at] = _FAR
             via_bin[better] = at
             via_row[better] = rows[better]
@@ -99,28 +102,28 @@ class _BinSearch:
             self._move(row, before, at)
             at = before
 
-    def share_out(self) -> None:
-        """Move what is too much in a bin to where it loses least of what has room, one by one."""
-        for full in np.flatnonzero(self.count > self._room).tolist():
+    def move_excess(self) -> None:
+        """Move rows beyond a bin's capacity one by one to the free places where they lose least."""
+        for full in np.flatnonzero(self.count > self._capacity).tolist():
             rows = self._rows[full]
             worth = self._value[rows] - self._price
             own = worth[:, full].copy()
             worth[:, full] = -_FAR
             for row in rows[np.argsort(worth.max(axis=1) - own, kind="stable")][::-1].tolist():
-                if self.count[full] <= self._room[full]:
+                if self.count[full] <= self._capacity[full]:
                     break
-                has_room = self.count < self._room
-                worth_there = np.where(has_room, self._value[row] - self._price, -_FAR)
-                self._move(row, full, int(np.argmax(worth_there)))
+                is_free = self.count < self._capacity
+                worth_elsewhere = np.where(is_free, self._value[row] - self._price, -_FAR)
+                self._move(row, full, int(np.argmax(worth_elsewhere)))
 
     def _losses(self, at: int) -> tuple[Ints, Ints]:
-        """For each bin the row of this one that loses least there at the bins' prices, and what it
-        loses."""
+        """Return for each bin the row of bin `at` that loses least by moving to it at the bins'
+        prices, and that loss."""
         rows = self._rows[at]
         worth = self._value[rows] - self._price
         losses = worth[:, at, None] - worth
         if len(rows) == 1:
-            return np.broadcast_to(rows, (len(self._room),)), losses[0]
+            return np.broadcast_to(rows, (len(self._capacity),)), losses[0]
         best = np.argmin(losses, axis=0)
         return rows[best], losses[best, np.arange(len(best))]
 
@@ -132,18 +135,18 @@ class _BinSearch:
         self.count[to] += 1
 
 
-def _start_prices(value: Ints, room: Ints) -> Ints:
-    """Prices at which few bins are wanted by more rows than they have room for: a bin that is gets
-    dearer until the rows beyond its room are as well off elsewhere."""
-    price = np.zeros(len(room), dtype=np.int64)
-    if len(room) < 2:
+def _start_prices(value: Ints, capacity: Ints) -> Ints:
+    """Return prices at which few bins are the best one of more rows than their capacity. The price
+    of such a bin rises until the rows beyond its capacity are worth as much elsewhere."""
+    price = np.zeros(len(capacity), dtype=np.int64)
+    if len(capacity) < 2:
         return price
     row = np.arange(len(value))
-    for _ in range(_ROUNDS):
+    for _ in range(_PRICE_ROUNDS):
         worth = value - price
         wanted = np.argmax(worth, axis=1)
-        count = np.bincount(wanted, minlength=len(room))
-        is_full = count > room
+        count = np.bincount(wanted, minlength=len(capacity))
+        is_full = count > capacity
         if not is_full.any():
             break
         best = worth[row, wanted]
@@ -151,14 +154,15 @@ def _start_prices(value: Ints, room: Ints) -> Ints:
         gap = best - worth.max(axis=1)
         order = np.lexsort((-gap, wanted))
         ends = np.cumsum(count)
-        first_beyond = (ends - count + room)[is_full]
+        first_beyond = (ends - count + capacity)[is_full]
         price[is_full] += gap[order[first_beyond]] + 1
     return price
 
 
-def _greedy_bins(value: Ints, room: Ints) -> Ints:
-    """The bins of rows that choose one after another, those that can have most first."""
-    bins, left = np.empty(len(value), dtype=np.int64), room.copy()
+def _greedy_bins(value: Ints, capacity: Ints) -> Ints:
+    """Return the bin of each row: one after another rows get their best free bin, those with the
+    largest value first."""
+    bins, left = np.empty(len(value), dtype=np.int64), capacity.copy()
     for row in np.argsort(-value.max(axis=1), kind="stable").tolist():
         bins[row] = at = int(np.argmax(np.where(left > 0, value[row], -1)))
         left[at] -= 1
@@ -170,24 +174,23 @@ def _sum(value: Ints, bins: Ints) -> int:
 
 
 LEAST_GAIN = 0.01
-"""Of the bytes that are held, that another order must have where they are read: less is noise (a
-shard that one node has finished and its neighbour hasn't), and not worth other sums of floats."""
+"""Share of the held bytes that another order must gain. Less is noise (a shard that one node has
+finished and its neighbour hasn't), and another order changes the rounding of sums over ranks."""
 
 _ALIKE = 32
-"""Lanes that are held but for one part in so many count as held alike, as whole lanes have a few
-bytes more or less. By bytes alone a node would keep the largest of its lanes, here and there one,
-and each that is torn from its neighbour leaves a shard that lies in both to two nodes."""
+"""Lanes of which all but 1/32 is held count as equal, since complete lanes differ by a few bytes.
+By exact bytes a node would keep its largest lanes, which aren't neighbours; and two nodes read the
+shard that crosses the border of two lanes that were separated."""
 
-_VALUE_BITS = 24  # of the most that a group is worth: what differs by less is alike
+_VALUE_BITS = 24  # precision of a group's value: smaller differences count as equal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneChoice:
-    """The order that was chosen, and what it is worth: all as bytes that nodes hold of what they
-    read with it.
+    """The chosen order, and the bytes that nodes hold of what they read, for three orders.
 
-    held: if every group that a node holds were read by the one that holds most of it. last: with
-    the last order. chosen: with `order`.
+    held: if the node that holds most of a group read it, for every group; the upper bound. last:
+    with the last order. chosen: with `order`.
     """
 
     order: LaneOrder
@@ -202,10 +205,10 @@ def choose_lane_order(
     """Choose the order of lanes with which nodes hold the most bytes of what they read.
 
     held: bytes that each node holds of each group of lanes (`LaneGroups`), whole numbers, shape
-    (nodes, groups); what is about as much counts as alike. nodes: how many ranks each has, in the
-    order of their ranks; at least 1. last: the order so far, None for the identity; it stays unless
-    another one gains `LEAST_GAIN` of what is held. Equal arguments give equal answers on every
-    machine. Raises PlanError for what doesn't fit together.
+    (nodes, groups); nearly equal values count as equal. nodes: number of ranks of each node, in the
+    order of the ranks, at least 1. last: the order so far, None for the identity; it stays unless
+    another one gains `LEAST_GAIN` of the held bytes. Equal arguments give equal results on every
+    machine. Raises PlanError for arguments that contradict each other.
     """
     groups = LaneGroups(lanes)
     _check(held, nodes, len(groups))
@@ -219,19 +222,19 @@ def choose_lane_order(
     kind_before[at] = kind
     movable = groups.movable
     stays = value[np.arange(len(at)), kind_before]
-    room = np.bincount(kind[:movable], minlength=value.shape[1])
-    # What is worth as much elsewhere stays: it counts for less than the least difference in value.
+    capacity = np.bincount(kind[:movable], minlength=value.shape[1])
+    # A tie keeps the group's kind of place: the bonus is below the least difference in value.
     wished = alike[:movable] * (movable + 1)
     wished[np.arange(movable), kind_before[:movable]] += 1
-    taken = kind_before.copy()
-    taken[:movable] = best_bins(wished, room)
-    goes = value[np.arange(len(at)), taken]
+    chosen = kind_before.copy()
+    chosen[:movable] = best_bins(wished, capacity)
+    goes = value[np.arange(len(at)), chosen]
     most = int(worth.most.sum())
     last_sum, sum_ = int(stays.sum()), int(goes.sum())
     is_gain = sum_ > last_sum and sum_ - last_sum >= LEAST_GAIN * most
     order = before
     if is_gain:
-        order = LaneOrder.of_groups(_placed(at, kind, taken, movable).tolist(), lanes=lanes)
+        order = LaneOrder.of_groups(_placed(at, kind, chosen, movable).tolist(), lanes=lanes)
     scale = worth.bytes_each
     return LaneChoice(
         order=order,
@@ -242,32 +245,33 @@ def choose_lane_order(
 
 
 def _evened(held: Ints) -> Ints:
-    """What is held, where nearly all of the largest is as much as that."""
+    """Return the held bytes, with values close to the largest one set to it."""
     most = int(held.max())
     return np.where(held >= most - most // _ALIKE, most, held)
 
 
-def _placed(at: Ints, kind: Ints, taken: Ints, movable: int) -> Ints:
-    """The group at each place, where places of a kind are alike: who has one of them keeps it, the
-    others fill them in the order of the places that they had."""
+def _placed(at: Ints, kind: Ints, chosen: Ints, movable: int) -> Ints:
+    """Return the group at each place. Places of one kind are equal: a group that has one of its
+    chosen kind keeps it, the others fill the free ones in the order of their old places."""
     placed = np.full(len(at), -1, dtype=np.int64)
-    stays = taken[at] == kind
+    stays = chosen[at] == kind
     placed[stays] = at[stays]
     placed[movable:] = at[movable:]
     free = np.flatnonzero(placed < 0)
     moving = at[~stays]
     free = free[np.argsort(kind[free], kind="stable")]
-    placed[free] = moving[np.argsort(taken[moving], kind="stable")]
+    placed[free] = moving[np.argsort(chosen[moving], kind="stable")]
     return placed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _GroupValues:
-    """What groups of lanes are worth at the places of a batch.
+    """The values of groups of lanes at the places of a batch.
 
     value: of each group at each kind of place, int64, shape (groups, kinds): places that the same
-    nodes read by the same parts are of one kind. kind: of each place, int64, shape (groups,). most:
-    of each group where all of it were read by who holds most. bytes_each: of a value of 1.
+    nodes read in the same parts are of one kind. kind: of each place, int64, shape (groups,). most:
+    value of each group if the node that holds most of it read all of it. bytes_each: bytes that a
+    value of 1 stands for.
     """
 
     value: Ints
@@ -277,7 +281,7 @@ class _GroupValues:
 
     @classmethod
     def of(cls, held: Ints, nodes: Sequence[int], groups: LaneGroups) -> _GroupValues:
-        # Slots in units that cut both lanes and ranks: lane x has [x·R, (x + 1)·R), and a rank L.
+        # A unit of slots that divides both: of L·R units lane x has [x·R, (x + 1)·R), a rank L.
         ranks, lanes, count = int(sum(nodes)), groups.lanes, len(groups)
         node_end = np.cumsum(np.asarray(nodes, np.int64)) * lanes
         node_begin = node_end - np.asarray(nodes, np.int64) * lanes
@@ -286,7 +290,7 @@ class _GroupValues:
         first = np.searchsorted(node_end, place_begin, side="right")
         end = np.searchsorted(node_begin, place_end, side="left")
         width = groups.size * ranks
-        # Sums of value below 2^63: bytes lose what a group's largest holding has beyond that.
+        # Sums of values stay below 2^63: bytes lose as many low bits as the largest one requires.
         lost_bits = max(0, int(held.max(initial=0)).bit_length() + width.bit_length() - 62)
         parts: dict[tuple[tuple[int, int], ...], int] = {}
         kind = np.empty(count, np.int64)

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def in_group(monkeypatch: pytest.MonkeyPatch, *, rank: int, size: int) -> None:
+    """Let torch say that its default process group is initialised."""
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: rank)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: size)
+
+
 def mesh(names: tuple[str, ...] | None, shape: tuple[int, ...], along: str, process: int) -> Any:
     """What a DeviceMesh over processes 0, 1, … shows of the part along a dimension."""
     grid = torch.arange(int(torch.tensor(shape).prod())).reshape(shape)
@@ -145,7 +152,7 @@ def test_a_process_knows_whom_it_speaks_for() -> None:
 def test_replicas_that_cannot_be_are_refused(
     monkeypatch: pytest.MonkeyPatch, given_world: World | None, replica: Any, message: str
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.plan.world._process_group", lambda: (1, 4))
+    in_group(monkeypatch, rank=1, size=4)
     with pytest.raises((ConfigError, PlanError), match=message):
         LateWorld(given_world, data_parallel=replica)
 
@@ -154,7 +161,7 @@ def test_members_of_a_replica_get_the_same_batches(
     pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def batches(process: int) -> list[list[int]]:
-        monkeypatch.setattr("penstock.pipeline.plan.world._process_group", lambda: (process, 4))
+        in_group(monkeypatch, rank=process, size=4)
         monkeypatch.setattr("penstock.cache.job_store.JobStore.of_group", lambda: None)
         dataset = Dataset(pack, fields=("label", "id"))
         options: dict[str, Any] = {"shuffle": True, "seed": 3, "drop_last": True}

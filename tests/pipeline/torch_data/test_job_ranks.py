@@ -1,4 +1,4 @@
-"""Loaders over torch datasets that Penstock orders: ranks compare them, and hear of one another."""
+"""Loaders over torch datasets with seed=: ranks compare them and pass errors on to one another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ def _one_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JobStore, "of_group", classmethod(lambda _: store))
     monkeypatch.setattr("penstock.pipeline.members.handshake.MEET_TIMEOUT_S", 0.02)
     monkeypatch.setattr("penstock.pipeline.members.rank_exchange.STANDS_AFTER_S", 0.01)
-    monkeypatch.setattr("penstock.cache.job_store._FIRST_LOOK_S", 0.01)
 
 
 def loader(rank: int, *, dataset: Any = None, **more: Any) -> DataLoader:

@@ -7,6 +7,7 @@ from . import resample_operator as resample_operator
 from .array_crops import ArrayCrop as ArrayCrop, ArrayDraws as ArrayDraws
 from .array_crops import check_array_crops as check_array_crops, cropped_schema as cropped_schema
 from .array_crops import is_array_crop as is_array_crop
+from .checked_recipes import FieldRecipes as FieldRecipes
 from .dali_library import load_dali as load_dali
 from .decode_failures import failing_rows as failing_rows, fault_of as fault_of
 from .decode_failures import reason_of as reason_of
@@ -23,7 +24,7 @@ from .draws import place_windows as place_windows
 from .field_operations import CheckedMaps as CheckedMaps, Map as Map, Pad as Pad
 from .field_operations import PlacedMap as PlacedMap, SanitizeBoxes as SanitizeBoxes
 from .field_operations import Unpack as Unpack, check_maps as check_maps, split_maps as split_maps
-from .field_recipes import FieldLists as FieldLists, FieldRecipes as FieldRecipes
+from .field_recipes import FieldLists as FieldLists
 from .field_recipes import Recipes as Recipes, by_field as by_field, check_recipes as check_recipes
 from .graph import DaliPipeline as DaliPipeline, DecodedBatch as DecodedBatch, Graph as Graph
 from .graph import SMALL_RUN_BATCHES as SMALL_RUN_BATCHES, SMALL_RUN_SAMPLES as SMALL_RUN_SAMPLES

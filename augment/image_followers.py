@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-    from penstock.augment.field_recipes import FieldRecipes, Follower
+    from penstock.augment.checked_recipes import FieldRecipes, Follower
     from penstock.readers.fields import Column
 
     Ints = NDArray[np.int64]

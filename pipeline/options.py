@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from penstock.augment import Map, Pad, SanitizeBoxes, Unpack
 from penstock.cache import ConfigError, PenstockWarning, PlanError
 from penstock.cache.base import READ_MODE, ReadMode
 from penstock.pipeline.plan import MOST_ENTRIES, BatchSchedule
@@ -575,6 +574,8 @@ class PenstockOptions:
 
     def check_torch_dataset(self) -> None:
         """Raise ConfigError for what only native datasets have a use for."""
+        from penstock.augment import Map, Pad, SanitizeBoxes, Unpack
+
         operations = () if isinstance(self.augment, Mapping) else self.augment or ()
         of_fields = [op for op in operations if isinstance(op, (Map, Pad, SanitizeBoxes, Unpack))]
         refuse_native_arguments(

@@ -7,11 +7,12 @@ from .batch_reader import BatchReader as BatchReader
 from .image_decoding import ImageGraphs as ImageGraphs, thread_shares as thread_shares
 from .map_calls import Mapper as Mapper
 from .native_engine import NativeEngine as NativeEngine
+from .padding import Pads as Pads, TooLongSample as TooLongSample, padded as padded
+from .padding import too_long_error as too_long_error, unpacked as unpacked
 from .peer_links import PeerLinks as PeerLinks
 from .position import Position as Position
 from .prefetch import wanted_share as wanted_share
-from .ragged import Pads as Pads, Ragged as Ragged, TooLongSample as TooLongSample, padded as padded
-from .ragged import too_long_error as too_long_error, unpacked as unpacked
+from .ragged import Ragged as Ragged
 from .resident_images import KeptColumns as KeptColumns, ResidentImages as ResidentImages
 from .resident_memory import ASKED_SHARE as ASKED_SHARE, AUTO_MAX_BYTES_CPU as AUTO_MAX_BYTES_CPU
 from .resident_memory import AUTO_SHARE_CPU as AUTO_SHARE_CPU, MemoryBudget as MemoryBudget

@@ -16,30 +16,24 @@ from penstock.pipeline.feed.bad_samples import BadCount, BadSamples
 from penstock.pipeline.feed.batch_pipeline import BatchPipeline
 from penstock.pipeline.feed.batch_reader import BatchReader, Payloads
 from penstock.pipeline.feed.frozen_order import freeze_order, warn_of_the_order
-from penstock.pipeline.feed.image_decoding import (
-    BatchDraws,
-    make_graphs,
-    make_mixed,
-    make_recipes,
-    make_resident,
-)
-from penstock.pipeline.feed.map_fields import mapped_fields
-from penstock.pipeline.feed.ragged import Pads
+from penstock.pipeline.feed.map_fields import make_recipes, mapped_fields
 from penstock.pipeline.feed.runner import READ_AHEAD, PipelineRunner, ReadScale
 from penstock.pipeline.feed.tensors import Finisher
 from penstock.pipeline.members import RankMembership, join_ranks, refuse_unbuilt
 from penstock.pipeline.plan import RankOrder, live_share, open_units, shards_of_a_rank, unit_count
 from penstock.pipeline.report import ChunkFacts, Meter, QuarantineFile, ShardFigures
 from penstock.readers import Blocks
-from penstock.readers.fields import BoxChecks, BoxUnits, stored_fields
+from penstock.readers.fields import Boxes, Keypoints, stored_fields
 from penstock.readers.formats import sum_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from penstock.augment import ArrayDraws, FieldRecipes
+    from penstock.pipeline.feed.image_decoding import ImageDecoding
     from penstock.pipeline.feed.map_calls import Mapper
     from penstock.pipeline.feed.map_fields import MappedFields
+    from penstock.pipeline.feed.padding import Pads
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.feed.tensors import PageLocked
@@ -47,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.options import NativeOptions
     from penstock.pipeline.plan import JobOrder, LaneOrder, PlanSettings, World
     from penstock.readers import Source
+    from penstock.readers.fields import BoxChecks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +107,8 @@ def _assembly(
     try:
         prefetch = _prefetch(dataset, options, order, road.reader.crops, agreement)
     except PenstockError:
-        road.graphs.close()
+        if road.graphs is not None:
+            road.graphs.close()
         raise
     if prefetch is not None:
         meter.remote = prefetch.facts
@@ -176,17 +172,12 @@ def _road(
 ) -> BatchPipeline:
     """The stages of the loader's batches."""
     seed, walk, schema = order.settings.seed, order.walk, dataset.schema
-    mixed = make_mixed(mapped.schema, options, recipes, seed=seed)
-    images = recipes.images
-    resident = make_resident(
-        dataset, options, order.settings, images, mapped, walk=walk, threads=threads
-    )
-    ranges, elsewhere = dataset.contents.images, order.partners_elsewhere(options.world)
-    graphs = make_graphs(recipes, options, threads, resident, ranges=ranges, elsewhere=elsewhere)
-    if resident is not None:
-        meter.resident = graphs.resident_facts
+    decoding = _image_decoding(dataset, options, order, mapped, recipes, threads=threads)
+    mixed = None if decoding is None else decoding.mixed
+    resident = None if decoding is None else decoding.resident
+    if decoding is not None and resident is not None:
+        meter.resident = decoding.graphs.resident_facts
     bad_samples = BadSamples(dataset, seed=seed)
-    is_checked = dataset.contents.units is None  # when it was indexed; nobody looks into tables
     memory = _page_locked(options)
     return BatchPipeline(
         walk=walk,
@@ -194,7 +185,7 @@ def _road(
         slots=_rank_order(order, options, mixes=mixed is not None),
         reader=BatchReader(
             dataset=dataset,
-            recipes=images,
+            recipes=recipes.images,
             payloads=Payloads(
                 {name: schema[name] for name in mapped.reads},
                 max_pixels=dataset.contents.max_pixels,
@@ -205,19 +196,15 @@ def _road(
             resident=resident,
             transform=mapper,
             crops=_crops(mapped, seed=seed),
-            boxes=None if is_checked else BoxChecks.of(schema, mapped.reads, samples=len(dataset)),
+            boxes=_box_checks(dataset, mapped),
             blocks=Blocks(allocate=memory),
             fields=None
             if mapped.reads == stored_fields(dataset.fields, dataset.schema)
             else mapped.reads,
+            bad_headers=_header_checks(recipes),
         ),
-        draws=BatchDraws(
-            recipes=recipes,
-            seed=seed,
-            mixer=mixed.mixer if mixed else None,
-            units=BoxUnits(enough=min(8, int(dataset.contents.sizes.sum()))),
-        ),
-        graphs=graphs,
+        draws=None if decoding is None else decoding.draws,
+        graphs=None if decoding is None else decoding.graphs,
         finisher=Finisher(
             recipes.fields,
             mixed=mixed,
@@ -227,9 +214,55 @@ def _road(
         ),
         bad_count=_bad_count(dataset, options, bad_samples, agreement, meter),
         meter=meter,
-        pads=Pads(tuple(recipes.pads.values()), names=dataset.names),
+        pads=_pads(dataset, recipes),
         job_waits=_job_waits(agreement, meter, options),
     )
+
+
+def _image_decoding(
+    dataset: Source,
+    options: NativeOptions,
+    order: JobOrder,
+    mapped: MappedFields,
+    recipes: FieldRecipes,
+    *,
+    threads: int,
+) -> ImageDecoding | None:
+    """Build what decodes images; None where batches have neither images nor what follows them."""
+    # resident=True without images is an error, which is raised there.
+    if not recipes.images and not recipes.followers and options.resident is not True:
+        return None
+    from penstock.pipeline.feed.image_decoding import make_decoding
+
+    return make_decoding(dataset, options, order, mapped, recipes, threads=threads)
+
+
+def _header_checks(recipes: FieldRecipes) -> Callable[..., Mapping[int, str]] | None:
+    if not recipes.images:
+        return None
+    from penstock.augment import bad_headers
+
+    return bad_headers
+
+
+def _box_checks(dataset: Source, mapped: MappedFields) -> BoxChecks | None:
+    """Return the checks of boxes and points that no index has checked, as those of tables; None
+    where there are none."""
+    schema = dataset.schema
+    has_boxes = any(isinstance(schema.get(name), Boxes | Keypoints) for name in mapped.reads)
+    if dataset.contents.units is None or not has_boxes:
+        return None
+    from penstock.readers.fields import BoxChecks
+
+    return BoxChecks.of(schema, mapped.reads, samples=len(dataset))
+
+
+def _pads(dataset: Source, recipes: FieldRecipes) -> Pads | None:
+    if not recipes.pads:
+        return None
+    from penstock.pipeline.feed.padding import Pads
+
+    return Pads(tuple(recipes.pads.values()), names=dataset.names)
 
 
 def _rank_order(order: JobOrder, options: NativeOptions, *, mixes: bool) -> RankOrder:
@@ -248,7 +281,10 @@ def checked_order(dataset: Source, options: NativeOptions) -> JobOrder:
     order = freeze_order(dataset, options)
     mapped = mapped_fields(dataset, options)
     recipes = make_recipes(dataset, options, mapped)
-    make_mixed(mapped.schema, options, recipes, seed=order.settings.seed)
+    if recipes.mixed is not None:
+        from penstock.pipeline.feed.image_decoding import make_mixed
+
+        make_mixed(mapped.schema, options, recipes, seed=order.settings.seed)
     return order
 
 
@@ -256,7 +292,7 @@ def _mapper(
     dataset: Source, options: NativeOptions, mapped: MappedFields, meter: Meter, *, seed: int
 ) -> Mapper | None:
     """What calls the functions of the recipe's Maps; None where it has none."""
-    if not mapped.maps.maps:
+    if mapped.maps is None:
         return None
     from penstock.pipeline.feed.map_calls import Mapper  # others needn't wait for its import
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.batch import Batch, Output
     from penstock.pipeline.feed.batch_reader import BatchReader
     from penstock.pipeline.feed.image_decoding import BatchDraws, ImageGraphs
-    from penstock.pipeline.feed.ragged import Pads
+    from penstock.pipeline.feed.padding import Pads
     from penstock.pipeline.feed.tensors import Finisher
     from penstock.pipeline.members import JobWaits
     from penstock.pipeline.plan import Cursor, RankOrder, Step, Walk
@@ -47,20 +47,20 @@ if TYPE_CHECKING:
 class BatchPipeline:
     """Says what happens to each batch of a loader, stage by stage; it has no thread and no place.
 
-    endless: it goes on into the next epoch. graphs: none without images. pads: ragged fields that
-    are filled up. job_waits: None without other processes.
+    endless: it goes on into the next epoch. draws, graphs: None without images. pads: ragged fields
+    that are filled up; None where none are. job_waits: None without other processes.
     """
 
     walk: Walk
     endless: bool
     slots: RankOrder
     reader: BatchReader
-    draws: BatchDraws
-    graphs: ImageGraphs
+    draws: BatchDraws | None
+    graphs: ImageGraphs | None
     finisher: Finisher
     bad_count: BadCount
     meter: Meter
-    pads: Pads
+    pads: Pads | None
     job_waits: JobWaits | None = None
 
     # -- ordered
@@ -112,20 +112,22 @@ class BatchPipeline:
     def draw(self, batch: Batch) -> None:
         """Draw the random numbers of its samples: functions of seed, epoch and sample id. Masks,
         boxes and points go where their pixels will be."""
-        batch.draws, batch.content = self.draws.draw(batch.content, batch.epoch)
-        batch.mix = self.draws.mix(batch)
-        batch.filled = self.pads(batch)
+        if self.draws is not None:
+            batch.draws, batch.content = self.draws.draw(batch.content, batch.epoch)
+            batch.mix = self.draws.mix(batch)
+        if self.pads is not None:
+            batch.filled = self.pads(batch)
 
     # -- decoded: one thread at a time
 
     def begin_decode(self, batch: Batch) -> None:
         """Give a batch to DALI, which works on several at once."""
-        self.graphs.feed(batch)
+        if self.graphs is not None:
+            self.graphs.feed(batch)
 
     def decode(self, batch: Batch) -> None:
         """Take the images of the oldest batch from DALI, which must be this one."""
-        bad = self.graphs.take(batch)
-        if bad:
+        if self.graphs is not None and (bad := self.graphs.take(batch)):
             self._mend(batch, bad)
 
     def _mend(self, batch: Batch, bad: Mapping[str, Mapping[int, str]]) -> None:
@@ -133,6 +135,8 @@ class BatchPipeline:
         if batch.valid is not None:
             self.reader.mark(batch, bad)
             return
+        assert self.draws is not None
+        assert self.graphs is not None
         while bad:
             rows, substitutes = self.reader.replace(batch, bad)
             draws, substitutes = self.draws.draw(substitutes, batch.epoch)
@@ -143,7 +147,8 @@ class BatchPipeline:
                 batch.images[image][rows] = decoded.images
                 if decoded.bad:
                     bad[image] = {rows[place]: why for place, why in decoded.bad.items()}
-        batch.filled = self.pads(batch)
+        if self.pads is not None:
+            batch.filled = self.pads(batch)
 
     # -- finished: where it was decoded
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.augment import bad_headers, decodes_window
 from penstock.cache import PenstockError
 from penstock.pipeline.feed.batch import Batch
 from penstock.pipeline.report import ReadProbe
@@ -73,7 +72,8 @@ class BatchReader:
     done to samples then; None: nothing. crops: draws the parts of arrays that are read; None: all
     of them. fields: that are read; None: those of the dataset. boxes: finds bad boxes among what no
     index has checked; None where there are none. blocks:
-    the memory of large arrays. probe: is shown what was read.
+    the memory of large arrays. probe: is shown what was read. bad_headers: `bad_headers` of
+    augment; None without images.
     """
 
     dataset: Source
@@ -88,6 +88,7 @@ class BatchReader:
     crops: ArrayDraws | None = None
     boxes: BoxChecks | None = None
     blocks: Blocks = field(default_factory=Blocks)
+    bad_headers: Callable[..., Mapping[int, str]] | None = None
 
     @property
     def _max_pixels(self) -> int | None:
@@ -188,6 +189,8 @@ class BatchReader:
         """Remember what didn't decode; the rows, and why."""
         reasons: dict[int, str] = {}
         for image, rows in undecodable.items():
+            from penstock.augment import decodes_window  # reached only where an image fails
+
             recipe = self.recipes[image]
             # A random window may miss the damage in another epoch.
             lasting = not (recipe.random and decodes_window(recipe))
@@ -265,7 +268,7 @@ class BatchReader:
         if self.boxes is not None:
             found = self.boxes(content)
             bad |= {row: why for row, why in found.items() if row not in bad}
-        if not self.recipes:
+        if self.bad_headers is None:
             return content
         ledger = self.bad_samples
         new = [row for row in ledger.unseen(places).tolist() if row not in bad]
@@ -280,7 +283,7 @@ class BatchReader:
                 encoded=[images.encoded[row] for row in those],
                 dims=images.dims[those],
             )
-            for place, why in bad_headers(some, max_pixels=self._max_pixels).items():
+            for place, why in self.bad_headers(some, max_pixels=self._max_pixels).items():
                 bad[those[place]] = self.payloads.reason(image, why)
         ledger.mark_seen(places[[row for row in new if row not in bad]])
         return content

@@ -14,33 +14,34 @@ import numpy as np
 from penstock.augment import (
     DecodedBatch,
     Draws,
-    FieldRecipes,
     Graph,
-    check_recipes,
     draw,
     draw_with_moves,
+    follow,
+    mix_images,
     mixer_of,
+    soft_targets,
 )
 from penstock.cache import ConfigError
-from penstock.pipeline.feed.tensors import VALID, MixedFields
 from penstock.pipeline.plan import PARTNERS_ELSEWHERE
 from penstock.readers import ANY_SIZE
-from penstock.readers.fields import Boxes, ClassLabel, ListColumn, Mask
+from penstock.readers.fields import Boxes, BoxUnits, ClassLabel, DenseColumn, ListColumn, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import torch
     from numpy.typing import NDArray
 
-    from penstock.augment import CheckedRecipe, ImageMoves, Mix, Mixer
+    from penstock.augment import CheckedRecipe, FieldRecipes, ImageMoves, Mix, Mixer
     from penstock.pipeline.feed.batch import Batch
     from penstock.pipeline.feed.map_fields import MappedFields
     from penstock.pipeline.feed.resident_images import ResidentGraph, ResidentImages
     from penstock.pipeline.options import NativeOptions
-    from penstock.pipeline.plan import PlanSettings, Walk
+    from penstock.pipeline.plan import JobOrder, PlanSettings, Walk
     from penstock.pipeline.report import ResidentFacts
     from penstock.readers import EncodedBatch, ImageRange, Source
-    from penstock.readers.fields import BoxUnits, SampleBatch, Schema
+    from penstock.readers.fields import SampleBatch, Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +74,6 @@ class BatchDraws:
                 found[field] = draw(recipe, **arguments)
         if not recipes.followers:
             return found, content
-        from penstock.augment import follow
-
         columns: dict[str, Any] = {name: content.columns[name] for name in recipes.followers}
         dtypes: dict[str, str] = {}
         for name, follower in recipes.followers.items():
@@ -211,16 +210,29 @@ def _decode(
     return DecodedBatch(images, {rows[place]: why for place, why in decoded.bad.items()})
 
 
-def make_recipes(dataset: Source, options: NativeOptions, mapped: MappedFields) -> FieldRecipes:
-    """Check the recipe, its Maps apart, against the fields that batches have."""
-    images = dataset.contents.images
-    recipes = check_recipes(mapped.augment, mapped.schema, mapped.fields, images, mapped.salts)
-    if options.as_dict and options.pad and VALID in recipes.fields:
-        raise ConfigError(
-            f'as_dict=True and pad="mask" add "{VALID}" to each batch, and there is a field of '
-            "that name. Drop as_dict= and take tuples, or leave the field out of fields=."
-        )
-    return recipes
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedFields:
+    """Mixes the samples of a batch with one another. image, label: the fields that change."""
+
+    mixer: Mixer
+    image: str
+    label: str
+
+    def __call__(self, batch: Batch) -> tuple[dict[str, torch.Tensor], SampleBatch]:
+        """Return the mixed images and labels, without the samples that were read as partners
+        only."""
+        mix, content = batch.mix, batch.content
+        assert mix is not None
+        images = batch.images | {self.image: mix_images(batch.images[self.image], mix)}
+        count = batch.samples
+        images = {name: each[:count] for name, each in images.items()}
+        labels = content.columns[self.label]
+        assert isinstance(labels, DenseColumn)
+        soft = soft_targets(labels.values, mix, classes=self.mixer.classes)
+        others = content.without(batch.images.keys())
+        if len(others) > count:
+            others = others.take(np.arange(count))
+        return images, others.with_columns({self.label: DenseColumn(soft)})
 
 
 def make_mixed(
@@ -411,3 +423,44 @@ def _make_graph(
     from penstock.pipeline.feed.resident_images import ResidentGraph
 
     return ResidentGraph(resident, from_memory=make(from_memory=True), make_from_bytes=make)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageDecoding:
+    """The parts of a loader's pipeline that only images and what follows them need."""
+
+    draws: BatchDraws
+    graphs: ImageGraphs
+    mixed: MixedFields | None
+    resident: ResidentImages | None
+
+
+def make_decoding(
+    dataset: Source,
+    options: NativeOptions,
+    order: JobOrder,
+    mapped: MappedFields,
+    recipes: FieldRecipes,
+    *,
+    threads: int,
+) -> ImageDecoding:
+    """Build what decodes, augments and mixes images. Raises ConfigError for what can't be."""
+    seed, contents = order.settings.seed, dataset.contents
+    mixed = make_mixed(mapped.schema, options, recipes, seed=seed)
+    resident = make_resident(
+        dataset, options, order.settings, recipes.images, mapped, walk=order.walk, threads=threads
+    )
+    elsewhere = order.partners_elsewhere(options.world)
+    return ImageDecoding(
+        draws=BatchDraws(
+            recipes=recipes,
+            seed=seed,
+            mixer=mixed.mixer if mixed else None,
+            units=BoxUnits(enough=min(8, int(contents.sizes.sum()))),
+        ),
+        graphs=make_graphs(
+            recipes, options, threads, resident, ranges=contents.images, elsewhere=elsewhere
+        ),
+        mixed=mixed,
+        resident=resident,
+    )

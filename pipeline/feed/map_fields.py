@@ -8,14 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.augment import CheckedMaps, by_field, check_maps, entry_salts, split_maps
-from penstock.cache import RecipeError
-from penstock.readers.fields import Array, base_name, image_fields, stored_fields
+from penstock.augment import FieldRecipes
+from penstock.cache import ConfigError, RecipeError
+from penstock.pipeline.feed.tensors import VALID
+from penstock.readers.fields import (
+    Array,
+    Boxes,
+    Image,
+    Keypoints,
+    Mask,
+    base_name,
+    image_fields,
+    stored_fields,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.augment import ArrayCrop, FieldLists
+    from penstock.augment import ArrayCrop, CheckedMaps, FieldLists
     from penstock.pipeline.options import NativeOptions
     from penstock.readers import Source
     from penstock.readers.fields import Schema
@@ -25,12 +35,14 @@ if TYPE_CHECKING:
 class MappedFields:
     """The fields that batches have behind the Maps of a recipe.
 
-    maps: in order; none where the recipe has none. fields: of a batch, those that Maps add last.
-    reads: the fields of the dataset that are read for that. augment: the recipe without Maps.
-    crops: of arrays, by field: no more is read of them. salts: of the draws, by field.
+    maps: in order; None where the recipe has none. schema: of samples behind the Maps; it has
+    fields that nobody has selected too. fields: of a batch, those that Maps add last. reads: the
+    fields of the dataset that are read for that. augment: the recipe without Maps. crops: of
+    arrays, by field: no more is read of them. salts: of the draws, by field.
     """
 
-    maps: CheckedMaps
+    maps: CheckedMaps | None
+    schema: Schema
     fields: tuple[str, ...]
     reads: tuple[str, ...]
     augment: FieldLists | None
@@ -38,14 +50,10 @@ class MappedFields:
     salts: Mapping[str, int]
 
     @property
-    def schema(self) -> Schema:
-        """Of samples behind the Maps; it has fields that nobody has selected too."""
-        return self.maps.schema
-
-    @property
     def encoded_images(self) -> list[str]:
         """The image fields whose bytes a function gets."""
-        taken = [name for each in self.maps.maps for name in each.takes]
+        maps = () if self.maps is None else self.maps.maps
+        taken = [name for each in maps for name in each.takes]
         return list(image_fields(self.schema, taken))
 
 
@@ -53,6 +61,18 @@ def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
     """Check the Maps of a loader's recipe against its dataset, whose fields they may get whether
     they are selected or not. Raises RecipeError."""
     schema = dataset.schema
+    if options.augment is None:
+        return MappedFields(
+            maps=None,
+            schema=schema,
+            fields=dataset.fields,
+            reads=stored_fields(dataset.fields, schema),
+            augment=None,
+            crops={},
+            salts={},
+        )
+    from penstock.augment import by_field, check_maps, entry_salts, split_maps
+
     recipes, salts = by_field(options.augment), entry_salts(options.augment)
     crops: dict[str, ArrayCrop] = {}
     if recipes is None or not schema.of_type(Array):
@@ -77,10 +97,34 @@ def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
             "leaves out. Add it to fields=, or give what is returned another name."
         )
     return MappedFields(
-        maps=checked,
+        maps=checked if checked.maps else None,
+        schema=checked.schema,
         fields=(*dataset.fields, *(name for name in made if name not in dataset.fields)),
         reads=stored_fields(read, dataset.schema),
         augment=augment,
         crops=crops,
         salts=salts,
     )
+
+
+_OF_IMAGES = (Image, Mask, Boxes, Keypoints)
+"""Fields that a recipe acts on even where it has no operations."""
+
+
+def make_recipes(dataset: Source, options: NativeOptions, mapped: MappedFields) -> FieldRecipes:
+    """Check the recipe without its Maps against the fields that batches have."""
+    types = (mapped.schema.get(name) for name in mapped.fields)
+    if mapped.augment is None and not any(isinstance(type, _OF_IMAGES) for type in types):
+        recipes = FieldRecipes(fields=mapped.fields, images={}, followers={}, pads={})
+    else:
+        from penstock.augment import check_recipes
+
+        recipes = check_recipes(
+            mapped.augment, mapped.schema, mapped.fields, dataset.contents.images, mapped.salts
+        )
+    if options.as_dict and options.pad and VALID in recipes.fields:
+        raise ConfigError(
+            f'as_dict=True and pad="mask" add "{VALID}" to each batch, and there is a field of '
+            "that name. Drop as_dict= and take tuples, or leave the field out of fields=."
+        )
+    return recipes

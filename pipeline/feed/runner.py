@@ -304,11 +304,13 @@ class BatchDecoder:
         self._read_ahead.stop()
         self._failure = None
         self._in_dali.clear()
-        self._road.graphs.drain()
+        if self._road.graphs is not None:
+            self._road.graphs.drain()
 
     def close(self) -> None:
         """Release the graphs, behind stop()."""
-        self._road.graphs.close()
+        if self._road.graphs is not None:
+            self._road.graphs.close()
 
 
 # What stops a feed waits no longer for reads of a remote, which end by themselves, nor for any read

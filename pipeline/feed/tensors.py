@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from penstock.augment import mix_images, soft_targets
 from penstock.pipeline.feed.ragged import Ragged
 from penstock.readers.fields import PRESENT, DenseColumn, ListColumn, RaggedColumn, is_number
 
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.augment import Mixer
     from penstock.pipeline.feed.batch import Batch, Output
     from penstock.readers.fields import Column, SampleBatch
 
@@ -132,15 +129,6 @@ VALID = "valid"
 """What a padded batch has beside its fields."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixedFields:
-    """What the mixing of a recipe changes. image, label: the fields."""
-
-    mixer: Mixer
-    image: str
-    label: str
-
-
 class Finisher:
     """Makes of a decoded batch what is handed out."""
 
@@ -148,14 +136,15 @@ class Finisher:
         self,
         fields: Sequence[str],
         *,
-        mixed: MixedFields | None,
+        mixed: Callable[[Batch], tuple[dict[str, torch.Tensor], SampleBatch]] | None,
         device: torch.device,
         memory: PageLocked | None,
         as_dict: bool = False,
     ) -> None:
-        """fields: in the order in which batches have them. memory: what large arrays were read into
-        where there is a GPU to copy them to; what stays on the CPU is page-locked then. as_dict:
-        hand out a dict by field, else a tuple."""
+        """fields: in the order in which batches have them. mixed: mixes the samples of a batch with
+        one another; None where the recipe doesn't. memory: what large arrays were read into where
+        there is a GPU to copy them to; what stays on the CPU is page-locked then. as_dict: hand out
+        a dict by field, else a tuple."""
         self._fields, self._mixed, self._device = tuple(fields), mixed, device
         self._memory = memory
         self._pins = memory is not None and device.type == "cpu"
@@ -170,7 +159,7 @@ class Finisher:
         """What is handed out of a decoded batch."""
         images, content = batch.images, batch.content
         if batch.mix is not None and self._mixed is not None:
-            images, content = self._mix(batch, self._mixed)
+            images, content = self._mixed(batch)
         values = [
             images[field] if field in images else self._placed(_value(field, batch, content))
             for field in self._fields
@@ -184,21 +173,6 @@ class Finisher:
             with self._memory.on_gpu():
                 values = [map_tensors(value, _pinned) for value in values]
         return dict(zip(names, values, strict=True)) if self._as_dict else tuple(values)
-
-    def _mix(self, batch: Batch, mixed: MixedFields) -> tuple[dict[str, torch.Tensor], SampleBatch]:
-        """Mixed images and labels, without the samples that were read as partners only."""
-        mix, content = batch.mix, batch.content
-        assert mix is not None
-        images = batch.images | {mixed.image: mix_images(batch.images[mixed.image], mix)}
-        count = batch.samples
-        images = {name: each[:count] for name, each in images.items()}
-        labels = content.columns[mixed.label]
-        assert isinstance(labels, DenseColumn)
-        soft = soft_targets(labels.values, mix, classes=mixed.mixer.classes)
-        others = content.without(batch.images.keys())
-        if len(others) > count:
-            others = others.take(np.arange(count))
-        return images, others.with_columns({mixed.label: DenseColumn(soft)})
 
     def _placed(self, value: Any) -> Any:
         if self._device.type == "cpu":

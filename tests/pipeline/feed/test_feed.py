@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.augment import DecodedBatch
 from penstock.cache import NAME_PREFIX, ClosedError, StalledError
-from penstock.pipeline.feed import Batch, BatchPipeline, ImageGraphs, Pads, PipelineRunner, Position
+from penstock.pipeline.feed import Batch, BatchPipeline, ImageGraphs, PipelineRunner, Position
 from penstock.pipeline.plan import BatchSchedule, Cursor, Plan, RankOrder, Walk, World
 from penstock.pipeline.report import Meter
 from penstock.readers.fields import EncodedColumn, SampleBatch
@@ -134,7 +134,7 @@ class User:
             "reader": reader,
             "draws": NoDraws(),
             "graphs": ImageGraphs({"image": graph}),  # type: ignore[dict-item]
-            "pads": Pads(),
+            "pads": None,
             "finisher": ImagesAlone(),
             "bad_count": reader.bad_count,
         }

@@ -1,4 +1,4 @@
-"""Compute keyed hashes: random numbers that are named by their keys instead of by a history.
+"""Compute keyed hashes: random numbers that depend on keys instead of a generator's history.
 
 A draw is `unit(keyed_hash(seed, epoch, sample, number))`: the same on every rank and thread and in
 any order, with no state to save. The order and the augmentation draws both come from here.
@@ -27,7 +27,7 @@ _LAST_SHIFT = 31
 
 
 def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The output that splitmix64 gives from state x: elementwise, a bijection of 64 bits.
+    """Return the output of splitmix64 from state x: elementwise, a bijection of 64 bits.
 
     x: uint64, any shape (0-d too). Returns a new array of that shape. The generator seeded with x
     continues with splitmix64(x + GAMMA), splitmix64(x + 2 GAMMA), … for GAMMA = 0x9E3779B97F4A7C15.
@@ -45,7 +45,7 @@ def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def keyed_hash(*keys: int | NDArray[Any]) -> NDArray[np.uint64]:
-    """A 64-bit hash of the keys in their order; arrays broadcast against one another.
+    """Return a 64-bit hash of the keys in their order; arrays broadcast against each other.
 
     keys: at least one. Python ints of any size, or arrays of integers. Ints from -2^63 to 2^64-1
     and array elements count modulo 2^64, so -1 and np.int64(-1) are one key (and so is 2^64-1);
@@ -71,7 +71,7 @@ def keyed_hash(*keys: int | NDArray[Any]) -> NDArray[np.uint64]:
 
 
 def unit(h: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Hashes as float64 in [0, 1), from their top 53 bits: each k / 2^53 is equally likely."""
+    """Map hashes to float64 in [0, 1) by their top 53 bits: each k / 2^53 is equally likely."""
     top = np.right_shift(np.asarray(h, dtype=np.uint64), np.uint64(11))
     return np.asarray(np.multiply(top.astype(np.float64), 2.0**-53))
 
@@ -91,7 +91,7 @@ def _as_uint64(key: object) -> int | NDArray[np.uint64]:
     if array.dtype.kind not in "iub":
         raise ConfigError(
             f"keyed_hash: got a key of type {type(key).__name__} ({array.dtype}), wanted integers. "
-            "Convert it, or hash a whole number that stands for it."
+            "Convert it, or pass an integer that identifies it."
         )
     return array.astype(np.uint64)
 

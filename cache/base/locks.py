@@ -1,11 +1,10 @@
 """Lock byte ranges of a file, with locks that the kernel releases when their holder dies.
 
-Open-file-description locks (fcntl(2), F_OFD_SETLK) are what a node-wide cache needs: one file has
-room for 2^63 locks, so that a blob needs no descriptor of its own; two opens of one process exclude
-each other as two processes do; and a killed holder's locks are free at once.
+A node-wide cache needs open-file-description locks (fcntl(2), F_OFD_SETLK): one file supports 2^63
+locks, so that a blob needs no descriptor of its own; two opens of one process exclude each other as
+two processes do; and the kernel releases a killed holder's locks at once.
 
-None of them can be waited for with a time limit, so `wait_for` asks again, later each time: the
-one place where this package polls.
+The kernel offers no wait with a time limit, so `wait_for` polls with growing pauses.
 """
 
 from __future__ import annotations
@@ -31,34 +30,34 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
 
 class ByteLocks:
-    """ByteLocks are locks on byte ranges of one file, held by one open of it. Nothing waits.
+    """ByteLocks lock byte ranges of one file through one open of it. Only `holding` waits.
 
-    A range that is locked twice through one object is locked once; another object is another
-    holder, in the same process too.
+    Locking a range twice through one object locks it once; another object is another holder, also
+    in the same process.
     """
 
     def __init__(self, path: str | int, *, create: bool = True) -> None:
-        """path: or a descriptor, which is taken over."""
+        """path: of the file, or a descriptor that this object then owns."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_NOFOLLOW if create else 0)
         self._fd = path if isinstance(path, int) else os.open(path, flags, 0o600)
 
     @classmethod
     def on_open_file(cls, fd: int) -> ByteLocks:
-        """Locks on the file of an open descriptor, whatever became of its name."""
+        """Open the locks of a descriptor's file, which may have been renamed or removed."""
         return cls(f"/proc/self/fd/{fd}", create=False)
 
     def lock(self, start: int, length: int = 1, *, shared: bool = False) -> bool:
-        """Lock [start, start + length); False if another holder is in the way."""
+        """Lock [start, start + length); return False if another holder has a conflicting lock."""
         return self._set(fcntl.F_RDLCK if shared else fcntl.F_WRLCK, start, length)
 
     def unlock(self, start: int, length: int = 1) -> None:
-        """Let [start, start + length) go."""
+        """Release [start, start + length)."""
         self._set(fcntl.F_UNLCK, start, length)
 
     def is_held(self, start: int) -> bool:
-        """Whether another holder has a byte, in either way; takes nothing."""
-        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, 1, 0)
-        found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, question)
+        """Return True if another holder has locked a byte, shared or not. Locks nothing."""
+        query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, 1, 0)
+        found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, query)
         return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
     def _set(self, kind: int, start: int, length: int) -> bool:
@@ -73,17 +72,17 @@ class ByteLocks:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can still be used: close() wasn't called."""
+        """True until close() is called."""
         return self._fd >= 0
 
     def close(self) -> None:
-        """Let all go. Safe to call twice."""
+        """Release all locks. Safe to call twice."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At exit modules may be gone, and the kernel closes everything.
+        # At exit modules may be unloaded, and the kernel closes all descriptors.
         if getattr(self, "_fd", -1) >= 0 and not is_finalizing():
             self.close()
 
@@ -91,7 +90,7 @@ class ByteLocks:
     def holding(
         self, start: int, *, timeout_s: float, what: str, stop: threading.Event | None = None
     ) -> Iterator[None]:
-        """Hold one byte inside. Raises StalledError when it isn't free in time."""
+        """Hold the lock of one byte in a with statement. Raises StalledError after timeout_s."""
         wait_for(lambda: self.lock(start), timeout_s=timeout_s, what=what, stop=stop)
         try:
             yield
@@ -102,9 +101,9 @@ class ByteLocks:
 def wait_for(
     got: Callable[[], bool], *, timeout_s: float, what: str, stop: threading.Event | None = None
 ) -> None:
-    """Ask until got() is true. what: for the error. stop: ends the wait early, with the error.
+    """Call got() until it returns True. what: the subject of the error. stop: ends the wait early.
 
-    Raises StalledError.
+    Raises StalledError if the time runs out or `stop` is set.
     """
     stop = stop or threading.Event()
     deadline = time.monotonic() + timeout_s
@@ -113,29 +112,29 @@ def wait_for(
         if time.monotonic() > deadline or stop.wait(pause_s):
             raise StalledError(
                 f"{what}: another process of this node has held it for more than {timeout_s:.0f} s."
-                " Look for one that is stopped or hangs (`penstock cache stat`), and end it: what "
-                "it holds is free at once."
+                " Look for a process that is stopped or hangs (`penstock cache stat`), and end it: "
+                "that releases its locks at once."
             )
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 class ReaderLocks:
-    """ReaderLocks hold the files that this process has mapped, by inode; counted, so one a file.
+    """ReaderLocks hold one counted lock, by inode, for each file that this process has mapped.
 
-    Let go from finalizers, which may run inside any other call: what can't be done there and then
-    is left to whoever is at work.
+    Finalizers release them and may run inside any other call. If such a call holds the mutex, it
+    completes the release.
     """
 
     def __init__(self, path: str | int) -> None:
-        """path: or a descriptor, which is taken over."""
+        """path: of the file, or a descriptor that this object then owns."""
         self._locks = ByteLocks(path)
         self._counts: dict[int, int] = {}
         self._mutex = threading.Lock()
-        self._gone: deque[int] = deque()
+        self._released: deque[int] = deque()
         self._owner = os.getpid()
 
     def acquire(self, inode: int) -> bool:
-        """Hold a file once more; False while an evictor is at it."""
+        """Add a use of a file; return False while a process evicts it."""
         with self._mutex:
             count = self._counts.get(inode, 0)
             is_ours = count > 0 or self._locks.lock(inode, shared=True)
@@ -145,21 +144,21 @@ class ReaderLocks:
         return is_ours
 
     def release(self, inode: int) -> None:
-        """Hold a file once less. A forked child's objects hold nothing."""
+        """Remove a use of a file. In a forked child it does nothing."""
         if os.getpid() == self._owner:
-            self._gone.append(inode)
+            self._released.append(inode)
             self._settle()
 
     @property
     def count(self) -> int:
-        """How many files are held."""
+        """The number of files in use."""
         return len(self._counts)
 
     def _settle(self) -> None:
-        while self._gone and self._mutex.acquire(blocking=False):
+        while self._released and self._mutex.acquire(blocking=False):
             try:
-                while self._gone:
-                    inode = self._gone.popleft()
+                while self._released:
+                    inode = self._released.popleft()
                     count = self._counts.pop(inode, 0) - 1
                     if count > 0:
                         self._counts[inode] = count
@@ -169,7 +168,7 @@ class ReaderLocks:
                 self._mutex.release()
 
     def close(self) -> None:
-        """Let all go: maps that still live may lose their files' protection, not their bytes."""
+        """Release all locks: the files of living maps may then be evicted, but keep their bytes."""
         with self._mutex:
             self._counts.clear()
             self._locks.close()

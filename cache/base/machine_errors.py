@@ -1,6 +1,6 @@
-"""Tell errors of the machine, its disks and its permissions from damaged data, and name remedies.
+"""Distinguish errors of the machine, its disks and permissions from damaged data; name remedies.
 
-The bytes of a file never cause such an error, so no sample is blamed for it.
+The bytes of a file never cause such an error, so it counts against no sample.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _MEMORY = (
     "Memory ran out, or this process has too many mapped files (vm.max_map_count): use fewer "
     "workers or a smaller batch, or give the job more memory."
 )
-_RIGHTS = "Give this user the right to read it, and to enter the folders above it."
-_DISK = "The disk or the mount fails: look into `dmesg`, check the disk, or mount it again."
-_ROOM = "The disk or the quota is full: free some space."
+_RIGHTS = "Give this user permission to read it, and to enter its parent folders."
+_DISK = "The disk or the mount fails: read `dmesg`, check the disk, or mount it again."
+_FULL = "The disk or the quota is full: free some space."
 _REMEDIES = {
     errno.EMFILE: _FILES,
     errno.ENFILE: "The machine has too many open files: end other jobs, or raise fs.file-max.",
@@ -29,7 +29,7 @@ _REMEDIES = {
     errno.EACCES: _RIGHTS,
     errno.EPERM: _RIGHTS,
     errno.EROFS: "The file system is mounted read-only: mount it for writing.",
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _ROOM),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
     **dict.fromkeys(
         (
             errno.EIO,
@@ -54,14 +54,14 @@ _REMEDIES = {
 }
 _SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 _ARROWS_ERRNO = re.compile(r"\[errno (\d+)\]", re.I)
-# What damaged bytes ask for, and no machine has: from 1 TiB on.
+# Sizes from 1 TiB on, which damaged bytes request and no machine has.
 _ABSURD = re.compile(r"size -?\d{13,}|allocate [\d.]+ [TPE]iB")
 
 
 def _errno(error: BaseException) -> int | None:
     if isinstance(error, MemoryError):
         return None if _ABSURD.search(str(error)) else errno.ENOMEM
-    if isinstance(error, ImportError):  # a library's loader tells no number
+    if isinstance(error, ImportError):  # a library's loader reports no number
         return next((code for code in _SHORTAGES if os.strerror(code) in str(error)), None)
     if not isinstance(error, OSError):
         return None
@@ -70,14 +70,14 @@ def _errno(error: BaseException) -> int | None:
 
 
 def machine_remedy(error: BaseException) -> str | None:
-    """What to do about an error that the machine is to blame for; None for all other errors, which
-    the data or a program may have caused."""
+    """Return the remedy for an error of the machine; None for all other errors, which the data or a
+    program may have caused."""
     return _REMEDIES.get(_errno(error) or 0)
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether this process or machine ran out of memory or open files: reading the bytes again from
-    anywhere would fail in the same way."""
+    """Return True if this process or machine ran out of memory or open files: reading the bytes
+    again from any source would fail in the same way."""
     return _errno(error) in _SHORTAGES
 
 
@@ -88,9 +88,9 @@ def refuse_shortage(error: BaseException, name: str) -> None:
 
 
 def read_error(name: str, error: BaseException) -> ReadError:
-    """Make the error for a file that is there and can't be read. name: for people."""
+    """Return the error for an existing file that can't be read. name: of the file, for messages."""
     code = _errno(error)
     strerror = error.strerror if isinstance(error, OSError) else None
     reason = os.strerror(code) if code and not strerror else strerror or str(error)
-    remedy = machine_remedy(error) or "Check the file, its rights and its disk."
+    remedy = machine_remedy(error) or "Check the file, its permissions and its disk."
     return ReadError(f"{name}: can't be read ({reason}). {remedy}", errno=code)

@@ -12,16 +12,17 @@ from penstock.cache.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# What resolvers take for 0.0.0.0 or ::, every network: "0", "0x0", "000.0.0.0", "[0::0]" too.
-_EVERYWHERE = re.compile(r"\*|[0.]+|0x0+|\[[0:.]+\]|\[::ffff:[0.]+\]", re.IGNORECASE)
+# Spellings of 0.0.0.0 and ::, which stand for all networks: also "0", "0x0", "000.0.0.0", "[0::0]".
+_ALL_NETWORKS = re.compile(r"\*|[0.]+|0x0+|\[[0:.]+\]|\[::ffff:[0.]+\]", re.IGNORECASE)
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]]+):([0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Certificates of one's own for the connections between nodes, as paths of PEM files.
+    """The user's own certificates for the connections between nodes, as paths of PEM files.
 
-    certificate, key: this node's. authority: whose certificates the other nodes must show.
+    certificate, key: of this node. authority: the authority that must have signed the other nodes'
+    certificates.
     """
 
     certificate: str | os.PathLike[str]
@@ -39,21 +40,20 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Has this node's cache serve the other nodes of the job, and ask them before the remote.
+    """Let the job's nodes serve each other from their caches before they request from the remote.
 
-    address: "HOST:PORT" where this node listens and the others reach it, and nowhere else; port 0
-        takes a free one. No HOST stands for all addresses: such as 0.0.0.0 is refused.
-    token_file: a file with the secret that the job's nodes share; it signs what they ask one
-        another for. None: the environment's, else one that the job draws and tells its processes
+    address: "HOST:PORT", the only address on which this node listens and by which the others reach
+        it; port 0 chooses a free one. A HOST for all addresses, such as 0.0.0.0, is refused.
+    token_file: a file with the secret that the job's nodes share and sign their requests with.
+        None: the secret of the environment, else one that the job draws and sends to its processes
         through the process group's store.
-    nodes: the addresses of all nodes, this one's among them, in the order of the nodes' ranks: for
-        a job without a process group, in which nodes tell one another. It needs a token_file, or
-        the secret in the environment.
+    nodes: the addresses of all nodes including this one, in the order of the nodes' ranks, for a
+        job without a process group. It needs a token_file, or the secret in the environment.
     tls: None encrypts unless the address is this machine's own (127.0.0.1), with certificates that
-        the job makes for itself; False declares the network private and saves their cost; True
-        encrypts there too; or files of one's own.
+        the job creates; True always encrypts; False never does, which is cheaper and for private
+        networks only; TlsFiles encrypt with the user's certificates.
 
-    Raises ConfigError for values that can't be.
+    Raises ConfigError for invalid values.
     """
 
     address: str
@@ -74,7 +74,7 @@ class Peers:
             raise ConfigError(f"peers: got tls={self.tls!r}, wanted True, False or TlsFiles.")
 
     def _check_nodes(self) -> None:
-        # Not a set: nodes are numbered by their places.
+        # Not a set: a node's position is its number.
         if not isinstance(self.nodes, list | tuple):
             raise ConfigError(f"peers: got nodes={self.nodes!r}, wanted a list of addresses.")
         object.__setattr__(self, "nodes", tuple(self.nodes))
@@ -82,8 +82,8 @@ class Peers:
             check_address(node, what="among nodes")
             if node.endswith(":0"):
                 raise ConfigError(
-                    f"peers: got {node!r} among nodes: others can't know a port that is chosen "
-                    "when the server starts. Name one."
+                    f"peers: got {node!r} among nodes: the other nodes can't know a port that is "
+                    "chosen when the server starts. Give a fixed port."
                 )
         if len(set(self.nodes)) < len(self.nodes):
             twice = next(node for node in self.nodes if self.nodes.count(node) > 1)
@@ -91,8 +91,8 @@ class Peers:
         if self.nodes and self.address not in self.nodes:
             raise ConfigError(
                 f"peers: got the address {self.address!r}, which isn't among the "
-                f"{len(self.nodes)} nodes. Pass the same list of all nodes on each of them, and "
-                "this one's address as it stands there."
+                f"{len(self.nodes)} nodes. Pass the same list of all nodes on each node, and "
+                "address= as it is written in the list."
             )
 
     @property
@@ -102,7 +102,7 @@ class Peers:
 
     @property
     def port(self) -> int:
-        """The port of the address; 0 for any that is free."""
+        """The port of the address; 0 for any free one."""
         return int(self.address.rpartition(":")[2])
 
 
@@ -112,10 +112,10 @@ def check_address(address: object, *, what: str) -> None:
     if found is None or int(found[2]) > 65535:
         raise ConfigError(
             f'peers: got {what} {address!r}, wanted "HOST:PORT" of a node, such as '
-            '"10.0.0.7:7077" or "[fd00::7]:7077"; port 0 takes a free one.'
+            '"10.0.0.7:7077" or "[fd00::7]:7077"; port 0 chooses a free one.'
         )
-    if _EVERYWHERE.fullmatch(found[1]):
+    if _ALL_NETWORKS.fullmatch(found[1]):
         raise ConfigError(
-            f"peers: got {what} {address!r}, which is every network of a node. Pass the address by "
-            "which the job's other nodes reach it."
+            f"peers: got {what} {address!r}, which stands for all networks of a node. Pass the "
+            "address by which the job's other nodes reach it."
         )

@@ -1,14 +1,13 @@
 """Read how many cores and how much memory the operating system lets this process use.
 
-A machine's own figures are no help in a container, whose control groups allow less than there is:
-threads beyond the quota are throttled, memory beyond the limit ends the process. No other module
-counts cores or memory.
+The control groups of a container allow less than the machine has: they throttle threads beyond the
+quota and end a process that exceeds the memory limit. No other module counts cores or memory.
 
 `trim_heap` returns freed memory to the system. Decoders allocate and free buffers of many sizes
 from many threads, and glibc keeps what is freed in the middle of its heaps. Measured with DALI 2.4
 on 2 threads, batch 128: 760 MiB resident after one epoch of 1,000 images and 1,008 MiB after ten;
 trimmed at each epoch's end, 660 to 690 MiB throughout, for 10 to 50 ms an epoch. A fixed
-M_MMAP_THRESHOLD does as well, but changes the allocator under the user's own tensors.
+M_MMAP_THRESHOLD has the same effect, but changes the allocator for the user's own tensors.
 """
 
 from __future__ import annotations
@@ -23,41 +22,41 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path("/")
-"""Where /proc and /sys are looked for unless told."""
+"""The default folder that holds /proc and /sys."""
 
 
 def machine_cores() -> int:
-    """Processors of the machine, whoever may use them; at least 1."""
+    """Return the number of the machine's processors, at least 1, whether or not they are usable."""
     return os.cpu_count() or 1
 
 
 def machine_memory_bytes() -> int:
-    """Memory of the machine, whoever may use it."""
+    """Return the size of the machine's memory, whether or not it is usable."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def allowed_cores() -> list[int]:
-    """The numbers of the processors that this thread may run on, in order: its CPU affinity."""
+    """Return the sorted numbers of the processors in this thread's CPU affinity."""
     return sorted(os.sched_getaffinity(0))
 
 
 def usable_cores(*, root: Path | None = None) -> int:
-    """Cores that this process may use: its CPU affinity, and the CPU quota of its control groups.
+    """Return the number of cores that the CPU affinity and CPU quota of this process allow.
 
-    A quota counts in whole cores, rounded down, since a thread more would be throttled; at least 1.
-    Reads both versions of control groups; one that can't be read limits nothing. root: where /proc
-    and /sys are looked for.
+    A quota is rounded down, because it would throttle another thread; the result is at least 1.
+    Reads both versions of control groups; one that can't be read limits nothing. root: the folder
+    that holds /proc and /sys.
     """
     quotas = (int(cores) for cores in _quotas(root or ROOT))
     return max(1, min(len(allowed_cores()), *quotas, sys.maxsize))
 
 
 def available_memory_bytes(*, root: Path | None = None) -> int:
-    """Memory that this process may still take: the kernel's estimate for the machine, and what its
-    control groups leave, files that they could drop counted as free.
+    """Return how much more memory this process may use: the lower of the kernel's estimate for the
+    machine and the rest of its control groups' limits, where droppable files count as free.
 
-    Reads both versions of control groups; one that can't be read limits nothing, and a machine that
-    doesn't tell has nothing to give: 0. root: where /proc and /sys are looked for.
+    Reads both versions of control groups; one that can't be read limits nothing. Returns 0 if the
+    machine reports no estimate. root: the folder that holds /proc and /sys.
     """
     memory = _numbers(_read((root or ROOT) / "proc/meminfo").replace(":", "").replace(" kB", ""))
     machine = 1024 * memory.get("MemAvailable", 0)
@@ -65,7 +64,7 @@ def available_memory_bytes(*, root: Path | None = None) -> int:
 
 
 def _memory_left(root: Path) -> Iterator[int]:
-    """Bytes that the control groups of this process leave, of its own and of all above it."""
+    """Yield the free bytes of this process's control group and of all its parents."""
     files = {
         True: ("memory.max", "memory.current", "inactive_file"),
         False: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -84,13 +83,13 @@ def _memory_left(root: Path) -> Iterator[int]:
 
 
 def _numbers(text: str) -> dict[str, int]:
-    """Of lines "name number"."""
+    """Parse lines of the form "name number"."""
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """CPU quotas in cores of this process's control group and of all above it."""
+    """Yield the CPU quotas, in cores, of this process's control group and of all its parents."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         if not controllers:
@@ -104,10 +103,10 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _upward(mount: Path, path: str) -> Iterator[Path]:
-    """The group's folder and those above it, up to the mount point.
+    """Yield the group's folder and its parents, up to the mount point.
 
     In a container the path may be the host's and not exist below the mount; then only the mount
-    itself, which is the container's group, has something to read.
+    point, which is the container's group, has readable files.
     """
     parts = [part for part in path.split("/") if part not in ("", ".", "..")]
     for depth in range(len(parts), -1, -1):
@@ -115,7 +114,7 @@ def _upward(mount: Path, path: str) -> Iterator[Path]:
 
 
 def _quota(words: list[str]) -> Iterator[float]:
-    """Cores of "quota period" in microseconds; none for "max" and -1, which mean no limit."""
+    """Yield the cores of "quota period" in microseconds; none for "max" and -1 (no limit)."""
     if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]):
         yield int(words[0]) / int(words[1])
 
@@ -128,7 +127,7 @@ def _read(path: Path) -> str:
 
 
 def trim_heap() -> None:
-    """Return free heap pages to the system; elsewhere than on glibc, do nothing."""
+    """Return free heap pages to the system; without glibc, do nothing."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -8,14 +8,15 @@ from penstock.cache.errors import ConfigError
 
 _UNITS = {"": 1, "b": 1, **{u + "b": 1000**i for i, u in enumerate("kmgtp", 1)}}
 _UNITS |= {u + "ib": 1024**i for i, u in enumerate("kmgtp", 1)}
-_MOST = 2**63  # SQLite's and the kernel's numbers end there
+_MOST = 2**63  # the limit of SQLite's and the kernel's integers
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_size(size: int | str, *, what: str = "size") -> int:
-    """Bytes of a size: an int (bytes), or "64MiB" (2^20 each), "1.5TB" (10^12 each).
+    """Return the bytes of a size: an int (bytes), or a text such as "64MiB" or "1.5TB".
 
-    what: the argument's name, for the error. Raises ConfigError for anything else, 0 and less.
+    KiB to TiB are powers of 1024, kB to TB powers of 1000. what: the argument's name in the error.
+    Raises ConfigError for anything else, 0 and less.
     """
     number, why = 0.0, ""
     if isinstance(size, int) and not isinstance(size, bool):
@@ -23,9 +24,9 @@ def parse_size(size: int | str, *, what: str = "size") -> int:
     elif isinstance(size, str) and (match := _PATTERN.fullmatch(size)):
         factor = _UNITS.get(match[2].lower())
         if factor is None:
-            why = f" ({match[2]!r} is no unit: B, kB, MB, GB, TB, KiB, MiB, GiB and TiB are)"
+            why = f" ({match[2]!r} is no unit, wanted B, kB, MB, GB, TB, KiB, MiB, GiB or TiB)"
         elif factor == 1 and "." in match[1]:
-            why = " (a part of a byte: its unit is missing)"
+            why = " (a fraction of a byte: is the unit missing?)"
         else:
             number = float(match[1]) * factor
     if not 1 <= number < _MOST:
@@ -40,7 +41,7 @@ _RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*((?:[kKMGTP]i?)?)(b|bit|B)(?:/s|
 
 
 def parse_rate(rate: str, *, what: str = "rate") -> float:
-    """Bytes a second of "12.5GB/s", or of "100Gb/s", which are bits: 8 of them a byte.
+    """Return the bytes a second of a rate in bytes, "12.5GB/s", or in bits, "100Gb/s".
 
     what: the argument's name, for the error. Raises ConfigError for anything else, and for 0.
     """
@@ -55,7 +56,7 @@ def parse_rate(rate: str, *, what: str = "rate") -> float:
 
 
 def format_size(size_bytes: float) -> str:
-    """A size for people, in binary units: 1536 is "1.5 KiB"."""
+    """Format a size in binary units: 1536 is "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size_bytes) < 1024 or unit == "TiB":
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"

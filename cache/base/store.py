@@ -1,9 +1,9 @@
-"""Define what every remote store can do, what a request brings, and how it can fail.
+"""Define the interface of all remote stores, the answers to requests, and the kinds of failures.
 
-A store makes one request and reports its result; `cache.fetch` retries, hedges and counts. Of
-`cache.stores`, `http_store` serves http(s), `obstore_store` s3, gs and az, `fsspec_store` every
-other URL and whatever file system object a user passes. An `ObjectRange` is what one request for
-data asks a store for.
+A store makes one request and reports its result; `cache.fetch` retries, hedges and counts. In
+`cache.stores`, `http_store` serves http(s), `obstore_store` s3, gs and az, and `fsspec_store` every
+other URL and the file system objects that users pass. An `ObjectRange` is what one request for data
+asks for.
 """
 
 from __future__ import annotations
@@ -18,17 +18,24 @@ if TYPE_CHECKING:
 Failure = Literal[
     "transient", "unreachable", "throttled", "missing", "denied", "changed", "refused"
 ]
-"""transient: network, 5xx, a cut or wrong answer, a stall: try again. unreachable: nobody listens
-there, or the name isn't known: it may be starting, or misspelt. throttled: 429 or 503, try again
-later. missing: no such object. denied: 401 or 403. changed: not the version that was asked for.
-refused: anything that trying again won't mend."""
+"""transient: the network failed, 5xx, a cut or wrong answer, or a stall: try again. unreachable:
+the host refuses connections or its name is unknown, because it is starting or misspelt. throttled:
+429 or 503, try again later. missing: no such object. denied: 401 or 403. changed: not the requested
+version. refused: any failure that another attempt can't repair."""
+
+
+FORKED = (
+    "its connections belong to the process that opened them, and this is a forked child. Use "
+    'multiprocessing_context="forkserver" (or "spawn"), and create the dataset inside the worker'
+)
+"""The reason for which a store refuses requests in a forked child."""
 
 
 class RequestError(Exception):
-    """One request failed. Never leaves the package `cache`: `Fetcher` makes a FetchError of it.
+    """One request failed. It never leaves the package `cache`: `Fetcher` raises a FetchError.
 
-    message: for people, without credentials. retry_after_s: what the server asked for, if it did.
-    remedy: what to do, where more is known than the kind. code: the store's own, if it told one.
+    message: without credentials. retry_after_s: the pause that the server requested, or None.
+    remedy: more specific advice than the kind's, or None. code: the store's own error code, or "".
     """
 
     def __init__(
@@ -49,10 +56,10 @@ class RequestError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """Object info is what a store says of an object.
+    """Object info describes an object of a store.
 
-    path: below the store's root, names joined by "/" (surrogate escapes for what isn't UTF-8);
-    version: its etag without quotes, else size and time; "" where neither is told.
+    path: below the store's root, names joined by "/" (surrogate escapes for bytes that aren't
+    UTF-8); version: its etag without quotes, else its size and time; "" if the store has neither.
     """
 
     path: str
@@ -62,10 +69,10 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An answer is the bytes that one request brought.
+    """An answer holds the bytes that one request returned.
 
-    data: a buffer (bytes, or what memoryview() takes) of exactly the bytes asked for; version: of
-    the object that they are from; object_bytes: the object's size.
+    data: a buffer (an argument of memoryview()) of exactly the requested bytes; version: of their
+    object; object_bytes: the object's size.
     """
 
     data: Any
@@ -74,27 +81,27 @@ class Answer:
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes came."""
+        """The number of bytes in the answer."""
         return memoryview(self.data).nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamedAnswer(Answer):
-    """The answer where whoever asked has taken the bytes as they came: data is empty."""
+    """The answer whose bytes the caller has already read from a stream: data is empty."""
 
 
 ABSENT = Answer(data=b"", version="", object_bytes=-1)
-"""The answer for an object that isn't there, where that is no error."""
+"""The answer for a missing object if that is no error."""
 
 
 class Store(Protocol):
     """A store serves the objects below one root. Safe for several threads; not across fork.
 
-    url: of the root, for people, without credentials. scope: hex that tells two stores of one URL
-    apart (an endpoint, an account). secrets: texts that must not be shown.
+    url: of the root, for messages, without credentials. scope: hex digits that distinguish stores
+    of one URL (an endpoint, an account). secrets: texts that must not be shown.
 
-    Every method makes its requests once and raises RequestError; a forked child that uses a store
-    of its parent's gets RequestError("refused") with the remedy, never a hang.
+    Every method makes its requests once and raises RequestError. In a forked child the parent's
+    store never hangs; it raises RequestError("refused") with the remedy.
     """
 
     url: str
@@ -102,14 +109,14 @@ class Store(Protocol):
     secrets: tuple[str, ...]
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """All objects whose path begins with the folder `prefix` ("" or "a/b"), in any order."""
+        """Yield all objects below the folder `prefix` ("" or "a/b"), in any order."""
 
     def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
-        """Objects directly in a folder, and names (last part) of its folders; empty if it isn't
-        there."""
+        """Return the objects directly in a folder, and the names (last parts) of its subfolders;
+        both are empty if the folder is missing."""
 
     def info(self, path: str) -> ObjectInfo | None:
-        """What is known of an object; None if it isn't there (a folder is none)."""
+        """Return the size and version of an object; None if it is missing or a folder."""
 
     def read(
         self,
@@ -119,28 +126,28 @@ class Store(Protocol):
         version: str | None = None,
         most_bytes: int | None = None,
     ) -> Answer:
-        """Bytes [start, end) of an object, or all of it without span, which is refused if it has
-        more than `most_bytes`.
+        """Return bytes [start, end) of an object, or, without span, all of it if it has at most
+        `most_bytes`.
 
-        version: the request is conditional (If-Match) where the store can do that, and the
-        answer's version is compared in any case: RequestError("changed"). An answer that is
-        shorter or from elsewhere than asked for is RequestError("transient"), one that is longer
-        "refused": where the store can, no more than is wanted and one byte is ever read.
+        version: makes the request conditional (If-Match) if the store supports that, and is always
+        compared with the answer's version; a difference raises RequestError("changed"). An answer
+        that is too short or of another range raises "transient", one that is too long "refused". If
+        possible, the store reads at most one byte more than requested.
         """
 
     def put(self, local: str, path: str) -> None:
         """Upload a local file."""
 
     def close(self) -> None:
-        """Let connections go. Safe to call twice."""
+        """Close the connections. Safe to call twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectRange:
     """An object range is bytes [start, end) of an object.
 
-    version: what the object must be; None for whatever is there. may_lack: where the object isn't
-    there, the answer is `ABSENT`.
+    version: the version that the object must have; None for any. may_lack: a missing object is
+    answered by `ABSENT` instead of an error.
     """
 
     path: str
@@ -150,5 +157,5 @@ class ObjectRange:
     may_lack: bool = False
 
     def read(self, store: Store) -> Answer:
-        """Ask a store for it once. Raises RequestError."""
+        """Request the range from a store once. Raises RequestError."""
         return store.read(self.path, (self.start, self.end), version=self.version)

@@ -1,4 +1,4 @@
-"""Fetch ranges of a store's objects: in parallel, retried, hedged, limited and counted."""
+"""Fetch ranges of a store's objects in parallel, with retries, hedges, limits and counts."""
 
 import lazy_loader
 

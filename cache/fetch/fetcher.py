@@ -1,11 +1,11 @@
-"""Fetch bytes of a store's objects in parallel: retried, hedged, limited and counted.
+"""Fetch bytes of a store's objects in parallel, with retries, hedges, limits and counts.
 
-The caller's thread coordinates its call, and the fetcher's threads make the requests. So there is
-no manager thread that could die or outlive its callers, and Ctrl-C interrupts the wait of the
-caller. Every wait has a limit.
+The caller's thread coordinates its call, and the fetcher's threads make the requests. So no manager
+thread exists that could die or outlive its callers, and Ctrl-C interrupts the caller's wait. Every
+wait has a limit.
 
-Retry-After is honoured where a store reports it (`RequestError.retry_after_s`). A folder is listed
-in pages, so that a failure costs a page and not the whole listing.
+The fetcher obeys Retry-After if a store reports it (`RequestError.retry_after_s`). It lists folders
+in pages, so that a failure repeats a page and not the entire listing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache.base import (
     ABSENT,
+    FORKED,
     Answer,
     FetchPolicy,
     ObjectInfo,
@@ -30,7 +31,7 @@ from penstock.cache.base import (
     TrafficMeter,
 )
 from penstock.cache.errors import ClosedError, FetchError, StalledError
-from penstock.cache.fetch.scheduler import FORKED, HEDGE_THREADS, Call, Scheduler, StoreRequest
+from penstock.cache.fetch.scheduler import HEDGE_THREADS, Call, Scheduler, StoreRequest
 from penstock.cache.threads import STALL_TIMEOUT_S, Workers, end_at_exit
 
 if TYPE_CHECKING:
@@ -42,32 +43,31 @@ if TYPE_CHECKING:
 
 
 class FetchSignal:
-    """Tells waiting callers of events under a lock. Hold the lock around every method."""
+    """A condition variable that counts events. Hold the lock around every method."""
 
     def __init__(self) -> None:
         self.lock = threading.Condition()
         self.events = 0
 
     def changed(self) -> None:
-        """Wake who waits: there is something to decide."""
+        """Count an event and wake all waiting callers."""
         self.events += 1
         self.lock.notify_all()
 
     def wait(self, seen: int, *, timeout_s: float) -> None:
-        """Wait for an event behind those that were seen, so long at most."""
+        """Wait until the event count differs from `seen`, for at most timeout_s."""
         if self.events == seen:
             self.lock.wait(timeout_s)
 
     def wait_for(self, done: Callable[[], bool], *, timeout_s: float) -> bool:
-        """Wait until something is so; False if the time was over first."""
+        """Wait until done() returns True; return False if time runs out first."""
         return self.lock.wait_for(done, timeout=timeout_s)
 
 
 _LONGEST_WAIT_S = 0.5
-"""A Ctrl-C that lands just before a wait begins is noticed only when the wait ends."""
+"""A Ctrl-C that arrives just before a wait begins is noticed only when the wait ends."""
 _CLOSE_S = 1.0
-"""So long close() waits for requests that it has interrupted; what hangs on is left to its own
-timeout."""
+"""How long close() waits for the requests that it interrupted; others end by their own timeouts."""
 
 
 class Dispatcher:
@@ -95,8 +95,8 @@ class Dispatcher:
     # -- the caller's thread
 
     def run(self, call: Call) -> None:
-        """Carry a call out; returns when all is delivered, raises what went wrong. No deliver runs
-        or begins any more behind that."""
+        """Run a call: return when all its answers are delivered, or raise its error. After that no
+        deliver runs or begins."""
         try:
             self._coordinate(call)
         finally:
@@ -123,7 +123,7 @@ class Dispatcher:
             for attempt in chosen:
                 self._workers.submit(partial(self._work, call), attempt)
                 sent += 1
-        except BaseException:  # closed meanwhile, or Ctrl-C: the rest is not in flight
+        except BaseException:  # closed meanwhile, or Ctrl-C: the other attempts aren't in flight
             with self._lock:
                 for attempt in chosen[sent:]:
                     self.scheduler.end(call, attempt)
@@ -135,20 +135,20 @@ class Dispatcher:
             done = self._signal.wait_for(lambda: not call.delivering, timeout_s=STALL_TIMEOUT_S)
         if not done:
             raise StalledError(
-                f"{self._url}: bytes that were fetched could not be stored for "
-                f"{STALL_TIMEOUT_S:.0f} s. The local disk may hang: try to list the cache folder."
+                f"{self._url}: the fetched bytes could not be stored for {STALL_TIMEOUT_S:.0f} s. "
+                "The local disk may hang: try to list the cache folder."
             )
 
     # -- a fetch thread
 
     def _work(self, call: Call, attempt: Attempt) -> None:
-        """An attempt, and behind it others that wait for a connection."""
+        """Run an attempt, and after it others that wait for a connection."""
         following: tuple[Call, Attempt] | None = (call, attempt)
         while following is not None:
             following = self._make(*following)
 
     def _make(self, call: Call, attempt: Attempt) -> tuple[Call, Attempt] | None:
-        """One attempt, and what becomes of it; the next one for this thread."""
+        """Make one attempt and handle its result; return the next attempt for this thread."""
         began_s = time.monotonic()
         request = attempt.request
         again = request.attempts > 1 and not attempt.is_hedge
@@ -158,7 +158,7 @@ class Dispatcher:
             answer = request.run()
         except RequestError as error:
             failure = error
-        # Not a failed request but a mistake in a store: it surfaces in the caller's thread.
+        # Not a failed request but a bug in a store: the caller's thread raises it.
         except BaseException as error:
             with self._lock:
                 call.error = call.error or error
@@ -186,7 +186,7 @@ class Dispatcher:
         error: BaseException | None = None
         try:
             call.deliver(attempt.request.number, answer)
-        except BaseException as raised:  # raised again in the caller's thread
+        except BaseException as raised:  # the caller's thread raises it
             error = raised
         with self._lock:
             return self.scheduler.delivered(call, attempt, time.monotonic(), error)
@@ -200,7 +200,7 @@ class Dispatcher:
             self._signal.changed()
 
     def close(self) -> None:
-        """End the threads; a request that hangs isn't waited for. Safe to call twice."""
+        """End the threads without waiting for a request that hangs. Safe to call twice."""
         self._workers.close(timeout_s=_CLOSE_S)
 
 
@@ -208,7 +208,7 @@ _PAGE = 1000
 
 
 class ListingPages:
-    """Lists a folder page by page, and goes on after a failure without repeating anything."""
+    """Lists a folder page by page, and continues after a failure without repeating objects."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = store
@@ -217,7 +217,7 @@ class ListingPages:
         self._seen: set[str] = set()
 
     def next(self) -> list[ObjectInfo]:
-        """The next objects; none at the end. Raises RequestError."""
+        """Return the next objects; none at the end. Raises RequestError."""
         try:
             if self._left is None:
                 self._left = iter(self._store.walk(self._prefix))
@@ -236,8 +236,9 @@ T = TypeVar("T")
 class Fetcher:
     """Makes requests to one store for any number of threads, which share the connections.
 
-    policy: limits; meter: counts what came; jitter: of the pauses, for tests. Owns the store and
-    the threads (named penstock-fetch, started when needed): close() ends both. Not across fork.
+    policy: limits; meter: counts the traffic; jitter: of the pauses, for tests. It owns the store
+    and the threads (named penstock-fetch, started when needed), which close() ends. Not across
+    fork.
     """
 
     def __init__(
@@ -269,14 +270,14 @@ class Fetcher:
         *,
         urgent: bool = True,
     ) -> None:
-        """Fetch ranges of objects; returns when all are delivered.
+        """Fetch ranges of objects; return when all are delivered.
 
-        deliver(number, answer): called once for each range (number: its place in `ranges`), on a
-        fetch thread, in any order and several at a time. Its exception stops the rest and is
-        raised here. It is never running any more when this returns or raises.
-        urgent: False for a fill in the background, which leaves some connections to the others.
+        deliver(number, answer): called once for each range (number: its position in `ranges`), on
+        fetch threads, in any order and concurrently. If it raises an error, the call ends with that
+        error. No deliver is running when this method returns or raises.
+        urgent: False for a fill in the background, which leaves some connections to other calls.
 
-        Ranges are fetched as they are: merging near ones is the caller's. Raises FetchError (with
+        It doesn't merge neighbouring ranges, which is the caller's task. Raises FetchError (with
         .missing), ObjectChangedError, ClosedError, StalledError.
         """
         requests = (
@@ -285,7 +286,7 @@ class Fetcher:
                 uri=self.uri(one.path),
                 run=partial(self._read, one),
                 size_bytes=one.end - one.start,
-                # A late range of a fill delays nobody, and is many bytes to ask for twice.
+                # A late range of a fill delays no batch, and is too many bytes to request twice.
                 may_hedge=urgent,
             )
             for number, one in enumerate(ranges)
@@ -303,7 +304,7 @@ class Fetcher:
     def fetch_object(
         self, path: str, *, version: str | None = None, size_bytes: int | None = None
     ) -> Answer:
-        """Fetch a small object, all of it. size_bytes: what it must have, else
+        """Fetch all of a small object. size_bytes: its expected size, or None; another size raises
         ObjectChangedError. Raises FetchError."""
 
         def read() -> Answer:
@@ -319,16 +320,17 @@ class Fetcher:
     # -- names
 
     def info(self, path: str, *, limit_s: float | None = None) -> ObjectInfo | None:
-        """Look an object up; None if it isn't there. limit_s: for all attempts, less than the
-        policy's. Raises FetchError."""
+        """Return the size and version of an object; None if it is missing. limit_s: the limit of
+        all attempts, if it is below the policy's. Raises FetchError."""
         return self._one(lambda: self.store.info(path), path, limit_s=limit_s)
 
     def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
-        """List the objects directly in a folder, and its folders by name. Raises FetchError."""
+        """Return the objects directly in a folder, and the names of its subfolders. Raises
+        FetchError."""
         return self._one(lambda: self.store.list_folder(prefix), prefix)
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """List all objects below a folder, each once. Raises FetchError."""
+        """Yield all objects below a folder, each once. Raises FetchError."""
         pages = ListingPages(self.store, prefix)
         while page := self._one(pages.next, prefix, may_hedge=False):
             yield from page
@@ -338,25 +340,25 @@ class Fetcher:
         self._one(lambda: self.store.put(local, path), path, may_hedge=False)
 
     def uri(self, path: str) -> str:
-        """An object's name in errors."""
+        """Return the name of an object in errors."""
         shown = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         return f"{self.store.url.rstrip('/')}/{shown}" if shown else self.store.url
 
     # -- rates and connections
 
     def request_time(self) -> tuple[float, float]:
-        """(mean, 99th percentile) seconds of recent requests for bytes; (0, 0) before the first."""
+        """Return (mean, 99th percentile) seconds of recent data requests; (0, 0) without any."""
         with self._lock:
             return self._scheduler.hedging.times.summary()
 
     @property
     def in_flight(self) -> int:
-        """Requests on their way now, of all callers."""
+        """The number of requests of all callers that are in flight."""
         return self._scheduler.budget.in_flight
 
     @property
     def fills_beside_urgent(self) -> int:
-        """Connections of what isn't urgent while something is; may be set."""
+        """The number of connections of fills while there are urgent requests; may be set."""
         return self._scheduler.budget.fills_beside_urgent
 
     @fills_beside_urgent.setter
@@ -365,11 +367,11 @@ class Fetcher:
 
     @contextlib.contextmanager
     def reserve_fills(self, most: int) -> Iterator[int]:
-        """How many requests that aren't urgent may be sent now, of the `most` that the caller has
-        to send; the room is the caller's inside.
+        """Yield how many requests that aren't urgent, at most `most`, may be sent inside the with
+        statement.
 
-        To be asked before pieces are claimed: were the limit kept where requests are sent, a batch
-        could wait for a claimed piece, and its fill for the batches to be done.
+        Call it before claiming pieces: if the limit applied when requests are sent, a batch could
+        wait for a claimed piece whose fill waits for the batches.
         """
         with self._lock:
             granted = self._scheduler.budget.grant(time.monotonic(), most)
@@ -382,9 +384,9 @@ class Fetcher:
     # -- the end
 
     def end(self) -> None:
-        """End all waits with a ClosedError, and interrupt requests in flight where the store can:
-        at once. Safe to call twice."""
-        if os.getpid() != self._pid:  # a forked child: all this is its parent's
+        """End all waits with a ClosedError at once, and interrupt requests in flight if the store
+        can. Safe to call twice."""
+        if os.getpid() != self._pid:  # a forked child owns none of this
             return
         self._dispatcher.end()
         abort = getattr(self.store, "abort", None)
@@ -392,9 +394,9 @@ class Fetcher:
             abort()
 
     def close(self) -> None:
-        """End the threads and the store; who waits gets ClosedError. Safe to call twice.
+        """End the threads and the store; waiting callers raise ClosedError. Safe to call twice.
 
-        A request that can't be interrupted and hangs is not waited for: its thread ends by itself.
+        It doesn't wait for a hanging request that can't be interrupted: its thread ends by itself.
         """
         if os.getpid() != self._pid:
             return

@@ -2,8 +2,8 @@
 
 A call of one caller has several requests, and each request may have several attempts. Times are
 seconds of one monotonic clock that the caller reads. A request that takes longer than others of its
-size is sent a second time; one that has had its time, alone or with its whole call, or at a host
-that never answered, becomes a FetchError that names the remedy.
+size is sent a second time. A request becomes a FetchError that names the remedy if its time limit
+or its call's has passed, or if its host has never answered.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StoreRequest:
-    """A request asks a store for one thing, as often as it takes.
+    """A request to a store, which several attempts may make.
 
-    run: makes the request once; size_bytes: of the answer, as expected.
+    run: makes the request once; size_bytes: the expected size of the answer.
     """
 
     number: int
@@ -48,7 +48,7 @@ class StoreRequest:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """An attempt is one request on its way, for the first time, again or as a hedge."""
+    """One attempt of a request: the first, a retry or a hedge."""
 
     request: StoreRequest
     is_hedge: bool = False
@@ -57,10 +57,10 @@ class Attempt:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
-    """A call is what one caller asks for: some requests, and where their answers go.
+    """The requests of one caller, and the function that receives their answers.
 
-    unsent: not begun; retries: (when, number, request) to try again; undelivered: how many answers
-    are still to come.
+    unsent: requests that haven't begun; retries: a heap of (time, number, request) to try again;
+    undelivered: the number of outstanding answers.
     """
 
     deliver: Callable[[int, Any], None]
@@ -78,47 +78,41 @@ class Call:
     last_failure: RequestError | None = None
 
     def begun(self) -> Iterator[StoreRequest]:
-        """The requests that were sent at least once and aren't done."""
+        """Yield the requests that were sent at least once and aren't done."""
         yield from self.in_flight.values()
         for _, _, request in self.retries:
             yield request
 
     def is_due(self, now_s: float) -> bool:
-        """Whether a request waits to be sent, for the first time or again."""
+        """Return True if a request waits to be sent, for the first time or again."""
         return bool(self.unsent) or self.is_due_again(now_s)
 
     def is_due_again(self, now_s: float) -> bool:
-        """Whether one that failed has had its pause."""
+        """Return True if the pause of a failed request has passed."""
         return bool(self.retries) and self.retries[0][0] <= now_s
 
 
-FORKED = (
-    "its connections belong to the process that opened them, and this is a forked child. Use "
-    'multiprocessing_context="forkserver" (or "spawn"), and make the dataset inside the worker'
-)
-
 _REMEDIES = {
-    "transient": "Check that the server is up and the network, or raise retry_timeout in "
-    "storage_options.",
+    "transient": "Check the server and the network, or raise retry_timeout in storage_options.",
     "unreachable": "Check the host and the port in the URL (or endpoint_url), and that the server "
-    "is up.",
+    "is running.",
     "throttled": "The store asks for fewer requests: use larger shards, fewer jobs at a time, or "
     "raise retry_timeout in storage_options.",
-    "missing": "Check the path for a typing error; if it was there, the dataset changed since it "
-    "was indexed: run `penstock index` again.",
+    "missing": "Check the path for a typing error; if the object existed, the dataset changed "
+    "after it was indexed: run `penstock index` again.",
     "denied": "Check the credentials, the region and the endpoint in storage_options; a public "
-    "bucket wants anon=True. Of what isn't there a store says the same to those who may not list: "
+    "bucket needs anon=True. Without permission to list, a missing object gives the same answer: "
     "check the path, too.",
     "changed": "It was replaced after it was indexed: run `penstock index` (or upload the pack) "
     "again, and don't write to a dataset while jobs read it.",
-    "refused": "Trying again would not help.",
+    "refused": "Another attempt would not help.",
 }
 
 
 def fetch_error(request: StoreRequest, failure: RequestError | None, now_s: float) -> PenstockError:
-    """Make the FetchError (or ObjectChangedError) of a request that is given up.
+    """Return the FetchError (or ObjectChangedError) of a request that is given up.
 
-    failure: the last one of its call; None if there was none, so it just took too long.
+    failure: the last one of its call; None if the call only took too long.
     """
     failure = failure or RequestError("transient", "no answer came")
     tries = f"{request.attempts} attempt{'s' if request.attempts != 1 else ''}"
@@ -133,11 +127,11 @@ def fetch_error(request: StoreRequest, failure: RequestError | None, now_s: floa
 
 
 class RequestTimes:
-    """Keeps times of recent requests by size class (powers of two), for hedges and look-ahead."""
+    """The times of recent requests by size class (powers of two), for hedges and look-ahead."""
 
     RECENT = 256
     REFRESH = 16
-    """A class's quantile is worked out again after so many more requests: sorting costs 20 us."""
+    """The quantile of a class is updated after this many requests, because sorting takes 20 us."""
 
     def __init__(self, policy: FetchPolicy) -> None:
         self._policy = policy
@@ -155,7 +149,7 @@ class RequestTimes:
             self._recent.append(seconds)
 
     def late_after_s(self, size_bytes: int) -> float | None:
-        """How long a request of this size may take before it is hedged; None: too few seen."""
+        """Return after how many seconds a request of this size is late; None with too few data."""
         name = size_bytes.bit_length()
         count = self._counts.get(name, 0)
         if count < self._policy.hedge_least:
@@ -172,21 +166,21 @@ class RequestTimes:
         return late
 
     def summary(self) -> tuple[float, float]:
-        """(mean, 99th percentile) of recent requests for bytes; (0.0, 0.0) before the first."""
+        """Return (mean, 99th percentile) of recent data requests; (0.0, 0.0) without any."""
         if not self._recent:
             return 0.0, 0.0
         return sum(self._recent) / len(self._recent), quantile(sorted(self._recent), 0.99)
 
 
 def quantile(ordered: list[float], share: float) -> float:
-    """The smallest of sorted values that at least `share` of them don't pass."""
+    """Return the smallest of sorted values that at least `share` of them don't exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 class Hedging:
-    """Finds requests that take much longer than others did, and keeps their hedges few.
+    """Chooses the requests to hedge, those that take much longer than others, within a share.
 
-    Not locked: the fetcher's lock is held around it. times: of the requests that succeeded.
+    Not thread-safe: callers hold the fetcher's lock. times: of the requests that succeeded.
     """
 
     def __init__(self, policy: FetchPolicy, health: Health) -> None:
@@ -197,12 +191,12 @@ class Hedging:
         self._bytes = self._hedged_bytes = 0
 
     def sent(self, size_bytes: int) -> None:
-        """Note that a request was sent that is no hedge."""
+        """Record that a request was sent that is no hedge."""
         self._requests += 1
         self._bytes += size_bytes
 
     def late(self, call: Call, now_s: float, *, most: int) -> Iterator[StoreRequest]:
-        """Pick at most so many requests of a call to be sent again now; each counts as hedged."""
+        """Yield at most `most` requests of a call to send a second time; mark them as hedged."""
         for request in call.in_flight.values():
             if most <= 0 or not self._may_hedge:
                 return
@@ -216,7 +210,7 @@ class Hedging:
                 yield request
 
     def due_s(self, request: StoreRequest, now_s: float) -> float | None:
-        """Seconds until a request in flight is late; None if it won't be hedged."""
+        """Return the seconds until a request in flight is late; None if it won't be hedged."""
         late_s = self._late_after_s(request)
         if late_s is None or not self._may_hedge:
             return None
@@ -224,7 +218,7 @@ class Hedging:
 
     @property
     def _may_hedge(self) -> bool:
-        # Both shares: late ranges are rather large ones, and over a link that is full all are late.
+        # Both shares: late ranges are often large, and on a full link all ranges are late.
         share = self._most_share
         is_in_count = self._hedges <= share * self._requests
         return is_in_count and self._hedged_bytes <= share * self._bytes
@@ -236,14 +230,14 @@ class Hedging:
 
 
 class Deadlines:
-    """Says which request a call has waited for long enough, and when to look again."""
+    """Finds requests that have passed their time limits, and the times of the next checks."""
 
     def __init__(self, policy: FetchPolicy, health: Health) -> None:
         self._first_contact_s = policy.first_contact_s
         self._health = health
 
     def passed(self, call: Call, now_s: float) -> StoreRequest | None:
-        """Find the request that a call fails with, as it or the whole call has had its time."""
+        """Return the request that passed its own time limit or its call's; None without one."""
         for request in call.begun():
             if now_s - request.first_s >= call.limit_s:
                 return request
@@ -257,7 +251,7 @@ class Deadlines:
         return None
 
     def next_s(self, call: Call, now_s: float) -> Iterator[float]:
-        """Give the seconds until each of a call's deadlines."""
+        """Yield the seconds until each of a call's deadlines."""
         if call.unsent or call.retries:
             yield self._moved_s(call) + call.limit_s - now_s
         else:
@@ -268,27 +262,27 @@ class Deadlines:
             yield request.first_s + call.limit_s - now_s
 
     def _contact_s(self, call: Call, now_s: float) -> float | None:
-        """Seconds that a host has left which nobody listens at, and which never answered: it is
-        rather misspelt than down. None where that isn't so."""
+        """Return the remaining seconds of a host that refuses connections and never answered, so
+        that its name is probably misspelt; None for other hosts."""
         failure = call.last_failure
         if failure is None or failure.kind != "unreachable" or self._health.last_success_s:
             return None
         return call.began_s + self._first_contact_s - now_s
 
     def _moved_s(self, call: Call) -> float:
-        """When the remote last answered this fetcher, or the call began."""
+        """Return the time of the remote's last answer or of the call's beginning, if later."""
         return max(call.began_s, self._health.last_success_s or 0.0)
 
 
 HEDGE_THREADS = 8
-"""Attempts beside those of the connections, for hedges."""
+"""The number of attempts for hedges in addition to the connections."""
 
 
 class Scheduler:
-    """Decides for all calls of a fetcher what is sent, repeated, hedged and given up.
+    """Decides which requests of all of a fetcher's calls are sent, repeated, hedged and given up.
 
-    Not locked: the fetcher's lock is held around every method. changed: called when a caller that
-    waits has something to decide. jitter: of the pauses.
+    Not thread-safe: callers hold the fetcher's lock. changed: called when waiting callers have to
+    decide again. jitter: of the pauses.
     """
 
     def __init__(
@@ -312,8 +306,8 @@ class Scheduler:
     # -- what to send
 
     def choose(self, call: Call, now_s: float) -> tuple[list[Attempt], float]:
-        """Choose the attempts to make now: (them, seconds until the next look). Sets the call's
-        error if it has had its time."""
+        """Return (the attempts to make now, the seconds until the next decision). Set the call's
+        error if its time limit has passed."""
         late = self._deadlines.passed(call, now_s)
         if late is not None:
             call.error = fetch_error(late, call.last_failure, now_s)
@@ -336,7 +330,7 @@ class Scheduler:
                 request = call.unsent.popleft()
             chosen.append(self._begin(call, request, now_s))
         if chosen and self._first_in_line(now_s) is not None:
-            self._changed()  # who was behind this one may have looked before it took its turn
+            self._changed()  # later calls may have decided before this one's turn
         chosen += self._hedges(call, now_s)
         return chosen, self._next_look_s(call, now_s, wait_s)
 
@@ -352,9 +346,9 @@ class Scheduler:
         return Attempt(request)
 
     def _hedges(self, call: Call, now_s: float) -> list[Attempt]:
-        room = self._most_in_flight - self.budget.in_flight
+        most = self._most_in_flight - self.budget.in_flight
         hedges: list[Attempt] = []
-        for request in self.hedging.late(call, now_s, most=room):
+        for request in self.hedging.late(call, now_s, most=most):
             request.in_flight += 1
             self.budget.take(now_s, urgent=False)
             hedges.append(Attempt(request, is_hedge=True))
@@ -371,18 +365,18 @@ class Scheduler:
         return max(0.001, min(looks))
 
     def leave(self, call: Call) -> None:
-        """Begin nothing more for a call."""
+        """Start no more attempts of a call."""
         call.is_open = False
         self._waiting.discard(call)
         if self._waiting:
             self._changed()
 
-    # -- what became of an attempt
+    # -- results of attempts
 
     def succeeded(
         self, call: Call, attempt: Attempt, now_s: float, *, size_bytes: int, seconds: float
     ) -> bool:
-        """Note an answer; whether it is to be delivered, then `delivered` comes next."""
+        """Record an answer; return True if the caller must deliver it and then call `delivered`."""
         self.health.success(now_s)
         self.hedging.times.add(size_bytes, seconds)
         self.budget.limit.done(now_s, size_bytes=size_bytes, seconds=seconds)
@@ -397,24 +391,24 @@ class Scheduler:
     def delivered(
         self, call: Call, attempt: Attempt, now_s: float, error: BaseException | None
     ) -> tuple[Call, Attempt] | None:
-        """Note a delivery; the next attempt for its thread, with the call that it is of. error: of
-        the delivery."""
+        """Record a delivery; return the next attempt for its thread with its call, or None. error:
+        of the delivery."""
         call.delivering -= 1
         call.undelivered -= 1
         call.error = call.error or error
         self._end(call, attempt)
         following = self._following(now_s)
-        # Whoever has to decide or to know something is woken: waking all for each of many small
-        # requests would cost more than these do.
+        # Wake callers only if they have to decide something: waking all after each of many small
+        # requests would cost more than the requests.
         is_over = not call.undelivered or call.error is not None or not call.is_open
         if following is None or is_over or call.retries or self._first_in_line(now_s):
             self._changed()
         return following
 
     def _following(self, now_s: float) -> tuple[Call, Attempt] | None:
-        """The request that gets the connection that is free now."""
+        """Start the request that gets the connection that is now free."""
         call = None if self.is_closed else self._first_in_line(now_s)
-        # A caller alone looks after what has to be repeated, and after its own end.
+        # Only the caller's thread handles retries and the end of its call.
         if call is None or call.error is not None or not call.unsent or call.is_due_again(now_s):
             return None
         attempt = self._begin(call, call.unsent.popleft(), now_s)
@@ -423,8 +417,10 @@ class Scheduler:
         return call, attempt
 
     def _first_in_line(self, now_s: float) -> Call | None:
-        """Of the calls that wait and may send now the one that came first: calls that share the
-        connections would all take as long as all of them together, and training waits for one."""
+        """Return the oldest of the calls that wait and may send now.
+
+        If calls shared the connections equally, each would take as long as all together, and
+        training waits for one of them."""
         may_send = (call for call in self._waiting if not self._wait_s(call, now_s))
         return min(may_send, key=lambda call: call.began_s, default=None)
 
@@ -432,11 +428,11 @@ class Scheduler:
         return self.budget.wait_s(now_s, urgent=call.urgent)
 
     def failed(self, call: Call, attempt: Attempt, now_s: float, failure: RequestError) -> None:
-        """Try again later, or give the call its error."""
+        """Record a failure: schedule a retry, or set the call's error."""
         throttled = failure.kind == "throttled"
         final = failure.kind not in ("transient", "unreachable", "throttled")
         if final:
-            self.health.success(now_s)  # it answers, if only with a no
+            self.health.success(now_s)  # a refusal is an answer
         else:
             self.health.failure(now_s, self._jitter)
         if throttled:
@@ -448,7 +444,7 @@ class Scheduler:
         call.last_failure = failure
         if final or self._is_enough(call, request):
             call.error = fetch_error(request, failure, now_s)
-        elif not request.in_flight:  # else its twin may still bring it
+        elif not request.in_flight:  # else its hedge may still succeed
             pause_s = backoff_s(
                 self.policy,
                 request.attempts,
@@ -459,7 +455,7 @@ class Scheduler:
             heapq.heappush(call.retries, (now_s + pause_s, request.number, request))
 
     def _is_enough(self, call: Call, request: StoreRequest) -> bool:
-        """Whether a failed request was tried as often as it may be, or all are failing."""
+        """Return True if a failed request has used all its attempts, or all requests fail."""
         call.began_round = min(call.began_round, self.health.rounds)
         tries = max(
             0 if request.in_flight else request.attempts, self.health.rounds - call.began_round
@@ -467,8 +463,8 @@ class Scheduler:
         return tries >= self.policy.max_attempts
 
     def end(self, call: Call, attempt: Attempt) -> None:
-        """Note that an attempt is no longer in flight. Safe to call twice: Ctrl-C may come between
-        handing it to its thread and noting that."""
+        """Record that an attempt is no longer in flight. Safe to call twice, because a Ctrl-C may
+        come between submitting it to its thread and recording that."""
         if self._end(call, attempt):
             self._changed()
 

@@ -17,7 +17,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from penstock.cache.base import Answer, Failure, ObjectInfo, RequestError
+from penstock.cache.base import FORKED, Answer, Failure, ObjectInfo, RequestError
 from penstock.cache.errors import ConfigError, FetchError
 from penstock.cache.secrets import clean_message, find_secrets, redact, store_scope
 from penstock.cache.stores.storage_options import FETCH_OPTIONS, StoreAddress, fetch_policy
@@ -123,11 +123,6 @@ _TIME_KEYS = (
 )
 _ONE_AT_A_TIME = frozenset({"ftp", "libarchive", "smb", "tar", "zip"})
 """One connection or one open file behind all calls, and no lock of their own."""
-
-FORKED = (
-    "it was opened before this process was forked. Use "
-    'multiprocessing_context="forkserver" (or "spawn"), and make the dataset inside the worker'
-)
 
 
 def object_version(info: Mapping[str, Any]) -> str:

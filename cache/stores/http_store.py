@@ -17,7 +17,7 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
-from penstock.cache.base import Answer, ObjectInfo, RequestError
+from penstock.cache.base import FORKED, Answer, ObjectInfo, RequestError
 from penstock.cache.errors import ConfigError
 from penstock.cache.secrets import plain_query, redact
 from penstock.cache.stores.storage_options import (
@@ -195,12 +195,6 @@ class _Links(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "a":
             self.found += [value for name, value in attrs if name == "href" and value]
-
-
-FORKED = (
-    "its connections were opened before this process was forked. Use "
-    'multiprocessing_context="forkserver" (or "spawn"), and make the dataset inside the worker'
-)
 
 
 class HttpStore:

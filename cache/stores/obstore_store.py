@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from penstock.cache.stores.web_objects import WebObjects
 
 _FORKED = (
-    "obstore was used before this process was forked, and would hang here. Use "
-    'multiprocessing_context="forkserver" (or "spawn"), and make the dataset inside the worker'
+    "obstore was used before this process was forked, and would hang in it. Use "
+    'multiprocessing_context="forkserver" (or "spawn"), and create the dataset inside the worker'
 )
 
 

@@ -198,7 +198,7 @@ def test_the_command_asks_listed_nodes(
     [
         (("--peers", "127.0.0.1:7077"), "got no --peer-nodes"),
         (("--peers", "127.0.0.1:7077", "--peer-nodes", "a:1,b:2"), "isn't among the 2 nodes"),
-        (("--peers", "0.0.0.0:7077", "--peer-nodes", "0.0.0.0:7077"), "every network of a node"),
+        (("--peers", "0.0.0.0:7077", "--peer-nodes", "0.0.0.0:7077"), "all networks of a node"),
         (("--no-tls",), "go with --peers"),
     ],
 )

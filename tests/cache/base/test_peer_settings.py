@@ -15,9 +15,9 @@ HERE = "10.0.0.7:7077"
     "host", ["0.0.0.0", "0", "000.0.0.0", "0x0", "[::]", "[0::0]", "[::ffff:0.0.0.0]", "*"]
 )
 def test_no_address_stands_for_every_network(host: str) -> None:
-    with pytest.raises(ConfigError, match="every network"):
+    with pytest.raises(ConfigError, match="all networks"):
         Peers(f"{host}:7077")
-    with pytest.raises(ConfigError, match="every network"):
+    with pytest.raises(ConfigError, match="all networks"):
         Peers(HERE, nodes=[HERE, f"{host}:7077"])
 
 

@@ -25,9 +25,9 @@ def test_nonsense_is_refused_by_name(text: object) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("1.5 TiBB", "'TiBB' is no unit: B, kB"),
+        ("1.5 TiBB", "'TiBB' is no unit, wanted B, kB"),
         ("1.5T", "'T' is no unit"),
-        ("1.5", "unit is missing"),
+        ("1.5", "the unit missing"),
         ("9" * 400 + "TB", "wanted a positive number"),
         (2**63, "wanted a positive number"),
     ],

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from contextlib import closing
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from penstock import DataLoader, Dataset, DiskCache, Order, World, pack
-from penstock.readers.formats import check_sampling
+from penstock.readers.formats import check_sampling, shard_cutting
+from penstock.readers.formats.npy import npy_pieces
+from penstock.readers.formats.tables import table_files
+from penstock.readers.formats.tokens import token_listing
+from penstock.readers.formats.zarr import zarr_format
 from tests.chunk_sets import SETS
 from tests.field_sets import plain
 from tests.readers.remote_sets import upload
@@ -19,23 +22,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GLOBAL_BATCH = 8
-PART_MODULES = ("parts", "arrow.cutting", "npy.shards", "zarr.format", "tokens.listing")
 
 pytestmark = pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
 
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets of some kB have several shards."""
-    # All are loaded before one is changed: each takes the constant when it is.
-    modules = [import_module(f"penstock.readers.formats.{name}") for name in PART_MODULES]
-    for module in modules:
+    """Divide datasets of a few kB into several shards."""
+    for module in (shard_cutting, table_files, npy_pieces, token_listing, zarr_format):
         monkeypatch.setattr(module, "PART_BYTES", 600)
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Where each set lies."""
+    """Write each dataset and return its path."""
     places = {}
     for name, each in SETS.items():
         root = tmp_path_factory.mktemp(name.replace(" ", "-"))

@@ -59,7 +59,7 @@ from .readers.fields.field_types import (
     Tokens as Tokens,
     Value as Value,
 )
-from .readers.index.opening import index as index
+from .readers.index.index_functions import index as index
 from .readers.packing.packing import pack as pack
 
 __version__: str

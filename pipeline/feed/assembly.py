@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.cache import STALL_TIMEOUT_S, PenstockError
@@ -21,10 +22,9 @@ from penstock.pipeline.feed.runner import READ_AHEAD, PipelineRunner, ReadScale
 from penstock.pipeline.feed.tensors import Finisher
 from penstock.pipeline.members import RankMembership, join_ranks, refuse_unbuilt
 from penstock.pipeline.plan import RankOrder, live_share, open_units, shards_of_a_rank, unit_count
-from penstock.pipeline.report import ChunkFacts, Meter, QuarantineFile, ShardFigures
+from penstock.pipeline.report import Meter, QuarantineFile
 from penstock.readers import Blocks
 from penstock.readers.fields import Boxes, Keypoints, stored_fields
-from penstock.readers.formats import sum_counts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.members import JobWaits, LoaderChannel
     from penstock.pipeline.options import NativeOptions
     from penstock.pipeline.plan import JobOrder, LaneOrder, PlanSettings, World
+    from penstock.pipeline.report import ChunkFacts, ShardFigures
     from penstock.readers import Source
     from penstock.readers.fields import BoxChecks
 
@@ -351,22 +352,29 @@ def _bad_count(
 def _meter(
     dataset: Source, options: NativeOptions, recipes: FieldRecipes, *, threads: int
 ) -> Meter:
-    contents, image = dataset.contents, next(iter(recipes.images.values()), None)
-    # A shard of chunks may be a part of a file, or many files that are asked for side by side.
-    shards = len(contents.shard_bytes) if dataset.chunks else contents.files
+    image = next(iter(recipes.images.values()), None)
     return Meter(
         decode_threads=threads,
         device=str(options.device),
         usable_cores=options.world.threads(usable_cores()),
         url=dataset.url,
-        shards=ShardFigures(
-            count=shards,
-            mean_bytes=float(contents.shard_bytes.sum()) / max(1, shards),
-            are_files=contents.is_file_per_sample and not dataset.chunks,
-        ),
+        shards=partial(_shard_figures, dataset),
         output=image.shape[1:] if image is not None else None,
         decodes=image is not None,
         left_out=dataset.left_out,
+    )
+
+
+def _shard_figures(dataset: Source) -> ShardFigures:
+    from penstock.pipeline.report import ShardFigures  # for statistics alone
+
+    contents = dataset.contents
+    # A shard of chunks may be a part of a file, or many files that are asked for side by side.
+    shards = len(contents.shard_bytes) if dataset.chunks else contents.files
+    return ShardFigures(
+        count=shards,
+        mean_bytes=float(contents.shard_bytes.sum()) / max(1, shards),
+        are_files=contents.is_file_per_sample and not dataset.chunks,
     )
 
 
@@ -410,6 +418,9 @@ def watch_chunks(
     stores = source.chunks
     if not stores:
         return None
+    from penstock.pipeline.report import ChunkFacts
+    from penstock.readers.formats import sum_counts
+
     for store in stores:
         store.share(world.local_size * len(stores))
     contents, mixed, rows = source.contents, 1.0, 1.0

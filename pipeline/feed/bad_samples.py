@@ -23,8 +23,6 @@ from penstock.cache import (
     RankFailedError,
     TooManyBadSamplesError,
 )
-from penstock.pipeline.members import publish_count, published_counts
-from penstock.pipeline.plan import ATTEMPTS, substitute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,6 +79,8 @@ class BadSamples:
     def substitute(self, epoch: int, sample_id: int) -> int:
         """The first attempt that isn't known to be bad. Raises TooManyBadSamplesError when the
         attempts run out."""
+        from penstock.pipeline.plan import ATTEMPTS, substitute  # reached for bad samples alone
+
         contents, own = self._contents, self._source.rows(np.array([sample_id], np.int64))
         place = int(contents.places(own)[0])
         for attempt in range(ATTEMPTS):
@@ -213,6 +213,8 @@ class BadCount:
             mine = len(new) if self._agreement.speaks_for_rank else 0  # else another tells
             self._told = self._agreement.add(_counter(epoch), mine)
             if mine and (store := self._agreement.store) is not None:
+                from penstock.pipeline.members import publish_count
+
                 with contextlib.suppress(JobStoreError):  # the next question says so
                     publish_count(
                         store, self._places(epoch), total=self._told, place=at.position, count=mine
@@ -259,6 +261,8 @@ class BadCount:
         store = self._agreement.store
         behind = sum(count for place, count in self._earlier if place >= at.position)
         if store is not None:
+            from penstock.pipeline.members import published_counts
+
             with contextlib.suppress(JobStoreError):
                 total = self._agreement.add(_counter(at.epoch), 0)
                 found = published_counts(store, self._places(at.epoch), total=total)

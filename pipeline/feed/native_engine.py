@@ -18,15 +18,7 @@ from penstock.pipeline.feed.frozen_order import freeze_order
 from penstock.pipeline.feed.position import Position
 from penstock.pipeline.members import rejoin_ranks
 from penstock.pipeline.options import check_count, check_epoch
-from penstock.pipeline.plan import (
-    Cursor,
-    LaneOrder,
-    LoaderState,
-    check_resumable,
-    first_slot,
-    order_fingerprint,
-    other_order,
-)
+from penstock.pipeline.plan import Cursor, LaneOrder, first_slot, order_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.position import PassId
     from penstock.pipeline.members import RankMembership
     from penstock.pipeline.options import NativeOptions
-    from penstock.pipeline.plan import JobOrder, JobPlan, PlanSettings, World
+    from penstock.pipeline.plan import JobOrder, JobPlan, LoaderState, PlanSettings, World
     from penstock.pipeline.report import Statistics
     from penstock.readers import Source
 
@@ -83,6 +75,8 @@ class NativeSetup:
             counted = self.assembly.road.bad_count
             bad = counted.count_before(cursor) if is_shared else counted.known
             fingerprint = self.assembly.fingerprint
+        from penstock.pipeline.plan import LoaderState  # no batch needs a state
+
         return LoaderState(
             dataset=self._dataset.contents.fingerprint,
             fingerprint=fingerprint or order.fingerprint(),
@@ -222,6 +216,8 @@ class NativeSetup:
         Raises ResumeError for a state of another dataset, seed or plan, and what building raises;
         nothing is changed then.
         """
+        from penstock.pipeline.plan import check_resumable, other_order
+
         contents = self._dataset.contents
         check_resumable(
             state,
@@ -458,6 +454,8 @@ class NativeEngine:
         unchanged.
         """
         self._check_open()
+        from penstock.pipeline.plan import LoaderState
+
         try:
             self._setup.resume(LoaderState.from_dict(state))
         except PenstockError as error:

@@ -16,8 +16,6 @@ import numpy as np
 
 from penstock.cache.base import Traffic
 from penstock.pipeline.report.probes import ReadProbe
-from penstock.pipeline.report.run_facts import LoaderFacts
-from penstock.pipeline.report.statistics import Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,11 +25,13 @@ if TYPE_CHECKING:
     from penstock.pipeline.report.run_facts import (
         ChunkFacts,
         CoreSpeeds,
+        LoaderFacts,
         MapFacts,
         ResidentFacts,
         ShardFigures,
         TierFacts,
     )
+    from penstock.pipeline.report.statistics import Statistics
 
 _WAITS_KEPT = 4096
 _TRAFFIC_FIELDS = (
@@ -67,7 +67,7 @@ def _disk_bytes() -> int:
 class Meter:
     """The counters of one loader, which its engine adds to; one thread writes each of them.
 
-    decode_threads, usable_cores: of this rank. url, shards: of a native dataset; output: height and
+    decode_threads, usable_cores: of this rank. url: of a native dataset; output: height and
     width that its recipe hands out, None without images. decodes: whether DALI has any to decode.
     """
 
@@ -75,7 +75,7 @@ class Meter:
     device: str
     usable_cores: int = 1
     url: str = ""
-    shards: ShardFigures | None = None
+    shards: Callable[[], ShardFigures] | None = None  # of a native dataset
     output: tuple[int, int] | None = None
     decodes: bool = True
     probe: ReadProbe = field(default_factory=ReadProbe)
@@ -126,6 +126,7 @@ class Meter:
         """The statistics as of now, with the verdict that follows from them. briefly: without what
         takes a while, the cores and the other processes."""
         # Here: a loader that nobody asks starts without the modules that judge.
+        from penstock.pipeline.report.statistics import Statistics
         from penstock.readers.formats import DecodedCounts
 
         waits = np.array(self.waits or [0.0])
@@ -186,6 +187,8 @@ class Meter:
         return facts, diagnosis
 
     def _facts(self, remote: TierFacts | None, *, fill_s: float) -> LoaderFacts:
+        from penstock.pipeline.report.run_facts import LoaderFacts
+
         late, late_s = self.probe.gil()
         return LoaderFacts(
             samples=self.counted_samples,
@@ -209,7 +212,7 @@ class Meter:
             gil_late_s=late_s,
             workers=self.workers,
             remote=remote,
-            shards=self.shards,
+            shards=self.shards() if self.shards is not None else None,
             images=self.probe.images(self.output) if self.output else None,
             map=self.map() if self.map is not None else None,
             chunks=self.chunks() if self.chunks is not None else None,
@@ -217,7 +220,7 @@ class Meter:
 
     def _cores(self) -> CoreSpeeds:
         """How fast the cores are, looked at now and then."""
-        from penstock.pipeline.report.probes import core_speeds
+        from penstock.pipeline.report.core_speeds import core_speeds
 
         now = time.monotonic()
         if self.cores is None or now >= self.cores_due_s:

@@ -27,6 +27,12 @@ def printable(name: bytes) -> str:
     return escape(name.decode("utf-8", "surrogateescape").replace("\\", "\\\\"))
 
 
+def extension(name: bytes) -> str:
+    """The extension of a file, in lower case without its dot; "" without one."""
+    base = name.rpartition(b"/")[2]
+    return base.rpartition(b".")[2].decode("utf-8", "replace").lower() if b"." in base else ""
+
+
 def encoded_name(name: str) -> bytes | None:
     """A name as Python's os has them, in bytes; None for text that no name can be (half of a
     character, as JSON may say)."""

@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cache import ConfigError, MissingDependencyError
-from penstock.readers.origin import extension
+from penstock.readers.files import extension
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,8 +29,8 @@ from penstock.cache import (
     PenstockWarning,
 )
 from penstock.cache.base import make_private_folder, refuse_shortage, user_cache
-from penstock.readers.files import OWN_FOLDER, is_passed_over, make_folder, printable, write_bytes
-from penstock.readers.formats import REINDEX, is_sidecar, self_indexed
+from penstock.readers.files import OWN_FOLDER, is_passed_over, printable
+from penstock.readers.formats import REINDEX, self_indexed
 from penstock.readers.index.manifest_file import MANIFEST, MAX_READ_BYTES, read_manifest
 from penstock.readers.origin import QUARANTINE, LocalFolder, RemoteFolder, local_path, show
 
@@ -104,6 +104,8 @@ def _fault(manifest: Manifest, place: bytes) -> str | None:
     """What keeps an index that nobody but us keeps from having all its parts as they were written;
     None for a whole one. Very large ones are taken at their word: reading them would delay the
     start."""
+    from penstock.readers.formats import is_sidecar  # a pack has no sidecars
+
     paths = [os.path.join(place, name) for name in manifest.names]
     try:
         if sum(os.stat(path).st_size for path in paths) > _MOST_CHECKED_BYTES:
@@ -224,6 +226,8 @@ class IndexPlaces:
     def make(self) -> bytes:
         """Make the first place that can be written; with a warning where it won't be kept. Raises
         WriteError, ConfigError."""
+        from penstock.readers.files import make_folder
+
         if self.index is not None:
             self._check_outside(self.candidates()[0])
         place = next((p for p in self.candidates() if self._can_write(p)), None)
@@ -246,6 +250,8 @@ class IndexPlaces:
         return place
 
     def _can_write(self, place: bytes) -> bool:
+        from penstock.readers.files import write_bytes
+
         try:
             if place == self.home():
                 make_private_folder(os.fsdecode(place))

@@ -29,7 +29,6 @@ from penstock.readers.files import (
     only_batch,
     printable,
     write_batch,
-    write_whole,
 )
 from penstock.readers.formats import VERSION
 from penstock.readers.index.manifest import (
@@ -86,6 +85,8 @@ def write_manifest(path: bytes, manifest: Manifest) -> None:
     text = json.dumps(about, sort_keys=True).encode("ascii")
     batch = pa.record_batch(columns)
     metadata = {_ROOT: text, _SUM: f"{_checksum(text, batch):08x}".encode()}
+    from penstock.readers.files import write_whole
+
     write_whole(path, lambda temp: write_batch(temp, batch.replace_schema_metadata(metadata)))
 
 

@@ -1,4 +1,6 @@
 from .arrangement import AS_IT_LIES as AS_IT_LIES, Arrangement as Arrangement, NO_TABLE as NO_TABLE
+from .file_selection import by_pattern as by_pattern, of_names as of_names
+from .file_status import NOT_THERE as NOT_THERE, not_seen as not_seen, status_of as status_of
 from .left_out import ALLOWED_LEFT_OUT as ALLOWED_LEFT_OUT, LeftOut as LeftOut
 from .left_out import NOT_KNOWN as NOT_KNOWN, QUARANTINE as QUARANTINE
 from .left_out import QuarantineEntry as QuarantineEntry, WARNED_LEFT_OUT as WARNED_LEFT_OUT
@@ -12,12 +14,12 @@ from .origin import Entry as Entry, LocalFolder as LocalFolder, Origin as Origin
 from .origin import RemoteFolder as RemoteFolder, leads_to_folder as leads_to_folder
 from .origin import locate as locate, segment as segment
 from .scratch import Scratch as Scratch
-from .unreadable import NOT_THERE as NOT_THERE, check_layout as check_layout
+from .unreadable import check_layout as check_layout
 from .unreadable import check_splits as check_splits, check_store as check_store
-from .unreadable import extension as extension, field_of as field_of, is_other_kind as is_other_kind
-from .unreadable import is_prose as is_prose, not_a_folder as not_a_folder, not_seen as not_seen
-from .unreadable import nothing_there as nothing_there, role_of as role_of, status_of as status_of
+from .unreadable import field_of as field_of, is_other_kind as is_other_kind
+from .unreadable import is_prose as is_prose, not_a_folder as not_a_folder
+from .unreadable import nothing_there as nothing_there, role_of as role_of
 from .unreadable import warn_of_left_out as warn_of_left_out
-from .urls import OneUrl as OneUrl, Url as Url, by_pattern as by_pattern, check_url as check_url
-from .urls import index_url as index_url, local_path as local_path, of_names as of_names
+from .urls import OneUrl as OneUrl, Url as Url, check_url as check_url
+from .urls import index_url as index_url, local_path as local_path
 from .urls import options_scope as options_scope, place_of as place_of, show as show

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cache import ConfigError, PenstockError
 from penstock.readers.files import printable
-from penstock.readers.origin.unreadable import is_no_sample, remedy_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,6 +65,8 @@ def count_left_out(
     Where there are more reasons than people read, those that differ in a number or a name alone are
     counted as one.
     """
+    from penstock.readers.origin.unreadable import is_no_sample
+
     return _shortened(
         _summed(
             (_PLACE.sub("", each.reason), LeftOut(1, printable(each.name)))
@@ -172,6 +173,8 @@ def check_allowed_left_out(share: object) -> float:
 
 def nothing_decodes(url: str, quarantined: Sequence[QuarantineEntry], *, shown: int = 3) -> str:
     """The message for a dataset without one good sample; names the first few."""
+    from penstock.readers.origin.unreadable import remedy_for
+
     remedies = [remedy for q in quarantined if (remedy := remedy_for(q.name))]
     first = "; ".join(f"{printable(q.name)}: {q.reason}" for q in quarantined[:shown])
     more = len(quarantined) - shown

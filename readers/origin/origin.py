@@ -21,7 +21,7 @@ from penstock.cache import ConfigError, DatasetNotFoundError, FetchError, redact
 from penstock.cache.base import BlobSource, Segment, blob_key, is_network
 from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable
 from penstock.readers.origin.arrangement import AS_IT_LIES
-from penstock.readers.origin.unreadable import not_a_folder, not_seen, nothing_there, status_of
+from penstock.readers.origin.file_status import not_seen, status_of
 from penstock.readers.origin.urls import index_url, options_scope, place_of
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from penstock.cache.blobs import Remote, Upstream
     from penstock.cache.fetch import Fetcher
     from penstock.readers.origin.arrangement import Arrangement
+    from penstock.readers.origin.file_selection import FileSelection
     from penstock.readers.origin.scratch import Scratch
-    from penstock.readers.origin.urls import FileSelection, Url
+    from penstock.readers.origin.urls import Url
     from penstock.readers.types import Encoded
 
 
@@ -372,6 +373,8 @@ class RemoteFolder:
             is_empty = False
             yield _entry(found)
         if is_empty:
+            from penstock.readers.origin.unreadable import not_a_folder, nothing_there
+
             if self.remote.fetcher.info("") is not None:
                 raise ConfigError(not_a_folder(self.url))
             raise DatasetNotFoundError(nothing_there(self.url))

@@ -9,16 +9,14 @@ such a thing.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
-from penstock.cache import DatasetError, DatasetNotFoundError, PenstockWarning, ReadError
-from penstock.cache.base import machine_remedy
-from penstock.readers.files import printable
+from penstock.cache import DatasetError, DatasetNotFoundError, PenstockWarning
+from penstock.readers.files import extension, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -209,12 +207,6 @@ def check_store(url: str, names: Sequence[bytes]) -> None:
         raise DatasetNotFoundError(
             f"{url}: it holds {kind} ({printable(shown)}), which Penstock doesn't read. {advice}"
         )
-
-
-def extension(name: bytes) -> str:
-    """The extension of a file, in lower case without its dot; "" without one."""
-    base = name.rpartition(b"/")[2]
-    return base.rpartition(b".")[2].decode("utf-8", "replace").lower() if b"." in base else ""
 
 
 def is_other_kind(name: bytes) -> bool:
@@ -409,33 +401,6 @@ def _warn(url: str, kinds: Mapping[str, int], names: Iterable[bytes], *, labelle
 
 _DRIVE = re.compile(r"(?:^|/)([A-Za-z]):([\\/].*)$", re.DOTALL)
 _ONE_SLASH = re.compile(r"(?:^|/)(https?|s3|gs|az|abfs|hf|file):/(?!/)(.+)$", re.DOTALL)
-
-NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
-"""What says that a name leads to nothing. All else (EIO, ESTALE, EACCES …) says that it can't be
-known: taken for nothing, it would change the dataset, or its index."""
-
-
-def status_of(path: bytes | str) -> os.stat_result | None:
-    """The status of a path, None where nothing is there. Raises ReadError where that can't be
-    known, which os.path.isfile and its like take for nothing."""
-    try:
-        return os.stat(path)
-    except OSError as error:
-        if error.errno in NOT_THERE:
-            return None
-        raise not_seen(os.fsencode(path), error) from error
-
-
-def not_seen(path: bytes, error: OSError, *, is_folder: bool = False) -> ReadError:
-    """The error for a path of which the file system doesn't say whether it is there, or for a
-    folder that can't be listed."""
-    what = "the folder can't be listed" if is_folder else "can't be examined"
-    remedy = machine_remedy(error) or (
-        "Check that the mount works, and that this user may read the file and the folders above it."
-    )
-    return ReadError(
-        f"{printable(path)}: {what} ({error.strerror or error}). {remedy}", errno=error.errno
-    )
 
 
 def nothing_there(url: str) -> str:

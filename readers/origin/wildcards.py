@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from penstock.cache import ConfigError, DatasetNotFoundError, ordered
 from penstock.readers.files import is_passed_over, printable, unsafe_reason
-from penstock.readers.origin.urls import EVERYTHING, MAX_NAMES, has_star, has_wildcard
+from penstock.readers.origin.file_selection import EVERYTHING, MAX_NAMES, has_star, has_wildcard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from penstock.readers.origin.urls import FileSelection
+    from penstock.readers.origin.file_selection import FileSelection
 
 File = TypeVar("File")
 _SET = re.compile(r"\[[^\]]+\]")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from penstock.readers.files import extension
 from penstock.readers.formats.arrow.ipc_chunks import decode_chunk, read_notes
 from penstock.readers.formats.chunked import ChunkFormat
 from penstock.readers.formats.tables import UnitReader
-from penstock.readers.origin import extension
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, DatasetError, PenstockWarning
 from penstock.readers.fields import MAX_TABLE_BYTES
-from penstock.readers.files import is_passed_over, printable, unsafe_reason
+from penstock.readers.files import extension, is_passed_over, printable, unsafe_reason
 from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.folder.folder_files import ARRAYS, AUDIO, TEXTS, VIDEO
 from penstock.readers.formats.folder.folder_samples import candidates_of, hints_of_names
@@ -35,7 +35,6 @@ from penstock.readers.origin import (
     check_layout,
     check_splits,
     check_store,
-    extension,
     warn_of_left_out,
 )
 

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, DatasetNotFoundError
 from penstock.readers.fields import Array, Audio, Bytes, Image, Text, Video
-from penstock.readers.files import is_passed_over, printable, unsafe_reason
+from penstock.readers.files import extension, is_passed_over, printable, unsafe_reason
 from penstock.readers.origin import (
     Entry,
     LocalFolder,
     QuarantineEntry,
     RemoteFolder,
-    extension,
     leads_to_folder,
     not_a_folder,
     not_seen,

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from penstock.readers.files import extension
 from penstock.readers.formats.folder.folder_files import IMAGES, changed_directories, list_folder
 from penstock.readers.formats.format import SpanFormat
-from penstock.readers.origin import LocalFolder, extension
+from penstock.readers.origin import LocalFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

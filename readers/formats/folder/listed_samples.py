@@ -30,11 +30,11 @@ from penstock.readers.fields import (
     fields_of,
     jsonl_table,
 )
-from penstock.readers.files import encoded_name, printable
+from penstock.readers.files import encoded_name, extension, printable
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.folder.folder_files import IMAGES, stem, type_by_name
 from penstock.readers.formats.folder.folder_samples import FolderSamples
-from penstock.readers.origin import QuarantineEntry, extension, left_out_for
+from penstock.readers.origin import QuarantineEntry, left_out_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -33,7 +33,7 @@ from penstock.readers.fields import (
     json_object,
     object_table,
 )
-from penstock.readers.files import encoded_name, printable
+from penstock.readers.files import encoded_name, extension, printable
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.folder.folder_files import (
     ARRAYS,
@@ -45,7 +45,7 @@ from penstock.readers.formats.folder.folder_files import (
     type_by_name,
 )
 from penstock.readers.formats.folder.folder_samples import FolderSamples
-from penstock.readers.origin import QuarantineEntry, extension, is_other_kind, is_prose
+from penstock.readers.origin import QuarantineEntry, is_other_kind, is_prose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

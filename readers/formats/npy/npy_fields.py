@@ -25,12 +25,12 @@ from penstock.readers.fields import (
     Value,
     is_field_name,
 )
-from penstock.readers.files import is_passed_over, printable
+from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.array_windows import ArrayWindows, windows_of
 from penstock.readers.formats.dataset_arguments import EVERY, Sampling, given_types
 from penstock.readers.formats.index_limits import MAX_SAMPLES
 from penstock.readers.formats.npy.stored_arrays import read_archives, read_arrays
-from penstock.readers.origin import extension, left_out_for
+from penstock.readers.origin import left_out_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

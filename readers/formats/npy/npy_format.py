@@ -22,14 +22,13 @@ from penstock.readers.fields import (
     number_dtype,
     put_fitting,
 )
-from penstock.readers.files import is_passed_over
+from penstock.readers.files import extension, is_passed_over
 from penstock.readers.formats.array_windows import PartCopier, StepCopier, place_numbers
 from penstock.readers.formats.chunked import ChunkFormat
 from penstock.readers.formats.format import Snapshot
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.npy.npy_pieces import read_notes
 from penstock.readers.formats.open_shard import StridedRows
-from penstock.readers.origin import extension
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

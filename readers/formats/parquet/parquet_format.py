@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from penstock.readers.files import extension
 from penstock.readers.formats.chunked import ChunkFormat
 from penstock.readers.formats.parquet.parquet_chunks import decode_chunk, read_notes
 from penstock.readers.formats.tables import UnitReader
-from penstock.readers.origin import extension
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

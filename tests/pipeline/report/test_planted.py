@@ -83,7 +83,7 @@ def quiet_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other programs on the machine of the tests are no plant of ours."""
     numbers = tuple(sorted(os.sched_getaffinity(0)))
     even = CoreSpeeds(numbers=numbers, speeds=(1.0,) * len(numbers))
-    monkeypatch.setattr("penstock.pipeline.report.probes.core_speeds", lambda: even)
+    monkeypatch.setattr("penstock.pipeline.report.core_speeds.core_speeds", lambda: even)
 
 
 @pytest.fixture(scope="module")

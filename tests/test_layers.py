@@ -6,7 +6,9 @@ import importlib
 import re
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 import penstock
@@ -28,6 +30,9 @@ from tests.layers import (
 )
 from tests.watchdog import PATIENCE_S
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 MODULES = modules()
 IMPORTS = imports()
 ROOT_MODULES = ("__init__", "errors", "testing", "version")
@@ -37,7 +42,47 @@ AUGMENT_MAY_IMPORT = ("cache.errors", "cache.forks", "cache.threads", "cache.bas
 TAKE_URLS = ("pipeline.cli", "pipeline.bench", "pipeline.feed.warm_up")
 DATASETS = ("readers.dataset", "readers.index", "readers.reading", "readers.concatenation")
 HEAVY = {"torch", "nvidia.dali", "zarr", "s3fs", "obstore", "PIL", "numba"}
+CHECKED_RECIPES = "augment.checked_recipes"
+# What a job on a local pack of arrays has no use for: heavy packages, and our modules for images,
+# other processes, remotes, building indexes, torch datasets, reports and states.
+NOT_FOR_ARRAYS = (
+    *HEAVY - {"torch"},
+    *(f"penstock.{m}" for m in MODULES if m.startswith("augment.") and m != CHECKED_RECIPES),
+    "penstock.cache.peers",
+    "penstock.cache.stores",
+    "penstock.cache.disk",
+    "penstock.cache.fetch",
+    "penstock.pipeline.cli",
+    "penstock.pipeline.feed.image_decoding",
+    "penstock.pipeline.feed.padding",
+    "penstock.pipeline.feed.prefetch",
+    "penstock.pipeline.members.first_process",
+    "penstock.pipeline.members.handshake",
+    "penstock.pipeline.plan.state",
+    "penstock.pipeline.report.diagnosis",
+    "penstock.pipeline.report.run_facts",
+    "penstock.pipeline.report.statistics",
+    "penstock.pipeline.torch_data",
+    "penstock.readers.fields.boxes",
+    "penstock.readers.fields.sniff",
+    "penstock.readers.formats.pack.pack_blob",
+    "penstock.readers.index.building",
+    "penstock.readers.index.index_functions",
+    "penstock.readers.index.maintenance",
+    "penstock.readers.origin.file_selection",
+    "penstock.readers.origin.unreadable",
+    "penstock.readers.packing",
+)
 MAY_IMPORT_DALI = ("augment", "pipeline.bench.adapters")
+
+
+FIRST_BATCH = """
+import sys
+from penstock import DataLoader, Dataset
+with Dataset(sys.argv[1], **eval(sys.argv[2])) as data, DataLoader(data, 4, shuffle=True) as loader:
+    next(iter(loader))
+    print(*sorted(sys.modules))
+"""
 
 
 def inside(name: str, packages: tuple[str, ...]) -> bool:
@@ -169,6 +214,23 @@ def test_import_is_light(package: str) -> None:
         "assert not bare, bare"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
+
+
+def test_the_first_batch_imports_what_it_needs(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.zeros((32, 8), np.float32))
+    penstock.pack(tmp_path / "rows.npy", tmp_path / "arrays")
+    np.arange(2**10, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    tokens = {"format": "tokens", "dtype": "uint16", "sample": (8,)}
+    for name, options, without in (
+        ("arrays", {}, NOT_FOR_ARRAYS),
+        ("tokens.bin", tokens, ("nvidia", "zarr", "penstock.augment.graph")),
+    ):
+        command = [sys.executable, "-c", FIRST_BATCH, str(tmp_path / name), repr(options)]
+        done = subprocess.run(
+            command, check=True, timeout=PATIENCE_S, stdout=subprocess.PIPE, text=True
+        )
+        loaded = done.stdout.split()
+        assert [module for module in loaded if inside(module, without)] == [], name
 
 
 @pytest.mark.parametrize("package", ["penstock", *(f"penstock.{layer}" for layer in LAYERS)])

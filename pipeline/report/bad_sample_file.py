@@ -12,7 +12,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from penstock.cache import PenstockWarning
-from penstock.cache.base import Folder, is_shortage, machine_remedy, user_cache
+from penstock.cache.base import is_shortage, machine_remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,6 +78,8 @@ class QuarantineFile:
 
 def _append_once(name: str, data: bytes) -> str:
     """Write a new file of the user's cache directory, and remove the oldest ones."""
+    from penstock.cache.base import Folder, user_cache
+
     home = user_cache()
     if home is None:
         raise FileNotFoundError(errno.ENOENT, "no home directory", name)
@@ -95,6 +97,8 @@ def _append_once(name: str, data: bytes) -> str:
 def _append(path: str, data: bytes) -> str:
     """Append to a file. Nothing empty is left where that fails."""
     above, name = os.path.split(path)
+    from penstock.cache.base import Folder
+
     try:
         # Never through another user's link: a cache folder may lie where others can write.
         folder = Folder.at(above, make=True)

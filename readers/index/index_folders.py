@@ -28,7 +28,7 @@ from penstock.cache import (
     OtherVersionError,
     PenstockWarning,
 )
-from penstock.cache.base import make_private_folder, refuse_shortage, user_cache
+from penstock.cache.base import refuse_shortage
 from penstock.readers.files import OWN_FOLDER, is_passed_over, printable
 from penstock.readers.formats import REINDEX, self_indexed
 from penstock.readers.index.manifest_file import MANIFEST, MAX_READ_BYTES, read_manifest
@@ -167,6 +167,8 @@ class IndexPlaces:
     def home(self) -> bytes | None:
         """The folder in the user's cache directory; None where there is none, or where this data
         can't be told from other data by its URL."""
+        from penstock.cache.base import user_cache  # a pack looks into no such folder
+
         base = user_cache()
         if base is None or (
             isinstance(self.origin, RemoteFolder) and not self.origin.is_known_by_url
@@ -250,6 +252,7 @@ class IndexPlaces:
         return place
 
     def _can_write(self, place: bytes) -> bool:
+        from penstock.cache.base import make_private_folder
         from penstock.readers.files import write_bytes
 
         try:

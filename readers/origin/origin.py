@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetNotFoundError, FetchError, redact
-from penstock.cache.base import BlobSource, Segment, blob_key, is_network
+from penstock.cache.base import BlobSource, Segment, blob_key
 from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable
 from penstock.readers.origin.arrangement import AS_IT_LIES
 from penstock.readers.origin.file_status import not_seen, status_of
@@ -500,7 +500,7 @@ def locate(
         return _open_remote(
             place.folder, options, scratch, None, filesystem, arrangement=arrangement
         )
-    if scratch.is_kept and is_network(os.fsdecode(os.path.abspath(root))):
+    if scratch.is_kept and _is_network(root):
         from fsspec.implementations.local import LocalFileSystem
 
         mount = os.path.abspath(root)
@@ -510,6 +510,12 @@ def locate(
         mounted.mount = mount
         return mounted
     return LocalFolder(root, selection, arrangement)
+
+
+def _is_network(root: bytes) -> bool:
+    from penstock.cache.base import is_network
+
+    return is_network(os.fsdecode(os.path.abspath(root)))
 
 
 def _is_file(origin: RemoteFolder) -> bool:

@@ -13,7 +13,6 @@ import weakref
 from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, PenstockWarning
-from penstock.cache.base import Folder, StrangeFileError, make_private_folder
 
 if TYPE_CHECKING:
     from penstock.cache.disk import DiskCache
@@ -63,6 +62,8 @@ class Scratch:
             return self._disk.path
         if self._path is None:
             return self._temporary()
+        from penstock.cache.base import make_private_folder
+
         make_private_folder(self._path)
         return self._path
 
@@ -92,6 +93,8 @@ class Scratch:
 
     def _checked(self, folder: str, key: str) -> str | None:
         """The same in a folder that isn't open as a cache; None where others have a hand in it."""
+        from penstock.cache.base import Folder, StrangeFileError
+
         try:
             indexes = Folder.at(folder).folder("indexes", make=True)
             return indexes.beneath(key)

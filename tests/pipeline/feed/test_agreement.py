@@ -152,7 +152,7 @@ SCRIPT = textwrap.dedent(
     import torch.distributed as dist
     from penstock.augment import imagenet_eval
     from penstock.pipeline import DataLoader
-    from penstock.pipeline.members.loader_channel import Agreement
+    from penstock.pipeline.members.loader_channel import LoaderChannel
     from penstock.readers import Dataset
 
     warnings.simplefilter("ignore")
@@ -180,7 +180,7 @@ SCRIPT = textwrap.dedent(
     if rank == 0:
         store.set("pid", str(os.getpid()))
     rank_0 = os.pidfd_open(int(store.get("pid")))
-    stop, end_together = Agreement.stop, Agreement.end_together
+    stop, end_together = LoaderChannel.stop, LoaderChannel.end_together
 
     def stopping(self, notice):
         global ending
@@ -192,7 +192,7 @@ SCRIPT = textwrap.dedent(
         end_together(self)
 
     if case == "limit" and rank == 0:
-        Agreement.stop, Agreement.end_together = stopping, waiting
+        LoaderChannel.stop, LoaderChannel.end_together = stopping, waiting
 
     def step(batches):
         global steps

@@ -6,15 +6,19 @@ from .ceilings import joined_ceilings as joined_ceilings, measure_ceilings as me
 from .ceilings import without_augmenting as without_augmenting
 from .child_process import Child as Child, ChildFailedError as ChildFailedError, HOME as HOME
 from .child_process import MARK as MARK, send_to_parent as send_to_parent
-from .compare import LoaderComparison as LoaderComparison, LoaderFigures as LoaderFigures
-from .compare import compare_url as compare_url, crop_of as crop_of, export_files as export_files
+from .loader_comparison import LoaderComparison as LoaderComparison, LoaderFigures as LoaderFigures
+from .loader_comparison import (
+    compare_url as compare_url,
+    crop_of as crop_of,
+    export_files as export_files,
+)
 from .measurement import BenchResult as BenchResult, DatasetFacts as DatasetFacts
 from .measurement import reopened as reopened, bench as bench
-from .play import Figure as Figure, MeasuredRun as MeasuredRun, RunFigures as RunFigures
-from .play import SETTLE_BATCHES as SETTLE_BATCHES, floor_au as floor_au, play as play
-from .play import samples_of as samples_of, tree_cpu_s as tree_cpu_s
-from .plot import bars_of as bars_of, check_plot as check_plot, figure_type as figure_type
-from .plot import plot as plot
+from .measured_run import Figure as Figure, MeasuredRun as MeasuredRun, RunFigures as RunFigures
+from .measured_run import SETTLE_BATCHES as SETTLE_BATCHES, floor_au as floor_au, play as play
+from .measured_run import samples_of as samples_of, tree_cpu_s as tree_cpu_s
+from .bench_plot import bars_of as bars_of, check_plot as check_plot, figure_type as figure_type
+from .bench_plot import plot as plot
 from .recipes import AUTO as AUTO, NamedRecipe as NamedRecipe, recipe_named as recipe_named
 from .rounds import ACCELERATOR_SHARE as ACCELERATOR_SHARE, Comparison as Comparison
 from .rounds import NotTheSameWorkError as NotTheSameWorkError, Player as Player, Round as Round
@@ -23,7 +27,15 @@ from .rounds import check_same_work as check_same_work, compare as compare
 from .rounds import comparison_record as comparison_record, differences as differences
 from .rounds import fitted_size as fitted_size, look as look, summarise as summarise
 from .sizing_probe import disk_rate as disk_rate, probe as probe
-from .tune import Axis as Axis, LoaderSettings as LoaderSettings, MOST_NOISE as MOST_NOISE
-from .tune import SearchResult as SearchResult, SettingsRuns as SettingsRuns, axes_for as axes_for
-from .tune import tune as tune
+from .settings_search import (
+    Axis as Axis,
+    LoaderSettings as LoaderSettings,
+    MOST_NOISE as MOST_NOISE,
+)
+from .settings_search import (
+    SearchResult as SearchResult,
+    SettingsRuns as SettingsRuns,
+    axes_for as axes_for,
+)
+from .settings_search import tune as tune
 from .workload import Workload as Workload, step_of as step_of

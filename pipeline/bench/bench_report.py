@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cache.base import format_size, machine_memory_bytes, usable_cores
-from penstock.pipeline.bench.tune import BUSY_NOISE
+from penstock.pipeline.bench.settings_search import BUSY_NOISE
 from penstock.pipeline.report import ceiling_of
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from penstock.pipeline.bench.compare import LoaderComparison, LoaderFigures
+    from penstock.pipeline.bench.loader_comparison import LoaderComparison, LoaderFigures
+    from penstock.pipeline.bench.measured_run import RunFigures
     from penstock.pipeline.bench.measurement import BenchResult
-    from penstock.pipeline.bench.play import RunFigures
-    from penstock.pipeline.bench.tune import SettingsRuns
+    from penstock.pipeline.bench.settings_search import SettingsRuns
     from penstock.pipeline.report import Rate
 
 _DISTRIBUTIONS = {

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.cache import PenstockError
 from penstock.cache.base import usable_cores
 from penstock.pipeline.bench.ceilings import joined_ceilings, measure_ceilings
-from penstock.pipeline.bench.compare import ROUND, ROUNDS, check_comparable, compare_url
-from penstock.pipeline.bench.play import MeasuredRun, floor_au, import_all, play
-from penstock.pipeline.bench.tune import LoaderSettings, SearchResult, axes_for, tune
+from penstock.pipeline.bench.loader_comparison import ROUND, ROUNDS, check_comparable, compare_url
+from penstock.pipeline.bench.measured_run import MeasuredRun, floor_au, import_all, play
+from penstock.pipeline.bench.settings_search import LoaderSettings, SearchResult, axes_for, tune
 from penstock.pipeline.report import Diagnosis, diagnose
 from penstock.readers.fields import image_fields, stored_fields
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.augment import CheckedRecipe
-    from penstock.pipeline.bench.compare import LoaderComparison
+    from penstock.pipeline.bench.loader_comparison import LoaderComparison
     from penstock.pipeline.bench.workload import Workload
     from penstock.pipeline.report import Ceilings
     from penstock.readers import Dataset

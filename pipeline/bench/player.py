@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from penstock.pipeline.bench.adapters import Work, build, imports, prepare
 from penstock.pipeline.bench.child_process import send_to_parent
-from penstock.pipeline.bench.play import tree_cpu_s
+from penstock.pipeline.bench.measured_run import tree_cpu_s
 from penstock.pipeline.bench.rounds import Round, RoundSize, look
 
 if TYPE_CHECKING:

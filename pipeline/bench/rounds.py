@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache import PenstockError
 from penstock.pipeline.bench.adapters import TITLES
 from penstock.pipeline.bench.child_process import Child, ChildFailedError
-from penstock.pipeline.bench.play import Figure
+from penstock.pipeline.bench.measured_run import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache import ConfigError, PlanError
 from penstock.cache.base import READ_MODE, usable_cores
 from penstock.pipeline.bench.accelerators import accelerator as accelerator_named
-from penstock.pipeline.bench.tune import LoaderSettings
+from penstock.pipeline.bench.settings_search import LoaderSettings
 from penstock.pipeline.plan import World
 from penstock.readers import Dataset
 from penstock.readers.fields import ID, SampleBatch, image_fields

@@ -147,7 +147,7 @@ def _report(result: BenchResult, *, as_json: bool, plot: Path | None) -> None:
 def _loaders(against: str | None, *, recipe: NamedRecipe, device: str) -> list[str]:
     """Raises ConfigError for unknown names, and for work that the others can't do."""
     from penstock.pipeline.bench import AUTO, crop_of
-    from penstock.pipeline.bench.adapters import LOADERS, adapter
+    from penstock.pipeline.bench.adapters import LOADERS, find_adapter
 
     if against is None:
         return []
@@ -163,7 +163,7 @@ def _loaders(against: str | None, *, recipe: NamedRecipe, device: str) -> list[s
         crop_of(recipe.operations)
     if names == ["all"]:
         return list(LOADERS)
-    return [adapter(name).name for name in names]
+    return [find_adapter(name).name for name in names]
 
 
 def _check_positive(value: float, name: str, *, example: str) -> None:

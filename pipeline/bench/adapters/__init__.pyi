@@ -7,7 +7,7 @@ from .images import RandomCropTransform as RandomCropTransform, crop_window as c
 from .images import fastest as fastest, has_opencv as has_opencv, normalised as normalised
 from .images import one_thread as one_thread
 from .loader_registry import ADAPTERS as ADAPTERS, LOADERS as LOADERS, OURS as OURS
-from .loader_registry import TITLES as TITLES, adapter as adapter, build as build
+from .loader_registry import TITLES as TITLES, build as build, find_adapter as find_adapter
 from .loader_registry import imports as imports, prepare as prepare
 from .loader_registry import split_installed as split_installed
 from .torch_loader import FolderImages as FolderImages

@@ -48,7 +48,7 @@ LOADERS = tuple(name for name in ADAPTERS if name not in OURS)
 TITLES: Mapping[str, str] = {name: adapter.title for name, adapter in ADAPTERS.items()}
 
 
-def adapter(name: str) -> Adapter:
+def find_adapter(name: str) -> Adapter:
     """The loader of that name. Raises ConfigError for a name that nobody has."""
     try:
         return ADAPTERS[name]
@@ -62,19 +62,19 @@ def split_installed(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     """The loaders that can play here, in order, and how to install each of the others.
 
     Raises ConfigError for a name that nobody has."""
-    adapters = [adapter(name) for name in dict.fromkeys(names)]
+    adapters = [find_adapter(name) for name in dict.fromkeys(names)]
     there = [a.name for a in adapters if a.is_installed()]
     return there, {a.name: a.install for a in adapters if a.name not in there}
 
 
 def build(name: str, work: Work) -> PlayedLoader:
     """The loader of that name, built and ready to be asked."""
-    return adapter(name).build(work)
+    return find_adapter(name).build(work)
 
 
 def prepare(name: str, work: Work) -> None:
     """Convert the data where the loader has a format of its own; what was converted is kept."""
-    if (convert := adapter(name).prepare) is not None:
+    if (convert := find_adapter(name).prepare) is not None:
         convert(work)
 
 
@@ -83,7 +83,7 @@ def imports(name: str) -> float:
 
     Raises MissingDependencyError where something isn't there."""
     began = time.perf_counter()
-    loader = adapter(name)
+    loader = find_adapter(name)
     for module in ("torch", "torch.utils.data", *loader.imports):
         try:
             importlib.import_module(module)

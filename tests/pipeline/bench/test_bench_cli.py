@@ -166,13 +166,13 @@ def test_ctrl_c_ends_with_130_and_no_thread_is_left(pack: Path) -> None:
 # A bench that gets Ctrl-C when its first run is a quarter done.
 INTERRUPTED = f"""
 import os, sys, threading
-from penstock.pipeline.cli import bench, main
+from penstock.pipeline.cli import bench_command, main
 
 def interrupt(self, what, share=None, /):
     if share:
         os.kill(os.getpid(), {int(signal.SIGINT)})
 
-bench.MeasuringBar.__call__ = interrupt
+bench_command.MeasuringBar.__call__ = interrupt
 code = main(["bench", sys.argv[1], "--seconds", "4", "--batch-size", "16"])
 print(*(thread.name for thread in threading.enumerate()))
 sys.exit(code)

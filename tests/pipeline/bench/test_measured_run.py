@@ -1,4 +1,4 @@
-"""One measured run, and the search for settings: what is counted, and what is taken."""
+"""Test the figures of one measured run, and the search for settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from penstock.pipeline.bench import (
     tree_cpu_s,
     tune,
 )
-from penstock.pipeline.bench import play as played
 from penstock.pipeline.report import Meter
 
 if TYPE_CHECKING:
@@ -36,30 +35,34 @@ BATCH = 4
 
 @dataclass
 class Clock:
-    """Time that passes only when somebody is told to take some."""
+    """A clock that only loaders and waits advance; a wait ends late, as on a busy machine."""
 
-    now_s: float = 0.0
+    time_s: float = 0.0
+    late_s: float = 0.125
 
-    def perf_counter(self) -> float:
-        return self.now_s
+    def now_s(self) -> float:
+        return self.time_s
+
+    def wait(self, seconds: float) -> None:
+        self.time_s += seconds + self.late_s
 
 
 @dataclass
 class Loader:
-    """A loader on that clock: epochs of so many batches that take so long each."""
+    """A loader whose batches advance the clock: `epoch` batches of `batch_s` each."""
 
     clock: Clock
     batch_s: float
     epoch: int = 10
     first_s: float = 0.0
-    taken: int = 0
+    yielded: int = 0
     closed: int = 0
     meter: Meter = field(default_factory=lambda: Meter(decode_threads=1, device="cpu"))
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self.epoch):
-            self.clock.now_s += self.batch_s if self.taken else self.first_s
-            self.taken += 1
+            self.clock.time_s += self.batch_s if self.yielded else self.first_s
+            self.yielded += 1
             self.meter.bytes_disk += 100 * BATCH
             self.meter.counted_bytes += 100 * BATCH
             yield np.zeros((BATCH, 2)), np.zeros(BATCH)
@@ -71,39 +74,28 @@ class Loader:
         self.closed += 1
 
 
-class Idle:
-    """An event whose wait takes the clock's time, and a little more, as a busy machine's does."""
-
-    def __init__(self, clock: Clock, late_s: float) -> None:
-        self._clock, self._late_s = clock, late_s
-
-    def wait(self, seconds: float) -> None:
-        self._clock.now_s += seconds + self._late_s
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(played, "time", made)
-    monkeypatch.setattr(played, "Event", lambda: Idle(made, 0.125))
-    return made
+def clock() -> Clock:
+    return Clock()
 
 
 def test_a_run_counts_what_came_in_its_measured_part(clock: Clock) -> None:
     loader = Loader(clock, batch_s=0.25, first_s=3.0)
-    done = play(lambda: loader, seconds=2.0, settle=1).figures
+    done = play(lambda: loader, seconds=2.0, settle=1, clock=clock).figures
     assert (done.batches, done.samples, done.seconds) == (8, 8 * BATCH, 2.0)
     assert (done.samples_per_s, done.bytes_per_s) == (16.0, 1600.0)
     assert done.first_batch_s == 3.0
     assert (done.wait_p50_s, done.wait_p99_s, done.wait_share) == (0.25, 0.25, 1.0)
     assert (done.au, done.step_s) == (0.0, 0.0)
     assert done.bytes_by_tier == {"remote": 0, "peers": 0, "disk": 8 * BATCH * 100, "memory": 0}
-    assert loader.taken == 1 + 1 + 8
+    assert loader.yielded == 1 + 1 + 8
     assert loader.closed == 1
 
 
 def test_utilisation_is_of_the_steps_as_they_were_measured(clock: Clock) -> None:
-    done = play(lambda: Loader(clock, batch_s=0.125), seconds=6.0, step_s=0.25, settle=2).figures
+    done = play(
+        lambda: Loader(clock, batch_s=0.125), seconds=6.0, step_s=0.25, settle=2, clock=clock
+    ).figures
     assert done.step_s == 0.375  # the wait was an eighth late: it counts as computed
     assert done.au == pytest.approx(75.0)
     assert done.wait_share == pytest.approx(0.25)
@@ -111,25 +103,28 @@ def test_utilisation_is_of_the_steps_as_they_were_measured(clock: Clock) -> None
 
 def test_batches_that_were_ready_are_not_counted(clock: Clock) -> None:
     loader = Loader(clock, batch_s=0.125)
-    done = play(lambda: loader, seconds=1.0)
-    assert loader.taken == 1 + SETTLE_BATCHES + 8
+    done = play(lambda: loader, seconds=1.0, clock=clock)
+    assert loader.yielded == 1 + SETTLE_BATCHES + 8
     assert len(done.waits_s) == done.figures.batches == 8
 
 
 def test_slow_batches_settle_twice_and_are_measured_twice(clock: Clock) -> None:
     loader = Loader(clock, batch_s=60.0)
-    assert play(lambda: loader, seconds=0.5).figures.batches == 2
-    assert loader.taken == 1 + 2 + 2
+    assert play(lambda: loader, seconds=0.5, clock=clock).figures.batches == 2
+    assert loader.yielded == 1 + 2 + 2
 
 
 def test_an_epoch_shorter_than_the_run_is_begun_again(clock: Clock) -> None:
-    assert play(lambda: Loader(clock, batch_s=0.25, epoch=3), seconds=5.0).figures.batches == 20
+    assert (
+        play(lambda: Loader(clock, batch_s=0.25, epoch=3), seconds=5.0, clock=clock).figures.batches
+        == 20
+    )
 
 
 def test_an_epoch_without_a_batch_is_an_error_and_the_loader_is_closed(clock: Clock) -> None:
     loader = Loader(clock, batch_s=0.25, epoch=0)
     with pytest.raises(ConfigError, match="no batch"):
-        play(lambda: loader, seconds=5.0)
+        play(lambda: loader, seconds=5.0, clock=clock)
     assert loader.closed == 1
 
 
@@ -140,14 +135,14 @@ def test_an_interrupted_run_closes_its_loader(clock: Clock) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        play(lambda: loader, seconds=5.0, progress=interrupt)
+        play(lambda: loader, seconds=5.0, progress=interrupt, clock=clock)
     assert loader.closed == 1
 
 
-def test_progress_is_told_in_shares_and_rarely(clock: Clock) -> None:
-    told: list[float] = []
-    play(lambda: Loader(clock, batch_s=0.125), seconds=4.0, progress=told.append)
-    assert told == [0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0]
+def test_progress_is_reported_in_shares_twice_a_second(clock: Clock) -> None:
+    reported: list[float] = []
+    play(lambda: Loader(clock, batch_s=0.125), seconds=4.0, progress=reported.append, clock=clock)
+    assert reported == [0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0]
 
 
 @pytest.mark.parametrize(("seconds", "step_s"), [(0.0, 0.0), (1.0, -1.0)])
@@ -156,9 +151,8 @@ def test_numbers_that_cant_be_are_refused(seconds: float, step_s: float) -> None
         play(lambda: pytest.fail("was built"), seconds=seconds, step_s=step_s)
 
 
-@pytest.mark.usefixtures("clock")
-def test_the_floor_is_what_a_free_loader_gets() -> None:
-    assert floor_au((range(BATCH),), step_s=0.25, seconds=2.0) == 100.0
+def test_the_floor_is_the_utilisation_of_a_loader_without_cost(clock: Clock) -> None:
+    assert floor_au((range(BATCH),), step_s=0.25, seconds=2.0, clock=clock) == 100.0
 
 
 def test_samples_are_the_rows_of_the_first_tensor() -> None:
@@ -233,10 +227,10 @@ def test_one_lucky_run_is_not_enough() -> None:
     assert tune(START, axes, lambda _: next(lucky)).best == START
 
 
-def test_every_run_is_told() -> None:
-    told: list[float] = []
-    found = tune(START, AXES, lambda _: 100.0, on_run=lambda _, rate: told.append(rate))
-    assert len(told) == sum(len(trial.runs) for trial in found.setups)
+def test_every_run_is_reported() -> None:
+    reported: list[float] = []
+    found = tune(START, AXES, lambda _: 100.0, on_run=lambda _, rate: reported.append(rate))
+    assert len(reported) == sum(len(trial.runs) for trial in found.setups)
 
 
 def test_a_search_that_begins_off_its_axis_is_refused() -> None:

@@ -1,10 +1,9 @@
 """Play one measured run of a loader and return its figures.
 
-Batches are taken as fast as they come, or with an emulated training step. The step is a wait that
-leaves the cores alone, as a process does whose accelerator computes. What a loader had ready when
-the measuring began would flatter it: the first batches, more than any loader of ours keeps ready,
-are taken and not counted. CPU time is that of the whole tree of processes, workers that still run
-included.
+A run consumes batches as fast as they come, or with an emulated training step. The step is a wait
+that uses no core, as in a process whose accelerator computes. Batches that a loader had ready when
+the measurement began would flatter it: the first batches, more than any of our loaders keeps ready,
+are consumed and not counted. CPU time covers all child processes, running workers included.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ def tree_cpu_s() -> float:
     ended = os.times()
     total = time.process_time() + ended.children_user + ended.children_system
     for pid in _descendants(os.getpid()):
-        with contextlib.suppress(OSError):  # it ended meanwhile: os.times counts it next time
+        with contextlib.suppress(OSError):  # it has ended: os.times counts it next time
             total += time.clock_gettime((~pid << 3) | 2)
     return total
 
 
 def _descendants(pid: int) -> Iterator[int]:
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread or process ended meanwhile
+        with contextlib.suppress(OSError):  # the thread or process has ended
             for child in map(int, children.read_text().split()):
                 yield child
                 yield from _descendants(child)
@@ -54,7 +53,7 @@ def _descendants(pid: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A median over the rounds and the lowest and highest round."""
+    """The median over the rounds, with the lowest and the highest round."""
 
     median: float
     low: float
@@ -67,16 +66,15 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """What one run gave. Its first batch and what filled the read-ahead are left out unless said.
+    """The figures of one run. The first batch and those that fill the read-ahead don't count.
 
     samples, batches, seconds: of the measured part; bytes: encoded bytes of its samples.
-    samples_per_s, bytes_per_s, cpu_s_per_1000: of the measured part; the CPU time of this process
-    and its children. first_batch_s: from before the loader is built to its first batch, imports
-    not counted.
-    wait_p50_s, wait_p99_s, wait_share: of the steps' waits for a batch. step_s: median measured
-    length of the emulated step, 0 without one. au: accelerator utilisation in per cent, see
-    `pipeline.plan.sizing.au`; 0 without a step. bytes_by_tier: bytes from "remote", "peers",
-    "disk" and "memory" while it ran.
+    samples_per_s, bytes_per_s, cpu_s_per_1000: of the measured part; CPU time of this process and
+    its children. first_batch_s: from before the loader is built to its first batch, without
+    imports. wait_p50_s, wait_p99_s, wait_share: of the steps' waits for a batch. step_s: median
+    measured length of the emulated step, 0 without one. au: accelerator utilisation in per cent,
+    see `pipeline.plan.sizing.au_percent`; 0 without a step. bytes_by_tier: bytes from "remote",
+    "peers", "disk" and "memory" during the run.
     """
 
     samples: int
@@ -105,27 +103,47 @@ class RunFigures:
         return 1000 * self.cpu_s / self.samples if self.samples else 0.0
 
 
-# Batches in front of the measured part: those in DALI, those prepared, and one on its way.
+# Batches before the measured part: those in DALI, those prepared, and one in transfer.
 SETTLE_BATCHES = 6
-# Where a batch takes long they take no more than this share of the run's length, and one at least.
+# Slow batches settle for at most this share of the run's length, but for one batch at least.
 _SETTLE_SHARE = 0.5
 _LEAST_BATCHES = 2
 _REPORT_EVERY_S = 0.5
 
 
+class Clock(Protocol):
+    """The time that a run measures, in seconds from any start, and the wait of a step."""
+
+    def now_s(self) -> float: ...
+    def wait(self, seconds: float) -> None: ...
+
+
+class WallClock:
+    """The machine's monotonic clock."""
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+    def wait(self, seconds: float) -> None:
+        Event().wait(seconds)
+
+
 class Loader(Protocol):
-    """What a run plays: `penstock.DataLoader`, or what stands in for it."""
+    """The part of `penstock.DataLoader` that a run uses."""
 
     def __iter__(self) -> Iterator[Any]: ...
     def statistics(self) -> Statistics: ...
     def close(self) -> None: ...
 
 
+_WALL_CLOCK = WallClock()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """One measured run of a loader, and what charts and verdicts need beside it.
+    """The figures of one run of a loader, and the data for its charts and its verdict.
 
-    facts: what the loader knows of the measured part. waits_s: every measured step's wait for its
+    facts: the loader's statistics of the measured part. waits_s: every measured step's wait for its
     batch, in order.
     """
 
@@ -136,7 +154,7 @@ class MeasuredRun:
 
 @dataclass(slots=True)
 class _StepTimes:
-    """The clock's readings of some steps in a row, and how many samples they were over."""
+    """The measured times of consecutive steps, and the number of their samples."""
 
     waits_s: list[float] = field(default_factory=list)
     computes_s: list[float] = field(default_factory=list)
@@ -152,17 +170,18 @@ def play(
     settle: int = SETTLE_BATCHES,
     sample_bytes: float | None = None,
     progress: Callable[[float], None] | None = None,
+    clock: Clock = _WALL_CLOCK,
 ) -> MeasuredRun:
-    """Build a loader, take batches for so many seconds (two at least), close it.
+    """Build a loader, consume batches for `seconds` (at least two batches), and close it.
 
-    make_loader: called once, within the time to first batch; batches are tensors, or tuples whose
-    first one has a row a sample. seconds: of the measured part, begun over and over if an epoch is
-    shorter. step_s: wait so long after each batch; 0 takes them as they come. settle: batches that
-    come before the measured part. sample_bytes: mean encoded size, for data of which the loader
-    can't say what it read; None: what it says. progress: told the share of the
-    measured part that is done, twice a second.
+    make_loader: called once; the time to first batch includes the call. Batches are tensors, or
+    tuples whose first tensor has one row per sample. seconds: of the measured part; a shorter epoch
+    is repeated. step_s: wait after each batch, 0 for none. settle: batches before the measured
+    part. sample_bytes: mean encoded size, for data whose size the loader can't count; None uses the
+    loader's count. progress: called twice a second with the share of the measured part that is
+    done.
 
-    Raises ConfigError for numbers that can't be, and what the loader raises.
+    Raises ConfigError for numbers out of range, and the loader's errors.
     """
     if seconds <= 0 or step_s < 0 or settle < 0:
         raise ConfigError(
@@ -170,22 +189,23 @@ def play(
             "0 and neither of the others below 0."
         )
     import_all()
-    began = time.perf_counter()
+    began = clock.now_s()
     loader = make_loader()
     try:
         batches = _endless(loader)
         first = next(batches)
         _wait_for_batch(first)
-        first_batch_s = time.perf_counter() - began
+        first_batch_s = clock.now_s() - began
         del first
         most_s = _SETTLE_SHARE * seconds
-        _settle(batches, step_s, settle // 2, most_s / 2)
-        loader.statistics()  # the first look may measure the cores; what came meanwhile is taken
-        _settle(batches, step_s, settle - settle // 2, most_s / 2)
+        _settle(batches, step_s, settle // 2, most_s / 2, clock)
+        # The first call may measure the cores: consume the batches that became ready meanwhile.
+        loader.statistics()
+        _settle(batches, step_s, settle - settle // 2, most_s / 2, clock)
         before, cpu_s = loader.statistics(), tree_cpu_s()
         report = _ShareReporter(progress, seconds)
         steps = _play_steps(
-            batches, step_s, lambda n, s: report(s) >= seconds and n >= _LEAST_BATCHES
+            batches, step_s, lambda n, s: report(s) >= seconds and n >= _LEAST_BATCHES, clock
         )
         cpu_s, after = tree_cpu_s() - cpu_s, loader.statistics()
     finally:
@@ -206,21 +226,23 @@ def play(
     )
 
 
-def _settle(batches: Iterator[Any], step_s: float, count: int, most_s: float) -> None:
-    _play_steps(batches, step_s, lambda n, s: n >= count or (n >= 1 and s > most_s))
+def _settle(batches: Iterator[Any], step_s: float, count: int, most_s: float, clock: Clock) -> None:
+    _play_steps(batches, step_s, lambda n, s: n >= count or (n >= 1 and s > most_s), clock)
 
 
-def floor_au(batch: Any, *, step_s: float, seconds: float) -> float:
-    """AU in per cent of a loader that costs nothing: the same loop over one batch that is there.
+def floor_au(batch: Any, *, step_s: float, seconds: float, clock: Clock = _WALL_CLOCK) -> float:
+    """Return the AU in per cent of a loader without any cost: the same loop over one ready batch.
 
-    What is missing to 100 is this machine's: the time that it takes to wake a step.
+    The difference to 100 is the time that this machine takes to wake a step.
     """
-    enough = itertools.repeat(batch)
-    return _au(_play_steps(enough, step_s, lambda n, s: n >= _LEAST_BATCHES and s >= seconds))
+    batches = itertools.repeat(batch)
+    return _au(
+        _play_steps(batches, step_s, lambda n, s: n >= _LEAST_BATCHES and s >= seconds, clock)
+    )
 
 
 def import_all() -> None:
-    """Import what a loader imports at its first use: no run pays for it in its first batch."""
+    """Import the modules that a loader imports at its first use, so that no run measures that."""
     import penstock.pipeline.loader
     from penstock.augment import load_dali, resample_operator
     from penstock.cache import MissingDependencyError
@@ -230,11 +252,11 @@ def import_all() -> None:
         load_dali()
         resample_operator.is_compiled()
     except MissingDependencyError:
-        return  # a run that needs it says so where it builds its graph
+        return  # a run that needs it raises the error when it builds its graph
 
 
 def _endless(loader: Loader) -> Iterator[Any]:
-    """Epoch after epoch. An epoch without a batch is an error: it would never end."""
+    """Yield the batches of epoch after epoch. Raise ConfigError for an epoch without a batch."""
     while True:
         count = 0
         for batch in loader:
@@ -245,20 +267,20 @@ def _endless(loader: Loader) -> Iterator[Any]:
 
 
 def _play_steps(
-    batches: Iterator[Any], step_s: float, enough: Callable[[int, float], bool]
+    batches: Iterator[Any], step_s: float, is_enough: Callable[[int, float], bool], clock: Clock
 ) -> _StepTimes:
-    """Take batches, each followed by a step, until enough(steps, seconds) says so."""
-    steps, idle = _StepTimes(), Event()
-    began = last = time.perf_counter()
-    while not enough(len(steps.waits_s), last - began):
+    """Consume batches, each followed by a step, until is_enough(steps, seconds) returns True."""
+    steps = _StepTimes()
+    began = last = clock.now_s()
+    while not is_enough(len(steps.waits_s), last - began):
         batch = next(batches)
         _wait_for_batch(batch)
-        came = time.perf_counter()
+        received = clock.now_s()
         if step_s:
-            idle.wait(step_s)
-        done = time.perf_counter()
-        steps.waits_s.append(came - last)
-        steps.computes_s.append(done - came)
+            clock.wait(step_s)
+        done = clock.now_s()
+        steps.waits_s.append(received - last)
+        steps.computes_s.append(done - received)
         steps.samples += samples_of(batch)
         last = done
     steps.elapsed_s = last - began
@@ -266,12 +288,12 @@ def _play_steps(
 
 
 def samples_of(batch: Any) -> int:
-    """Rows of a batch: of a tensor, or of the first one of a tuple."""
+    """Return the rows of a batch: of the tensor, or of the first tensor of a tuple."""
     return len(batch[0] if isinstance(batch, tuple | list) else batch)
 
 
 def _wait_for_batch(batch: Any) -> None:
-    """Wait until a batch on a GPU is there: a training step can't begin before."""
+    """Wait until a batch on a GPU is complete: a training step can't begin before."""
     first = batch[0] if isinstance(batch, tuple | list) else batch
     if getattr(getattr(first, "device", None), "type", "cpu") == "cuda":
         import torch
@@ -280,7 +302,7 @@ def _wait_for_batch(batch: Any) -> None:
 
 
 def _au(steps: _StepTimes) -> float:
-    # The steps before the measured ones stand for the first step, which an AU leaves out.
+    # An AU leaves out the first step; the steps before the measured part replace it.
     return au_percent(steps.computes_s, steps.elapsed_s)
 
 
@@ -320,7 +342,7 @@ def _bytes_by_tier(before: Statistics, after: Statistics) -> dict[str, int]:
 
 
 class _ShareReporter:
-    """Tells a progress callback the share that is done, rarely: telling takes CPU time too."""
+    """Call a progress callback with the completed share, rarely: a call costs CPU time, too."""
 
     def __init__(self, progress: Callable[[float], None] | None, seconds: float) -> None:
         self._progress, self._seconds = progress, seconds

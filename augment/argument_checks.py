@@ -18,7 +18,7 @@ MAX_LENGTH, MAX_AXES = 2**40, 32
 
 
 def is_finite_number(value: object) -> bool:
-    """Whether it is a finite real number, and not a bool."""
+    """Return True for a finite real number that isn't a bool."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -83,7 +83,7 @@ def pixels(what: str, value: object) -> int:
 
 
 def height_width(what: str, value: object) -> tuple[int, int]:
-    """A pair (height, width) in pixels; one number stands for both."""
+    """Return (height, width) in pixels; a single number is used for both."""
     sides = as_tuple(value)
     if len(sides) == 2:
         return pixels(what, sides[0]), pixels(what, sides[1])
@@ -92,7 +92,7 @@ def height_width(what: str, value: object) -> tuple[int, int]:
 
 
 def axis_lengths(what: str, value: object) -> tuple[int | None, ...]:
-    """Lengths by axis, None for all of one; one number stands for two of it."""
+    """Return lengths by axis, None for a full axis; a single number is used for two axes."""
     side = integer(value)
     given = as_tuple(value) if side is None else (side, side)
     sides = tuple(None if each is None else integer(each) or 0 for each in given)
@@ -144,7 +144,7 @@ def whole_number(what: str, value: object, *, low: int, high: int) -> int:
 def range_around(
     what: str, value: object, *, around: float, low: float, high: float
 ) -> tuple[float, float]:
-    """torchvision's float or pair: a number x stands for the range around - x to around + x.
+    """Return the range of torchvision's float or pair: a number x means around - x to around + x.
 
     What a number spans is cut at `low`; a pair must lie between `low` and `high`.
     """
@@ -166,7 +166,8 @@ def range_around(
 
 
 def fill_value(what: str, value: object) -> float:
-    """What is put where an image doesn't reach, in units of 0..255. None is torchvision's 0."""
+    """Return the value of pixels outside of an image, in units of 0..255. None is torchvision's
+    0."""
     if value is None:
         return 0.0
     if is_finite_number(value) and 0 <= cast("float", value) <= 255:
@@ -175,7 +176,7 @@ def fill_value(what: str, value: object) -> float:
 
 
 def field_names(what: str, names: object) -> tuple[str, ...] | None:
-    """Names of fields; one stands for a tuple of it, None for all that an operation concerns."""
+    """Return a tuple of field names; None stays None: all fields that the operation applies to."""
     if names is None:
         return None
     given = (names,) if isinstance(names, str) else names

@@ -56,7 +56,7 @@ class ArrayCrop:
 
     @property
     def is_random(self) -> bool:
-        """Whether a sample's part is another one in another epoch."""
+        """Return True if a sample's crop differs from epoch to epoch."""
         return isinstance(self.op, RandomCrop)
 
     @property
@@ -68,7 +68,7 @@ class ArrayCrop:
 def is_array_crop(
     op: object, of: str | None, schema: Mapping[str, FieldType], fields: Sequence[str]
 ) -> bool:
-    """Whether an operation crops arrays alone. of: the field whose list it stands in."""
+    """Return True if an operation crops arrays only. of: the field whose list contains it."""
     if not isinstance(op, RandomCrop | CenterCrop):
         return False
     names = _cropped_fields(op, of, schema, fields)
@@ -108,7 +108,7 @@ def check_array_crops(
 
 
 def cropped_schema(schema: Schema, crops: Mapping[str, ArrayCrop]) -> Schema:
-    """The schema of samples whose arrays are cropped."""
+    """Return the schema of samples whose arrays are cropped."""
     if not crops:
         return schema
     changed: dict[str, FieldType] = dict(schema)
@@ -125,7 +125,8 @@ def _cropped_fields(
     schema: Mapping[str, FieldType],
     selected: Sequence[str],
 ) -> list[str]:
-    """The arrays that an operation crops. of: the field whose list it stands in."""
+    """Return the names of the arrays that an operation crops. of: the field whose list contains
+    it."""
     arrays = [name for name in selected if isinstance(schema.get(name), Array)]
     if op.fields is not None:
         return [name for name in arrays if name in op.fields and of in (None, name)]
@@ -203,11 +204,12 @@ class ArrayDraws:
 
     @property
     def is_random(self) -> bool:
-        """Whether a sample's part is another one in another epoch."""
+        """Return True if a sample's crop differs from epoch to epoch."""
         return any(crop.is_random for crop in self.crops.values())
 
     def before(self, ids: Ints, epoch: int) -> dict[str, ColumnCrop]:
-        """The parts of fields whose samples have one shape: no more needs to be read of them."""
+        """Return the crops of fields whose samples have one shape: readers read only these
+        parts."""
         return {
             name: ColumnCrop(self._corners(crop, ids, epoch, crop.sides), crop.shape)
             for name, crop in self.crops.items()

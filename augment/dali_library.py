@@ -85,7 +85,7 @@ def load_quietly(load: Callable[[], object]) -> None:
 
 
 def _silent_streams(libc: Any) -> dict[bytes, tuple[int, int]]:
-    """For each name where it lies, and where its silent stand-in does."""
+    """Return, for each name, its address and the address of its silent replacement."""
     libc.fopen.restype = ctypes.c_void_p
     sink = ctypes.c_void_p(libc.fopen(b"/dev/null", b"w"))
     streams: dict[bytes, tuple[int, int]] = {}
@@ -110,8 +110,8 @@ def _address(library: Any, name: bytes) -> int:
 
 
 def _slots(libc: Any, streams: dict[bytes, tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Of nvImageCodec's libraries: where each keeps an address, what is expected there, and what
-    is to be there."""
+    """Return, for nvImageCodec's libraries, where each keeps an address, the expected value, and
+    the value to write."""
     libraries: list[tuple[int, int]] = []
 
     def see(library: Any, _size: int, _data: object) -> int:

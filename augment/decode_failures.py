@@ -83,7 +83,8 @@ def split_rows(rows: list[int], size: int) -> list[list[int]]:
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Whose fault a failed run is, by DALI's message. "unclear": nothing that is known here."""
+    """Return the cause of a failed run by DALI's message; "unclear" for a message that isn't
+    known."""
     text = _message(error)
     if _MEMORY.search(text):
         return "memory"
@@ -134,7 +135,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def is_unclear(reason: str) -> bool:
-    """Whether a reason speaks of nothing that is known here, neither bytes nor machine."""
+    """Return True if a reason names no known cause, neither the bytes nor the machine."""
     return fault_of(RuntimeError(reason)) == "unclear"
 
 

@@ -69,15 +69,16 @@ _trial_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class WindowTrial:
-    """What a trial of window decoding showed. works: the child ended well; report: in words."""
+    """The result of a trial of window decoding. works: the child exited without an error; report:
+    its output in words."""
 
     works: bool
     report: str
 
 
 def window_decoding(recipe: CheckedRecipe, *, device: str, device_id: int | None) -> WindowDecoding:
-    """How windows of this recipe are decoded: as `Decode(windows=)` says, "auto" by a trial at the
-    first use on each GPU; on the CPU by the decoder, which is well there."""
+    """Return how windows of this recipe are decoded: as `Decode(windows=)` says; "auto" runs a
+    trial at the first use on each GPU. On the CPU the decoder decodes windows correctly."""
     choice = recipe.decode.windows
     if choice != "auto":
         return choice
@@ -85,7 +86,7 @@ def window_decoding(recipe: CheckedRecipe, *, device: str, device_id: int | None
 
 
 def usable_decoding(device_id: int) -> WindowDecoding:
-    """What works on a GPU, remembered for this process."""
+    """Return the way of decoding windows that works on a GPU; the process keeps the result."""
     with _trial_lock:
         if device_id not in _decoding_by_gpu:
             trial = try_window_decoding(device_id)

@@ -39,7 +39,7 @@ def draw_base(
     salt: int = 0,
     occurrences: NDArray[np.int64] | None = None,
 ) -> NDArray[np.uint64]:
-    """What all draws of samples are keyed by, uint64, shape (n,): the one owner of that key.
+    """Return the keys of all draws of samples, uint64, shape (n,). No other function computes them.
 
     salt: of the recipe's entry (`entry_salts`); 0 adds nothing. occurrences: how many earlier
     positions of the epoch deliver each id; 0 adds nothing, and None stands for zeros.
@@ -56,7 +56,8 @@ def draw_base(
 
 
 def entry_salts(recipes: Any) -> dict[str, int]:
-    """What each field's entry of a mapping of recipes adds to the key of its draws, by field.
+    """Return, by field, the salt that its entry of a mapping of recipes adds to the key of its
+    draws.
 
     A stable hash of the field's name, or of the sorted names of a tuple, whose fields share their
     draws. Empty for a list of operations and for a mapping with one entry.

@@ -159,7 +159,7 @@ def _first_fit(
 
 
 def _middle_window(op: RandomResizedCrop, height: Ints, width: Ints) -> tuple[Ints, Ints]:
-    """The largest window of the image whose ratio is allowed, of one pixel at least."""
+    """Return the largest window of the image with an allowed ratio, at least one pixel."""
     ratio = width / height
     tall, wide = ratio < op.ratio[0], ratio > op.ratio[1]
     rows = np.where(tall, np.rint(width / op.ratio[0]).astype(np.int64), height)
@@ -173,7 +173,7 @@ _BLUR_REACH = 4  # standard deviations; what lies beyond weighs 6e-5, 0.02 of 25
 
 @dataclass(frozen=True, slots=True)
 class DrawRule:
-    """How one type of operation gets its arguments.
+    """The rule by which one type of operation gets its arguments.
 
     inputs: suffix, numpy dtype and dimensions of a sample, of each argument input. draw: their
     values, one row per sample.
@@ -289,7 +289,7 @@ DRAW_RULES: dict[type, DrawRule] = {
         lambda _: [("anchor", "float32", 1), ("shape", "float32", 1)], _erase_draw
     ),
 }
-"""How each type of pixel operation, and RandomErasing, gets its arguments."""
+"""The rule for the arguments of each type of pixel operation, and of RandomErasing."""
 
 # Bilinear sampling reads 2 pixels a side: shrinking by more than that skips some.
 UNFILTERED_SHRINK = 2
@@ -339,7 +339,7 @@ class _View:
         return cls((height, width), zero, zero, height, width, flip, upend)
 
     def alone(self) -> _View:
-        """What the window shows, as an image of its own."""
+        """Return the view of the full window, as an image of its own."""
         return _View.whole(self.height, self.width, self.flip, self.upend)
 
     def crop(self, top: Ints, left: Ints, height: Ints, width: Ints) -> None:
@@ -371,7 +371,8 @@ def draw(
 def draw_with_moves(
     recipe: CheckedRecipe, *, ids: NDArray[np.int64], dims: NDArray[np.int32], seed: int, epoch: int
 ) -> tuple[Draws, ImageMoves]:
-    """What `draw` gives, and what the same numbers do to masks, boxes and points of the images.
+    """Return the draws of `draw`, and the moves of the images' masks, boxes and points by the same
+    numbers.
 
     For images that something follows: the moves take some microseconds a batch.
     """
@@ -434,7 +435,7 @@ def _draw(
 
 
 def _windows_flip(view: _View, operation: PlacedOperation | Mirror) -> NDArray[np.bool_]:
-    """Whether the windows flip a sample the way that a mirror does."""
+    """Return True if the windows flip a sample in the direction of a mirror."""
     if isinstance(operation, Mirror) and operation.vertical:
         return np.zeros_like(view.flip) if view.upend is None else view.upend
     return view.flip
@@ -466,7 +467,7 @@ def input_names(recipe: CheckedRecipe) -> list[str]:
 
 
 def drawn_operations(recipe: CheckedRecipe) -> list[PlacedOperation | Mirror]:
-    """What has draws, behind the geometries."""
+    """Return the operations with draws that follow the geometry stages."""
     last = [recipe.mirror] if recipe.mirror else []
     return [*recipe.pixels, *last, *recipe.erasing]
 
@@ -477,13 +478,13 @@ def _uniform(base: NDArray[np.uint64] | None, index: int) -> Callable[[int], Flo
 
 
 def decodes_window(recipe: CheckedRecipe) -> bool:
-    """Whether a part of each image is enough to decode."""
+    """Return True if decoding a part of each image is enough."""
     first = recipe.geometries[0]
     return _has_crop(first.before) or _has_crop(first.after)
 
 
 def resizes_region(geometry: GeometryStage) -> bool:
-    """Whether the geometry resizes a region of its input only."""
+    """Return True if the geometry resizes only a region of its input."""
     return _has_crop(geometry.after)
 
 
@@ -583,7 +584,8 @@ def _inside(start: Ints, length: Ints, side: Ints) -> tuple[Ints, Ints]:
 def _region(
     start: Ints, length: Ints, resized: Ints, offset: Ints, shown: Ints
 ) -> tuple[Floats, Floats]:
-    """Where [offset, offset + shown) of a side resized to `resized` lies on its source."""
+    """Return the part of the source that [offset, offset + shown) of a side resized to `resized`
+    shows."""
     scale = length / resized
     return start + offset * scale, start + (offset + shown) * scale
 

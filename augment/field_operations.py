@@ -98,7 +98,8 @@ class Map:
 
     @property
     def takes_rng(self) -> bool:
-        """Whether fn has a parameter for random numbers: `rng`, or `rngs` if it is batched."""
+        """Return True if fn has a parameter for random numbers: `rng`, or `rngs` if it is
+        batched."""
         try:
             parameters = inspect.signature(self.fn).parameters
         except (TypeError, ValueError):  # compiled: it has no signature to look at
@@ -127,7 +128,7 @@ class CheckedMaps:
 
 
 IsEarly = Callable[[Any, str | None], bool]
-"""Whether an operation, in the list of a field, is done before samples are read."""
+"""Returns True if an operation, in the list of a field, runs before samples are read."""
 
 
 def split_maps(recipe: Any, is_early: IsEarly = lambda *_: False) -> tuple[tuple[Map, ...], Any]:
@@ -307,7 +308,7 @@ class Pad:
             raise RecipeError(f"Pad({self.field!r}): got value={self.value!r}, wanted a number.")
 
     def shape(self, dimensions: int) -> tuple[int | None, ...]:
-        """What each sample's lengths become; None: as long as the longest of the batch.
+        """Return each sample's padded lengths; None: the longest length of the batch.
 
         dimensions: of a sample where several of its lengths differ, 1 where the first alone does.
         Raises RecipeError where `to` has other ones.

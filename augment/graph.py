@@ -63,8 +63,8 @@ SMALL_RUN_SAMPLES = 16
 
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
-    """What a graph makes of a batch. images: (n, channels, height, width). bad: rows that are
-    zeros, and why."""
+    """The output of a graph for one batch. images: (n, channels, height, width). bad: rows that are
+    zeros, with the reason of each."""
 
     images: torch.Tensor
     bad: dict[int, str]
@@ -224,7 +224,7 @@ class DaliPipeline:
 
 
 def _on_gpu(plan: GraphPlan) -> bool:
-    """Whether samples come as tensors in the GPU's memory."""
+    """Return True if samples are tensors in the GPU's memory."""
     return plan.resident and plan.device == "cuda"
 
 
@@ -411,7 +411,7 @@ class Graph:
 
     @property
     def in_flight(self) -> int:
-        """Batches that were fed and not yet taken."""
+        """The number of batches that were fed and not yet returned."""
         return len(self._flights)
 
     def feed(
@@ -443,7 +443,8 @@ class Graph:
         self._flights.append(BatchInFlight(batch, draws, marks, runs))
 
     def outputs(self) -> torch.Tensor:
-        """The oldest batch that was fed: (n, channels, height, width). Blocks until it is there.
+        """Return the oldest batch that was fed, (n, channels, height, width). Blocks until it is
+        complete.
 
         The tensor is the caller's: no later run overwrites it. On CUDA it belongs to the stream
         that is current now. Raises CorruptSampleError if samples don't decode; that batch is then
@@ -457,7 +458,8 @@ class Graph:
         return decoded.images
 
     def outputs_marked(self) -> DecodedBatch:
-        """As `outputs`, but samples that don't decode are zeros and listed with their reasons.
+        """Return the oldest batch as `outputs` does; samples that don't decode are zeros, listed
+        with their reasons.
 
         Raises DeviceError if memory was short or the device fails, ClosedError after close().
         """

@@ -107,8 +107,8 @@ def contrast(images: Any, factor: Any, gray: Any) -> Any:
 
 
 def contrast_by_arithmetic(images: Any, factor: Any, gray: Any) -> Any:
-    """As above, all on one device. Argument inputs come from the CPU: as one, what was computed
-    from pixels on the GPU would make the host wait for the device in each batch."""
+    """Do the same on one device. Argument inputs come from the CPU: a value computed from pixels on
+    the GPU would, as an argument, make the host wait for the device in each batch."""
     from nvidia.dali import fn
 
     middle = fn.reductions.mean(gray, axes=[0, 1], keep_dims=True)
@@ -411,7 +411,7 @@ def _autocontrast(images: Any, _: Any) -> Any:
 
 
 def _autocontrast_by_arithmetic(images: Any, low: Any, spread: Any) -> Any:
-    """As above, where what was computed from pixels can't be an argument."""
+    """Do the same where a value that was computed from pixels can't be an argument."""
     from nvidia.dali import types
 
     return _to_uint8((images - low) * (types.Constant(float(_MAX_LEVEL)) / spread))
@@ -435,14 +435,14 @@ def _equalize(images: Any, _: Any) -> Any:
 
 
 def _level(images: Any, value: Any) -> Any:
-    """A number per sample as uint8, beside the images."""
+    """Return one number per sample as uint8, on the device of the images."""
     from nvidia.dali import fn, types
 
     return _on_their_device(images, fn.cast(value, dtype=types.UINT8))
 
 
 def _on_their_device(images: Any, node: Any) -> Any:
-    """A node where the images are."""
+    """Return a node's copy on the images' device."""
     return node.gpu() if images.device == "gpu" else node
 
 
@@ -585,7 +585,8 @@ def _from_pixels(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
 
 
 def define_full_decode(plan: GraphPlan) -> Any:
-    """Whole images, upright and in the recipe's colours, HWC; called inside a definition."""
+    """Return full images, upright and in the recipe's colours, HWC. Called inside a pipeline
+    definition."""
     from nvidia.dali import fn, types
 
     encoded = fn.external_source(name="encoded", no_copy=True, dtype=types.UINT8, ndim=1)
@@ -630,7 +631,7 @@ def decode_options(plan: GraphPlan) -> dict[str, Any]:
 
 
 def _is_one_pass(plan: GraphPlan) -> bool:
-    """Whether the last resize, the flip, Normalize and HWC to CHW are one compiled pass."""
+    """Return True if one compiled pass does the last resize, the flip, Normalize and HWC to CHW."""
     recipe = plan.recipe
     last = recipe.geometries[-1]
     has_room = resample_operator.fits_planes(recipe.shape)

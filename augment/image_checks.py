@@ -44,8 +44,8 @@ _DAMAGE = re.compile(r"truncated|broken|decoder error -2|decoder object|next fra
 
 
 def is_jpeg2000(sample: Encoded) -> bool:
-    """Whether bytes begin as a JP2 file or as a raw code stream does, be it roughly: decoders
-    differ in how much of a signature they want to see."""
+    """Return True if bytes begin roughly as a JP2 file or a raw code stream: decoders differ in how
+    much of the signature they check."""
     head = sample[:_JPEG2000_HEAD_BYTES].tobytes()
     return head[4:8] == b"jP  " or head.startswith(b"\xff\x4f")
 
@@ -144,8 +144,8 @@ _DECODABLE_DTYPES = ("uint8", "uint16", "float32")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What an encoded image says of itself, before its orientation is applied. is_wide: its values
-    have more than 8 bits."""
+    """The header of an encoded image, before its orientation is applied. is_wide: values have more
+    than 8 bits."""
 
     height: int
     width: int
@@ -160,7 +160,7 @@ class Header:
 
 
 def read_header(sample: Encoded) -> Header | Rejection:
-    """What an encoded image says of itself, about 4 us; no pixel is decoded."""
+    """Return the header of an encoded image without decoding a pixel, in about 4 us."""
     from nvidia import nvimgcodec
 
     if len(sample) < _SMALLEST_FILE_BYTES:
@@ -191,14 +191,14 @@ def read_header(sample: Encoded) -> Header | Rejection:
 
 
 def safe_header(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Header | Rejection:
-    """As `read_header`, of bytes that nobody has verified: JPEG 2000, which may end the process,
-    is decoded whole by Pillow before, up to max_pixels. Raises MissingDependencyError."""
+    """Return the header as `read_header` does, of unverified bytes: JPEG 2000, which may end the
+    process, is first decoded by Pillow, up to max_pixels. Raises MissingDependencyError."""
     refusal = jpeg2000_refusal(sample, max_pixels=max_pixels) if is_jpeg2000(sample) else None
     return read_header(sample) if refusal is None else refusal
 
 
 def capped_header(sample: Encoded, *, max_pixels: int) -> Header | Rejection:
-    """As `safe_header`, of images of at most max_pixels."""
+    """Return the header as `safe_header` does, of images of at most max_pixels."""
     header = safe_header(sample, max_pixels=max_pixels)
     if isinstance(header, Rejection):
         return header

@@ -81,7 +81,7 @@ Move = CropMove | ScaleMove | FlipMove
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ImageMoves:
-    """What happens to the n images of a batch, in order.
+    """The moves of the n images of a batch, in order.
 
     size: heights and widths of the images as stored, upright, int64, (n,) each. shape: height and
     width of all of them in the end. mask_fill: what masks show where a window reaches outside.
@@ -168,7 +168,7 @@ def move_masks(
 
 
 def common_dtype(masks: Sequence[NDArray[Any]]) -> np.dtype[Any]:
-    """What holds the numbers of all masks of a batch; uint8 where there are none."""
+    """Return the dtype that holds the values of all masks of a batch; uint8 without any mask."""
     kinds = {mask.dtype for mask in masks if mask.size}
     return np.result_type(*kinds) if kinds else np.dtype(np.uint8)
 
@@ -253,14 +253,14 @@ def follow(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _KeptBoxes:
-    """Which boxes stay, bool, (total,), and how many there were in each sample, (n,)."""
+    """The kept boxes, bool, (total,), and the number of boxes that each sample had, (n,)."""
 
     keep: NDArray[np.bool_]
     counts: Ints
 
     @property
     def offsets(self) -> Ints:
-        """Of the samples in what stays."""
+        """The offsets of each sample's kept boxes, shape (n + 1,)."""
         owners = _owners(self.counts)[self.keep]
         return _offsets(np.bincount(owners, minlength=len(self.counts)))
 

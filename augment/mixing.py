@@ -37,7 +37,7 @@ MIX_DRAWS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """How one rank's n samples are mixed.
+    """The parameters by which one rank's n samples are mixed.
 
     partner: row of each sample's partner, int64, (n,); rows from n on are read for this only.
     share: of the sample itself in its target, float32, (n,); the partner's is 1 - share.
@@ -68,7 +68,7 @@ class Mixer:
     salt: int = 0
 
     def __call__(self, ids: Ints, partner: Ints, *, epoch: int) -> Mix:
-        """How the samples of these ids are mixed; partner: row of each one's partner."""
+        """Return the mix of the samples of these ids; partner: the row of each sample's partner."""
 
         def uniform(count: int) -> Floats:
             base = draw_base(self.seed, epoch, ids, salt=self.salt)
@@ -78,7 +78,7 @@ class Mixer:
 
 
 def mixer_of(recipe: CheckedRecipe, *, classes: int | None, seed: int) -> Mixer | None:
-    """What mixes the batches of a recipe; None for one without MixUp and CutMix.
+    """Return the mixer of a recipe's batches; None for a recipe without MixUp and CutMix.
 
     classes: as the dataset knows them. Raises ConfigError as `class_count` does.
     """

@@ -231,7 +231,7 @@ def _padding(what: str, value: object) -> int:
 
 
 def _height_width(name: str, size: tuple[int | None, ...]) -> tuple[int, int]:
-    """Return height and width in pixels of a crop of images; one length stands for both."""
+    """Return height and width in pixels of a crop of images; a single length is used for both."""
     return height_width(f"{name}(size=...)", size)
 
 
@@ -283,7 +283,7 @@ class Decode:
 
     @property
     def channels(self) -> int:
-        """How many channels an image has: 3 or 1."""
+        """The number of channels of an image: 3 or 1."""
         return 3 if self.color == "rgb" else 1
 
 

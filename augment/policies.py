@@ -43,8 +43,8 @@ KINDS = (
     "autocontrast",
     "equalize",
 )
-"""What is done to pixels. Shears, translations and rotations are all "affine", and an inversion is
-a solarization from 0 on."""
+"""The kinds of pixel operations. Shears, translations and rotations are "affine"; an inversion is a
+solarization from 0 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +181,19 @@ class PolicyChoice:
 
 
 def round_count(op: Policy) -> int:
-    """How many operations a sample gets, one after the other."""
+    """Return the number of operations that each sample gets, one after the other."""
     if isinstance(op, RandAugment):
         return op.num_ops
     return 2 if isinstance(op, AutoAugment) else 1
 
 
 def bin_count(op: Policy) -> int:
-    """How many strengths an operation has."""
+    """Return the number of strengths of an operation."""
     return _AUTO_BINS if isinstance(op, AutoAugment) else op.num_magnitude_bins
 
 
 def choose(op: Policy, uniform: Uniform, height: int, width: int) -> list[PolicyChoice]:
-    """What each sample gets in each round, for images of this size.
+    """Choose each sample's operation in each round, for images of this size.
 
     Draws, in their order: RandAugment takes an operation and a sign for each round;
     TrivialAugmentWide an operation, a bin and a sign; AutoAugment a pair, then for each of its two
@@ -280,7 +280,8 @@ def policy_draws(op: Policy, uniform: Uniform, height: int, width: int) -> dict[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTable:
-    """What each (entry of the space, bin, negated) stands for: looked up, it costs a sample 1 us.
+    """Tabulate the operation of each (entry of the space, bin, negated): a look-up costs 1 us per
+    sample.
 
     kind: int32, (entries,). strength: float64, (entries, bins, 2). value: of the graph, float32, of
     the same shape. matrix: float32, (entries, bins, 2, 2, 3).

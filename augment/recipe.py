@@ -83,7 +83,7 @@ class GeometryStage:
 
     @property
     def crops(self) -> bool:
-        """Whether less than the whole input, or another size of it, leaves it."""
+        """Return True if the output is a part of the input or has another size."""
         crop = CenterCrop, RandomCrop, RandomResizedCrop
         return self.size is not None or any(isinstance(w.op, crop) for w in self.before)
 
@@ -163,7 +163,7 @@ def _cropped(op: CenterCrop | RandomCrop, sizes: ImageRange, *, is_known: bool) 
 
 
 def _is_large_enough(sizes: ImageRange, op: CenterCrop | RandomCrop) -> bool:
-    """Whether the smallest image is as large as a window, its padding counted."""
+    """Return True if the smallest image, padding included, is as large as a window."""
     height, width = op.height_width
     padding = 2 * op.padding_px if isinstance(op, RandomCrop) else 0
     return height <= sizes.min_height + padding and width <= sizes.min_width + padding
@@ -238,7 +238,7 @@ def active_jitters(op: ColorJitter) -> list[str]:
 
 
 def needs_colours(op: Any) -> bool:
-    """Whether an operation means nothing for images of one channel."""
+    """Return True if an operation has no meaning for images of one channel."""
     if isinstance(op, ColorJitter):
         return not {"saturation", "hue"}.isdisjoint(active_jitters(op))
     return isinstance(op, _NEED_COLOURS)
@@ -338,18 +338,18 @@ class CheckedRecipe:
 
     @property
     def image(self) -> ImageShape:
-        """What the pixel operations work on."""
+        """The images that the pixel operations work on."""
         channels, height, width = self.shape
         return ImageShape(height, width, channels)
 
     @property
     def flips(self) -> bool:
-        """Whether a sample may be mirrored."""
+        """Return True if a sample may be mirrored."""
         return any(isinstance(op, _FLIPS) for op in self.ops)
 
     @property
     def random(self) -> bool:
-        """Whether a sample looks different in another epoch."""
+        """Return True if a sample's view differs from epoch to epoch."""
         random = (*_FLIPS, RandomCrop, RandomResizedCrop, RandomErasing, *PIXEL_OPERATIONS)
         return any(isinstance(op, random) for op in self.ops)
 
@@ -357,7 +357,7 @@ class CheckedRecipe:
 def check_recipe(
     recipe: Recipe | None, *, images: ImageRange | None, field: str | None = None
 ) -> CheckedRecipe:
-    """What a recipe will do to images of these sizes.
+    """Check a recipe and plan its stages for images of these sizes.
 
     images: the dataset's sizes; None: it holds no images. field: the images' name; operations that
     are for other fields are left out then, but keep their place. A recipe without Decode gets one
@@ -417,7 +417,7 @@ def check_recipe(
 
 
 def _check_uint8(recipe: CheckedRecipe) -> None:
-    """What can't be done to a batch of uint8."""
+    """Raise RecipeError for operations that a batch of uint8 doesn't allow."""
     if recipe.dtype != "uint8":
         return
     if recipe.mixing:
@@ -475,13 +475,14 @@ class _OperationGroups:
     sanitize: SanitizeBoxes | None = None
 
     def latest(self) -> Operation | None:
-        """Of what must stand after all that moves or changes pixels."""
+        """Return an operation after which none may move or change pixels; None if there is none so
+        far."""
         erased = self.erasing[0].op if self.erasing else None
         return self.normalize or erased or self.cast or (self.mixing[0] if self.mixing else None)
 
 
 def _group_operations(ops: tuple[Operation, ...], name: str | None) -> _OperationGroups:
-    """The operations in the order that a recipe must have, or RecipeError."""
+    """Group operations by kind. Raises RecipeError for another order than a recipe must have."""
     groups = _OperationGroups()
     for index, op in enumerate(ops):
         if isinstance(op, _FIELD_OPERATIONS):

@@ -54,13 +54,14 @@ def _operators() -> tuple[type[Any], type[Any]] | None:
 
 
 def is_compiled() -> bool:
-    """Whether the compiled pass can be had here. The first call imports numba, and on a new machine
-    compiles for some seconds."""
+    """Return True if the compiled pass is available. The first call imports numba, and on a new
+    machine compiles for some seconds."""
     return _operators() is not None
 
 
 def fits_planes(shape: tuple[int, int, int]) -> bool:
-    """Whether `planes` can make this: its factors travel in an input of the output's shape."""
+    """Return True if `planes` supports this shape: an input of the output's shape holds its
+    factors."""
     return shape[1] * shape[2] >= 2
 
 

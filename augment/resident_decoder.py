@@ -131,7 +131,8 @@ def decode_runs(pixels: Sequence[int]) -> Iterator[list[int]]:
 
 
 def resident_tensor(image: Any) -> Any:
-    """What `Graph(resident=True)` takes for an image in the memory of a GPU, which it only wraps.
+    """Return the tensor that `Graph(resident=True)` reads: a view of an image in the memory of a
+    GPU.
 
     image: torch uint8 on CUDA, shape (height, width, channels), contiguous.
     """

@@ -44,7 +44,7 @@ class Accelerator:
 
     @property
     def samples_per_s(self) -> float:
-        """What it takes when it never waits."""
+        """The samples per second that it consumes when it never waits."""
         return self.batch_size / self.step_s
 
     @property

@@ -27,7 +27,7 @@ _MOST_BEYOND = 3.5
 
 
 def check_plot(path: Path) -> None:
-    """Whether a picture can be written there, before anything is measured.
+    """Check that a picture can be written at a path, before anything is measured.
 
     Raises ConfigError for a folder that isn't there or isn't ours, a name with another ending,
     MissingDependencyError without matplotlib.

@@ -41,7 +41,7 @@ _DISTRIBUTIONS = {
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on: cores that may be used, processor, memory, kernel."""
+    """Return the machine of the figures: usable cores, processor, memory, kernel."""
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     models = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
     return {
@@ -182,7 +182,7 @@ def _title(text: str) -> Text:
 
 
 def _verdict(result: BenchResult) -> Iterator[str]:
-    """What is the limit, and on a line of its own what to do about it and what that brings."""
+    """Return the bottleneck and, on a second line, its remedy and the gain."""
     found = result.diagnosis
     before, advice, after = found.verdict.partition(found.advice or "\0")
     yield before.strip()
@@ -238,7 +238,7 @@ def _megabytes(figures: RunFigures) -> str:
 
 
 def _tiers(figures: RunFigures) -> tuple[str, str]:
-    """What was read in all, and where from."""
+    """Return the bytes that were read, in all and by tier."""
     found = figures.bytes_by_tier.items()
     # The page cache may have had them.
     tiers = {"local files" if tier == "disk" else tier: size for tier, size in found if size}

@@ -136,7 +136,7 @@ class Clock:
         return self.spent(sum(mark[0] <= until for mark in self.marks[:-1]) - 1)
 
     def spent(self, first: int) -> Usage:
-        """What was spent from a mark to the last one."""
+        """Return the time between a mark and the last one."""
         begin, rest = self.marks[first], self.marks[first + 1 :]
         return Usage(
             seconds=rest[-1][0] - begin[0],
@@ -248,7 +248,8 @@ def some_of(batch: EncodedBatch, rows: Sequence[int]) -> EncodedBatch:
 
 
 def play_in_turns(stages: Sequence[RecipeTimer], seconds: float) -> list[Rate]:
-    """What each of the opened stages gives: what else the machine does meets all of them."""
+    """Measure the opened stages in turns, so that other work of the machine slows all of them
+    alike."""
     for _ in range(TURNS):
         for stage in stages:
             stage.play(seconds / TURNS)
@@ -306,7 +307,7 @@ def _kind(sample: Encoded) -> str:
 
 
 def _few(batch: EncodedBatch, rows: Sequence[int]) -> list[int]:
-    """As many of them as may be rewritten; one at least, if there is one."""
+    """Return as many of them as may be rewritten; at least one, if there is any."""
     taken: list[int] = []
     pixels = 0
     for row in rows[:_MOST_IMAGES]:
@@ -363,7 +364,8 @@ def _mean_pixels(batch: EncodedBatch) -> float:
 
 
 def _cost(rate: Rate, device: str) -> float:
-    """Of a sample. CPU time drifts less than the clock's on a busy machine."""
+    """Return the cost per 1,000 samples. On a busy machine CPU time varies less than elapsed
+    time."""
     return rate.cpu_s_per_1000 if device == "cpu" else 1000 / rate.samples_per_s
 
 
@@ -448,8 +450,7 @@ def _scaled_rate(rate: Rate, share: float) -> Rate:
 
 
 def joined_ceilings(fields: Sequence[Ceilings]) -> Ceilings:
-    """What the stages do with all image fields of a sample. fields: measured with each of them, at
-    least one."""
+    """Join the ceilings of a sample's image fields. fields: the ceilings of each, at least one."""
     first = fields[0]
     return replace(
         first,
@@ -525,7 +526,7 @@ def _rows(
 
 
 def _read(dataset: Source, rows: Iterator[NDArray[np.int64]], seconds: float) -> tuple[Rate, bool]:
-    """What reading gives, and whether the disk had to be waited for."""
+    """Measure reading, and whether it waited for the disk."""
     is_mapped = not dataset.contents.is_file_per_sample
     workers = MAPPED_READ_THREADS if is_mapped else READ_THREADS
     blocks = _blocks()

@@ -59,7 +59,7 @@ class Child:
             raise self._failed() from error
 
     def hear(self) -> Iterator[dict[str, Any]]:
-        """What the child tells, until it ends. Raises ChildFailedError if it ends badly."""
+        """Yield the child's messages until it exits. Raises ChildFailedError if it fails."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith(MARK):

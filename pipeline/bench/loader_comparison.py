@@ -84,8 +84,8 @@ def _suffix(head: bytes) -> str:
 
 
 MOST_SAMPLES = 8192
-"""As many samples are written out as files at most: enough for some dozens of batches, which the
-page cache holds."""
+"""The most samples that are exported as files: enough for some dozens of batches, and few enough
+for the page cache."""
 
 ROUND = RoundSize(stepped=0)
 ROUNDS = 5
@@ -93,8 +93,8 @@ ROUNDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderFigures:
-    """What one loader did: medians of its rounds. ratio: of Penstock's samples/s to this
-    one's, paired by round, above 1 where Penstock is faster; 1 of itself."""
+    """The medians of one loader's rounds. ratio: Penstock's samples/s over this loader's, paired by
+    round; above 1 if Penstock is faster; 1 for Penstock."""
 
     samples_per_s: float
     cpu_s_per_1000: float
@@ -103,7 +103,7 @@ class LoaderFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderComparison:
-    """What other loaders did on a dataset, beside Penstock.
+    """The figures of other loaders and of Penstock on one dataset.
 
     results: by loader's name. ours: Penstock in the same rounds; None if no other could play.
     skipped: loaders that aren't installed and how to get each. note: what was read, in words.
@@ -211,7 +211,7 @@ def _figures_of(summary: Summary) -> LoaderFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ComparedFiles:
-    """What a comparison reads.
+    """The files that a comparison reads.
 
     folder: for other loaders; ours: for Penstock; samples: in both; note: in words.
     """

@@ -1,4 +1,4 @@
-"""Measure all that `penstock bench` reports, part after part, each when nothing else runs."""
+"""Measure all figures of `penstock bench`, one part after the other, so that none slows another."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _LEAST_TIMED = 4  # batches of a round in turns with others
 
 
 class ProgressReport(Protocol):
-    """Is told what is being measured, and the share of it that is done (None: unknown)."""
+    """Called with the name of the current measurement and its completed share (None: unknown)."""
 
     def __call__(self, what: str, share: float | None = None, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFacts:
-    """The dataset that was read. samples, encoded bytes, kind ("pack", "tar", "folder")."""
+    """The size and kind of the dataset. bytes: encoded bytes; kind: "pack", "tar", "folder", …."""
 
     samples: int
     bytes: int
@@ -51,7 +51,7 @@ class DatasetFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """Everything that was measured for a workload.
+    """All measurements of a workload.
 
     raw: as fast as batches come; stepped: with the emulated step, measured before it, None without
     one. floor_au: in per cent, of a loader that costs nothing, with the same step on this machine;
@@ -74,7 +74,7 @@ class BenchResult:
 
     @property
     def main_run(self) -> MeasuredRun:
-        """The run that waits and the verdict are of: the one with a step, if there was one."""
+        """The run whose waits and verdict are reported: the one with a step, if there is one."""
         return self.stepped or self.raw
 
 
@@ -164,8 +164,9 @@ def _play(
 
 @contextmanager
 def reopened(workload: Workload, dataset: Dataset) -> Iterator[Dataset]:
-    """A remote dataset opened anew, where what earlier runs fetched would be there already, in the
-    temporary folder that stands for a cache. Not where that would mean to index it again."""
+    """Yield a dataset without earlier runs' fetched data: a remote dataset without a cache= is
+    opened again, with a new temporary folder as its cache, unless it would have to be indexed
+    again."""
     keeps_index = dataset.index.is_self_contained or workload.index is not None
     if dataset.remote is None or workload.cache is not None or not keeps_index:
         yield dataset
@@ -203,7 +204,7 @@ def _floor(workload: Workload, setup: LoaderSettings, progress: ProgressReport) 
 
 
 def workload_ceilings(workload: Workload, dataset: Dataset, setup: LoaderSettings) -> Ceilings:
-    """What each stage of a workload does alone, on its dataset, which is open and settled."""
+    """Measure each stage of a workload separately, on its open dataset."""
     from penstock.augment import (
         by_field,
         check_array_crops,
@@ -248,7 +249,7 @@ def workload_ceilings(workload: Workload, dataset: Dataset, setup: LoaderSetting
 def _play_loaders(
     workload: Workload, result: BenchResult, loaders: Sequence[str], progress: ProgressReport
 ) -> LoaderComparison:
-    """Rounds in turns, each about as long for Penstock as a measured run is in all."""
+    """Play rounds in turns. All of Penstock's rounds take about as long as one measured run."""
     progress("other loaders", 0.0)
     rate = result.raw.figures.samples_per_s / result.setup.batch_size
     timed = min(ROUND.timed, max(_LEAST_TIMED, round(rate * workload.seconds / ROUNDS)))

@@ -39,8 +39,9 @@ class NamedRecipe:
     reads_only: bool = False
 
     def settled(self, *, has_images: bool) -> NamedRecipe:
-        """What auto stands for, on a dataset that has images or none; any other recipe itself.
-        Raises RecipeError for one that needs images where there are none."""
+        """Return the recipe that "auto" selects for a dataset with or without images; any other
+        recipe is returned as it is. Raises RecipeError for one that needs images if there are
+        none."""
         if self.name == AUTO:
             return recipe_named("imagenet") if has_images else replace(self, name="fields")
         if self.name.startswith("imagenet") and not has_images:

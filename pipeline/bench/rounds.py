@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFacts:
-    """What a loader's tensors look like, to tell whether two loaders do the same work.
+    """The statistics of a loader's tensors, which show whether two loaders do the same work.
 
     samples, label_mean, label_deviation: how many were looked at; of their labels.
     spread: deviation of the images' own means, of the channel where it is largest: what chance does
@@ -54,7 +54,7 @@ class TensorFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSize:
-    """How many batches a round has.
+    """The numbers of batches of a round.
 
     looked: taken at first; their pixels are looked at.
     settle: taken next, more than any loader keeps ready, so that the timed ones come at the rate at
@@ -75,7 +75,7 @@ class RoundSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What one round cost.
+    """The figures of one round.
 
     build_s: the constructor; first_batch_s: from its return to the first batch.
     images, wall_s, cpu_s: of the timed batches; cpu_s counts this process and its children.
@@ -174,7 +174,7 @@ def check_same_work(seen: Mapping[str, Sequence[TensorFacts]], *, pooled: bool) 
 def differences(
     pixels: TensorFacts, reference: TensorFacts, *, pooled: bool
 ) -> Iterator[tuple[str, object, object, bool]]:
-    """What was compared, the value here and there, and whether they count as the same."""
+    """Yield each compared fact with both values, and whether they count as equal."""
     for what in ("shape", "dtype", "label_dtype"):
         mine, wanted = getattr(pixels, what), getattr(reference, what)
         yield what, mine, wanted, mine == wanted

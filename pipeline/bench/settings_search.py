@@ -73,8 +73,8 @@ class SettingsRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """What a search found. setups: those tried, in the order of their first run; noise: as a
-    share."""
+    """The result of a search. setups: the settings that were tried, in the order of their first
+    run; noise: as a share."""
 
     best: LoaderSettings
     setups: tuple[SettingsRuns, ...]
@@ -109,8 +109,8 @@ def tune(
 def axes_for(
     start: LoaderSettings, *, cores: int, samples: int, given: Collection[str] = ()
 ) -> tuple[Axis, ...]:
-    """What is worth trying on so many cores. samples: of the dataset, the most that a batch can
-    have. given: names of settings that aren't to be touched."""
+    """Return the settings to try on a number of cores. samples: of the dataset, the upper bound of
+    a batch. given: names of settings that stay as they are."""
     threads = {1, max(1, cores // 2), cores, cores + max(1, cores // 2), start.num_workers}
     sizes = {size for size in _BATCH_SIZES if size <= samples} | {start.batch_size}
     axes = (
@@ -145,8 +145,8 @@ class _SettingsSearch:
         return rate
 
     def beats(self, new: LoaderSettings, best: LoaderSettings, *, by: float) -> bool:
-        """Whether a setup is faster by that share (slower by no more than it where negative), in a
-        first run and then in another one of both: one lucky run is no reason to change."""
+        """Return True if a setup is faster by that share (if negative: slower by no more), in a
+        first run and in a second run of both: one lucky run is no reason to change."""
         if self.run(new) <= (1 + by) * self.runs_of(best).samples_per_s:
             return False
         return self.run(new) > (1 + by) * self.run(best)

@@ -42,7 +42,7 @@ class WholeSamples(Dataset):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """What a batch has."""
+        """The fields of a batch."""
         return (ID,)
 
     def read(
@@ -69,7 +69,7 @@ _SEED = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What one `penstock bench` measures; its arguments are checked, its dataset isn't open yet.
+    """The workload of one `penstock bench`. Its arguments are checked, its dataset isn't open yet.
 
     seconds: of each measured run. step_s: of the emulated training step over a batch, 0 without
     one; accelerator: whose step that is, "" where its length was given. fields, manifest, format
@@ -120,8 +120,8 @@ class Workload:
         return replace(self, recipe=self.recipe.settled(has_images=bool(images)))
 
     def setup(self, dataset: Dataset) -> LoaderSettings:
-        """What is given, and the loader's own defaults for the rest. Raises PlanError for a batch
-        larger than the dataset."""
+        """Return the given settings, with the loader's defaults for the rest. Raises PlanError for
+        a batch larger than the dataset."""
         samples = len(dataset)
         size = self.batch_size or min(DEFAULT_BATCH, samples)
         if size > samples:
@@ -156,7 +156,7 @@ class Workload:
 
     @property
     def imports(self) -> str:
-        """What `line` needs, as a user would write it."""
+        """The imports of `line`, as a user would write them."""
         names = {"DataLoader", "Dataset", *self.recipe.names}
         return "\n".join([f"from penstock import {', '.join(sorted(names))}", *self.recipe.imports])
 

@@ -72,7 +72,7 @@ def bench(
     storage_option: StorageOption = None,
     as_json: Json = False,
 ) -> None:
-    """Measure what the input side can do, and tell what holds it back.
+    """Measure the throughput of the input side, and name its bottleneck.
 
     Samples/s, CPU time, the wait for a batch and, with a training step, how much of the accelerator
     is used; each stage's own ceiling; the one change that would help most. docs/bench.md explains
@@ -109,7 +109,7 @@ def bench(
 
 
 def _check(*, seconds: float, step_ms: float | None, plot: Path | None) -> None:
-    """What is wrong in the arguments is said before anything is measured."""
+    """Raise an error for wrong arguments before anything is measured."""
     from penstock.pipeline.bench import check_plot
 
     _check_positive(seconds, "--seconds", example="10")

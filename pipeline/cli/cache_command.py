@@ -239,7 +239,7 @@ def _size_or_zero(text: str) -> int:
 
 @contextlib.contextmanager
 def _errors(folder: Path) -> Iterator[None]:
-    """What a disk does to a cache, as an error that says what to look at."""
+    """Raise a disk's OSError in a cache as an error that says what to check."""
     try:
         if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             raise PermissionError(f"it belongs to user {folder.stat().st_uid}")

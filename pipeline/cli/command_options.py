@@ -289,7 +289,7 @@ def parse_names(text: str | None) -> tuple[str, ...] | None:
 
 
 def parse_fields(text: str | None) -> tuple[str, ...] | dict[str, str] | None:
-    """Names of fields, or where each lies."""
+    """Return the names of fields, or the place of each."""
     return parse_places(text) if text is not None and "=" in text else parse_names(text)
 
 
@@ -322,7 +322,7 @@ def parse_sampling(
     documents: str | None,
     vocabulary: int | None,
 ) -> Sampling:
-    """What of arrays and tokens is a sample. Raises ConfigError."""
+    """Return how arrays and tokens are cut into samples. Raises ConfigError."""
     from penstock.readers.formats import check_sampling
 
     return check_sampling(

@@ -27,7 +27,8 @@ Status = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One line of the report. found: what is there. remedy: what to do, "" where all is well."""
+    """One line of the report. found: the state that was found. remedy: what to do, "" if
+    nothing."""
 
     name: str
     status: Status
@@ -238,7 +239,8 @@ def _gpu(facts: MachineFacts) -> Check:
 
 
 def _extra(facts: MachineFacts) -> str:
-    """The extra whose DALI fits the driver; CUDA 13's where there is none, as CPU decoding does."""
+    """Return the extra whose DALI supports the driver; CUDA 13's without a driver, which decodes on
+    the CPU."""
     return "cuda12" if facts.driver_cuda and facts.driver_cuda[0] < 13 else "dali"
 
 
@@ -371,7 +373,7 @@ _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p")
 
 
 def folder_checks(folder: FolderFacts) -> Iterator[Check]:
-    """Judge a folder: whether it is there, and if so, the rest."""
+    """Check a folder: first that it exists, then the rest."""
     yield _folder(folder)
     if folder.is_folder:
         yield _space(folder)

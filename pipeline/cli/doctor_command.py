@@ -79,7 +79,7 @@ def nodes_of(
     certificates: tuple[Path, Path, Path] | None,
     tls: bool,
 ) -> list[Peers]:
-    """How the nodes at some addresses serve. Raises ConfigError."""
+    """Return the answers of the nodes at some addresses. Raises ConfigError."""
     if not addresses:
         if token_file is not None or certificates is not None or not tls:
             raise ConfigError(

@@ -85,7 +85,7 @@ def folder_facts(path: Path, *, mounts: str | None = None) -> FolderFacts:
 
 
 def file_system_kind(path: Path, mounts: str) -> str:
-    """Kind of the file system that a path lies on, by the longest mount point above it.
+    """Return the kind of the file system that holds a path, by the longest mount point above it.
 
     mounts: lines of /proc/self/mountinfo (proc(5)): the fifth word is the mount point with octal
     escapes, the first word after " - " the kind. A later line lies over an earlier one.
@@ -238,7 +238,8 @@ def _jobs(layout: FolderLayout, catalogue: Catalogue) -> dict[str, Any]:
 
 
 def _leftovers(layout: FolderLayout, rows: list[BlobRow]) -> dict[str, int]:
-    """Fills that nobody works on, what was dropped, and files that the books don't know."""
+    """Count the abandoned fills, the evicted blobs and the files that the cache's records don't
+    name."""
     known = {row.key for row in rows}
     dead_fills = strays = leftover_bytes = 0
     locks = layout.locks("readers")
@@ -280,7 +281,7 @@ class Namesake:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageFacts:
-    """What is known of our package as it is installed.
+    """The facts of our installed package.
 
     source: what tells which files are ours, "wheel" or "checkout"; None if nothing does.
     foreign: files in our folders that aren't ours; altered: ours that hold something else than was
@@ -313,7 +314,7 @@ def package_facts(folder: Path, *, home: Path = PACKAGE_HOME) -> PackageFacts:
 
 
 def hiding(folder: Path, *, home: Path = PACKAGE_HOME) -> tuple[str, ...]:
-    """What in a folder hides our package from a script that is started there."""
+    """Return the names in a folder that hide our package from a script started in it."""
     if folder.resolve() == home:
         return ()
     suffixes = machinery.all_suffixes()
@@ -330,8 +331,8 @@ def _folders(home: Path) -> tuple[str, ...]:
 
 
 def _files(home: Path) -> Iterator[str]:
-    """What lies in our folders, but for compiled files and what is hidden; folders behind links as
-    one entry each."""
+    """List the files of our folders without compiled and hidden ones; a folder behind a link is one
+    entry."""
     for top in _folders(home):
         for folder, names, files in os.walk(home / top):
             names[:] = [n for n in names if n != "__pycache__" and not n.startswith(".")]
@@ -352,7 +353,7 @@ def _recorded(home: Path) -> Mapping[str, metadata.FileHash | None] | None:
 
 
 def _tracked(home: Path) -> frozenset[str] | None:
-    """What git keeps of our folders; None where that can't be told."""
+    """Return the files of our folders that git tracks; None if that is unknown."""
     if not (home / ".git").exists():
         return None
     command = ["git", "-C", str(home), "ls-files", "-z", "--", *_folders(home)]

@@ -39,7 +39,7 @@ _SOON_S = 2.0  # what a Date of whole seconds and a request's time leave open
 
 
 def secret_of(settings: Peers) -> PeerSecret | None:
-    """What the nodes share, if it is told here. Raises ConfigError."""
+    """Return the nodes' shared secret, if this node has it. Raises ConfigError."""
     from penstock.cache.peers import job_secret
     from penstock.pipeline.plan import peer_token
 

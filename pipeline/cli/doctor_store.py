@@ -53,7 +53,7 @@ class RequestFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFacts:
-    """What a store answered. url: without credentials.
+    """The answers of a store. url: without credentials.
 
     unusable: why no store could be made of the URL, None if one was. listing, info, ranges: what
     failed, None where it worked or wasn't tried. objects, folders: how many stand at the top.

@@ -67,7 +67,7 @@ before others read it, in this order."""
 
 
 def epilog(command: str) -> str:
-    """What stands below the options of a command; a blank line is how typer breaks one."""
+    """Return the examples below the options of a command; typer breaks lines at blank lines."""
     return "\n\n".join(("[bold]Examples[/bold]", *EXAMPLES[command]))
 
 

@@ -82,7 +82,7 @@ class BatchSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """What a batch holds."""
+    """The contents of a batch."""
 
     seed: int
     epoch: int
@@ -197,7 +197,7 @@ _SQUARE = 224
 
 
 def operations(recipe: Recipe) -> tuple[Operation, ...] | None:
-    """The operations that a name stands for."""
+    """Return the operations of a named recipe."""
     from penstock.augment import imagenet_eval, imagenet_train
 
     known = {"imagenet": imagenet_train(), "imagenet-eval": imagenet_eval(), "none": None}

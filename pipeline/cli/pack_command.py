@@ -141,8 +141,8 @@ def _check_scheduler_file(on: str, path: str) -> None:
 
 
 def _check_answers(on: str, host: str, port: int, *, speaks: bool = False) -> None:
-    """Engines wait for their schedulers for half a minute and longer; a port tells at once.
-    speaks: what listens there speaks first, as Dask's scheduler does."""
+    """Raise FetchError if no scheduler answers at an address: engines would wait for half a minute
+    and longer. speaks: what listens there speaks first, as Dask's scheduler does."""
     try:
         with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
             if speaks and not connection.recv(1):
@@ -295,7 +295,7 @@ def _report_pack(summary: PackSummary, dst: str, *, as_json: bool) -> None:
 
 
 def _threads(workers: int, on: str | None) -> int | None:
-    """Of this process; of each task where others do the work, 1 unless told."""
+    """Return the workers of this process, or with --on of each task, None for its default of 1."""
     return workers or (usable_cores() if on is None else None)
 
 

@@ -74,7 +74,8 @@ def draw_plan(setup: ClusterSetup, *, title: str) -> Any:
 
 
 def _name_ends(axes: Any, last: Forecast) -> None:
-    """What each line is, and what limits it at its end; apart where both end alike."""
+    """Label each line with its name and its limit at its end; move labels apart if both end
+    alike."""
     near = abs(last.later.au - last.first.au) < 12
     ends = (("later epochs", last.later, _LATER, 14), ("first epoch", last.first, _FIRST, -14))
     for name, epoch, colour, apart in ends:

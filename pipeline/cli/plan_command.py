@@ -37,7 +37,7 @@ _POWER = re.compile(r"[0-9]+(\.[0-9]+)?[eE]\+?[0-9]{1,2}")
 
 
 def parse_count(told: str | int) -> int:
-    """A whole number as people write it: 1281167, 1,281,167, 1_281_167 or 1e9."""
+    """Return an integer as people write it: 1281167, 1,281,167, 1_281_167 or 1e9."""
     text = str(told).strip()
     if _PLAIN.fullmatch(text):
         return int(text.replace(",", "").replace("_", ""))
@@ -357,7 +357,7 @@ def _check_without_url(told: dict[str, Any]) -> None:
 
 
 def _measured(url: str, place: dict[str, Any], known: KnownData) -> KnownData:
-    """With what this machine's disk, decoding and the URL's store do."""
+    """Add the measured rates of this machine's disk, of decoding and of the URL's store."""
     from penstock.pipeline.bench import Workload, probe, recipe_named
 
     workload = Workload(url=url, recipe=recipe_named("auto"), device="cpu", seconds=10.0, **place)
@@ -374,7 +374,7 @@ def _measured(url: str, place: dict[str, Any], known: KnownData) -> KnownData:
 
 
 def _known(url: str, place: dict[str, Any]) -> KnownData:
-    """What the index of a URL tells."""
+    """Return the facts that the index of a URL holds."""
     from penstock.pipeline.cli.plan_inputs import KnownData
     from penstock.readers import Dataset
     from penstock.readers.origin import local_path
@@ -427,7 +427,7 @@ def _report(
 
 
 def _walked(setup: ClusterSetup) -> list[SimulatedEpoch]:
-    """Two epochs of the real order. Raises ConfigError for one that would take minutes."""
+    """Simulate two epochs of the real order. Raises ConfigError if that would take minutes."""
     from penstock.pipeline.plan.sizing import simulate
 
     if setup.job.reshuffle:

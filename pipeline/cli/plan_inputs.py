@@ -30,7 +30,7 @@ DECODING, DECODED_ELSEWHERE = "CPU-s to decode 1,000", "default: decoded on the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownData:
-    """What a URL's index tells. cpu_s_per_1000 and the rates: where they were measured."""
+    """The facts from a URL's index. cpu_s_per_1000 and the rates: only if they were measured."""
 
     samples: int
     total_bytes: int
@@ -238,7 +238,8 @@ def _job(
 
 
 def _is_encrypted(options: SizingOptions) -> bool:
-    """Whether peers encrypt, as they do unless told not to. Raises ConfigError without peers."""
+    """Return True if peers encrypt, as is the default. Raises ConfigError for --tls or --no-tls
+    without --peers."""
     if "tls" in options.given and not options.peers:
         wrong = "--tls" if options.tls else "--no-tls"
         raise ConfigError(

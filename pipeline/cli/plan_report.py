@@ -162,8 +162,8 @@ def show_plan(
     console: Console,
     walked: Sequence[SimulatedEpoch] = (),
 ) -> None:
-    """What comes of it and what to change first, then tables: what is needed, each kind of epoch,
-    what it stands on."""
+    """Print the outcome and the first change to make, then tables: the needs, each kind of epoch,
+    and the inputs."""
     whole = not console.is_terminal  # lines in a file or a pipe; a terminal would cut words
     for line in [
         *_head(found),

@@ -97,8 +97,8 @@ class ByteProgress(_ProgressBar):
 
 
 class MeasuringBar(_ProgressBar):
-    """What is being measured. It is drawn when it is told only: a thread that redraws a bar takes
-    time from what is measured."""
+    """Show the current measurement. Only calls redraw it: a thread that redraws a bar would slow
+    the measurement."""
 
     def __init__(self, what: str) -> None:
         console = Console(stderr=True)

@@ -152,8 +152,8 @@ PeerTls = Annotated[
 def peers_of(
     address: str | None, nodes: str | None, token_file: Path | None, *, tls: bool
 ) -> Peers | None:
-    """How this node and the others serve one another; None where nobody asks for it.
-    Raises ConfigError."""
+    """Return the options by which nodes serve one another; None without --peers. Raises
+    ConfigError."""
     if address is None:
         if nodes is not None or token_file is not None or not tls:
             raise ConfigError(
@@ -266,7 +266,7 @@ def _fetched(
 
 
 def _read_state(file: Path) -> object:
-    """What a file holds as JSON; whether it is a state is for others to say. Raises ResumeError."""
+    """Return a file's JSON, which may still be no state. Raises ResumeError if it isn't JSON."""
     with file.open("rb") as opened:
         text = opened.read(_MOST_STATE_BYTES + 1)
     try:
@@ -299,7 +299,7 @@ def _show_progress(bar: ByteProgress, state: WarmState) -> None:
 
 
 def _launched(*, nodes: int | None, node_rank: int | None) -> World:
-    """What the launcher says of this process; in a pod that has none, this one alone."""
+    """Return the world that the launcher names; in a pod without a launcher, this process only."""
     try:
         return World.detect()
     except PlanError:
@@ -316,7 +316,7 @@ def _launched(*, nodes: int | None, node_rank: int | None) -> World:
 
 
 def _share_words(world: World, process: tuple[int, int]) -> str:
-    """Whose share was fetched."""
+    """Describe the ranks whose share was fetched."""
     from penstock.pipeline.plan import node_ranks  # loads numpy
 
     first, end = node_ranks(world)
@@ -329,7 +329,7 @@ def _share_words(world: World, process: tuple[int, int]) -> str:
 def _node(
     launched: World, *, world_size: int | None, nodes: int | None, node_rank: int | None
 ) -> World:
-    """The world of this node's first rank: what was given, else what the launcher says."""
+    """Return the world of this node's first rank: the options, else the launcher's values."""
     from penstock.pipeline.feed import node_world
 
     if world_size is None and nodes is None and node_rank is None:
@@ -352,7 +352,7 @@ def _node(
 def _reported(
     result: WarmResult | str, order: dict[str, Any], *, world: World, as_json: bool
 ) -> bool:
-    """Whether some objects didn't come, behind the report."""
+    """Print the report, and return True if some objects weren't fetched."""
     dry_run = order["dry_run"]
     if isinstance(result, str):
         _report_nothing(result, as_json=as_json, dry_run=dry_run)
@@ -363,8 +363,7 @@ def _reported(
 
 
 def _report_nothing(reason: str, *, as_json: bool, dry_run: bool) -> None:
-    """What a script wants that warms whatever it is given: nothing was to be done, and that is
-    well."""
+    """Report, for scripts that warm any dataset, that there was nothing to fetch and no error."""
     if as_json:
         from penstock.pipeline.feed import WarmResult
 

@@ -36,7 +36,7 @@ DEVIATION = tuple(255 * value for value in IMAGENET_STD)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What every loader does.
+    """The work that every loader does.
 
     folder: `<class>/**/*.jpg`, what other loaders read or convert from; pack: the same images,
     which Penstock reads. scratch: where loaders with a format of their own keep what they convert;
@@ -101,7 +101,7 @@ class Files:
 
 
 def list_files(folder: Path) -> Files:
-    """What is in an image folder, by Penstock's own rules, so that all read the same samples.
+    """List an image folder by Penstock's own rules, so that all loaders read the same samples.
 
     Raises DatasetNotFoundError for an empty or missing folder, ConfigError for one without labels.
     """
@@ -142,7 +142,7 @@ def converted(work: Work, name: str, write: Callable[[Files, Path], None]) -> Pa
 
 
 def endless(loader: Iterable[Any]) -> Iterator[Any]:
-    """Epoch after epoch. Raises ConfigError where an epoch has no batch, instead of spinning."""
+    """Yield batches of epoch after epoch. Raise ConfigError for an epoch without a batch."""
     while True:
         empty = True
         for batch in loader:
@@ -159,7 +159,7 @@ IMAGE_FOLDER = "the image folder"
 IMAGE_PACKAGES = "simplejpeg opencv-python-headless"
 """The fastest decoder and resize that pip installs, for loaders that leave both to their user."""
 IMAGE_MODULES = ("PIL.Image", "PIL.JpegImagePlugin", "numpy")
-"""What decoding by `adapters.images` imports."""
+"""The modules that decoding by `adapters.images` imports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ TITLES: Mapping[str, str] = {name: adapter.title for name, adapter in ADAPTERS.i
 
 
 def find_adapter(name: str) -> Adapter:
-    """The loader of that name. Raises ConfigError for a name that nobody has."""
+    """Return the adapter of that name. Raises ConfigError for an unknown name."""
     try:
         return ADAPTERS[name]
     except KeyError:
@@ -59,29 +59,27 @@ def find_adapter(name: str) -> Adapter:
 
 
 def split_installed(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """The loaders that can play here, in order, and how to install each of the others.
-
-    Raises ConfigError for a name that nobody has."""
+    """Return the installed loaders, in order, and how to install each of the others. Raises
+    ConfigError for an unknown name."""
     adapters = [find_adapter(name) for name in dict.fromkeys(names)]
     there = [a.name for a in adapters if a.is_installed()]
     return there, {a.name: a.install for a in adapters if a.name not in there}
 
 
 def build(name: str, work: Work) -> PlayedLoader:
-    """The loader of that name, built and ready to be asked."""
+    """Build the loader of that name."""
     return find_adapter(name).build(work)
 
 
 def prepare(name: str, work: Work) -> None:
-    """Convert the data where the loader has a format of its own; what was converted is kept."""
+    """Convert the data for a loader with a format of its own; converted data are kept."""
     if (convert := find_adapter(name).prepare) is not None:
         convert(work)
 
 
 def imports(name: str) -> float:
-    """Import what a loader needs, so that no figure holds it. Returns the seconds.
-
-    Raises MissingDependencyError where something isn't there."""
+    """Import a loader's modules, so that no figure includes it, and return the seconds. Raises
+    MissingDependencyError for a missing module."""
     began = time.perf_counter()
     loader = find_adapter(name)
     for module in ("torch", "torch.utils.data", *loader.imports):

@@ -45,7 +45,7 @@ def build(work: Work) -> PlayedLoader:
     transform = TorchWorkerTransform(RandomCropTransform(work.size, decoder=fastest()))
 
     class Images(StreamingDataset):  # type: ignore[misc]
-        """What its documentation has the user write: a sample's bytes to what is trained on."""
+        """The dataset as its documentation tells users to write it: it turns bytes into tensors."""
 
         def __getitem__(self, at: Any) -> Any:
             sample = super().__getitem__(at)

@@ -110,8 +110,8 @@ def _address(library: Any, name: bytes) -> int:
 
 
 def _slots(libc: Any, streams: dict[bytes, tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Return, for nvImageCodec's libraries, where each keeps an address, the expected value, and
-    the value to write."""
+    """Yield, for nvImageCodec's libraries, where each keeps an address, the expected value, and the
+    value to write."""
     libraries: list[tuple[int, int]] = []
 
     def see(library: Any, _size: int, _data: object) -> int:

@@ -280,8 +280,7 @@ def policy_draws(op: Policy, uniform: Uniform, height: int, width: int) -> dict[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTable:
-    """Tabulate the operation of each (entry of the space, bin, negated): a look-up costs 1 us per
-    sample.
+    """The operation of each (entry of the space, bin, negated). A look-up costs 1 us per sample.
 
     kind: int32, (entries,). strength: float64, (entries, bins, 2). value: of the graph, float32, of
     the same shape. matrix: float32, (entries, bins, 2, 2, 3).

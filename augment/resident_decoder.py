@@ -131,8 +131,7 @@ def decode_runs(pixels: Sequence[int]) -> Iterator[list[int]]:
 
 
 def resident_tensor(image: Any) -> Any:
-    """Return the tensor that `Graph(resident=True)` reads: a view of an image in the memory of a
-    GPU.
+    """Return DALI's view of an image in the memory of a GPU, which `Graph(resident=True)` reads.
 
     image: torch uint8 on CUDA, shape (height, width, channels), contiguous.
     """

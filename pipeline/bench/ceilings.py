@@ -136,7 +136,7 @@ class Clock:
         return self.spent(sum(mark[0] <= until for mark in self.marks[:-1]) - 1)
 
     def spent(self, first: int) -> Usage:
-        """Return the time between a mark and the last one."""
+        """Return the seconds, CPU seconds, samples and bytes between a mark and the last one."""
         begin, rest = self.marks[first], self.marks[first + 1 :]
         return Usage(
             seconds=rest[-1][0] - begin[0],

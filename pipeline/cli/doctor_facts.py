@@ -324,15 +324,15 @@ def hiding(folder: Path, *, home: Path = PACKAGE_HOME) -> tuple[str, ...]:
 
 
 def _folders(home: Path) -> tuple[str, ...]:
-    """Our folders: the package, and in a checkout the floors that it links to."""
+    """Return our folders: the package, and in a checkout the layers that it links to."""
     links = sorted(path for path in (home / PACKAGE).glob("*") if path.is_symlink())
     targets = (path.resolve() for path in links)
     return (PACKAGE, *(path.name for path in targets if path.parent == home and path.is_dir()))
 
 
 def _files(home: Path) -> Iterator[str]:
-    """List the files of our folders without compiled and hidden ones; a folder behind a link is one
-    entry."""
+    """Yield the files of our folders without compiled and hidden ones; a folder behind a link is
+    one entry."""
     for top in _folders(home):
         for folder, names, files in os.walk(home / top):
             names[:] = [n for n in names if n != "__pycache__" and not n.startswith(".")]

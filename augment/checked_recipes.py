@@ -36,7 +36,7 @@ class Follower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldRecipes:
-    """What is done to each selected field. Made by `check_recipes` only.
+    """The checked operations on each selected field. Made by `check_recipes` only.
 
     fields: the names of a batch's values, in order. images: the recipe of each image field.
     followers: masks, boxes, keypoints, and arrays that lose rows with boxes. pads: by the
@@ -55,5 +55,5 @@ class FieldRecipes:
 
     @property
     def mixed(self) -> str | None:
-        """The image whose samples are mixed with one another."""
+        """The name of the image field whose samples are mixed with one another."""
         return next((name for name, recipe in self.images.items() if recipe.mixing), None)

@@ -71,3 +71,376 @@ _MOVING = (
 _log = logging.getLogger("penstock")
 
 
+def by_field(augment: Recipes | None) -> FieldLists | None:
+    """The recipes with a list for each field of a tuple. Raises RecipeError for fields that stand
+    in two entries, and for Maps of several fields in the list of a tuple."""
+    if not isinstance(augment, Mapping):
+        return augment
+    lists: dict[str, Recipe] = {}
+    for key, recipe in augment.items():
+        for name in (key,) if isinstance(key, str) else key:
+            if name in lists:
+                raise RecipeError(
+                    f'augment: "{name}" stands twice in the keys {list(augment)}. Give each field '
+                    "one list."
+                )
+            lists[name] = recipe
+        operations = recipe if isinstance(recipe, Sequence) else ()
+        maps = [each for each in operations if isinstance(each, Map) and each.fields is not None]
+        if not isinstance(key, str) and maps:
+            raise RecipeError(
+                f"{maps[0].name} has fields={list(maps[0].fields or ())} and stands in the list of "
+                f"{key}, which acts on each of these fields. Leave its fields out, or put it into "
+                "the list of one field."
+            )
+    return lists
+
+
+def check_recipes(
+    augment: FieldLists | None,
+    schema: Mapping[str, FieldType],
+    fields: Sequence[str],
+    ranges: Mapping[str, ImageRange],
+    salts: Mapping[str, int] | None = None,
+) -> FieldRecipes:
+    """Check a recipe and return its operations on each field of a sample.
+
+    augment: without its Maps (see `map.split_maps`). schema: of the samples. fields: what is
+    selected, in order; "id" and "<name>.present" too. ranges: sizes of the images of each image
+    field, of those too that aren't selected but that a mask is `of`. salts: of the draws, by field
+    (`entry_salts`).
+    Raises RecipeError for operations that don't fit one another, or that a selected mask, boxes or
+    keypoints can't follow.
+    """
+    selected = {name: schema[name] for name in fields if name in schema}
+    lists = _lists(augment, schema, selected, tuple(fields))
+    names = [name for name, type in selected.items() if isinstance(type, Image)]
+    _check_crops(lists, selected)
+    images: dict[str, CheckedRecipe] = {}
+    for name in names:
+        recipe = _checked(lists.get(name), name, ranges, alone=len(names) == 1)
+        images[name] = replace(recipe, salt=(salts or {}).get(name, 0))
+    _check_mixing(images, selected)
+    _warn_of_coordinates(lists, selected)
+    _warn_of_undeclared_masks(lists, selected)
+    followers = {
+        name: _follower(name, type, images, ranges)
+        for name, type in selected.items()
+        if isinstance(type, _FOLLOWING)
+    }
+    for name, follower in followers.items():
+        if follower.moves:
+            _check_followed(name, follower, images[follower.of])
+    everything = [op for ops in dict.fromkeys(lists.values()) for op in ops]
+    followers = _sanitized(lists, selected, followers)
+    return FieldRecipes(
+        fields=tuple(fields), images=images, followers=followers, pads=_pads(everything, selected)
+    )
+
+
+def _warn_of_coordinates(
+    lists: Mapping[str, Sequence[Operation]], selected: Mapping[str, FieldType]
+) -> None:
+    """Say which selected arrays seem to be boxes or points, and stay where they are."""
+    images = {name for name, type in selected.items() if isinstance(type, Image)}
+    moving = next((op for ops in lists.values() for op in ops if _moves(op, images)), None)
+    if moving is None:
+        return
+    for name in untyped_places(selected):
+        _log.warning(
+            '"%s" is %r, and handed out as it is stored: %s moves the pixels of images, not these '
+            "numbers. If it is places in an image, say so to the Dataset: "
+            'schema={"%s": Boxes(of=…, format=…)}, or Keypoints(of=…).',
+            name,
+            selected[name],
+            type(moving).__name__,
+            name,
+        )
+
+
+def _warn_of_undeclared_masks(
+    lists: Mapping[str, Sequence[Operation]], selected: Mapping[str, FieldType]
+) -> None:
+    """Say which images seem to be class numbers, and get a picture's resizing and colours."""
+    images = [name for name, type in selected.items() if isinstance(type, Image)]
+    others = [name for name in images if not is_mask_name(name, ())]
+    for name in images:
+        if others and name not in others and lists.get(name):
+            _log.warning(
+                '"%s" is Image, and the recipe treats its pixels as colours. If they are class '
+                'numbers, say so to the Dataset: schema={"%s": Mask(of="%s")}.',
+                name,
+                name,
+                others[0],
+            )
+
+
+def _moves(op: Operation, images: set[str]) -> bool:
+    """Return True if an operation moves pixels of an image."""
+    only = op.fields if isinstance(op, RandomCrop | CenterCrop) else None
+    return isinstance(op, _MOVING) and bool(images.intersection(only or images))
+
+
+def _lists(
+    augment: FieldLists | None,
+    schema: Mapping[str, FieldType],
+    selected: Mapping[str, FieldType],
+    fields: tuple[str, ...],
+) -> dict[str, tuple[Operation, ...]]:
+    """The operations by field, with Decode in front of each image's; of fields that have some."""
+    images = [name for name, type in selected.items() if isinstance(type, Image)]
+    if not isinstance(augment, Mapping):
+        ops = operations_of(augment)
+        if augment is not None and not images and not _is_about_fields(ops[1:], selected):
+            raise RecipeError(
+                f"augment= needs images, and fields={fields!r} has none. " + _without_images(schema)
+            )
+        return {name: ops for name in images} or {"": ops}
+    lists = {}
+    for name, recipe in augment.items():
+        if name not in schema:
+            raise RecipeError(
+                f"augment: got operations for {name!r}, which is no field of this dataset. Fields: "
+                f"{list(schema)}."
+            )
+        if name not in selected:
+            raise RecipeError(
+                f"augment: got operations for {name!r}, but fields={fields!r} leaves it out. Leave "
+                "its operations out too, or select it."
+            )
+        lists[name] = operations_of(recipe)
+        if name not in images:
+            _check_list_without_image(name, selected[name], lists[name][1:])
+    return lists
+
+
+def _is_about_fields(ops: tuple[Operation, ...], selected: Mapping[str, FieldType]) -> bool:
+    """Return True if none of the operations works on images."""
+    kinds: tuple[type, ...] = (Pad, SanitizeBoxes, Unpack)
+    if any(isinstance(type, Array) for type in selected.values()):
+        kinds = (*kinds, RandomCrop, CenterCrop)
+    return bool(ops) and all(isinstance(op, kinds) for op in ops)
+
+
+def _without_images(schema: Mapping[str, FieldType]) -> str:
+    images = [name for name, type in schema.items() if isinstance(type, Image)]
+    plain = [name for name, type in schema.items() if isinstance(type, Bytes)]
+    if not images and plain:
+        return (
+            f'"{plain[0]}" is Bytes: if it holds encoded images, pass '
+            f'schema={{"{plain[0]}": Image()}}, else drop augment=.'
+        )
+    if not images:
+        return "This dataset has no image field: drop augment=."
+    return f'Drop augment=, or add "{images[0]}" to the dataset\'s fields.'
+
+
+def _check_list_without_image(name: str, type: FieldType, ops: tuple[Operation, ...]) -> None:
+    """Operations of a field that is no image."""
+    kind = type.__class__.__name__
+    if isinstance(type, _FOLLOWING):
+        advice = (
+            f'{kind} of "{type.of}" follows what is done to that: put them into its list, '
+            f'augment={{"{type.of}": [...]}}.'
+        )
+    else:
+        advice = f"operations work on images, and this is {kind}. Leave it out of augment=."
+    if not ops:
+        raise RecipeError(f'augment: the list of "{name}" does nothing; {advice}')
+    for op in ops:
+        ours = isinstance(op, Pad | Unpack) and op.field == name
+        if isinstance(op, RandomCrop | CenterCrop) and isinstance(type, Array):
+            ours = op.fields in (None, (name,))
+        if not ours and not (isinstance(op, SanitizeBoxes) and isinstance(type, Boxes)):
+            raise RecipeError(f'augment: got {op} for "{name}"; {advice}')
+
+
+def _checked(
+    ops: tuple[Operation, ...] | None, name: str, ranges: Mapping[str, ImageRange], *, alone: bool
+) -> CheckedRecipe:
+    """alone: there is no other image, so that messages needn't say of which they are."""
+    try:
+        return check_recipe(ops, images=ranges.get(name), field=name)
+    except RecipeError as error:
+        if alone:
+            raise
+        raise RecipeError(f'augment, of "{name}": {error}') from error
+
+
+def _check_crops(
+    lists: Mapping[str, tuple[Operation, ...]], selected: Mapping[str, FieldType]
+) -> None:
+    """The names of the images and arrays that crops are for."""
+    known = [name for name, type in selected.items() if isinstance(type, Image | Array)]
+    for ops in lists.values():
+        for op in ops:
+            for name in (op.fields or ()) if isinstance(op, RandomCrop | CenterCrop) else ():
+                if name not in known:
+                    raise RecipeError(
+                        f'{op}: "{name}" is no image that is selected, and no array. Selected: '
+                        f"{known}."
+                    )
+
+
+def _check_mixing(images: Mapping[str, CheckedRecipe], selected: Mapping[str, FieldType]) -> None:
+    for recipe in images.values():
+        if not recipe.mixing:
+            continue
+        op = type(recipe.mixing[0]).__name__
+        if len(images) > 1:
+            raise RecipeError(
+                f"{op} blends the images and labels of two samples by one share, and here are "
+                f"several images a sample ({', '.join(images)}), with one label. Select one of "
+                f"them, or leave {op} out and mix the batch in your training step."
+            )
+        beside = [other for other, type in selected.items() if isinstance(type, _FOLLOWING)]
+        if beside:
+            raise RecipeError(
+                f'{op} blends the pixels of two samples, and "{beside[0]}" would then hold for '
+                f'one of them only. Leave "{beside[0]}" out of fields=, or {op} out of the recipe.'
+            )
+
+
+def _follower(
+    name: str,
+    type: Mask | Boxes | Keypoints,
+    images: Mapping[str, CheckedRecipe],
+    ranges: Mapping[str, ImageRange],
+) -> Follower:
+    moves = type.of in images
+    shape = None
+    if isinstance(type, Mask):
+        sizes = ranges.get(type.of)
+        if moves:
+            _, height, width = images[type.of].shape
+            shape = height, width
+        elif sizes is None or sizes.fixed is None:
+            has = "has" if sizes is not None and sizes != ANY_SIZE else "may have"
+            raise RecipeError(
+                f'"{name}" {has} different sizes, and a batch needs one: select "{type.of}" too, '
+                "whose recipe it follows, and add Resize or a crop to that."
+            )
+        else:
+            shape = sizes.fixed
+    elif isinstance(type, Boxes) and type.is_normalised and not moves:
+        sizes = ranges.get(type.of)
+        shape = None if sizes is None else sizes.fixed
+        if shape is None:
+            raise RecipeError(
+                f'"{name}" is {type.format}, shares of "{type.of}", which isn\'t selected and may '
+                f'have different sizes, so its pixels aren\'t known: select "{type.of}" too.'
+            )
+    return Follower(type=type, of=type.of, moves=moves, shape=shape)
+
+
+def _check_followed(name: str, follower: Follower, recipe: CheckedRecipe) -> None:
+    for op in recipe.ops:
+        what = type(op).__name__
+        if isinstance(op, _UNFOLLOWED):
+            why, or_else = "turns or shifts pixels, and", ""
+        elif isinstance(op, Apply) and op.moves:
+            why = "may move pixels, and"
+            or_else = ", or pass Apply(..., moves=False) if its function leaves them in place"
+        else:
+            continue
+        raise RecipeError(
+            f'{op} {why} "{name}" ({type(follower.type).__name__} of "{follower.of}") can\'t '
+            f'follow it. Leave "{name}" out of fields=, or {what} out of the recipe{or_else}.'
+        )
+
+
+def _sanitized(
+    lists: Mapping[str, tuple[Operation, ...]],
+    selected: Mapping[str, FieldType],
+    followers: Mapping[str, Follower],
+) -> dict[str, Follower]:
+    """The followers, with what drops boxes, and with the arrays that lose rows with them."""
+    found = dict(followers)
+    for key, ops in lists.items():
+        for op in ops:
+            if isinstance(op, SanitizeBoxes):
+                for name in _boxes_of(op, key, selected, followers):
+                    if found[name].sanitize not in (None, op):
+                        raise RecipeError(f'Two SanitizeBoxes for "{name}": keep one.')
+                    found[name] = replace(found[name], sanitize=op)
+    for name, type in selected.items():
+        if isinstance(type, Array) and type.of is not None:
+            boxes = found.get(type.of)
+            if boxes is not None and boxes.sanitize is not None:
+                found[name] = Follower(
+                    type=type,
+                    of=boxes.of,
+                    moves=boxes.moves,
+                    sanitize=boxes.sanitize,
+                    boxes=type.of,
+                )
+            elif boxes is None and any(
+                isinstance(op, SanitizeBoxes) for ops in lists.values() for op in ops
+            ):
+                raise RecipeError(
+                    f'SanitizeBoxes drops boxes of "{type.of}", which isn\'t selected, and '
+                    f'"{name}" has a row for each of them. Select "{type.of}" too.'
+                )
+    return found
+
+
+def _boxes_of(
+    op: SanitizeBoxes,
+    key: str,
+    selected: Mapping[str, FieldType],
+    followers: Mapping[str, Follower],
+) -> list[str]:
+    """The boxes that an operation in the list of a field acts on."""
+    boxes = [name for name, each in followers.items() if isinstance(each.type, Boxes)]
+    mine = [name for name in boxes if key in ("", name, followers[name].of)]
+    for name in op.fields or ():
+        if name not in boxes:
+            known = f"fields of boxes that are selected: {boxes}"
+            what = "isn't selected" if name not in selected else "isn't one of boxes"
+            raise RecipeError(f'{op}: "{name}" {what}; {known}. Name one of these.')
+        if name not in mine:
+            raise RecipeError(
+                f'{op} stands in the list of "{key}", and "{name}" is of "{followers[name].of}". '
+                "Put it into the list of that, and select it."
+            )
+    return [name for name in mine if op.fields is None or name in op.fields]
+
+
+def _pads(ops: Sequence[Any], selected: Mapping[str, FieldType]) -> dict[str, Pad | Unpack]:
+    pads: dict[str, Pad | Unpack] = {}
+    for op in ops:
+        if not isinstance(op, Pad | Unpack):
+            continue
+        kind, type = op.__class__.__name__, selected.get(op.field)
+        if type is None:
+            raise RecipeError(
+                f'{op}: "{op.field}" isn\'t selected. Leave {kind} out, or select it. Selected: '
+                f"{list(selected)}."
+            )
+        if op.field in pads:
+            raise RecipeError(f'Two {kind} for "{op.field}": keep one.')
+        pads[op.field] = op
+        if isinstance(op, Unpack):
+            _check_unpack(op, selected)
+            continue
+        ragged = isinstance(type, Boxes | Keypoints | Tokens)
+        if not ragged and not (isinstance(type, Array) and type.is_ragged):
+            raise RecipeError(
+                f'{op}: samples of "{op.field}" ({type.__class__.__name__}) don\'t differ in '
+                "length. Leave Pad out."
+            )
+    return pads
+
+
+def _check_unpack(op: Unpack, selected: Mapping[str, FieldType]) -> None:
+    """Raise RecipeError for fields that aren't of one and the same length."""
+    shapes = [
+        each.shape if isinstance(each, Array) and not each.is_ragged else None
+        for each in (selected[op.field], selected.get(op.by))
+    ]
+    if shapes[0] is None or shapes[0] != shapes[1] or len(shapes[0]) != 1:
+        raise RecipeError(
+            f'{op}: wanted two selected fields of sequences of one length, as documents="pack" of '
+            f"a dataset of tokens gives them; got {selected[op.field]!r} and "
+            f"{selected.get(op.by)!r}."
+        )

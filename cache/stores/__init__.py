@@ -1,4 +1,4 @@
-"""Open and read remote stores: web servers, buckets of s3, gs and az, and what fsspec serves."""
+"""Open and read remote stores: web servers, buckets of s3, gs and az, and fsspec's file systems."""
 
 import lazy_loader
 

@@ -1,8 +1,8 @@
 """Open buckets of s3, gs and az: read their storage_options, find a login, sign URLs.
 
-The options have the names of s3fs, gcsfs and adlfs, those of botocore inside s3fs's, and obstore's
-own. boto3, where it is installed, finds a login for s3: a profile of ~/.aws, single sign-on, or an
-instance's role. Bytes come by obstore, or by URLs that it signs.
+The options have the names of s3fs, gcsfs and adlfs, of botocore inside those of s3fs, and of
+obstore. boto3, if it is installed, finds a login for s3: a profile of ~/.aws, single sign-on, or an
+instance's role. obstore, or the web client with URLs that obstore signs, reads the bytes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _S3_ALIASES = {
 
 
 def _client_kwargs(found: StoreOptions, value: Any) -> None:
-    """botocore's arguments of a client, as s3fs passes them on."""
+    """Read botocore's arguments of a client, which s3fs passes on."""
     for name, inner in option_mapping(value, "client_kwargs").items():
         bare = _S3_ALIASES.get(name, name.removeprefix("aws_"))
         if name == "verify":
@@ -79,7 +79,7 @@ def _client_kwargs(found: StoreOptions, value: Any) -> None:
 
 
 def _config_kwargs(found: StoreOptions, value: Any) -> None:
-    """botocore's Config, as s3fs passes it on: addressing, timeouts, no signature."""
+    """Read botocore's Config, which s3fs passes on: addressing, timeouts, no signature."""
     for name, inner in option_mapping(value, "config_kwargs").items():
         if name == "s3":
             style = option_mapping(inner, "config_kwargs['s3']").get("addressing_style")
@@ -107,7 +107,7 @@ def _config_kwargs(found: StoreOptions, value: Any) -> None:
 
 
 def _use_ssl(found: StoreOptions, value: Any) -> None:
-    """s3fs's way to ask for http of an endpoint: the endpoint's own scheme says it here."""
+    """Ignore s3fs's choice between http and https: the endpoint's scheme decides."""
     del found, value
 
 
@@ -125,7 +125,7 @@ _S3_SPECIAL = {
 
 
 def s3_options(options: Mapping[str, Any]) -> StoreOptions:
-    """Read s3fs's options or obstore's S3 ones with or without "aws_". Raises ConfigError."""
+    """Read the options of s3fs or of obstore's S3, with or without "aws_". Raises ConfigError."""
     return read_options("s3", options, _S3_NAMES, _S3_ALIASES, _S3_SPECIAL, strip="aws_")
 
 
@@ -137,7 +137,7 @@ _GCS_ALIASES = {"anon": "skip_signature", "endpoint_url": "base_url", "endpoint"
 
 
 def _token(found: StoreOptions, value: Any) -> None:
-    """gcsfs: a method's name, a file of credentials, their contents, or an access token."""
+    """Read gcsfs's token: a method's name, a credentials file, its content, or an access token."""
     if value in (None, "google_default", "cloud", "cache"):
         return
     if value == "anon":
@@ -153,8 +153,8 @@ def _token(found: StoreOptions, value: Any) -> None:
     else:
         raise ConfigError(
             'storage_options: token: wanted "anon", "google_default", a file of credentials, '
-            f"their contents as a dictionary, or an access token; got {type(value).__name__}. "
-            "For other ways to log in pass a gcsfs file system object."
+            f"its content as a dictionary, or an access token; got {type(value).__name__}. For "
+            "other logins pass a gcsfs file system object."
         )
 
 
@@ -162,7 +162,7 @@ _GCS_SPECIAL = {**COMMON_OPTIONS, "token": _token}
 
 
 def gcs_options(options: Mapping[str, Any]) -> StoreOptions:
-    """Read gcsfs's options or obstore's with or without "google_". Raises ConfigError."""
+    """Read the options of gcsfs or of obstore, with or without "google_". Raises ConfigError."""
     return read_options("gs", options, _GCS_NAMES, _GCS_ALIASES, _GCS_SPECIAL, strip="google_")
 
 
@@ -194,7 +194,7 @@ def _connection_string(found: StoreOptions, value: Any) -> None:
 
 
 def _credential(found: StoreOptions, value: Any) -> None:
-    """adlfs: an account key, or a SAS token."""
+    """Read adlfs's credential: an account key or a SAS token."""
     if value is None:
         return
     if not isinstance(value, str):
@@ -221,15 +221,15 @@ _AZURE_SPECIAL = {
 
 
 def azure_options(options: Mapping[str, Any]) -> StoreOptions:
-    """Read adlfs's options or obstore's with or without "azure_". Raises ConfigError."""
+    """Read the options of adlfs or of obstore, with or without "azure_". Raises ConfigError."""
     return read_options(
         "az", options, _AZURE_NAMES, _AZURE_ALIASES, _AZURE_SPECIAL, strip="azure_storage_"
     )
 
 
 def add_aws_login(options: StoreOptions) -> None:
-    """Let boto3, if it is there, find the login and the region: obstore itself knows the
-    environment and instances only. Raises ConfigError, MissingDependencyError."""
+    """Let boto3, if it is installed, find the login and the region: obstore itself reads only the
+    environment and instance roles. Raises ConfigError, MissingDependencyError."""
     config = options.config
     if config.get("skip_signature") or config.get("access_key_id"):
         return
@@ -325,7 +325,7 @@ def _open(
     if not bucket or "@" in bucket:
         raise ConfigError(
             f"{redact(address.url)}: wanted {address.scheme}://<bucket>/<folder>, with credentials "
-            "in storage_options and not in the URL."
+            "in storage_options instead of the URL."
         )
     store = _obstore(kind, bucket, options, address, retries=0)
     client = web_client(options, address.policy)
@@ -366,8 +366,8 @@ def _signer(
     *,
     is_s3: bool,
 ) -> Signer | None:
-    """What signs URLs of a bucket's objects; None where a URL says too little (headers of
-    encryption, of who pays) or can't be signed here."""
+    """Return the signer of a bucket's URLs; None if requests need more headers (encryption,
+    requester pays) or the URLs can't be signed."""
     config = options.config
     headers = options.client.get("default_headers") or {}
     if any(config.get(name) for name in _NEEDS_HEADERS) or any(
@@ -377,7 +377,7 @@ def _signer(
     if config.get("skip_signature"):
         if not is_s3:
             return None
-        # Only its URLs are wanted: nothing is looked up for a login, and the signature is left out.
+        # It only forms URLs: it looks up no login and leaves the signature out.
         bare = {"access_key_id": "none", "secret_access_key": "none", "skip_signature": False}
         plain = {name: value for name, value in config.items() if name not in _LOGIN}
         anonymous = StoreOptions(config={**plain, **bare}, client=options.client)
@@ -395,10 +395,10 @@ def _obstore(
     *,
     retries: int,
 ) -> Any:
-    """One of obstore's stores."""
+    """Create one of obstore's stores."""
     policy = address.policy
     ours = {
-        # Allows http, doesn't choose it: what the URL or the endpoint says holds.
+        # This allows http; the scheme of the URL or the endpoint chooses it.
         "allow_http": True,
         "connect_timeout": timedelta(seconds=policy.connect_timeout_s),
         "read_timeout": timedelta(seconds=policy.read_timeout_s),
@@ -415,7 +415,7 @@ def _obstore(
                 retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=retry_s)},
                 **options.config,
             )
-    # obstore raises errors of its own tree, TypeError and ValueError for what it doesn't know.
+    # obstore raises its own errors, and TypeError and ValueError for unknown options.
     except Exception as error:
         reason = clean_message(error, address.secrets).partition("\n")[0]
         raise ConfigError(

@@ -1,11 +1,10 @@
-"""Open and read through fsspec the URLs that no store of ours serves, and users' file systems.
+"""Open and read through fsspec all URLs that no other store serves, and users' file systems.
 
-fsspec has no conditional reads, so a read is followed by a look at the object's version. That one
-look is enough where the caller says which version it wants: the version was seen before the read,
-it is there after it, and objects don't go back to an older version.
+fsspec has no conditional reads, so this store checks the object's version after each read. That one
+check is enough if the caller gives the version: the object had it before the read and has it after
+the read, and objects don't return to an older version.
 
-What an exception means for a request is worked out for any back end: botocore's, aiohttp's, the
-disk's.
+`failed_request` classifies the exceptions of any back end: of botocore, aiohttp and the disk.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ _REFUSED = frozenset(
 )
 _UNREACHABLE = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
 _FILE_REMEDIES: dict[Failure, str] = {
-    "denied": "Give this user the right to read it (and the folders above it).",
+    "denied": "Give this user permission to read it and its parent folders.",
     "transient": "Check the disk or the mount (`ls`, `dmesg`), or mount it again.",
 }
 
 
 def failed_request(error: Exception, secrets: tuple[str, ...]) -> RequestError:
-    """Make a RequestError of what any fsspec back end raised for one request."""
+    """Convert the exception of any fsspec back end to a RequestError."""
     chain = _causes(error)
     status = next((found for cause in chain if (found := _status(cause))), 0)
     headers = next((seen for cause in chain if (seen := _headers(cause))), {})
     kind = _kind(error, status)
     after_s = retry_after_s(headers) if kind in ("throttled", "transient") else None
     text = clean_message(error, secrets)
-    # No status and an errno: of a file on a mount, where there are no credentials to check.
+    # An errno without a status is of a file on a mount, which needs no credentials.
     is_of_a_file = not status and isinstance(error, OSError) and bool(error.errno)
     remedy = _FILE_REMEDIES.get(kind) if is_of_a_file else None
     return RequestError(kind, text, retry_after_s=after_s, remedy=remedy)
@@ -84,7 +83,7 @@ def _kind(error: Exception, status: int) -> Failure:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The exception and what it was raised from, outermost first."""
+    """Return the exception and its causes, outermost first."""
     chain = [error]
     while (inner := chain[-1].__cause__ or chain[-1].__context__) and inner not in chain:
         chain.append(inner)
@@ -92,7 +91,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _status(error: BaseException) -> int:
-    """An HTTP status: of aiohttp, botocore, requests/httpx, azure, gcsfs; 0 if there is none."""
+    """Return an error's HTTP status (aiohttp, botocore, requests/httpx, azure, gcsfs); else 0."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         found: Any = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -122,11 +121,11 @@ _TIME_KEYS = (
     "created",
 )
 _ONE_AT_A_TIME = frozenset({"ftp", "libarchive", "smb", "tar", "zip"})
-"""One connection or one open file behind all calls, and no lock of their own."""
+"""Protocols whose file systems share one connection or open file without a lock."""
 
 
 def object_version(info: Mapping[str, Any]) -> str:
-    """Tell an object's version: its etag, else its size and time; "" if neither is there."""
+    """Return an object's version: its etag, else its size and time; "" with neither."""
     for key in _VERSION_KEYS:
         if info.get(key):
             return str(info[key]).replace('"', "")
@@ -135,17 +134,16 @@ def object_version(info: Mapping[str, Any]) -> str:
 
 
 def _time(value: Any) -> str:
-    """One text for one time: some backends tell it as a datetime here and as seconds there."""
+    """Return the same text for a time given as a datetime or as seconds."""
     if hasattr(value, "timestamp"):
         value = value.timestamp()
     return f"{value:.6f}" if isinstance(value, int | float) else str(value)
 
 
 class FsspecStore:
-    """An FsspecStore has the objects below `root` of an fsspec file system.
+    """An FsspecStore serves the objects below `root` of an fsspec file system.
 
-    timeout_s: for one request, where the file system is an asynchronous one; the others have to
-    bring their own.
+    timeout_s: for one request of an asynchronous file system; others need their own time limits.
     """
 
     def __init__(
@@ -176,7 +174,7 @@ class FsspecStore:
         return f"FsspecStore({self.url!r})"
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """All objects below a folder; none if it isn't there. Raises RequestError."""
+        """Yield all objects below a folder; none if it is missing. Raises RequestError."""
         if self._is_local:
             yield from self._walk_mount(prefix)
             return
@@ -192,8 +190,8 @@ class FsspecStore:
                 yield self._measured(path, info)
 
     def _walk_mount(self, prefix: str) -> Iterator[ObjectInfo]:
-        """A folder by folder: fsspec's own walk leaves out what it can't list, a stale folder as
-        well as a denied one."""
+        """List folder by folder, because fsspec's own walk ignores folders that it can't list, such
+        as stale or denied ones."""
         waiting = [prefix]
         while waiting:
             folder = waiting.pop()
@@ -202,7 +200,7 @@ class FsspecStore:
             waiting += [f"{folder}/{name}" if folder else name for name in folders]
 
     def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
-        """Objects directly in a folder, and names of its folders. Raises RequestError."""
+        """Return the objects directly in a folder, and names of subfolders. Raises RequestError."""
         try:
             inside = self._call("ls", self._full(prefix), detail=True)
         except RequestError as error:
@@ -223,7 +221,7 @@ class FsspecStore:
         return objects, folders
 
     def info(self, path: str) -> ObjectInfo | None:
-        """What is known of an object; None if it isn't there. Raises RequestError."""
+        """Return an object's size and version; None if it is missing. Raises RequestError."""
         try:
             self._forget(path)
             info = self._call("info", self._full(path))
@@ -245,7 +243,7 @@ class FsspecStore:
         version: str | None = None,
         most_bytes: int | None = None,
     ) -> Answer:
-        """Bytes of an object. Raises RequestError."""
+        """Read bytes of an object. Raises RequestError."""
         if span is not None and span[0] >= span[1]:
             raise RequestError("refused", f"an empty range {span}")
         if version is None or most_bytes is not None:
@@ -260,7 +258,7 @@ class FsspecStore:
         try:
             data = self._call("cat_file", self._full(path), start=start, end=end)
         except RequestError as error:
-            # A range that lies behind the object's new end is refused by some.
+            # Some back ends refuse a range beyond the object's new end.
             if error.kind != "missing" and self._seen(path).version != before:
                 raise RequestError("changed", str(error)) from None
             raise
@@ -287,15 +285,15 @@ class FsspecStore:
     def _seen(self, path: str) -> ObjectInfo:
         info = self.info(path)
         if info is None:
-            raise RequestError("missing", "it is not there")
+            raise RequestError("missing", "it doesn't exist")
         return info
 
     def _is_object(self, name: str, folder: str) -> bool:
-        """A store lists the folder's own marker too, and an index page links to its sorting."""
+        """Return False for a folder's own marker and for an index page's sorting links."""
         return self._path(name) not in ("", folder) and not (self._is_http and "?" in name)
 
     def _measured(self, path: str, info: Mapping[str, Any]) -> ObjectInfo:
-        """Listings of web pages have no sizes: ask for each."""
+        """Return a listed object's info; request it if the listing has no sizes."""
         if info.get("size") is None:
             return self._seen(path)
         return ObjectInfo(path=path, size_bytes=int(info["size"]), version=object_version(info))
@@ -310,7 +308,7 @@ class FsspecStore:
         return unquote(path, errors="surrogateescape") if self._is_http else path
 
     def _forget(self, path: str) -> None:
-        """Listings that fsspec remembers would hide that an object changed."""
+        """Drop fsspec's cached listings, which would hide that an object changed."""
         if getattr(self._fs, "dircache", None):
             self._fs.invalidate_cache(self._full(path))
 
@@ -320,13 +318,13 @@ class FsspecStore:
         try:
             with self._lock:
                 return self._method(name)(*args, **kwargs)
-        # Each backend has its own exception tree (botocore, aiohttp, …), and its texts may hold
-        # credentials: `from None`.
+        # Each back end has its own exceptions (botocore, aiohttp, …), whose texts may hold
+        # credentials: so `from None`.
         except Exception as error:
             raise failed_request(error, self.secrets) from None
 
     def _method(self, name: str) -> Callable[..., Any]:
-        """A method of the file system, with a time limit where fsspec can give one."""
+        """Return a method of the file system, with a time limit if fsspec supports one."""
         own = getattr(self._fs, f"_{name}", None)
         if not getattr(self._fs, "async_impl", False) or own is None:
             method: Callable[..., Any] = getattr(self._fs, name)
@@ -357,7 +355,7 @@ def open_by_fsspec(address: StoreAddress) -> Store:
             "Wanted a local path, file://, s3://, gs://, https:// or another scheme that fsspec "
             "knows."
         ) from None
-    # Opening may reach for credentials or the network; each backend has its own exception tree.
+    # Opening may request credentials or use the network; each back end has its own exceptions.
     except Exception as error:
         raise FetchError(
             f"{shown}: could not be opened ({clean_message(error, address.secrets)}). Check "
@@ -392,8 +390,8 @@ def open_filesystem(url: str, fs: Any, secrets: tuple[str, ...]) -> Store:
 def _plain_web(
     url: str, fs: Any, options: Mapping[str, Any], secrets: tuple[str, ...]
 ) -> Store | None:
-    """fsspec's http as our own, which bounds answers and gives redirects no login; None where it
-    holds what only it understands (a session, cookies, request arguments)."""
+    """Open fsspec's http by HttpStore, which limits answers and sends no login to redirects; None
+    if it has options that only fsspec supports (a session, cookies, request arguments)."""
     if (
         type(fs).__module__ != "fsspec.implementations.http"
         or type(fs).__name__ != "HTTPFileSystem"

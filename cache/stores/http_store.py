@@ -1,12 +1,12 @@
 """Open and read web servers: http and https, hubs that redirect to a CDN, presigned URLs.
 
-Requests are made by `web_client`, so that a redirect never carries a login to another origin, no
-answer is longer than what was asked for, and a request that hangs can be ended. Options have the
-names of fsspec, of aiohttp inside them, and of obstore's client options.
+`web_client` makes the requests, so that no redirect sends a login to another origin, no answer is
+longer than requested, and a hanging request can be aborted. Options have the names of fsspec, of
+aiohttp inside them, and of obstore's client options.
 
-Folders are read from the links of index pages: obstore lists http by WebDAV only, which few servers
-speak. nginx's autoindex, Apache's and Python's http.server all answer a folder with a page of
-links.
+Folders are listed from the links of index pages: obstore lists http only by WebDAV, which few
+servers support. nginx's autoindex, Apache's and Python's http.server all answer a folder with a
+page of links.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _headers(found: StoreOptions, value: Any) -> None:
 
 
 def _client_kwargs(found: StoreOptions, value: Any) -> None:
-    """aiohttp's arguments of a session: its headers and its user."""
+    """Read aiohttp's arguments of a session: its headers and its login."""
     for name, inner in option_mapping(value, "client_kwargs").items():
         if name == "headers":
             _headers(found, inner)
@@ -70,7 +70,7 @@ def _client_kwargs(found: StoreOptions, value: Any) -> None:
 
 
 def _client_options(found: StoreOptions, value: Any) -> None:
-    """obstore's client_options, as far as they mean something to a web request."""
+    """Read those of obstore's client_options that concern a web request."""
     given = option_mapping(value, "client_options")
     for name in given:
         if name not in _CLIENT_NAMES:
@@ -95,9 +95,9 @@ def http_options(options: Mapping[str, Any]) -> StoreOptions:
 
 
 _PAGE_BYTES = 128 * 2**20
-"""A page of a million links is some 100 MB; a server that never ends is cut off."""
+"""The longest index page; one of a million links has about 100 MB."""
 _HEADS = 16
-"""Pages tell sizes for people only, so each file is asked for its own; so many at a time."""
+"""Concurrent requests for the sizes of a page's files, because pages show only rounded sizes."""
 
 
 class _Page(Protocol):
@@ -107,7 +107,7 @@ class _Page(Protocol):
 class HttpListing:
     """An HttpListing lists folders of a web server by the links of their pages.
 
-    url: of the root, quoted; info: of the store; page: what a URL shows.
+    url: of the root, quoted; info: of the store; page: reads the page of a URL.
     """
 
     def __init__(self, url: str, info: Callable[[str], ObjectInfo | None], page: _Page) -> None:
@@ -144,8 +144,8 @@ class HttpListing:
             if error.kind == "denied":
                 raise RequestError(
                     "denied",
-                    f"{error}: the server shows no listing of this folder. Turn its index pages "
-                    "on (nginx: autoindex on), or use a pack with its manifest",
+                    f"{error}: the server doesn't list this folder. Enable its index pages "
+                    "(nginx: autoindex on), or use a pack with its manifest",
                 ) from None
             raise
         return page_links(page, _join(self._base, folder))
@@ -157,15 +157,15 @@ class HttpListing:
 
 
 def page_links(page: str, folder: str) -> tuple[list[str], list[str]]:
-    """Names of files and of folders that an index page of `folder` (a path on the server, not
-    quoted) links to, each once, in the page's order."""
+    """Return the names of the files and folders that an index page links to, each once, in the
+    page's order. folder: the page's path on the server, not quoted."""
     parser = _Links()
     parser.feed(page)
     base = folder.strip("/") + "/" if folder.strip("/") else ""
     files: dict[str, None] = {}
     folders: dict[str, None] = {}
     for link in parser.found:
-        # A link with a query sorts the page; one with a host leads elsewhere.
+        # A link with a query sorts the page; one with a host leads to another server.
         parts = urlsplit(link)
         if parts.query or parts.netloc or parts.scheme or not parts.path:
             continue
@@ -198,7 +198,7 @@ class _Links(HTMLParser):
 
 
 class HttpStore:
-    """An HttpStore has the objects below a URL of a web server. It owns the client."""
+    """An HttpStore serves the objects below a URL of a web server. It owns the client."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class HttpStore:
     def info(self, path: str) -> ObjectInfo | None:
         """What is known of an object; None if it isn't there. Raises RequestError."""
         self._begin(path)
-        if not path:  # a folder: its page is no object
+        if not path:  # the page of a folder is no object
             return None
         found = self._objects.info(path)
         if found is None:
@@ -249,7 +249,7 @@ class HttpStore:
         version: str | None = None,
         most_bytes: int | None = None,
     ) -> Answer:
-        """Bytes of an object. Raises RequestError."""
+        """Read bytes of an object. Raises RequestError."""
         self._begin(path)
         if span is not None and span[0] >= span[1]:
             raise RequestError("refused", f"an empty range {span}")
@@ -269,12 +269,12 @@ class HttpStore:
                     view.release()
 
     def abort(self) -> None:
-        """End what is under way, at once."""
+        """End all requests at once."""
         if os.getpid() == self._pid:
             self._client.abort()
 
     def close(self) -> None:
-        """Let connections go. Safe to call twice."""
+        """Close the connections. Safe to call twice."""
         self.abort()
 
     def _begin(self, path: str) -> None:
@@ -297,7 +297,7 @@ def open_http(address: StoreAddress) -> Store:
             f"{redact(url)}: not a URL, wanted {url.partition(':')[0]}://<host>/…."
         ) from None
     if parts.username is not None:
-        # As a header: in the URL it would be in every message of every library below.
+        # As a header: in the URL it would appear in the messages of other libraries.
         login = unquote(parts.username), unquote(parts.password or "")
         headers = options.client.setdefault("default_headers", {})
         headers.setdefault("Authorization", basic_auth(login))
@@ -329,7 +329,7 @@ def _object_url(base: str, key: str) -> str:
 
 
 def web_client(options: StoreOptions, policy: FetchPolicy) -> WebClient:
-    """Make a client with the same trust, timeouts and proxies that obstore is given.
+    """Create a client with the same certificates, timeouts and proxies as obstore's.
 
     Raises ConfigError.
     """

@@ -1,16 +1,17 @@
 """Read objects of s3, gs and az: by signed URLs where possible, by obstore otherwise.
 
-An s3 object's bytes come by a URL that obstore signs (9 us) and the web client fetches: that
-shows every header, follows no redirect with a login and can be ended, for less CPU time a byte.
-obstore itself asks where a signed URL won't do, and for gs and az, which sign by request headers;
-there signed URLs serve what follows a throttled request: obstore doesn't show Retry-After.
+The web client fetches an s3 object's bytes by a URL that obstore signs (9 us). That shows every
+header, follows no redirect with a login, can be aborted, and takes less CPU time a byte. obstore
+itself makes the requests that a signed URL can't express, and those to gs and az, which sign by
+request headers. There, signed URLs serve the requests after a throttled one, because obstore
+doesn't show Retry-After.
 
-Synchronous calls in threads, not async: 0.55 CPU-s/GB for 8 MiB ranges and 1.2 for 100 kB, where
-async takes twice that for the small ones. Retries are `cache.fetch`'s, so obstore's are off, but
-for a listing's later pages.
+Calls are synchronous, in threads: 0.55 CPU-s/GB for 8 MiB ranges and 1.2 for 100 kB, for which
+async takes twice as long. `cache.fetch` retries, so obstore's retries are off, except for a
+listing's later pages.
 
-obstore's own threads don't survive a fork: after it was used, a forked child would hang, so stores
-refuse there. Its panics are BaseExceptions, and are raised as RustPanicError instead.
+obstore's threads don't survive a fork: after it was used, a forked child would hang, so stores
+refuse requests there. Its panics are BaseExceptions, which this module raises as RustPanicError.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _FORKED = (
 
 
 class _Process:
-    """Whether obstore runs in this process, or ran in the one that this was forked from."""
+    """Records whether this process, or the one that it was forked from, has used obstore."""
 
     is_used = False
     is_forked = False
@@ -62,9 +63,9 @@ os.register_at_fork(after_in_child=_Process.forked)
 
 
 def check_process(pid: int) -> None:
-    """Raise RequestError where obstore would hang; from here on it is used.
+    """Record that this process uses obstore; raise RequestError if obstore would hang.
 
-    That is in any process but that of the pid, and in a forked child of one that used it.
+    It would in any process except the one with this pid, and in a forked child of one that used it.
     """
     if _Process.is_forked or os.getpid() != pid:
         raise RequestError("refused", _FORKED)
@@ -72,12 +73,12 @@ def check_process(pid: int) -> None:
 
 
 class RustPanicError(RuntimeError):
-    """obstore met something that its authors thought impossible: its panic as an Exception."""
+    """A panic of obstore as an Exception."""
 
 
 @contextlib.contextmanager
 def rust_errors() -> Iterator[None]:
-    """Make an Exception of a panic of Rust's, a BaseException that would pass every handler."""
+    """Convert a Rust panic, a BaseException that would pass every handler, to an Exception."""
     try:
         yield
     except BaseException as error:
@@ -91,11 +92,11 @@ _USED_S, _MOST_KEPT = 60.0, 4096
 
 
 class UnsignableError(Exception):
-    """obstore can't sign a URL here: without a key of its own it has to ask somebody."""
+    """obstore can't sign a URL, because it has no key of its own."""
 
 
 class Signer:
-    """A Signer makes URLs of keys, each used for a minute. anonymous: without the signature."""
+    """A Signer creates URLs of keys and reuses each for a minute. anonymous: without signature."""
 
     def __init__(self, store: Any, *, anonymous: bool) -> None:
         self._store = store
@@ -104,7 +105,7 @@ class Signer:
         self._signed: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
 
     def __call__(self, method: str, key: str) -> str:
-        """The URL of a key for a method. Raises UnsignableError."""
+        """Return the URL of a key for a method. Raises UnsignableError."""
         now_s = time.monotonic()
         with self._lock:
             url, until_s = self._signed.get((method, key), ("", 0.0))
@@ -123,7 +124,7 @@ class Signer:
         try:
             with rust_errors():
                 url = str(obstore.sign(self._store, method, key, _SIGNED_FOR))  # type: ignore[call-overload]
-        except Exception as error:  # obstore's tree; its own requests tell what is wrong
+        except Exception as error:  # any error of obstore, whose own requests will explain it
             raise UnsignableError(type(error).__name__) from None
         return url.partition("?")[0] if self._anonymous else url
 
@@ -133,27 +134,27 @@ _UNREACHABLE = re.compile(
     r"connection refused|dns error|no route to host|network is unreachable", re.IGNORECASE
 )
 _PATIENT_S = 10.0
-"""So long after a throttled request others go where Retry-After is seen."""
+"""How long after a throttled request others use signed URLs, whose answers show Retry-After."""
 
 
 class Throttling:
-    """Throttling knows whether a store asked for fewer requests a moment ago."""
+    """Throttling records when a store last throttled a request."""
 
     def __init__(self) -> None:
         self._last_s = -math.inf
 
     def note(self) -> None:
-        """Note that a request was throttled now."""
+        """Record that a request was throttled now."""
         self._last_s = time.monotonic()
 
     @property
     def is_recent(self) -> bool:
-        """Whether one was, so shortly ago that others may be too."""
+        """True if a request was throttled so recently that others may be too."""
         return time.monotonic() < self._last_s + _PATIENT_S
 
 
 class ObstoreFailures:
-    """ObstoreFailures makes RequestErrors of what obstore raises. bucket: its name, for people."""
+    """ObstoreFailures converts obstore's errors to RequestErrors. bucket: its name in messages."""
 
     def __init__(
         self, *, bucket: str, secrets: tuple[str, ...], ranges: RangeSupport, throttling: Throttling
@@ -163,17 +164,17 @@ class ObstoreFailures:
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
-        """Turn what obstore raises inside into a RequestError."""
+        """Raise the errors of obstore inside the with statement as RequestErrors."""
         try:
             with rust_errors():
                 yield
         except RequestError:
             raise
-        except Exception as error:  # obstore's tree: sorted there
+        except Exception as error:  # any error of obstore
             raise self._failure(error) from None
 
     def _failure(self, error: Exception) -> RequestError:
-        """What an exception means. Its text holds URLs and a dump: both are left out."""
+        """Classify an exception, and remove the URLs and the dump from its text."""
         whole = str(error)
         text = whole.partition("\n\nDebug source")[0].partition("\n")[0]
         if (fault := certificate_fault_of(whole)) is not None:
@@ -185,7 +186,7 @@ class ObstoreFailures:
         elif kind == "unreachable" and (cause := _UNREACHABLE.search(whole)) is not None:
             text = cause[0]
         elif "without LOCATION" in whole:
-            text = "the bucket is in another region than the one that was asked"
+            text = "the bucket is in another region than the request's"
             remedy = "Give the bucket's region= in storage_options."
         if kind == "throttled":
             self._throttling.note()
@@ -220,11 +221,11 @@ def _kind(error: Exception, text: str) -> Failure:
         return "throttled"
     if status in (401, 403):
         return "denied"
-    if status == 404:  # of a listing: there is no such bucket
+    if status == 404:  # of a listing: the bucket doesn't exist
         return "missing"
     if status == 416:
         return "changed"
-    # A redirect that can't be followed: the bucket is in another region, as the text says.
+    # An impossible redirect: the bucket is in another region, as the text says.
     if (
         "builder error" in text
         or "without LOCATION" in text
@@ -247,8 +248,8 @@ _NO_TIME = datetime.fromtimestamp(0, UTC)
 class ObstoreListing:
     """An ObstoreListing lists the objects of a bucket below a root.
 
-    store, retrying: obstore's, without retries and with: later pages are too many to begin anew,
-    and only obstore can fetch one again. root: of obstore's keys.
+    store, retrying: obstore's stores without and with retries. Only obstore can repeat one of the
+    later pages, which are too many to start again. root: of obstore's keys.
     """
 
     def __init__(self, store: Any, retrying: Any, *, root: str, failures: ObstoreFailures) -> None:
@@ -257,10 +258,10 @@ class ObstoreListing:
         self._failures = failures
 
     def walk(self, key: str, folder: str) -> Iterator[ObjectInfo]:
-        """All objects below a key. folder: its path below the root. Raises RequestError."""
+        """Yield all objects below a key. folder: its path below the root. Raises RequestError."""
         import obstore
 
-        # The first page says at once what is wrong.
+        # Without retries: the first page shows errors at once.
         page = self._page(iter(obstore.list(self._store, key or None, chunk_size=_PAGE)))
         yield from without_markers([self._info(meta) for meta in page], folder)
         if len(page) < _PAGE:
@@ -275,7 +276,8 @@ class ObstoreListing:
             return list(next(listing, ()))
 
     def list_folder(self, key: str, folder: str) -> tuple[list[ObjectInfo], list[str]]:
-        """Objects directly at a key, and names of folders there. Raises RequestError."""
+        """Return the objects directly in a key's folder, and its subfolders' names. Raises
+        RequestError."""
         import obstore
 
         with self._failures.explaining():
@@ -293,10 +295,8 @@ class ObstoreListing:
 
 
 def meta_version(meta: Any) -> str:
-    """Tell an object's version: its etag without quotes (weak ones with W/), else size and time.
-
-    "" where neither is there.
-    """
+    """Return an object's version: its etag without quotes (weak ones with W/), else its size and
+    time; "" with neither."""
     if tag := meta.get("e_tag"):
         return str(tag).replace('"', "")
     when = meta.get("last_modified")
@@ -304,10 +304,10 @@ def meta_version(meta: Any) -> str:
 
 
 def without_markers(infos: list[ObjectInfo], folder: str) -> list[ObjectInfo]:
-    """Leave out the empty objects that some tools put in a folder's place. Pure.
+    """Return the listed objects without the empty objects by which some tools mark folders. Pure.
 
-    obstore cuts the "/" off their names, and a store's listing has a folder's marker right
-    before what is in it.
+    obstore removes the "/" from the end of their names, and a listing has a folder's marker right
+    before the folder's objects.
     """
     if not infos:
         return []
@@ -325,18 +325,21 @@ def without_markers(infos: list[ObjectInfo], folder: str) -> list[ObjectInfo]:
 
 T = TypeVar("T")
 _MAYBE_THE_URL = ("none", "AccessDenied", "ExpiredToken", "InvalidToken")
-"""Codes of a refusal that a request with signed headers may not meet; none of an empty answer."""
+"""Codes of a signed URL's refusal after which a request with signed headers may succeed; "none" is
+that of an empty answer."""
 _UNSIGNED_AFTER = 2
-"""So many requests in a row that were refused by a signed URL and granted by a signed request."""
+"""After so many consecutive requests that only signed headers could make, URLs aren't signed any
+more."""
 _STEP_BYTES = 2**20
 
 
 class ObstoreStore:
-    """An ObstoreStore has the objects of a bucket below a root.
+    """An ObstoreStore serves the objects of a bucket below a root.
 
-    root: of obstore's keys, "" or without slashes around it. store, listing: obstore's stores,
-    without retries and with; bucket: its name, for people; client: of web; web: the same objects by
-    signed URLs, None where there are none; web_first: always, else only while the store throttles.
+    root: of obstore's keys, "" or without leading and trailing slashes. store, listing: obstore's
+    stores without and with retries; bucket: its name, for messages; client: of web; web: the same
+    objects by signed URLs, or None; web_first: True uses signed URLs always, False only while the
+    store throttles.
     """
 
     def __init__(
@@ -432,7 +435,7 @@ class ObstoreStore:
     def _either(
         self, by_web: Callable[[WebObjects], T], by_obstore: Callable[[], T], *, first: bool
     ) -> T:
-        """An answer by a signed URL, else by obstore's own request."""
+        """Answer by a signed URL if possible, else by obstore's own request."""
         refused: RequestError | None = None
         web = self._web
         if web is not None and first:
@@ -443,7 +446,7 @@ class ObstoreStore:
             except RequestError as error:
                 if error.kind == "throttled":
                     self._throttling.note()
-                # Some buckets' policies allow no signed URLs, or the login was just renewed.
+                # Some buckets' policies refuse signed URLs, or the login was just renewed.
                 if error.kind != "denied" or error.code not in _MAYBE_THE_URL:
                     raise
                 refused = error
@@ -501,12 +504,12 @@ class ObstoreStore:
             obstore.put(self._store, self._key(path), file)
 
     def abort(self) -> None:
-        """End what is under way by signed URLs; obstore's own requests end by their timeouts."""
+        """End the requests by signed URLs at once; obstore's own end by their timeouts."""
         if self._client is not None and os.getpid() == self._pid:
             self._client.abort()
 
     def close(self) -> None:
-        """Let connections go; obstore's go with it."""
+        """Close the web client's connections; obstore closes its own when it is destroyed."""
         self.abort()
 
     def _key(self, path: str) -> str:
@@ -519,16 +522,15 @@ class ObstoreStore:
 
 
 def _read_at_most(result: Any, wanted: int) -> memoryview:
-    """The bytes of an answer. Raises RequestError if there are more, having read few of those."""
-    room = np.empty(wanted, np.uint8)
-    view = room.data
+    """Return the bytes of an answer. Raises RequestError soon after the first byte too many."""
+    view = np.empty(wanted, np.uint8).data
     at = 0
     for part in result.stream(min_chunk_size=min(_STEP_BYTES, max(1, wanted))):
         if at + len(part) > wanted:
             raise RequestError(
                 "refused",
-                f"the server sends more than the {wanted} bytes that were asked for: that is the "
-                "server's fault (or a proxy's), and nothing of it was used",
+                f"the server sends more than the {wanted} requested bytes: this is a fault of the "
+                "server or a proxy, and the answer was discarded",
             )
         view[at : at + len(part)] = memoryview(part)
         at += len(part)

@@ -1,9 +1,9 @@
 """Choose and open the store behind a URL by its scheme.
 
-To add a store: write a module with a class that keeps the protocol `cache.base.store.Store` and a
-function that opens it from a StoreAddress, enter its schemes into STORES, and add a subclass of
-StoreTests to tests/cache/stores/test_stores.py. What isn't in the table is fsspec's. Modules of
-stores are imported when one of theirs is opened.
+To add a store: write a module with a class that implements the protocol `cache.base.Store` and a
+function that opens it from a StoreAddress, add its schemes to STORES, and add a subclass of
+StoreTests to tests/cache/stores/test_stores.py. fsspec serves all other schemes. The module of a
+store is imported when such a store is opened.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ STORES: Mapping[str, Callable[[StoreAddress], Store]] = {
     **dict.fromkeys(("gs", "gcs"), _gcs),
     **dict.fromkeys(("az", "abfs", "abfss"), _azure),
 }
-"""What opens the URLs of a scheme."""
+"""The function that opens the URLs of a scheme."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 _CHAIN = re.compile(r"^[A-Za-z][\w+.\-]*::|::[A-Za-z][\w+.\-]*://")
-"""fsspec's chains, such as zip://x::s3://…; not the colons of http://[::1]."""
+"""Matches fsspec's chained URLs, such as zip://x::s3://…, but not the colons of http://[::1]."""
 
 
 def open_store(url: str, options: Mapping[str, Any], *, filesystem: Any | None = None) -> Store:
@@ -90,6 +90,6 @@ def open_store(url: str, options: Mapping[str, Any], *, filesystem: Any | None =
         return opener(address)
     except ImportError as error:
         raise MissingDependencyError(
-            f"{redact(url)}: this kind of URL needs another package ({error}). Install it beside "
-            "penstock."
+            f"{redact(url)}: this kind of URL needs another package ({error}). Install it in "
+            "Penstock's environment."
         ) from error

@@ -1,9 +1,9 @@
-"""Read the URL and the storage_options that a store is opened from, and what must never be shown.
+"""Read the URL, the storage_options and the secrets of a store.
 
-fsspec's names (s3fs, gcsfs, adlfs, fsspec's http) and obstore's own are both understood; a name
-that neither knows is an error, because a misspelt option that is ignored shows up as a 403 or a
-hang much later. Names that only tune fsspec's own buffers are accepted and mean nothing here.
-The usual environment (AWS_*, GOOGLE_*, AZURE_*) is read by obstore itself.
+The names of fsspec (s3fs, gcsfs, adlfs, fsspec's http) and of obstore are both supported. A name
+that neither knows is an error, because ignoring a misspelt option causes a 403 or a hang much
+later. Names that only tune fsspec's own buffers are accepted and ignored. obstore itself reads the
+usual environment variables (AWS_*, GOOGLE_*, AZURE_*).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAddress:
-    """A StoreAddress is what a store is opened from: a URL and its storage_options.
+    """A StoreAddress holds the URL and the storage_options of a store.
 
-    scheme: in lower case; policy: timeouts that the options give; secrets: texts of both that must
-    not be shown.
+    scheme: in lower case; policy: the options' timeouts; secrets: texts of both that must not be
+    shown.
     """
 
     url: str
@@ -37,17 +37,17 @@ class StoreAddress:
 
     @property
     def display_url(self) -> str:
-        """The URL for people, without credentials."""
+        """The URL without credentials, for messages."""
         return redact(self.url).rstrip("/")
 
 
 def scope_of(*parts: str) -> str:
-    """Hash what a store is made of, so that two stores of one URL are told apart."""
+    """Hash the parts that distinguish two stores of one URL."""
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def header_texts(headers: Mapping[Any, Any]) -> dict[str, str]:
-    """Make text of headers' names and values. Raises ConfigError for what no header can hold."""
+    """Convert headers to text. Raises ConfigError for names and values that no header can hold."""
     found = {}
     for name, value in headers.items():
         texts = [
@@ -64,12 +64,12 @@ def header_texts(headers: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def split_words(text: str) -> frozenset[str]:
-    """The words of a text, for tables of names."""
+    """Split a table of names at its spaces."""
     return frozenset(text.split())
 
 
 FETCH_OPTIONS = ("connect_timeout", "read_timeout", "retry_timeout")
-"""Seconds: to make a connection; without a byte on one; for all attempts of a range."""
+"""Time limits in seconds: to connect, to receive a byte, and for all attempts of a range."""
 
 _NO_MEANING = split_words(
     "access asynchronous batch_size block_size cache_options cache_regions cache_size_limit "
@@ -83,10 +83,10 @@ _ENDPOINTS = ("endpoint", "base_url")
 
 @dataclass(slots=True)
 class StoreOptions:
-    """StoreOptions are what a user's storage_options mean to obstore and the web client.
+    """StoreOptions are a user's storage_options, translated for obstore and the web client.
 
-    config: of the store; client: obstore's client_options; profile: of ~/.aws; retries: what was
-    said of them.
+    config: of the store; client: obstore's client_options; profile: of ~/.aws; retries: obstore's
+    retry_config.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class StoreOptions:
 
 
 def fetch_policy(options: Mapping[str, Any]) -> FetchPolicy:
-    """Read the timeouts (in seconds) and attempts that storage_options give. Raises ConfigError."""
+    """Read the timeouts (in seconds) and attempts from storage_options. Raises ConfigError."""
     retry = options.get("retry_config")
     retry = retry if isinstance(retry, dict) else {}
     client = options.get("client_options")
@@ -112,13 +112,16 @@ def fetch_policy(options: Mapping[str, Any]) -> FetchPolicy:
             given[f"{name}_s"] = parse_seconds(value, name)
     if (retries := retry.get("max_retries")) is not None:
         if not isinstance(retries, int) or retries < 0:
-            raise ConfigError(f"max_retries: got {retries!r}, wanted a whole number from 0.")
+            raise ConfigError(f"max_retries: got {retries!r}, wanted an integer of at least 0.")
         given["max_attempts"] = retries + 1
     return FetchPolicy(**given)
 
 
 def parse_seconds(value: Any, name: str) -> float:
-    """Seconds of a number, a timedelta, or a text of a number and "s", "ms", "m" or "min"."""
+    """Parse seconds from a number, a timedelta, or a number and "s", "ms", "m" or "min".
+
+    Raises ConfigError.
+    """
     if hasattr(value, "total_seconds"):
         value = value.total_seconds()
     elif isinstance(value, str):
@@ -130,7 +133,7 @@ def parse_seconds(value: Any, name: str) -> float:
         except ValueError:
             value = None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        # Not what it is: what was put there by mistake may be a secret.
+        # The message doesn't show the value, which may be a misplaced secret.
         raise ConfigError(f"{name}: wanted a number of seconds above 0, such as 20 or 0.5.")
     return float(value)
 
@@ -144,13 +147,13 @@ def read_options(
     *,
     strip: str,
 ) -> StoreOptions:
-    """Read a scheme's storage_options. Raises ConfigError for a name that nobody knows.
+    """Read a scheme's storage_options. Raises ConfigError for an unknown name.
 
     names: obstore's own, with or without the prefix `strip`; aliases: other names for those;
-    special: what sets more than one thing.
+    special: the functions of options that need conversion or set several values.
     """
     found = StoreOptions()
-    # Nested ones first: what is said at the top level counts more.
+    # Nested options first, so that those at the top level override them.
     for name in sorted(options, key=lambda name: name not in special):
         value = options[name]
         bare = _bare(name, strip)
@@ -173,7 +176,7 @@ def read_options(
 
 
 def _check_endpoint(value: Any) -> None:
-    """obstore panics at some that aren't URLs, and misunderstands others."""
+    """Raise ConfigError for an endpoint that is no URL, at which obstore may panic."""
     from penstock.cache.stores.web_address import origin_of
 
     try:
@@ -192,13 +195,13 @@ def _bare(name: str, strip: str) -> str:
 
 
 def set_option(found: StoreOptions, name: str, value: Any) -> None:
-    """Set an option of the store, but for None: fsspec's way to say "not given"."""
+    """Set an option of the store unless it is None, which fsspec uses for "not given"."""
     if value is not None:
         found.config[name] = value
 
 
 def option_mapping(value: Any, name: str) -> dict[str, Any]:
-    """An option that holds others; none for None. Raises ConfigError."""
+    """Return the dictionary of a nested option; {} for None. Raises ConfigError."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -209,12 +212,12 @@ def option_mapping(value: Any, name: str) -> dict[str, Any]:
 
 
 def unknown_option_error(where: str, name: str, known: str) -> ConfigError:
-    """The error for a name inside another option that nobody knows."""
+    """Return the error for an unknown name in a nested option."""
     return ConfigError(f"storage_options: {where}[{name!r}] is unknown. Known names: {known}.")
 
 
 def client_options(found: StoreOptions, value: Any) -> None:
-    """Take obstore's client_options as they are: obstore refuses what it doesn't know."""
+    """Pass on obstore's client_options unchecked: obstore refuses unknown ones."""
     given = dict(option_mapping(value, "client_options"))
     if (own := given.pop("root_certificate", None)) is not None:
         found.client["root_certificate"] = certificates(own, "root_certificate")
@@ -222,12 +225,12 @@ def client_options(found: StoreOptions, value: Any) -> None:
 
 
 def _retry_config(found: StoreOptions, value: Any) -> None:
-    """obstore's retry_config: its limits become the fetcher's (see `fetch_policy`)."""
+    """Read obstore's retry_config, whose limits become the fetcher's (see `fetch_policy`)."""
     found.retries.update(option_mapping(value, "retry_config"))
 
 
 def set_verify(found: StoreOptions, value: Any) -> None:
-    """Take a `verify` of requests or botocore: True, False, or a path of authorities."""
+    """Read the `verify` of requests or botocore: True, False, or a path of authorities."""
     if isinstance(value, bool):
         found.client["allow_invalid_certificates"] = not value
     elif value is not None:

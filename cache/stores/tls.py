@@ -1,6 +1,6 @@
-"""Decide which TLS certificates are trusted, and explain what is wrong with one that isn't.
+"""Decide which TLS certificates are trusted, and explain why one isn't.
 
-A certificate doesn't become right by asking again, so its faults are final and named.
+Another attempt doesn't repair a certificate, so its faults are final.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CERTIFICATE_REMEDY = (
-    'Give the authority that signed it in storage_options, as root_certificate="/path/ca.crt" (or '
-    "verify=), and the name that is in the certificate in the URL or endpoint_url; verify=False "
-    "trusts anybody."
+    "Give the authority that signed it in storage_options, as "
+    'root_certificate="/path/ca.crt" (or verify=), and use the host name of the certificate in the '
+    "URL or endpoint_url; verify=False trusts any server."
 )
 _BEGIN = "-----BEGIN CERTIFICATE-----"
 _BLOCK = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
@@ -29,7 +29,7 @@ _RUSTLS = re.compile(
     r"(certificate (?:expired|not valid)[^,;()]*)"
 )
 _RUSTLS_FAULTS = {
-    "UnknownIssuer": "no authority that is trusted here signed it, or it is self-signed",
+    "UnknownIssuer": "no trusted authority signed it, or it is self-signed",
     "CaUsedAsEndEntity": "it is self-signed",
     "Expired": "it has expired",
     "NotValidYet": "it isn't valid yet",
@@ -40,8 +40,8 @@ _RUSTLS_FAULTS = {
 
 
 def certificates(value: Any, name: str) -> bytes:
-    """PEM of certificate authorities: given as text or bytes, or as the path of a file or folder.
-    name: of the option, for the error. Raises ConfigError."""
+    """Return the PEM of certificate authorities, given as text or bytes, or as the path of a file
+    or folder. name: of the option, for the error. Raises ConfigError."""
     pem = b""
     if isinstance(value, bytes) and _BEGIN.encode() in value:
         pem = value
@@ -66,7 +66,7 @@ def certificates(value: Any, name: str) -> bytes:
         ssl.create_default_context(cadata=pem.decode("ascii"))
     except (ssl.SSLError, ValueError):
         raise ConfigError(
-            f"storage_options: {name}: no certificates in PEM format are there. Wanted a file with "
+            f"storage_options: {name}: found no certificates in PEM format. Wanted a file with "
             f"{_BEGIN} in it (openssl x509 -inform der -in FILE makes one of a DER file)."
         ) from None
     return pem
@@ -83,9 +83,9 @@ def _files(path: str) -> Iterator[bytes]:
 
 
 def tls_context(*, own: str | bytes | None, anybody: bool) -> ssl.SSLContext:
-    """Make the context of TLS connections.
+    """Create the context of TLS connections.
 
-    own: PEM of authorities that are trusted beside the system's; anybody: trust every one.
+    own: PEM of authorities that are trusted in addition to the system's; anybody: trust any server.
     """
     context = ssl.create_default_context()
     paths = ssl.get_default_verify_paths()
@@ -105,7 +105,7 @@ def tls_context(*, own: str | bytes | None, anybody: bool) -> ssl.SSLContext:
 
 
 def certificate_fault(error: BaseException) -> str | None:
-    """Say what is wrong with the other side's certificate, or TLS; None if that isn't the fault."""
+    """Return the fault of the server's certificate or TLS; None if the error has another cause."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the server's certificate isn't accepted: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
@@ -118,7 +118,7 @@ def certificate_fault(error: BaseException) -> str | None:
 
 
 def certificate_fault_of(text: str) -> str | None:
-    """Say what a message of obstore's tells of the other side's certificate; None if nothing."""
+    """Return the certificate fault that a message of obstore contains; None without one."""
     found = _RUSTLS.search(text)
     if found is None:
         if "InvalidContentType" in text or "received corrupt message" in text:

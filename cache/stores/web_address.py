@@ -1,9 +1,8 @@
 """Decide where a web request may go: origins, public addresses, redirects, proxies and logins.
 
-A redirect is the server's word, so it never widens what a request may do: another origin gets no
-login, no cookie and no header of the user's; TLS is never given up; and a client that was at a
-public address isn't sent to one of this machine or this network (a metadata service, a
-neighbour's console).
+A redirect comes from the server and isn't trusted: another origin gets no login, no cookie and none
+of the user's headers; a redirect never drops TLS; and a public server can't redirect to an address
+of this machine or network (a metadata service, another machine's console).
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class WebOrigin(NamedTuple):
-    """A WebOrigin is who is asked: scheme, host (lower case) and port.
-
-    Two of them are one only if all agree.
-    """
+    """A WebOrigin identifies a server by scheme, host (lower case) and port."""
 
     scheme: str
     host: str
@@ -39,7 +35,7 @@ class WebOrigin(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The origin as it stands in a URL."""
+        """The origin as the beginning of a URL."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
 
@@ -50,10 +46,10 @@ class WebOrigin(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """A Hop is one request on its way along redirects.
+    """A Hop is one request of a chain of redirects.
 
-    is_origin: it may have the user's headers; from_public: a public server sent it there, so that
-    only public addresses will do.
+    is_origin: it may have the user's headers; from_public: a public server redirected to it, so its
+    address must be public.
     """
 
     url: str
@@ -62,7 +58,7 @@ class Hop(NamedTuple):
 
 
 def origin_of(url: str) -> WebOrigin:
-    """The origin of an http(s) URL. Raises ValueError."""
+    """Return the origin of an http(s) URL. Raises ValueError."""
     parts = urlsplit(url)
     scheme, host = parts.scheme.lower(), parts.hostname
     if scheme not in _PORTS or not host or _UNSAFE.search(host):
@@ -74,7 +70,7 @@ def origin_of(url: str) -> WebOrigin:
 
 @lru_cache(maxsize=1024)
 def request_origin(url: str) -> WebOrigin:
-    """The origin of a URL that is about to be asked. Raises RequestError."""
+    """Return the origin of a request's URL. Raises RequestError."""
     try:
         return origin_of(url)
     except (ValueError, UnicodeError):
@@ -83,7 +79,7 @@ def request_origin(url: str) -> WebOrigin:
 
 @lru_cache(maxsize=1024)
 def target_of(url: str) -> str:
-    """What a request line asks an origin for: path and query, of characters that one may hold."""
+    """Return the target of a request line: path and query, with other characters quoted."""
     parts = urlsplit(url)
     text = parts.path or "/"
     if parts.query:
@@ -96,31 +92,33 @@ def _is_plain(text: str) -> bool:
 
 
 def redirect_target(url: str, location: str) -> str:
-    """Where an answer of `url` with this Location leads. Raises RequestError for what is never
-    followed; the message names origins, no paths or queries, which may be signed."""
+    """Return the URL to which an answer of `url` with this Location redirects.
+
+    Raises RequestError for a redirect that is never followed. Its message names only origins,
+    because paths and queries may be signed."""
     try:
         found = urljoin(url, location.strip())
         parts = urlsplit(found)
-        # A login in a Location would be the server's own; it is of no use to anyone.
+        # A login in a Location is removed: it comes from the server.
         found = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], *parts[2:4], ""))
-        there = origin_of(found)
+        target = origin_of(found)
     except (ValueError, UnicodeError):
         scheme = location.partition(":")[0][:20] if ":" in location[:20] else ""
         kind = f" ({scheme!r}:)" if scheme.isalnum() else ""
         raise RequestError(
-            "refused", f"the server redirects to something that is no http or https URL{kind}"
+            "refused", f"the server redirects to a URL that isn't http or https{kind}"
         ) from None
-    here = origin_of(url)
-    if here.scheme == "https" and there.scheme != "https":
+    if origin_of(url).scheme == "https" and target.scheme != "https":
         raise RequestError(
-            "refused", f"the server redirects from https to {there.url}, without TLS"
+            "refused", f"the server redirects from https to {target.url}, without TLS"
         )
     return found
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address belongs to the internet: not to this machine, this network or nobody.
-    What carries an IPv4 address inside is judged by that one."""
+    """Return True if an IP address is public: not of this machine, a private network or reserved.
+
+    An IPv6 address that contains an IPv4 address is judged by that one."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -129,7 +127,7 @@ def is_public(address: str) -> bool:
         inner = found.ipv4_mapped or found.sixtofour or (found.teredo and found.teredo[1])
         if inner is None and found in _NAT64:
             inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
-        if inner is None and int(found) >> 32 == 0:  # ::a.b.c.d, of old
+        if inner is None and int(found) >> 32 == 0:  # ::a.b.c.d, which is obsolete
             inner = ipaddress.IPv4Address(int(found))
         if inner:
             return is_public(str(inner))
@@ -137,17 +135,17 @@ def is_public(address: str) -> bool:
 
 
 def basic_auth(login: Any) -> str:
-    """Make the Authorization header of (user, password), a tuple or aiohttp's BasicAuth."""
+    """Return the Authorization header of (user, password), a tuple or aiohttp's BasicAuth."""
     text = base64.b64encode(f"{login[0]}:{login[1]}".encode()).decode()
     return f"Basic {text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxies:
-    """Proxies tell which proxy an origin is reached through.
+    """Proxies choose the proxy for an origin.
 
-    by_scheme: of "http", "https" or "all": http://[user:password@]host:port; excludes: hosts that
-    are reached without (NO_PROXY's syntax).
+    by_scheme: http://[user:password@]host:port for "http", "https" or "all"; excludes: hosts that
+    are reached directly, in the syntax of NO_PROXY.
     """
 
     by_scheme: Mapping[str, str] = field(default_factory=dict)
@@ -155,14 +153,14 @@ class Proxies:
 
     @classmethod
     def of_environment(cls) -> Proxies:
-        """What the environment says, as urllib understands it."""
+        """Read the proxies from the environment, as urllib does."""
         from urllib.request import getproxies_environment
 
         found = dict(getproxies_environment())
         return cls(excludes=found.pop("no", ""), by_scheme=found)
 
     def of(self, origin: WebOrigin) -> str | None:
-        """The proxy for an origin; None: it is reached directly."""
+        """Return the proxy for an origin; None if it is reached directly."""
         found = self.by_scheme.get(origin.scheme) or self.by_scheme.get("all")
         if not found:
             return None

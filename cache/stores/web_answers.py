@@ -1,7 +1,7 @@
 """Interpret the status, the headers and the error body of a web answer.
 
-They say which version an object has, how its bytes are compressed, when to ask again, whether the
-server supports ranges at all, and, by the XML of a bucket's store, why it refused.
+They show an object's version, how its bytes are compressed, when to try again, whether the server
+supports ranges, and, by the XML of a bucket's store, why it refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SIZE_AND_TIME = re.compile(r"\d+-\d+\.\d{6}")
 
 
 def version_of(headers: Mapping[str, str], size_bytes: int) -> str:
-    """Tell an object's version: its etag without quotes; else size and time; else ""."""
+    """Return an object's version: its etag without quotes; else its size and time; else ""."""
     if tag := headers.get("etag"):
         return tag.replace('"', "")
     try:
@@ -36,20 +36,20 @@ def version_of(headers: Mapping[str, str], size_bytes: int) -> str:
 
 
 def is_strong(version: str) -> bool:
-    """Whether a version is an etag that may be sent as If-Match (RFC 9110, 13.1.1: strong only)."""
+    """Return True if a version is a strong etag, as If-Match requires (RFC 9110, 13.1.1)."""
     if not version or version.startswith("W/") or not version.isascii():
         return False
     return version.isprintable() and not _SIZE_AND_TIME.fullmatch(version)
 
 
 def encoding_of(headers: Mapping[str, str]) -> str:
-    """Tell how an answer's bytes are compressed; "" if they are the object's own."""
+    """Return the compression of an answer's bytes; "" if they are the object's own."""
     coding = headers.get("content-encoding", "").strip().lower()
     return "" if coding == "identity" else coding
 
 
 def retry_after_s(headers: Mapping[str, Any]) -> float | None:
-    """Seconds that a Retry-After header asks for: a number, or a date (RFC 9110, 10.2.3)."""
+    """Return the seconds of a Retry-After header, a number or a date (RFC 9110, 10.2.3)."""
     text = next((str(v) for k, v in headers.items() if str(k).lower() == "retry-after"), "")
     if text.strip().isdigit():
         return float(text)
@@ -60,23 +60,23 @@ def retry_after_s(headers: Mapping[str, Any]) -> float | None:
 
 
 _RANGES_UNSUPPORTED = 4
-"""Whole answers to ranges in a row, with no right one ever, after which a server is believed not
-to support ranges at all."""
+"""After this many consecutive answers with the entire object, and none with a range, a server
+counts as one that doesn't support ranges."""
 
 
 class RangeSupport:
-    """RangeSupport counts whole answers to ranges until a right one comes."""
+    """RangeSupport detects a server that answers ranges with the entire object."""
 
     def __init__(self) -> None:
         self._was_answered = False
         self._wholes = 0
 
     def note_range(self) -> None:
-        """Note that a range was answered as it should be."""
+        """Record a correct answer to a range."""
         self._was_answered = True
 
     def failure(self) -> RequestError:
-        """Make the error for a whole answer: final from a server that never gave a range."""
+        """Return the error for such an answer, which is final if the server never sent a range."""
         self._wholes += 1
         text = "the server answered a range with the whole object"
         if self._was_answered or self._wholes < _RANGES_UNSUPPORTED:
@@ -88,7 +88,7 @@ class RangeSupport:
 
 
 ALL_OF = re.compile(r"bytes \*/(\d+)")
-"""The Content-Range of an answer that says only how long the object is."""
+"""The Content-Range of an answer that has only the object's length."""
 _XML = re.compile(rb"<(Code|Message|Region|BucketName)>([^<]{0,300})</")
 _DENIED_CODES = frozenset(
     {
@@ -102,16 +102,16 @@ _DENIED_CODES = frozenset(
     }
 )
 _REMEDIES = {
-    "AccessDenied": "These credentials may not do this: check the bucket's policy, or use others. "
-    "Of what isn't there a store says the same to those who may not list: check the path, too.",
+    "AccessDenied": "These credentials lack permission: check the bucket's policy, or use others. "
+    "Without permission to list, a missing object gives the same answer: check the path, too.",
     "ExpiredToken": "The session's token has expired: log in again, and use the new one.",
     "TokenRefreshRequired": "The session's token has expired: log in again, and use the new one.",
     "InvalidToken": "The session token isn't accepted: log in again, and use the new one.",
     "InvalidAccessKeyId": "The store doesn't know this access key: check key= and endpoint_url= in "
     "storage_options.",
-    "SignatureDoesNotMatch": "The secret doesn't fit the access key: check secret= in "
+    "SignatureDoesNotMatch": "The secret doesn't belong to the access key: check secret= in "
     "storage_options.",
-    "RequestTimeTooSkewed": "This machine's clock is wrong: set it.",
+    "RequestTimeTooSkewed": "This machine's clock is wrong: correct it.",
     "NoSuchBucket": "Check the bucket's name, and endpoint_url= and region= in storage_options.",
 }
 _LOGIN = (
@@ -143,9 +143,9 @@ def reply_failure(
     bucket: str | None = None,
     secrets: tuple[str, ...] = (),
 ) -> RequestError:
-    """Make a RequestError of an answer that is no success.
+    """Return the RequestError of an answer without success.
 
-    span: of the object, that was asked for; bucket: its name, where the object is in one.
+    span: the requested range, if any; bucket: the name of the object's bucket, if any.
     """
     status, headers = reply.status, reply.headers
     body = reply.error_body()
@@ -163,8 +163,8 @@ def reply_failure(
         text = f"the bucket is in the region {printable(region)!r}"
         remedy = f"Give region={printable(region)!r} in storage_options."
     elif 300 <= status < 400:
-        text = f"the server redirects ({text}) without saying where to"
-        remedy = _REGION if bucket is not None else "Give the URL that the object has now."
+        text = f"the server redirects ({text}) without a target"
+        remedy = _REGION if bucket is not None else "Give the object's current URL."
     elif status == 400 and bucket is not None and remedy is None:
         remedy = _REGION  # the answer to a HEAD has no text
     if code == "NoSuchBucket":
@@ -187,7 +187,7 @@ def reply_failure(
 
 
 def xml_fields(body: bytes) -> dict[str, str]:
-    """Read Code, Message, Region … out of a store's answer in XML; {} if it is none."""
+    """Return Code, Message, Region … of a store's answer in XML; {} for another answer."""
     found: dict[str, str] = {}
     for name, value in _XML.findall(body):
         found.setdefault(name.decode(), printable(value.decode("utf-8", "replace")))
@@ -195,7 +195,7 @@ def xml_fields(body: bytes) -> dict[str, str]:
 
 
 def bucket_failure(text: str, bucket: str | None) -> tuple[Failure | None, str, str | None]:
-    """Read (kind, text, remedy) out of a message with a store's XML; (None, "", None) without."""
+    """Return (kind, text, remedy) of a message that has a store's XML; else (None, "", None)."""
     fields = xml_fields(text.encode("utf-8", "replace"))
     code = fields.get("Code", "")
     if not code:
@@ -210,7 +210,7 @@ def bucket_failure(text: str, bucket: str | None) -> tuple[Failure | None, str, 
 
 
 def printable(text: str) -> str:
-    """Make a remote's text fit for a message: one line, nothing that moves a terminal's cursor."""
+    """Return a remote's text for a message: one line of 200 characters, without control codes."""
     kept = "".join(each if each.isprintable() else " " for each in text)
     return " ".join(kept.split())[:200]
 

@@ -1,13 +1,13 @@
 """Make HTTP/1.1 requests over kept connections; each is checked, bounded and can be aborted.
 
-Why not obstore, urllib3 or aiohttp: none of them lets one refuse a redirect's address, see every
-header and end a connection that hangs, at a price below obstore's. Measured on a loopback nginx,
-client CPU-seconds a GB: 8 MiB ranges 0.32 (obstore 0.47), 100 KB ranges 0.5 (obstore 0.6, urllib's
+Why not obstore, urllib3 or aiohttp: none of them can refuse a redirect's address, show every header
+and abort a hanging connection, and cost less than obstore. Measured on a loopback nginx, client
+CPU-seconds a GB: 8 MiB ranges 0.32 (obstore 0.47), 100 KB ranges 0.5 (obstore 0.6, urllib's
 `http.client` 0.9).
 
-A reply's body is read once and within a limit. Only plain answers with a Content-Length take the
-short way; chunked ones and those that end with the connection are parsed by `http.client`.
-`abort()` ends what hangs, in any phase but a name's lookup.
+A reply's body is read once and within a limit. Only plain answers with a Content-Length use the
+fast path; `http.client` parses chunked ones and those that end with the connection. `abort()` ends
+hanging requests in any phase except the lookup of a name.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from penstock.cache.stores.web_connection import Connection
 
 _ERROR_BYTES = 16 * 2**10
-"""So much of the body of an answer that isn't a success is read."""
+"""The most bytes that are read of an error's body."""
 _STEP = 2**20
 
 
 class Reply:
-    """A Reply is an answer whose head has come, and whose body can be read once.
+    """A Reply is an answer whose head was received and whose body can be read once.
 
-    hop: who answered; headers: by lower-case name. What isn't read in full is thrown away with the
-    connection.
+    hop: the request that was answered; headers: by lower-case name. If the body isn't read
+    completely, close() closes the connection.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class Reply:
 
     @property
     def length(self) -> int | None:
-        """Bytes of the body as the server tells; None if it doesn't."""
+        """The length of the body in bytes by its header; None without one."""
         text = self.headers.get("content-length", "")
         if "transfer-encoding" in self.headers or not (text.isascii() and text.isdigit()):
             return None
         return int(text)
 
     def read(self, most: int) -> memoryview:
-        """The body. Raises RequestError, also for one that is longer than `most`: not more than
-        that and one byte is read."""
+        """Return the body. Raises RequestError, also for a body longer than `most`, of which it
+        reads at most one byte more."""
         if self._has_no_body():
             self._done = True
             return memoryview(b"")
@@ -94,19 +94,16 @@ class Reply:
         self.read_into(view)
         return view
 
-    def read_into(self, room: memoryview) -> None:
-        """The next bytes of a body whose length is told, as many as the room has. Raises
-        RequestError."""
-        there = min(self._end - self._begin, len(room))
-        room[:there] = memoryview(self._connection.buffer)[self._begin : self._begin + there]
-        self._begin += there
-        if there < len(room):
-            following = (self.length or 0) - self._read_bytes - len(room)
-            there += self._connection.receive_all(
-                room[there:], self._deadline_s, following=following
-            )
-        self._read_bytes += there
-        if there < len(room):
+    def read_into(self, view: memoryview) -> None:
+        """Fill a view with the next bytes of a body of known length. Raises RequestError."""
+        got = min(self._end - self._begin, len(view))
+        view[:got] = memoryview(self._connection.buffer)[self._begin : self._begin + got]
+        self._begin += got
+        if got < len(view):
+            following = (self.length or 0) - self._read_bytes - len(view)
+            got += self._connection.receive_all(view[got:], self._deadline_s, following=following)
+        self._read_bytes += got
+        if got < len(view):
             raise RequestError(
                 "transient", f"the connection ended after {self._read_bytes} of {self.length} bytes"
             )
@@ -115,7 +112,7 @@ class Reply:
             self._keeps = self._keeps and self._begin == self._end
 
     def error_body(self) -> bytes:
-        """The beginning of a body that tells what went wrong."""
+        """Return the beginning of an error's body."""
         with contextlib.suppress(RequestError):
             length = self.length
             if length is None:
@@ -125,7 +122,7 @@ class Reply:
         return b""
 
     def close(self) -> None:
-        """Keep the connection for others, or end it if something of the body is left."""
+        """Keep the connection for other requests, or close it if the body has unread bytes."""
         done = self._done or self._has_no_body() or self.length == 0
         self._pool.put_back(self._connection, keep=done and self._keeps)
 
@@ -133,7 +130,7 @@ class Reply:
         return self._method == "HEAD" or self.status in (204, 304)
 
     def _read_stream(self, most: int, *, truncate: bool = False) -> memoryview:
-        """A body whose length isn't told. truncate: take its beginning."""
+        """Return a body of unknown length. truncate: return only its beginning."""
         self._keeps = False
         stream = _BodyStream(
             bytes(self._connection.buffer[: self._end]),
@@ -160,13 +157,13 @@ def _too_long(length: int | None, most: int) -> RequestError:
     size = "without end" if length is None else f"of {length} bytes"
     return RequestError(
         "refused",
-        f"the server sends an answer {size} where {most} bytes were asked for: that is the "
-        "server's fault (or a proxy's), and nothing of it was used",
+        f"the server sends an answer {size} to a request for {most} bytes: this is a fault of the "
+        "server or a proxy, and the answer was discarded",
     )
 
 
 class _BodyStream(io.RawIOBase):
-    """What was read of an answer already, and then what comes."""
+    """A stream of the bytes that were already read of an answer and those that follow."""
 
     def __init__(self, begun: bytes, receive: Callable[[memoryview], int]) -> None:
         self._begun = begun
@@ -175,8 +172,8 @@ class _BodyStream(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, room: Any) -> int:
-        view = memoryview(room)
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
         if not self._begun:
             return self._receive(view)
         part, self._begun = self._begun[: len(view)], self._begun[len(view) :]
@@ -185,7 +182,7 @@ class _BodyStream(io.RawIOBase):
 
 
 class _StreamSocket:
-    """What HTTPResponse wants of a socket."""
+    """The part of a socket's interface that HTTPResponse uses."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         self._file = file
@@ -201,8 +198,8 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 class WebClient:
     """A WebClient makes requests to any number of origins, from any number of threads.
 
-    Not across fork. timeout_s: for one request, all of it; read_timeout_s: without a byte. tls,
-    resolve, public: see Dialer.
+    Not across fork. timeout_s: for an entire request; read_timeout_s: without a byte. tls, resolve,
+    public: see Dialer.
     """
 
     def __init__(
@@ -240,13 +237,15 @@ class WebClient:
         own: Mapping[str, str],
         body: Any = b"",
     ) -> Reply:
-        """Send a request and follow redirects; the answer, to be closed. headers: the user's, which
-        only the origin gets; own: of this request, which all get. Raises RequestError."""
+        """Send a request, follow redirects, and return the reply, which the caller closes.
+
+        headers: the user's, sent only to the origin; own: of this request, sent to all servers.
+        Raises RequestError."""
         deadline_s = time.monotonic() + self._timeout_s
         for _ in range(MOST_REDIRECTS + 1):
             try:
                 reply = self._ask_once(hop, method, headers, own, body, deadline_s)
-            except StaleError:  # a server may close a connection while a request is on its way
+            except StaleError:  # the server may close a kept connection during the request
                 reply = self._ask_once(
                     hop, method, headers, own, body, deadline_s, may_be_kept=False
                 )
@@ -268,8 +267,8 @@ class WebClient:
         raise RequestError(
             "refused",
             f"the server redirects more than {MOST_REDIRECTS} times",
-            remedy="Check the URL, and the login in storage_options: servers send who has none "
-            "from page to page. `curl -IL URL` shows where they lead.",
+            remedy="Check the URL, and the login in storage_options: without one, some servers "
+            "redirect endlessly. `curl -IL URL` shows the redirects.",
         )
 
     def abort(self) -> None:

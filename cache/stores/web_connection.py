@@ -1,8 +1,8 @@
-"""Open, keep and end the connections of the web client.
+"""Open, keep and close the connections of the web client.
 
-A connection is made directly or through a proxy, to an address that is checked after its name was
-looked up, with TLS where the URL asks for it. It is kept for the next request to its origin. Every
-read has a limit in bytes and in time, and any thread can end all connections at once.
+A connection is opened directly or through a proxy, to an address that is checked after its name was
+looked up, with TLS for https. It is kept for the next request to its origin. Every read has a limit
+in bytes and in time, and any thread can abort all connections at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HEAD_BYTES = 64 * 2**10
 _FIRST_READ = 16 * 2**10
 _STEP = 2**20
 _IDLE_S = 60.0
-"""Gateways forget connections that are idle for longer, and then a request on one hangs."""
+"""Gateways drop connections that are idle for longer, and a request on such a one hangs."""
 _UNREACHABLE = frozenset(
     {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 )
@@ -40,14 +40,14 @@ _UNREACHABLE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Timeouts limit a request in seconds: to connect, without a byte, and all of it."""
+    """Timeouts limit a request in seconds: to connect, without a byte, and in total."""
 
     connect_s: float
     read_s: float
     whole_s: float
 
     def patience_s(self, deadline_s: float) -> float:
-        """How long one call may take. Raises RequestError behind the deadline."""
+        """Return how long one call may take. Raises RequestError after the deadline."""
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise RequestError("transient", f"no complete answer came in {self.whole_s:.0f} s")
@@ -55,17 +55,17 @@ class Timeouts:
 
 
 class StaleError(RequestError):
-    """A kept connection turned out to be closed, before anything of an answer came."""
+    """A kept connection was closed before the answer began."""
 
     def __init__(self) -> None:
         super().__init__("transient", "the server closed the connection")
 
 
 class Head(NamedTuple):
-    """A Head is the beginning of an answer: its status and headers.
+    """A Head holds the status and the headers of an answer.
 
-    headers: by lower-case name, ":old": the server speaks HTTP/1.0; begin, end: where the body
-    begins, and what was read ends, in the connection's buffer.
+    headers: by lower-case name; ":old" is set for HTTP/1.0; begin, end: the positions in the
+    connection's buffer where the body begins and where the received bytes end.
     """
 
     status: int
@@ -75,10 +75,10 @@ class Head(NamedTuple):
 
 
 class Connection:
-    """A Connection is an open socket to one origin, and what was read ahead from it.
+    """A Connection is an open socket to one origin with the bytes that were read ahead.
 
-    is_public: the address belongs to the internet; is_kept: it had a request before; prefix: of
-    targets, for a proxy; proxy_headers: for it too; buffer: what is read ahead.
+    is_public: its address is public; is_kept: it has served a request; prefix, proxy_headers: of
+    requests through a proxy; buffer: the bytes read ahead.
     """
 
     def __init__(
@@ -97,15 +97,15 @@ class Connection:
         self._poll = select.poll()
 
     def watch(self) -> None:
-        """Begin to notice what comes unasked; once, when the connection is made."""
+        """Start to detect unrequested bytes; once, when the connection is open."""
         self._poll.register(self.sock, select.POLLIN)
 
     def is_fit(self, now_s: float) -> bool:
-        """Whether a kept connection can be used again: open, and nothing unasked came on it."""
+        """Return True if a kept connection can be used again: it is open, without unread bytes."""
         return now_s - self._idle_since_s < _IDLE_S and not self._poll.poll(0)
 
     def rest(self) -> None:
-        """Note that the connection waits for another request from now on."""
+        """Record that the connection is idle from now on."""
         self._idle_since_s = time.monotonic()
         self.is_kept = True
         if len(self.buffer) != _FIRST_READ:
@@ -126,63 +126,64 @@ class Connection:
                 self.sock.sendall(memoryview(body)[start : start + _STEP])
 
     def read_head(self, deadline_s: float) -> Head:
-        """The head of the answer. Raises RequestError, StaleError."""
-        begin = there = 0
+        """Receive the head of the answer. Raises RequestError, StaleError."""
+        begin = received = 0
         buffer = self.buffer
         while True:
-            end = buffer.find(b"\r\n\r\n", begin, there)
+            end = buffer.find(b"\r\n\r\n", begin, received)
             if end < 0:
-                if there >= _HEAD_BYTES:
+                if received >= _HEAD_BYTES:
                     raise RequestError("refused", "the head of the server's answer has no end")
-                if there == len(buffer):
+                if received == len(buffer):
                     buffer.extend(bytes(len(buffer)))
                 with memoryview(buffer) as view:
-                    got = self.receive(view[there:], deadline_s)
-                if not got and not there and self.is_kept:
+                    got = self.receive(view[received:], deadline_s)
+                if not got and not received and self.is_kept:
                     raise StaleError
                 if not got:
                     raise RequestError(
-                        "transient", "the connection ended before the answer's head was there"
+                        "transient", "the connection ended before the end of the answer's head"
                     )
-                there += got
+                received += got
                 continue
             status, headers = parse_head(buffer[begin:end].decode("latin-1"))
             begin = end + 4
             if status >= 200 or status == 101:
-                return Head(status, headers, begin, there)
+                return Head(status, headers, begin, received)
 
     def limit(self, deadline_s: float) -> None:
-        """Limit the next call's time. Raises RequestError behind the deadline."""
+        """Set the time limit of the next call. Raises RequestError after the deadline."""
         self.sock.settimeout(self.timeouts.patience_s(deadline_s))
 
-    def receive(self, room: memoryview, deadline_s: float, *, flags: int = 0) -> int:
-        """Bytes that came into the room, 0 at the end. flags: of recv. Raises RequestError."""
+    def receive(self, view: memoryview, deadline_s: float, *, flags: int = 0) -> int:
+        """Receive bytes into a view; return their number, 0 at the end. flags: of recv. Raises
+        RequestError."""
         try:
             self.limit(deadline_s)
-            got = self.sock.recv_into(room, 0, flags)
+            got = self.sock.recv_into(view, 0, flags)
             if not got and self._is_aborted:
                 raise RequestError("refused", "closed")
             return got
         except (ConnectionResetError, BrokenPipeError) as error:
-            # As if it had ended in peace: whoever reads knows what is missing.
+            # Like a regular end: the caller knows how many bytes are missing.
             if self._is_aborted:
                 raise self._failure(error, None) from None
             return 0
         except (OSError, ValueError) as error:
             raise self._failure(error, None) from None
 
-    def receive_all(self, room: memoryview, deadline_s: float, *, following: int = 0) -> int:
-        """Bytes that came into the room: fewer than it has only at the end. following: bytes of the
-        answer that come behind them. Raises RequestError."""
+    def receive_all(self, view: memoryview, deadline_s: float, *, following: int = 0) -> int:
+        """Fill a view; return the number of bytes, which is less than its size only at the end.
+        following: bytes of the answer after these. Raises RequestError."""
         del following
-        there = 0
-        while there < len(room) and (got := self.receive(room[there:], deadline_s)):
-            there += got
-        return there
+        total = 0
+        while total < len(view) and (got := self.receive(view[total:], deadline_s)):
+            total += got
+        return total
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
-        """Turn what the system raises inside into a RequestError."""
+        """Raise the system's errors inside the with statement as RequestErrors."""
         try:
             yield
         except (OSError, ValueError) as error:
@@ -194,10 +195,10 @@ class Connection:
         return request_failure(error, origin, read_timeout_s=self.timeouts.read_s)
 
     def abort(self) -> None:
-        """End the connection from any thread: who waits for it gets an error."""
+        """End the connection from any thread; threads that wait for it raise an error."""
         self._is_aborted = True
         with contextlib.suppress(OSError):
-            # The plain socket's method: that of a TLS one isn't for other threads.
+            # The plain socket's method, because that of a TLS socket isn't thread-safe.
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -209,7 +210,7 @@ class Connection:
 def request_failure(
     error: Exception, origin: WebOrigin | None, *, read_timeout_s: float
 ) -> RequestError:
-    """Make a RequestError of an error of a socket. origin: named where it isn't reached."""
+    """Convert a socket's error to a RequestError. origin: named if it couldn't be reached."""
     is_late = isinstance(error, TimeoutError) and error.errno is None
     if is_late or isinstance(error, BlockingIOError):  # the kernel's own limit
         return RequestError("transient", f"nothing came for {read_timeout_s:.3g} s")
@@ -227,12 +228,12 @@ def request_failure(
 
 
 def parse_head(head: str) -> tuple[int, dict[str, str]]:
-    """Read status and headers out of an answer's head. Raises RequestError."""
+    """Parse the status and the headers of an answer's head. Raises RequestError."""
     first, *lines = head.split("\r\n")
     protocol, _, rest = first.partition(" ")
     status = rest[:3]
     if protocol not in ("HTTP/1.1", "HTTP/1.0") or not status.isdigit() or len(status) < 3:
-        raise RequestError("transient", "what came isn't an HTTP answer")
+        raise RequestError("transient", "the answer isn't HTTP")
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
@@ -252,7 +253,7 @@ def parse_head(head: str) -> tuple[int, dict[str, str]]:
 class ConnectionPool:
     """A ConnectionPool keeps connections by origin. Safe for several threads.
 
-    is_aborted: none is given any more.
+    is_aborted: the pool provides no more connections.
     """
 
     def __init__(self) -> None:
@@ -263,7 +264,7 @@ class ConnectionPool:
         weakref.finalize(self, _close_all, self._idle)
 
     def take(self, origin: WebOrigin, *, only_public: bool) -> Connection | None:
-        """Take a kept connection that still works; None if there is none. Raises RequestError."""
+        """Return a kept connection that still works, or None. Raises RequestError."""
         now_s = time.monotonic()
         while True:
             with self._lock:
@@ -280,14 +281,14 @@ class ConnectionPool:
             self.put_back(connection, keep=False)
 
     def add(self, connection: Connection) -> None:
-        """Count a new connection, which may only be about to be made. Raises RequestError behind
-        abort, when it is in the pool already."""
+        """Add a new connection, which may not be open yet. After abort it adds the connection, too,
+        and raises RequestError."""
         with self._lock:
             self._live.add(connection)
         self.check()
 
     def put_back(self, connection: Connection, *, keep: bool) -> None:
-        """Keep a connection for others, or end it. Safe to call twice."""
+        """Keep a connection for other requests, or close it. Safe to call twice."""
         with self._lock:
             if connection not in self._live:
                 return
@@ -318,17 +319,17 @@ class ConnectionPool:
 
 
 def _close_all(idle: dict[WebOrigin, list[Connection]]) -> None:
-    """Of a pool that nobody has any more."""
+    """Close the idle connections of a pool that was destroyed."""
     while idle:
         for connection in idle.popitem()[1]:
             connection.close()
 
 
 class Dialer:
-    """A Dialer makes connections to origins, directly or through proxies.
+    """A Dialer opens connections to origins, directly or through proxies.
 
-    pool: has them from the first moment, so that it can end them. tls: makes the context at the
-    first https request. resolve, public: of names and addresses, for tests.
+    pool: gets each connection before it is open, so that it can abort it. tls: creates the context
+    at the first https request. resolve, public: look up names and judge addresses; for tests.
     """
 
     def __init__(
@@ -353,8 +354,8 @@ class Dialer:
         self._public = public
 
     def connect(self, origin: WebOrigin, *, only_public: bool) -> Connection:
-        """Open a connection to an origin. only_public: to an address of the internet, or not at
-        all. Raises RequestError."""
+        """Open a connection to an origin. only_public: refuse addresses that aren't public. Raises
+        RequestError."""
         deadline_s = time.monotonic() + self._timeouts.connect_s
         proxy = self._proxies.of(origin)
         if proxy is None:
@@ -379,8 +380,8 @@ class Dialer:
     def _dial(
         self, host: str, port: int, only_public: bool, deadline_s: float, origin: WebOrigin
     ) -> Connection:
-        """A plain connection. The address that is connected to is the one that is judged, so a name
-        can't mean one thing to the check and another to the connection."""
+        """Open a plain connection. The check and the connection use the same address, so that a
+        name can't resolve to different ones."""
         try:
             found = self._resolve(host, port)
         except (OSError, ValueError) as error:
@@ -407,7 +408,7 @@ class Dialer:
             raise RequestError(
                 "refused",
                 f"a public server redirects to {origin.url}, which is an address of this machine "
-                "or network: such a redirect isn't followed",
+                "or network: Penstock doesn't follow such redirects",
             )
         if isinstance(last, TimeoutError):
             raise RequestError(
@@ -422,8 +423,8 @@ class Dialer:
     def _dial_proxy(
         self, proxy: str, origin: WebOrigin, only_public: bool, deadline_s: float
     ) -> Connection:
-        """Through a proxy, which looks names up itself: only addresses and this machine's names can
-        be judged here."""
+        """Open a connection through a proxy, which looks names up itself: only addresses and this
+        machine's names can be checked."""
         parts = urlsplit(proxy)
         if parts.scheme != "http" or not parts.hostname:
             raise RequestError(
@@ -467,7 +468,7 @@ class Dialer:
 
 
 def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
-    """Addresses of a name, as (family, address)."""
+    """Look up the addresses of a name, as (family, address)."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [(int(family), address) for family, _, _, _, address in found]
 

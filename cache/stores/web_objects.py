@@ -1,8 +1,8 @@
 """Read and upload objects by their URLs, on a web server or in a bucket.
 
-Redirects are followed and remembered for a while, an object each: a hub that sends to a CDN by a
-signed URL is asked once in some minutes and not once a range. What a remembered URL says when it
-has expired is no answer: the origin is asked again at once.
+Redirects are followed and remembered for a few minutes for each object, so a hub that redirects to
+a CDN by signed URLs isn't asked for each range. If a remembered URL has expired, its answer is
+ignored and the origin is asked again at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEPT_S = 240.0
 """Signed URLs of hubs and CDNs live for at least five minutes, most of them for an hour."""
 _MOST_KEPT = 4096
 _DISTRUSTED = 3
-"""So many remembered redirects that were of no use, and they are for one request each here."""
+"""After this many expired redirects, a server's redirects aren't remembered any more."""
 
 
 class RedirectMemory:
@@ -47,7 +47,7 @@ class RedirectMemory:
         self._useless = 0
 
     def recall(self, key: str) -> Hop | None:
-        """Where the last redirect of an object led; None: ask the origin."""
+        """Return the last hop of an object; None to ask the origin."""
         if not self._hops:
             return None
         with self._lock:
@@ -55,7 +55,7 @@ class RedirectMemory:
         return hop if time.monotonic() <= until_s else None
 
     def keep(self, key: str, hop: Hop) -> None:
-        """Remember where a redirect led."""
+        """Remember the last hop of an object."""
         with self._lock:
             if self._useless < _DISTRUSTED:
                 self._hops[key] = hop, time.monotonic() + _KEPT_S
@@ -64,31 +64,31 @@ class RedirectMemory:
                     self._hops.popitem(last=False)
 
     def forget(self, key: str, *, useless: bool = False) -> None:
-        """Ask the origin next time. useless: what was remembered had expired."""
+        """Forget an object's last hop. useless: the remembered hop had expired."""
         with self._lock:
             self._hops.pop(key, None)
             self._useless += useless
 
 
-_LARGEST_WHOLE = 2**31
-"""Of an object whose size neither the caller nor the server tells."""
+_LARGEST_OBJECT = 2**31
+"""The limit for an object whose size neither the caller nor the server states."""
 _STALE = (400, 401, 403, 404, 410)
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class ObjectFacts(NamedTuple):
-    """ObjectFacts are what a server tells of an object."""
+    """ObjectFacts hold the size and version that a server states for an object."""
 
     size_bytes: int
     version: str
 
 
 class WebObjects:
-    """WebObjects asks for objects by their URLs. Safe for several threads; not across fork.
+    """WebObjects requests objects by their URLs. Safe for several threads; not across fork.
 
-    url_of: the URL of a key for a method, signed where that is wanted; headers: the user's, for the
-    origin only; bucket: its name, where these are of one.
+    url_of: returns the URL, signed if needed, of a method and a key; headers: the user's, for the
+    origin only; bucket: the name of the objects' bucket, or None.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class WebObjects:
         self._ranges = RangeSupport()
 
     def info(self, key: str) -> ObjectFacts | None:
-        """What the server says of an object; None if it isn't there. Raises RequestError."""
+        """Return the size and version of an object; None if it is missing. Raises RequestError."""
         self._redirects.forget(key)
         with self._reply("HEAD", key, {}) as reply:
             if reply.status == 404:
                 return None
             if reply.status == 200 and reply.length is not None and not encoding_of(reply.headers):
                 return ObjectFacts(reply.length, version_of(reply.headers, reply.length))
-            # A URL that was signed for GET, a server without HEAD, one that compresses.
+            # For a URL signed for GET, a server without HEAD, or one that compresses.
             by_range = not reply.hop.is_origin or reply.status in (200, 405, 501)
             if not by_range:
                 raise self._failure(reply)
@@ -136,7 +136,7 @@ class WebObjects:
                 if (packed := self._packed(reply)) is not None:
                     raise packed
                 if reply.length is None:
-                    raise RequestError("refused", "the server doesn't say how long the object is")
+                    raise RequestError("refused", "the server doesn't state the object's length")
                 size_bytes = reply.length
             else:
                 raise self._failure(reply)
@@ -150,7 +150,7 @@ class WebObjects:
         version: str | None,
         most_bytes: int | None = None,
     ) -> Answer:
-        """Bytes [start, end) of an object, or all of it. Raises RequestError."""
+        """Read bytes [start, end) of an object, or all of it. Raises RequestError."""
         own: dict[str, str] = {}
         if span is not None:
             own["Range"] = f"bytes={span[0]}-{span[1] - 1}"
@@ -165,7 +165,7 @@ class WebObjects:
         return answer
 
     def page(self, url: str, *, most_bytes: int) -> bytes:
-        """What a URL of the origin shows. Raises RequestError."""
+        """Read the page at a URL of the origin. Raises RequestError."""
         with contextlib.closing(self._client.ask(Hop(url), headers=self._headers, own={})) as reply:
             if reply.status != 200:
                 raise self._failure(reply)
@@ -196,7 +196,7 @@ class WebObjects:
             found = _CONTENT_RANGE.fullmatch(reply.headers.get("content-range", ""))
             if found is None:
                 raise RequestError(
-                    "transient", "the server answered with a range, but didn't say which"
+                    "transient", "the server answered with a range, but didn't state which"
                 )
             start, end, size_bytes = int(found[1]), int(found[2]) + 1, int(found[3])
             if start == span[0] and end == size_bytes < span[1]:
@@ -207,7 +207,7 @@ class WebObjects:
                 raise RequestError(
                     "transient", f"bytes {start}-{end} came, wanted {span[0]}-{span[1]}"
                 )
-            # Of an object that is stored packed the packed bytes are what was asked for.
+            # If the object is stored compressed, its compressed bytes are the requested ones.
             if reply.length != wanted and (packed := self._packed(reply)) is not None:
                 raise packed
             data = reply.read(wanted)
@@ -228,22 +228,22 @@ class WebObjects:
         if most_bytes is not None and length is not None and length > most_bytes:
             raise RequestError("changed", f"it has {length} bytes, wanted {most_bytes}")
         if most_bytes is None:
-            most_bytes = _LARGEST_WHOLE if length is None else length
+            most_bytes = _LARGEST_OBJECT if length is None else length
         data = reply.read(most_bytes)
         return Answer(
             data=data, version=version_of(reply.headers, len(data)), object_bytes=len(data)
         )
 
     def _packed(self, reply: Reply) -> RequestError | None:
-        """The error for an answer whose bytes aren't the object's."""
+        """Return the error for an answer whose bytes aren't the object's; None for others."""
         coding = encoding_of(reply.headers)
         if not coding:
             return None
         return RequestError(
             "refused",
-            f"the server compresses what it sends (Content-Encoding: {printable(coding)}), though "
-            "it was asked not to: the bytes of such an answer aren't the object's",
-            remedy="Switch compression off for these files (nginx: gzip off; a proxy or CDN: its "
+            f"the server compresses its answers (Content-Encoding: {printable(coding)}) although "
+            "the request forbids it, so their bytes aren't the object's",
+            remedy="Disable compression for these files (nginx: gzip off; a proxy or CDN: its "
             "rule for them).",
         )
 
@@ -254,14 +254,14 @@ class WebObjects:
 
     @contextlib.contextmanager
     def _reply(self, method: str, key: str, own: Mapping[str, str]) -> Iterator[Reply]:
-        reply = self._where_it_led(method, key, own) or self._from_origin(method, key, own)
+        reply = self._from_last_hop(method, key, own) or self._from_origin(method, key, own)
         try:
             yield reply
         finally:
             reply.close()
 
-    def _where_it_led(self, method: str, key: str, own: Mapping[str, str]) -> Reply | None:
-        """The answer of where the last redirect led; None: ask the origin."""
+    def _from_last_hop(self, method: str, key: str, own: Mapping[str, str]) -> Reply | None:
+        """Request an object from the end of its last redirect; None to ask the origin."""
         hop = self._redirects.recall(key) if method == "GET" else None
         if hop is None:
             return None

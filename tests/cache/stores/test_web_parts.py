@@ -83,8 +83,8 @@ def test_an_aborted_connection_says_closed(pair: tuple[Connection, socket.socket
 @pytest.mark.parametrize(
     ("head", "reason"),
     [
-        ("SSH-2.0-OpenSSH", "isn't an HTTP answer"),
-        ("HTTP/1.1 20", "isn't an HTTP answer"),
+        ("SSH-2.0-OpenSSH", "the answer isn't HTTP"),
+        ("HTTP/1.1 20", "the answer isn't HTTP"),
         ("HTTP/1.1 200 OK\r\nno colon", "is broken"),
         ("HTTP/1.1 200 OK\r\nname : space", "is broken"),
         ("HTTP/1.1 200 OK\r\nContent-Length: 1\r\ncontent-length: 2", "two lengths"),

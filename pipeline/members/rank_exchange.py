@@ -116,7 +116,7 @@ def _answer(
     try:
         words = [ProcessReport.parse(text, groups=groups) for text in texts]
         _check_alike(words)
-        nodes = Nodes.of_words(words, size=world.size, groups=groups)
+        nodes = Nodes.of_reports(words, size=world.size, groups=groups)
         return json.dumps({"decision": decide(nodes)})
     except PenstockError as error:  # told to all, and raised on all
         return json.dumps({"failed": str(error)})

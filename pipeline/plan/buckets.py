@@ -1,27 +1,26 @@
-"""Cut batches by tokens: samples of about one length together, up to a number of tokens. Pure.
+"""Cut batches by tokens: samples of similar length, up to a number of tokens. Pure.
 
-    position -> pool (a run of the stream) -> its samples by length -> cut into batches -> shuffled
+    position -> pool (a range of the stream) -> sorted by length -> cut into batches -> shuffled
 
-A pool is some dozens of global batches of the stream in a row. Its samples are sorted by length and
-cut so that no batch holds more tokens than it may; then its batches are permuted. So a pool is the
-same set of samples as without it, any pool can be computed alone, and positions count samples as
-before: a resume costs one pool, at any world size.
+A pool is some dozens of consecutive global batches of the stream. Its samples are sorted by length
+and cut so that no batch exceeds its number of tokens; then the batches are permuted. So a pool has
+the same samples as that range of the stream, any pool can be computed on its own, and positions
+count samples as in other plans: a resume costs one pool, at any world size.
 
 A global batch consists of bins: equal numbers of its samples, in the order of the stream, so that a
-bin keeps to few lanes. There are as many as the job's first world has ranks, and no bin holds more
-than its share of the tokens: a batch takes fewer samples until that is so. Ranks take whole bins.
-(Bins filled by first fit or dealt by length hold 1 to 3 % more, but then every rank reads every
-lane.)
+bin has samples of few lanes. There are as many bins as the job's first world has ranks, and no bin
+has more than its share of the tokens: a batch gets fewer samples until that holds. Each rank reads
+complete bins. (Bins filled by first fit, or alternately by length, hold 1 to 3 % more, but then
+every rank reads every lane.)
 
-What a batch takes is the sum of its lengths, or, where short samples are padded, its longest one
+The tokens of a batch are the sum of its lengths or, if short samples are padded, its longest length
 times its samples. (Bucketing by length within pools: Vaswani et al., "Attention Is All You Need",
-2017, section 5.1, batch "by approximate sequence length"; the pool bounds how far from its place a
-sample is moved.)
+2017, section 5.1, batch "by approximate sequence length"; the pool limits how far a sample moves.)
 
-How many batches a pool has follows from the lengths of its samples, so a step's number has no
+The number of batches in a pool follows from the lengths of its samples, so a step's number has no
 closed form: `BucketWalk` counts it from a step whose number is known, pool by pool. Pools that the
-job went through are counted on the way; others cost what their samples' lengths cost (0.5 us a
-sample), up to a limit.
+job has read are already counted; the lengths of others are looked up (0.5 us a sample), up to a
+limit.
 """
 
 from __future__ import annotations
@@ -54,32 +53,32 @@ if TYPE_CHECKING:
 _BUCKET = 7  # after the seed, as `plan.order` has its own: no two uses share their draws
 
 POOL_BATCHES = 64
-"""Global batches of a pool, about: what is left over by lengths is then a hundredth."""
+"""Approximate global batches of a pool: about 1 % of them are then short."""
 
 _MOST_POOL = 2**22  # samples
 _KEPT_COUNTS = 3  # epochs
 
 MOST_COUNTED = 2**24
-"""Samples whose lengths are looked up to number a step that the job didn't come by: 8 s."""
+"""Maximum samples whose lengths are looked up to number a step: 8 s."""
 
 
 def counting_error(samples: int) -> PlanError:
-    """The error for a step whose number takes too much counting."""
+    """Return the error for a step whose number would take too long to count."""
     return PlanError(
-        f"With batch_tokens= the number of a step is counted by the lengths of all samples between "
-        f"it and here: about {samples:,} of them, which is too much to wait for. Ask for steps "
-        "nearer to the loader's own place."
+        "With batch_tokens= a step's number is counted from the lengths of the samples between it "
+        f"and the loader's position: about {samples:,} of them, which is too much to wait for. "
+        "Ask for a step nearer to the loader's position."
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSettings:
-    """What batches by tokens were frozen with, as part of a plan.
+    """Store the settings of batches by tokens, which are part of a plan.
 
-    field: whose lengths count. tokens: of a global batch at most. is_padded: samples are filled up
-    to the longest of their batch. pool: samples of a pool. ranks: samples that each batch has at
-    least, but for an epoch of fewer. batch: samples of a usual global batch. bins: equal parts of
-    each global batch that hold at most tokens // bins; 1 in states that were written before bins.
+    field: field whose lengths count. tokens: maximum of a global batch. is_padded: samples are
+    padded to the longest of their batch. pool: samples of a pool. ranks: minimum samples of a
+    batch, unless an epoch has fewer. batch: samples of a usual global batch. bins: equal parts of
+    each global batch that hold at most tokens // bins; 1 in states from before bins existed.
     """
 
     field: str
@@ -91,19 +90,19 @@ class BucketSettings:
     bins: int = attribute(default=1, repr=False)
 
     def __str__(self) -> str:
-        """What the order depends on; with one bin, as before there were bins."""
+        """Return the text that enters the fingerprint; with one bin that of before bins existed."""
         return repr(self) if self.bins == 1 else f"{self!r} in {self.bins} bins"
 
     def most(self, world: int) -> int:
-        """Tokens of a rank's batch at most, in a world of so many ranks."""
+        """Return the maximum tokens of a rank's batch in a world of so many ranks."""
         return self.tokens // self.bins * -(-self.bins // world)
 
 
 def bucket_settings(
     field: str, *, tokens: int, is_padded: bool, ranks: int, some: Ints
 ) -> BucketSettings:
-    """Settings for a job's first start. tokens: of a global batch; ranks: of the world; some:
-    lengths of samples that stand for all, the same on every rank."""
+    """Return the settings of a new job. tokens: of a global batch; ranks: of the world; some:
+    lengths of a representative part of the samples, the same on every rank."""
     mean = max(1.0, float(some.mean())) if len(some) else 1.0
     usual = max(1, int(tokens / mean))
     return BucketSettings(
@@ -119,34 +118,34 @@ def bucket_settings(
 
 
 def least_tokens(longest: int, *, ranks: int) -> int:
-    """Tokens of a global batch at least, so that every rank has a sample in each: twice the longest
-    for each rank, as what is left over is shared out."""
+    """Return the least tokens of a global batch with which every rank gets a sample of each: twice
+    the longest sample for each rank, since the last samples of a pool are divided over batches."""
     return longest * ranks * (2 if ranks > 1 else 1)
 
 
 def cut_by_tokens(
     lengths: Ints, *, tokens: int, is_padded: bool, ranks: int, bins: int = 1
 ) -> tuple[Ints, Ints]:
-    """Cut samples into batches of at most so many tokens, each of about one length.
+    """Cut samples into batches of at most so many tokens, each of samples of similar length.
 
-    Returns the samples batch by batch, int64, shape (n,), and where each batch ends, int64, shape
-    (batches,). Longest samples first, and those of a batch as they were; the rest is shared out
-    with the batch before it, so that it has as many samples as there are ranks. Each of the bins of
-    a batch, [b·n // bins, (b + 1)·n // bins) of its n samples, holds tokens // bins at most. Raises
-    PlanError for a sample that takes more than a bin.
+    Returns the samples batch by batch, int64, shape (n,), and the end of each batch, int64, shape
+    (batches,). The longest samples come first; samples of one length keep their order. A short last
+    batch gets samples of the one before it, so that each rank has one. Each of the bins of a batch,
+    [b·n // bins, (b + 1)·n // bins) of its n samples, holds at most tokens // bins. Raises
+    PlanError for a sample that is longer than a bin.
     """
     order, each = np.argsort(-lengths, kind="stable").astype(np.int64), tokens // bins
     sizes = np.maximum(lengths[order], 1)
     if len(sizes) and sizes[0] > each:
-        whose = "a global batch" if bins == 1 else f"a rank's part of a global batch ({bins} parts)"
+        what = "a global batch" if bins == 1 else f"a rank's part of a global batch ({bins} parts)"
         raise PlanError(
             f"batch_tokens: a sample of {int(sizes[0]):,} tokens is longer than the {each:,} of "
-            f"{whose}. Pass more tokens, or shorter samples."
+            f"{what}. Pass more tokens, or shorter samples."
         )
     sums, ends = np.cumsum(sizes), list[int]()
     at = 0
     while at < len(sizes):
-        safe = bins * (each // int(sizes[at]))  # as many samples fit, whatever their order
+        safe = bins * (each // int(sizes[at]))  # so many samples fit in any order
         if is_padded:
             count = safe
         else:
@@ -164,8 +163,8 @@ def cut_by_tokens(
 
 
 def _fitting(lengths: Ints, order: Ints, *, count: int, safe: int, each: int, bins: int) -> int:
-    """How many of the samples in `order` make the next batch: `count` or fewer, so that each of its
-    bins holds at most `each` tokens and what is left, if anything, makes a batch too."""
+    """Return the number of samples of the next batch: `count` or fewer, so that each of its bins
+    holds at most `each` tokens and the rest, if any, is enough for another batch."""
     while True:
         if 0 < len(order) - count < bins <= len(order) // 2:
             count = len(order) // 2
@@ -180,9 +179,9 @@ def _fitting(lengths: Ints, order: Ints, *, count: int, safe: int, each: int, bi
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Pool:
-    """start: position of its first sample; rows: batch by batch; ends: of batches, from start.
-    turns: what sorts the rows of a batch by the place of their lane; None: they stand so. bins: of
-    a batch, which change places as a whole."""
+    """Store one pool. start: position of its first sample; rows: batch by batch; ends: of batches,
+    relative to start. turns: keys that sort the rows of a batch by the place of their lane; None:
+    they are sorted so. bins: number of bins of a batch, which change places as a whole."""
 
     epoch: int
     start: int
@@ -193,12 +192,12 @@ class _Pool:
 
     @property
     def end(self) -> int:
-        """The position behind its last sample."""
+        """The position after the last sample."""
         return self.start + len(self.rows)
 
-    def stands(self, begin: int, end: int) -> Ints | None:
-        """Positions [begin, end), counted from `begin`, as their slots have them: sorted by the
-        place of the lane and the offset. None where they stand so."""
+    def slot_order(self, begin: int, end: int) -> Ints | None:
+        """Return positions [begin, end), relative to `begin`, in the order of their slots: sorted
+        by the place of the lane and the offset. None if they are sorted so."""
         if self.turns is None:
             return None
         turns, bins = self.turns[begin - self.start : end - self.start], self.bins
@@ -207,23 +206,22 @@ class _Pool:
         cuts = np.arange(bins + 1) * len(turns) // bins
         sizes, places = np.diff(cuts), np.arange(bins)
         means = np.diff(np.concatenate([[0], np.cumsum(turns)])[cuts]) / np.maximum(1, sizes)
-        for size in np.unique(sizes):  # a bin takes the place of one with as many samples
-            alike = np.flatnonzero(sizes == size)
-            places[alike] = alike[np.argsort(means[alike], kind="stable")]
+        for size in np.unique(sizes):  # only bins with equally many samples change places
+            equal = np.flatnonzero(sizes == size)
+            places[equal] = equal[np.argsort(means[equal], kind="stable")]
         return np.concatenate([np.arange(cuts[b], cuts[b + 1]) for b in places.tolist()])
 
 
 class Buckets:
-    """The pools of a stream, on demand; the two that were asked for last are kept. Safe for several
-    threads.
+    """Compute the pools of a stream on demand; cache the two most recently used. Thread-safe.
 
-    known: a place, and the number of the step that begins there.
+    known: a cursor, and the number of the step that begins there.
     """
 
     def __init__(
         self, plan: JobPlan, settings: BucketSettings, lengths: Lengths, *, seed: int | None
     ) -> None:
-        """plan: of the stream. seed: None: batches stay in the order of their lengths."""
+        """plan: of the stream. seed: None leaves batches in the order of their lengths."""
         self.plan, self.settings = plan, settings
         self._lengths, self._seed = lengths, seed
         self._pools: dict[tuple[int, int], _Pool] = {}
@@ -234,16 +232,16 @@ class Buckets:
 
     @property
     def pools(self) -> int:
-        """How many an epoch has."""
+        """The number of pools of an epoch."""
         return max(1, self.plan.samples // self.settings.pool)
 
     def number(self, position: int) -> int:
-        """The number of the pool that holds a position."""
+        """Return the number of the pool of a position."""
         return min(position // self.settings.pool, self.pools - 1)
 
     def count(self, epoch: int, first: int, end: int) -> tuple[int, int]:
-        """Batches of pools [first, end) of an epoch, and samples that were looked at for it: none
-        of those pools that the job went through. Raises PlanError where that is too much."""
+        """Return the batches of pools [first, end) of an epoch, and the samples whose lengths were
+        looked up for that: none for pools that are counted. Raises PlanError for too many."""
         with self._lock:
             if (total := self._totals.get(epoch)) is not None and end - first == self.pools:
                 return total, 0
@@ -257,11 +255,11 @@ class Buckets:
         return total, looked
 
     def total(self, epoch: int) -> int | None:
-        """Batches of a whole epoch, where these are known without counting."""
+        """Return the batches of an epoch; None if they aren't counted yet."""
         return self._totals.get(epoch)
 
     def learn(self, other: Buckets) -> None:
-        """Take over what others of the same order have counted."""
+        """Copy the counts of other buckets, if these have the same order."""
         mine, theirs = self.plan.fingerprint, other.plan.fingerprint
         if (mine, self.settings) != (theirs, other.settings):
             return
@@ -277,7 +275,7 @@ class Buckets:
             self._totals[epoch] = int(counts.sum())
 
     def _counts_of(self, epoch: int) -> Ints:
-        """The latest few epochs' are kept."""
+        """Return the batches of each pool of an epoch; keep those of the latest few epochs."""
         counts = self._counts.pop(epoch, None)
         if counts is None:
             counts = np.zeros(self.pools, np.int64)
@@ -287,8 +285,7 @@ class Buckets:
         return counts
 
     def pool(self, epoch: int, position: int) -> _Pool:
-        """The pool that holds a position of an epoch. Raises PlanError, and what looking up lengths
-        raises."""
+        """Return the pool of a position. Raises PlanError, and the errors of looking up lengths."""
         samples, each, last = self.plan.samples, self.settings.pool, self.pools - 1
         number = self.number(position)
         key = epoch, number
@@ -306,7 +303,7 @@ class Buckets:
     def _make(self, epoch: int, number: int, start: int, end: int) -> _Pool:
         count, settings = end - start, self.settings
         rows = self.plan.places(epoch, start, max(1, count), low=0, high=count).rows
-        # What is in a batch may not depend on the lanes' order, so it is undone here.
+        # The samples of a batch must not depend on the lane order, so it is undone first.
         own = self.plan.own_slots(epoch, start, count) if count else None
         turns = None
         if own is not None:
@@ -321,7 +318,7 @@ class Buckets:
             bins=settings.bins,
         )
         sizes = np.diff(ends, prepend=0)
-        # Inside a batch samples stand as the stream has them, lane by lane: ranks keep to theirs.
+        # A batch keeps the stream's order, lane by lane, so that ranks read their own lanes.
         batch = np.repeat(np.arange(len(ends)), sizes)
         order = order[np.lexsort((order, batch))]
         if self._seed is not None:
@@ -340,7 +337,7 @@ class Buckets:
 
 
 class BucketPlan:
-    """A plan whose batches are those of buckets: as `order.Plan`, each pool in another order."""
+    """Implement `JobPlan` for batches by tokens: `order.Plan` with each pool in another order."""
 
     def __init__(self, buckets: Buckets) -> None:
         self._buckets, self._plan = buckets, buckets.plan
@@ -350,18 +347,18 @@ class BucketPlan:
 
     @property
     def open_shards(self) -> float:
-        """Mean shards that all lanes together mix at a time."""
+        """Mean number of shards that all lanes mix at a time."""
         return self._plan.open_shards
 
     @property
     def fingerprint(self) -> str:
-        """64 hex digits of all that the order depends on."""
-        told = f"{self._plan.fingerprint} {self._buckets.settings}"
-        return hashlib.sha256(told.encode()).hexdigest()
+        """Hash of all that the order depends on, 64 hex digits."""
+        text = f"{self._plan.fingerprint} {self._buckets.settings}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> SlotSamples:
-        """Slots [low, high) of the positions [position, position + size), clipped at the end of the
-        epoch. Raises PlanError for what lies outside."""
+        """Return slots [low, high) of the positions [position, position + size), cut at the end of
+        the epoch. Raises PlanError for slots outside of it."""
         count = min(size, self.samples - position)
         if position < 0 or not 0 <= low <= high <= max(0, count):
             raise PlanError(f"slots [{low}, {high}): wanted some within [0, {max(0, count)}).")
@@ -371,8 +368,8 @@ class BucketPlan:
             pool = self._buckets.pool(epoch, at)
             begin, stop = max(position, pool.start), min(position + count, pool.end)
             rows = pool.rows[begin - pool.start : stop - pool.start]
-            if (stands := pool.stands(begin, stop)) is not None:
-                rows = rows[stands]
+            if (in_slots := pool.slot_order(begin, stop)) is not None:
+                rows = rows[in_slots]
             part = rows[at - begin : end - begin]
             parts.append(part)
             at += len(part)
@@ -381,39 +378,39 @@ class BucketPlan:
         return SlotSamples(rows=parts[0].copy() if len(parts) == 1 else np.concatenate(parts))
 
     def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
-        """The number that each slot of a global batch has where lanes have no order of their own,
-        as `JobPlan.own_slots`."""
+        """Return the number of each slot of a global batch without a lane order, as
+        `JobPlan.own_slots`."""
         parts: list[Ints] = []
         at, end = position, min(position + size, self.samples)
         while at < end:
             pool = self._buckets.pool(epoch, at)
             stop = min(end, pool.end)
-            if (stands := pool.stands(at, stop)) is None:
+            if (in_slots := pool.slot_order(at, stop)) is None:
                 return None
-            parts.append(stands + (at - position))
+            parts.append(in_slots + (at - position))
             at = stop
         return np.concatenate(parts) if parts else None
 
     def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
-        """(shard, row) of one rank's slots of a global batch, as `JobPlan.batch`."""
+        """Return (shard, row) of one rank's slots of a global batch, as `JobPlan.batch`."""
         count = max(0, min(size, self.samples - position))
         low, high = (first_slot(count, r, world, self.bins) for r in (rank, rank + 1))
         return self.places(epoch, position, size, low=low, high=high).rows
 
     def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
-        """Shards that ranks [first, end) mainly read in any epoch: those of their lanes. As batches
-        hold lanes in changing shares, some samples of their neighbours' come too."""
+        """Return the shards of the lanes of ranks [first, end). Lanes have changing shares of a
+        batch, so that the ranks also read some samples of neighbouring lanes."""
         return self._plan.shards(global_batch, first=first, end=end, world=world)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketWalk(Walk):
-    """How an epoch is cut into global batches by tokens. schedule: of one size, a usual one's."""
+    """Cut an epoch into global batches by tokens. schedule: has the size of a usual batch."""
 
     buckets: Buckets
 
     def step_size(self, at: Cursor) -> int:
-        """Samples of the step that begins at a cursor: to the end of the batch that it lies in."""
+        """Return the samples of the step at a cursor: up to the end of its batch."""
         if at.position >= self.samples:
             return 0
         pool = self.buckets.pool(at.epoch, at.position)
@@ -421,7 +418,7 @@ class BucketWalk(Walk):
         return int(pool.ends[np.searchsorted(pool.ends, within, side="right")]) - within
 
     def left(self, cursor: Cursor, *, most: int | None = None) -> int:
-        """Steps from a cursor to the end of its epoch; most: who asks needs no more."""
+        """Return the number of steps from a cursor to the end of its epoch, at most `most`."""
         count, at = 0, cursor
         while at.position < self.samples and (most is None or count < most):
             pool = self.buckets.pool(at.epoch, at.position)
@@ -429,12 +426,10 @@ class BucketWalk(Walk):
             at = Cursor(at.epoch, pool.start + len(pool.rows))
         return count if most is None else min(count, most)
 
-    # -- numbers
-
     def step_number(self, cursor: Cursor) -> int:
-        """The number of the first step that begins at or behind a cursor.
+        """Return the number of the first step that begins at or after a cursor.
 
-        Raises PlanError where too many samples' lengths lie between it and what is known.
+        Raises PlanError if it is too far from a step whose number is known.
         """
         place, number = self.buckets.known
         if cursor < place:
@@ -442,8 +437,8 @@ class BucketWalk(Walk):
         return number + self._between(place, cursor)
 
     def cursor_of(self, step: int) -> Cursor:
-        """Where a step begins, by its number. Raises PlanError for a negative one, and for one that
-        is too far from what is known."""
+        """Return where the step of a number begins. Raises PlanError for a negative number, and for
+        a step that is too far from one whose number is known."""
         if step < 0:
             raise PlanError(f"step: got {step:,}, wanted 0 or more.")
         buckets = self.buckets
@@ -475,17 +470,17 @@ class BucketWalk(Walk):
                 epoch, pool = epoch + 1, 0
 
     def know(self, cursor: Cursor, step: int | None) -> None:
-        """Note the number of the step at a cursor, to count from there."""
+        """Store the number of the step at a cursor, to count from there."""
         if step is not None:
             self.buckets.known = cursor, step
 
     def learn(self, other: Walk) -> None:
-        """Take over what was counted by the walk before."""
+        """Copy the counts of another walk."""
         if isinstance(other, BucketWalk):
             self.buckets.learn(other.buckets)
 
     def _between(self, begin: Cursor, end: Cursor) -> int:
-        """Steps that begin at or behind one cursor and before another."""
+        """Return the number of steps that begin at or after one cursor and before another."""
         if begin.epoch == end.epoch:
             return self._count(begin.epoch, begin.position, end.position)[0]
         total, looked = self._count(begin.epoch, begin.position, self.samples)
@@ -495,7 +490,8 @@ class BucketWalk(Walk):
         return total + self._count(end.epoch, 0, end.position)[0]
 
     def _count(self, epoch: int, begin: int, end: int) -> tuple[int, int]:
-        """Steps of an epoch that begin in positions [begin, end), and samples looked at for it."""
+        """Return the number of steps that begin at positions [begin, end) of an epoch, and the
+        samples whose lengths were looked up for that."""
         buckets = self.buckets
         if begin >= self.samples or begin >= end:
             return 0, 0
@@ -506,7 +502,7 @@ class BucketWalk(Walk):
         return count + self._in_pool(epoch, end) - self._in_pool(epoch, begin), looked
 
     def _in_pool(self, epoch: int, position: int) -> int:
-        """Batches of a position's pool that begin before it."""
+        """Return how many batches of a position's pool begin before it."""
         if self.buckets.number(position) * self.buckets.settings.pool == position:
             return 0
         pool = self.buckets.pool(epoch, position)

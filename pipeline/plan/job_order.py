@@ -1,6 +1,6 @@
 """Freeze a job's order: its plan settings, the plan built from them, the walk and the fingerprint.
 
-Pure. Each walker (a loader, a warm-up, a prefetch) takes a plan of its own from one `JobOrder`.
+Pure. Each reader (a loader, a warm-up, a prefetch) gets its own plan from one `JobOrder`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """What a plan was frozen with. seed: of draws, and of the order if shuffle. buckets: of batches
-    that are cut by tokens, else None."""
+    """Store the settings of a job's plan. seed: of random draws, and of the order if shuffle.
+    buckets: settings of batches by tokens, else None."""
 
     seed: int
     shuffle: bool
@@ -41,7 +41,7 @@ class PlanSettings:
 
 
 def ordered_settings(*, seed: int) -> PlanSettings:
-    """Plan settings of a job in index order. seed: of draws."""
+    """Return the plan settings of a job in index order. seed: of random draws."""
     return PlanSettings(seed=seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
 
 
@@ -54,11 +54,11 @@ def shuffled_settings(
     window: float | None = None,
     reshuffle: float = 0.0,
 ) -> PlanSettings:
-    """Plan settings of a shuffled job: what isn't given follows from dataset and global batch."""
+    """Return the plan settings of a shuffled job; defaults follow from dataset and global batch."""
     shards = int(np.count_nonzero(contents.sizes))
     lanes = int(lanes or default_lanes(global_batch, shards))
     if not window and contents.units is not None:
-        from penstock.pipeline.plan.order import default_unit_window  # others need none of it
+        from penstock.pipeline.plan.order import default_unit_window  # only these jobs load it
 
         window = default_unit_window(contents, lanes, global_batch=global_batch)
     window = int(
@@ -78,10 +78,10 @@ def shuffled_settings(
 def make_plan(
     contents: Contents, settings: PlanSettings, lane_order: LaneOrder | None = None
 ) -> Plan:
-    """Make a plan from its settings, for one walker.
+    """Return a plan with these settings, for one reader.
 
-    Each takes a plan of its own: a plan remembers the windows of one place only, and two places on
-    one plan would compute them over and over.
+    Each reader needs its own: a plan caches the windows of one position, and two readers would
+    evict each other's.
     """
     return Plan(
         contents.sizes,
@@ -95,36 +95,36 @@ def make_plan(
 
 
 def order_fingerprint(contents: Contents, settings: PlanSettings) -> str:
-    """What a resumed job must share, of dataset and order, as hex."""
+    """Return the hash of dataset and order, as hex, which a resumed job must have, too."""
     plan = make_plan(contents, settings)
-    told = f"{contents.fingerprint} {plan.fingerprint}"
+    text = f"{contents.fingerprint} {plan.fingerprint}"
     if settings.buckets is not None:
-        told = f"{told} {settings.buckets}"
-    return hashlib.sha256(told.encode()).hexdigest()
+        text = f"{text} {settings.buckets}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def buckets_of(
     source: Source, settings: PlanSettings, lane_order: LaneOrder | None = None
 ) -> Buckets | None:
-    """The pools of one walker, where batches are cut by tokens."""
-    told = settings.buckets
-    if told is None:
+    """Return the pools of one reader; None unless batches are cut by tokens."""
+    by_tokens = settings.buckets
+    if by_tokens is None:
         return None
-    from penstock.pipeline.plan.buckets import Buckets  # other jobs need none of it
+    from penstock.pipeline.plan.buckets import Buckets  # only these jobs load it
 
     return Buckets(
         make_plan(source.contents, settings, lane_order),
-        told,
-        lambda rows: source.lengths(told.field, rows),
+        by_tokens,
+        lambda rows: source.lengths(by_tokens.field, rows),
         seed=settings.seed if settings.shuffle else None,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobOrder:
-    """Which samples a job reads in which steps, on any rank. Walkers take a plan each.
+    """Determine the samples that a job reads in each step, on any rank.
 
-    lane_order: which rank reads what of a global batch; None for the identity.
+    lane_order: decides which part of a global batch each rank reads; None for the identity.
     """
 
     source: Source
@@ -133,7 +133,7 @@ class JobOrder:
     lane_order: LaneOrder | None = None
 
     def plan(self) -> JobPlan:
-        """A plan for one walker."""
+        """Return a new plan for one reader."""
         buckets = buckets_of(self.source, self.settings, self.lane_order)
         if buckets is None:
             return make_plan(self.source.contents, self.settings, self.lane_order)
@@ -142,20 +142,23 @@ class JobOrder:
         return BucketPlan(buckets)
 
     def partners_elsewhere(self, world: World) -> int:
-        """Samples of other ranks that a rank reads as partners of mixing, at most."""
+        """Return the maximum samples of other ranks that a rank reads as partners of mixing."""
         if self.lane_order is None:
             return PARTNERS_ELSEWHERE
         sizes, lanes = self.walk.schedule.sizes, self.settings.lanes
         most = max(most_elsewhere(size, lanes=lanes, ranks=world.size) for size in sizes)
-        told = self.settings.buckets  # each bin of a rank may have neighbours of its own
-        return most if told is None else max(most, PARTNERS_ELSEWHERE * -(-told.bins // world.size))
+        by_tokens = self.settings.buckets
+        if by_tokens is None:
+            return most
+        bins = -(-by_tokens.bins // world.size)  # each bin of a rank may have other neighbours
+        return max(most, PARTNERS_ELSEWHERE * bins)
 
     def fingerprint(self) -> str:
-        """What a resumed job must share, of dataset and order, as hex."""
+        """Return the hash of dataset and order, as hex, which a resumed job must have, too."""
         return order_fingerprint(self.source.contents, self.settings)
 
     def batches(self, epoch: int, world: World) -> Iterator[list[int]]:
-        """Sample ids that a rank is handed in a whole epoch, a batch at a time."""
+        """Yield the sample ids of a rank's batches in an epoch."""
         plan = self.plan()
         for step in self.walk.steps(Cursor(epoch, 0), endless=False):
             at, size = step.start, step.size
@@ -165,9 +168,9 @@ class JobOrder:
             yield self.source.ids(rows).tolist()
 
     def samples(self, epoch: int, world: World) -> int:
-        """Samples in all `batches` of an epoch."""
+        """Return the number of samples in all `batches` of an epoch."""
         walk = self.walk
-        if (told := self.settings.buckets) is not None:
+        if (by_tokens := self.settings.buckets) is not None:
             steps = walk.steps(Cursor(epoch, 0), endless=False)
-            return sum(world.share(step.size, told.bins) for step in steps)
+            return sum(world.share(step.size, by_tokens.bins) for step in steps)
         return sum(run.count * world.share(run.size) for run in walk.runs(Cursor(epoch, 0)))

@@ -1,13 +1,12 @@
-"""Lay shards out in lanes and strands, and give each lane its place in the job's batches. Pure.
+"""Divide shards into lanes and strands, and order the lanes within a job's batches. Pure.
 
-A *stream coordinate* counts samples of the shards laid end to end; a strand is a range of it, and a
-lane is one strand or two that lie half of the stream apart. Where a strand's boundary falls inside
-a shard, both strands hold a *piece* of it, so that uneven shards give strands whose lengths differ
-by at most one sample. Layout costs O(shards + lanes).
+A *stream coordinate* numbers the samples of all shards, concatenated in the order of the stream. A
+strand is a range of coordinates; a lane is one strand, or two that are half of the stream apart. If
+the boundary of two strands falls inside a shard, each of them has a *piece* of it: so the lengths
+of strands differ by at most one sample, however uneven shards are. Layout costs O(shards + lanes).
 
-The *lane order* decides which rank reads a lane, and nothing else. It is decided and stored over
-groups of neighbouring lanes, so that thousands of nodes have some choice and a state stays small
-whatever the number of lanes.
+The *lane order* decides which rank reads a lane, and nothing else. It is decided and stored for
+groups of neighbouring lanes, so that a state stays small whatever the number of lanes.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 _ONE = np.array(1, dtype=np.int64)  # an array: half the time of a Python number
-_MANY = 1024  # samples of a batch; fewer are looked up at once
+_MANY = 1024  # samples: fewer are searched for in one call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StrandPieces:
-    """Pieces of shards in stream order, grouped by strand.
+    """Store the pieces of shards in stream order, grouped by strand.
 
     shard, first_row, rows: int64, shape (pieces,); rows is at least 1.
-    strand_pieces: pieces of each strand, int64, shape (strands,).
-    strand_start: stream coordinates where strands begin, and the end, int64, shape (strands + 1,).
+    strand_pieces: number of pieces of each strand, int64, shape (strands,).
+    strand_start: stream coordinates of the strands' boundaries, int64, shape (strands + 1,).
     """
 
     shard: NDArray[np.int64]
@@ -50,10 +49,10 @@ class StrandPieces:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaneLayout:
-    """One epoch's pieces, laid end to end in the order in which strands take them.
+    """Store one epoch's pieces in the order of its stream.
 
-    begin: stream coordinate of each piece, ascending. shard: its shard. to_row: what turns a
-    coordinate into a row of that shard. All int64, shape (pieces,).
+    begin: first stream coordinate of each piece, ascending. shard: its shard. to_row: the row of a
+    coordinate in that shard, less the coordinate. All int64, shape (pieces,).
     """
 
     begin: NDArray[np.int64]
@@ -61,12 +60,12 @@ class LaneLayout:
     to_row: NDArray[np.int64]
 
     def rows(self, coordinates: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(shard, row) of stream coordinates: int64, shape (n, 2) for shape (n,)."""
+        """Return (shard, row) of n stream coordinates, int64, shape (n, 2)."""
         if len(coordinates) < _MANY:
             piece = self.begin.searchsorted(coordinates, side="right")
         else:
-            # Neighbours are of two strands, half of the stream apart, and a search is 3 times as
-            # fast from near the last place that it found.
+            # Neighbours are of two strands, half of the stream apart, and searchsorted is 3 times
+            # as fast if each value is close to the one before it.
             piece = np.empty(len(coordinates), dtype=np.int64)
             for strand in (slice(0, None, 2), slice(1, None, 2)):
                 piece[strand] = self.begin.searchsorted(coordinates[strand], side="right")
@@ -80,15 +79,15 @@ class LaneLayout:
 def deal_shards(
     hashes: NDArray[np.uint64], *, swaps: NDArray[np.uint64], halves: int
 ) -> NDArray[np.int64]:
-    """The order in which shards lie in the stream, so that every stretch of it holds what the whole
-    index holds: places in the index, int64, shape (shards,).
+    """Return the order of shards in the stream, as indices, int64, shape (shards,).
 
-    The index is cut into equal runs, each run is shuffled, and the stream takes a shard of each run
-    in turn, again and again. With two halves it takes one run of every pair of neighbours, and the
-    others in its second half: a stretch of one half and one of the other have no run in common.
+    Every range of the stream gets shards from all parts of the index: the index is cut into equal
+    runs, each run is shuffled, and the stream has one shard of each run in turn. With two halves,
+    the first half has one run of each pair of neighbours and the second half the other: a range of
+    one half and a range of the other have no run in common.
 
-    hashes: to shuffle by, shape (shards,). halves: 1 or 2. swaps: a hash for each run, or pair of
-    runs, whose lowest bit says which of a pair is in the first half.
+    hashes: shuffle keys, shape (shards,). halves: 1 or 2. swaps: a hash for each run, or pair of
+    runs; its lowest bit decides which run of a pair is in the first half.
     """
     count, runs = len(hashes), halves * len(swaps)
     run = np.arange(runs + 1, dtype=np.int64)
@@ -96,7 +95,7 @@ def deal_shards(
     order = np.argsort(_grouped_keys(size, hashes), kind="stable")
     swapped = np.repeat((swaps & np.uint64(1)).astype(np.int64), halves)
     half = (run[:-1] + swapped) % halves
-    # The place in the stream: half, turn and run as one number.
+    # One sort key from half, turn and run.
     place = np.arange(count, dtype=np.int64)
     place -= np.repeat(np.cumsum(size) - size, size)
     place *= runs
@@ -107,10 +106,10 @@ def deal_shards(
 def cut_strands(
     sizes: NDArray[np.int64], shards: NDArray[np.int64], *, strands: int
 ) -> StrandPieces:
-    """Lay shards end to end and cut the stream into strands of N // strands samples, the first
-    N % strands of them one longer: so p -> (p % strands, p // strands) is a bijection.
+    """Cut the concatenated shards into strands of N // strands samples, of which the first
+    N % strands have one more: so p -> (p % strands, p // strands) is a bijection.
 
-    sizes: samples of every shard, shape (all,). shards: those to lay, in order, none of them empty.
+    sizes: samples of every shard, shape (all,). shards: shards in stream order, none of them empty.
     """
     ends = np.cumsum(sizes[shards])
     starts = ends - sizes[shards]
@@ -120,7 +119,7 @@ def cut_strands(
     inner = strand_start[strand_start < total]
     at = np.searchsorted(starts, inner)
     new = at == len(starts)
-    new[~new] = starts[at[~new]] != inner[~new]  # a strand that begins with a shard cuts none
+    new[~new] = starts[at[~new]] != inner[~new]  # a boundary between two shards cuts none
     begin = np.insert(starts, at[new], inner[new])
     place = np.searchsorted(starts, begin, side="right") - 1
     return StrandPieces(
@@ -133,7 +132,10 @@ def cut_strands(
 
 
 def order_pieces(pieces: StrandPieces, hashes: NDArray[np.uint64] | None) -> LaneLayout:
-    """Put each strand's pieces in the order of their hashes: uint64, shape (pieces,), or None."""
+    """Return the layout with each strand's pieces sorted by hash; None keeps the stream's order.
+
+    hashes: uint64, shape (pieces,).
+    """
     if hashes is None:
         order = np.arange(len(pieces.rows), dtype=np.int64)
     else:
@@ -146,11 +148,11 @@ def order_pieces(pieces: StrandPieces, hashes: NDArray[np.uint64] | None) -> Lan
 
 
 def lanes_of_slots(low: int, high: int, *, count: int, lanes: int) -> tuple[int, int]:
-    """Lanes [first, end) that slots [low, high) of `count` consecutive positions sorted by lane may
-    fall into, wherever the positions begin; exactly those where the lanes divide the count.
+    """Return the lanes [first, end) that slots [low, high) of `count` consecutive positions, sorted
+    by lane, may belong to, for any first position; the exact lanes if their number divides `count`.
 
-    The lanes get count // lanes positions each and count % lanes of them, a circular range, one
-    more: so a lane's slots begin and end where the number of longer lanes before them says.
+    Each lane has count // lanes positions, and count % lanes of them, a circular range, have one
+    more. So the first slot of a lane depends on how many of these longer lanes come before it.
     """
     if low >= high:
         return 0, 0
@@ -163,10 +165,10 @@ def lanes_of_slots(low: int, high: int, *, count: int, lanes: int) -> tuple[int,
 
 
 def _grouped_keys(sizes: NDArray[np.int64], hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Keys that sort what lies in groups of these sizes by group, then by as many bits of the hash
-    as there is room for.
+    """Return sort keys by group and, in the remaining bits of 64, by hash.
 
-    One sort of 64-bit keys costs half of a lexsort; what still ties keeps its order.
+    sizes: elements of each group, in order. One sort of 64-bit keys takes half the time of a
+    lexsort; it must be stable.
     """
     bits = (len(sizes) - 1).bit_length()
     if not bits:
@@ -176,7 +178,7 @@ def _grouped_keys(sizes: NDArray[np.int64], hashes: NDArray[np.uint64]) -> NDArr
 
 
 MOST_GROUPS = 2048
-"""Groups of lanes that an order is made of, at most."""
+"""Upper limit of groups in a lane order."""
 
 _TEXT = re.compile(r"groups:(\d{1,10}):([A-Za-z0-9+/]*={0,2})", re.ASCII)
 _MOST_TEXT = 9000  # characters; 2,048 groups take 5,500
@@ -184,26 +186,26 @@ _MOST_TEXT = 9000  # characters; 2,048 groups take 5,500
 
 @dataclass(frozen=True, slots=True)
 class LaneGroups:
-    """The lanes of a job in groups of neighbours, which any lane order keeps together.
+    """Divide the lanes of a job into groups of neighbours, which any lane order keeps together.
 
-    lanes: at least 1. Groups are of equally many, as small as `MOST_GROUPS` allow; where that
-    leaves fewer for the last group, it keeps the last place.
+    lanes: at least 1. Groups have equal sizes, as small as `MOST_GROUPS` allows; a last group with
+    fewer lanes keeps the last place.
     """
 
     lanes: int
 
     @property
     def size(self) -> int:
-        """Lanes of a group, but for a shorter last one."""
+        """Lanes of each group but a shorter last one."""
         return -(-self.lanes // MOST_GROUPS)
 
     def __len__(self) -> int:
-        """How many groups there are."""
+        """Return the number of groups."""
         return -(-self.lanes // self.size)
 
     @property
     def movable(self) -> int:
-        """Groups that may have any place: those before a shorter last one."""
+        """The number of groups that may have any place: all but a shorter last one."""
         return self.lanes // self.size
 
 
@@ -224,47 +226,47 @@ class LaneOrder:
 
     @classmethod
     def of_groups(cls, groups: Sequence[int], *, lanes: int) -> LaneOrder:
-        """The order that has a group of lanes at each place: a permutation of 0, 1, 2, ….
+        """Return the order that has the given groups of lanes, a permutation of 0, 1, 2, ….
 
-        Raises PlanError for what isn't one, or where a shorter group isn't last.
+        Raises PlanError for other values, and if a shorter group isn't last.
         """
-        told = LaneGroups(lanes)
+        layout = LaneGroups(lanes)
         given = np.asarray(groups, dtype=np.int64)
-        if sorted(given.tolist()) != list(range(len(told))):
+        if sorted(given.tolist()) != list(range(len(layout))):
             raise PlanError(
-                f"lane order: got {len(given)} groups, wanted each of the {len(told)} groups of "
+                f"lane order: got {len(given)} groups, wanted each of the {len(layout)} groups of "
                 f"{lanes} lanes once."
             )
-        if told.movable < len(told) and given[-1] != told.movable:
-            raise PlanError(f"lane order: the shorter group {told.movable} isn't last.")
-        lane = given[:, None] * told.size + np.arange(told.size)
+        if layout.movable < len(layout) and given[-1] != layout.movable:
+            raise PlanError(f"lane order: the shorter group {layout.movable} isn't last.")
+        lane = given[:, None] * layout.size + np.arange(layout.size)
         return cls(tuple(lane.ravel()[:lanes].tolist()))
 
     @property
     def groups(self) -> Ints:
         """The group of lanes at each place, int64, shape (groups,). Raises PlanError for an order
-        that tears some apart."""
-        told = LaneGroups(len(self.places))
+        that separates the lanes of a group."""
+        size = LaneGroups(len(self.places)).size
         places = np.array(self.places, dtype=np.int64)
-        groups: Ints = places[:: told.size] // told.size
-        lane = groups[:, None] * told.size + np.arange(told.size)
+        groups: Ints = places[::size] // size
+        lane = groups[:, None] * size + np.arange(size)
         if not np.array_equal(lane.ravel()[: len(places)], places):
             raise PlanError(
-                f"lane order: wanted groups of {told.size} lanes in a row, got one that tears some "
-                f"apart. At most {MOST_GROUPS} groups of lanes can be put in another order."
+                f"lane order: wanted groups of {size} consecutive lanes, got one that separates "
+                f"some. Only complete groups, at most {MOST_GROUPS}, can change places."
             )
         return groups
 
     @property
     def text(self) -> str:
-        """The order as a short text, at most 9,000 characters for any number of lanes. Raises
-        PlanError for an order that isn't one of groups."""
+        """The order as a text of at most 9,000 characters for any number of lanes. Raises PlanError
+        for an order that separates the lanes of a group."""
         packed = binascii.b2a_base64(self.groups.astype("<u2").tobytes(), newline=False)
         return f"groups:{len(self.places)}:{packed.decode()}"
 
     @classmethod
     def parse(cls, text: object, *, lanes: int) -> LaneOrder:
-        """Read an order of so many lanes back; ResumeError for what `text` can't have written."""
+        """Return the order of a text; raise ResumeError for one that `text` doesn't write."""
         found = _TEXT.fullmatch(text) if isinstance(text, str) and len(text) <= _MOST_TEXT else None
         if found is None or found[1] != str(lanes):
             raise ResumeError(
@@ -276,18 +278,18 @@ class LaneOrder:
             order = cls.of_groups(np.frombuffer(data, dtype="<u2").tolist(), lanes=lanes)
         except (binascii.Error, ValueError) as error:
             raise ResumeError(f"State is damaged: {error} {_REMEDY}") from None
-        if order.text != text:  # bits that say nothing: nobody wrote them
+        if order.text != text:  # the base64 has spare bits, which the property leaves 0
             raise ResumeError(f"State is damaged: lane order {_shown(text)}. {_REMEDY}")
         return order
 
     @property
     def is_identity(self) -> bool:
-        """Whether every lane has its own number's place."""
+        """True if lane n has place n, for every lane."""
         return self.places == tuple(range(len(self.places)))
 
     def lanes_of(self, lanes: int) -> Ints:
-        """The lane at each place, int64, shape (lanes,). Raises PlanError for an order of another
-        number of lanes."""
+        """Return the lane at each place, int64, shape (lanes,). Raises PlanError for an order of
+        another number of lanes."""
         if len(self.places) != lanes:
             raise PlanError(f"lane order: got one of {len(self.places)} lanes, wanted {lanes}.")
         return np.array(self.places, dtype=np.int64)
@@ -305,11 +307,11 @@ def _shown(text: object) -> str:
 def ordered_slots(
     position: int, count: int, lane_at: Ints, *, low: int, high: int
 ) -> tuple[Ints, Ints]:
-    """Slots [low, high) of the positions [position, position + count) sorted by (place of the lane,
-    offset).
+    """Return the lanes and offsets of slots [low, high) of a batch, int64, shape (high - low,).
 
-    lane_at: the lane at each place, int64, shape (lanes,). Returns their lanes and offsets, int64,
-    shape (high - low,). Costs O(high - low), and O(lanes) where some lanes have a sample more.
+    Slots number the positions [position, position + count), sorted by (place of the lane, offset).
+    lane_at: the lane at each place, int64, shape (lanes,). Costs O(high - low), and O(lanes) if
+    some lanes have one sample more.
     """
     lanes = len(lane_at)
     each, more = divmod(count, lanes)
@@ -326,8 +328,8 @@ def ordered_slots(
 
 
 def own_slots(position: int, count: int, lane_at: Ints) -> Ints:
-    """The number that each slot of the positions [position, position + count), as `ordered_slots`
-    has them, has in the plan's own order, where lane 0 comes first. int64, shape (count,)."""
+    """Return for each slot of `ordered_slots` its number in the plan's own order, which begins with
+    lane 0: int64, shape (count,)."""
     lanes = len(lane_at)
     each, more = divmod(count, lanes)
     turn, start = divmod(position, lanes)

@@ -1,8 +1,8 @@
-"""Compute what a node will read, and how far and how fast to fetch ahead of it. Pure.
+"""Compute what a node will read, and how far ahead and how fast to fetch it. Pure.
 
-Two mechanisms follow from it. Batches ahead (`LookAhead`): exact ranges of the samples of the next
-batches, as many as hide the store's latency. Whole shards ahead (`Needs`, `Pace`): in the order of
-first need, at a pace that never asks the store for much more than training consumes.
+`LookAhead` is for batches: the loader fetches the exact ranges of the samples of the next batches,
+as many batches as hide the store's latency. `Needs` and `Pace` are for shards: the cache fills
+complete shards in the order of first need, at a rate not much above that of training.
 """
 
 from __future__ import annotations
@@ -31,54 +31,53 @@ if TYPE_CHECKING:
 # Connections K = 1.25·(R/s)·E[T] for consumption R, request size s, request time T: a quarter more
 # than Little's law, as requests don't end evenly.
 CONNECTIONS_MARGIN = 1.25
-# Batches in flight hold their bytes in memory, so this is what a rank spends on them at most.
+# Batches in flight have their bytes in memory; a rank's limit for them.
 AHEAD_BYTES = 2**30
 MOST_AHEAD = 64
-# While batches wait, what is fetched for one over what it needs: more would make its wait longer.
+# Maximum ratio of the bytes fetched for a late batch to those that it needs: more would delay it.
 MOST_WIDENING = 16
-# Requests that are asked for ahead, over connections: what waits for a connection hides no latency,
-# and what comes for later batches shares the line with what the next one waits for.
+# Requests in flight or queued ahead, per connection: a request that waits for a connection hides no
+# latency, and bytes of later batches share the link with those of the next one.
 AHEAD_A_CONNECTION = 2
 
-# Fetched over consumed: what is above 1 fills shards that batches haven't asked for yet.
+# Bytes fetched per byte consumed: the part above 1 fills shards that batches don't need yet.
 DEMAND = 1.4
 
-# Of a node's share, that a cache must have room for at most.
+# Maximum share of a node's bytes for which a cache must be large enough.
 MOST_ROOM = 0.45
 
-# Batches in flight that are ready, as a share: below the first fills make room, above the second
-# they may take more.
+# Share of the batches in flight that are ready: below the first value fills use fewer connections,
+# from the second on they may use more.
 _FEW_READY, _MANY_READY = 0.25, 0.5
 
-# Weight of the newest batch in running means: about the last 16 count.
+# Weight of the newest batch in running means, over about 16 batches.
 _NEWEST = 1 / 16
-# A batch that waited longer than this share of its time says that the look-ahead was too short.
+# A batch that waited for a larger share of its time than this came late.
 _LATE = 0.05
 
 
 def connections(bytes_per_s: float, *, request_bytes: float, request_s: float) -> float:
-    """K: requests in flight that bring so many bytes a second, by Little's law and a quarter more.
+    """Return K, the requests in flight for so many bytes a second: Little's law and 25 % more.
 
-    request_s: their mean time.
+    request_s: mean time of a request.
     """
     return CONNECTIONS_MARGIN * bytes_per_s / request_bytes * request_s
 
 
 def ahead_s(*, mean_s: float, slow_s: float) -> float:
-    """Seconds of consumption to have asked for ahead: R·T + K·s bytes at R bytes a second.
+    """Return the seconds of consumption to request ahead: R·T + K·s bytes at R bytes a second.
 
-    mean_s, slow_s: request times, the mean and that of the slowest ones to hide.
+    mean_s, slow_s: the mean request time, and that of the slowest requests to hide.
     """
     return slow_s + CONNECTIONS_MARGIN * mean_s
 
 
 def node_ranks(world: World) -> tuple[int, int]:
-    """Ranks [first, end) of this process's node, as far as is known: launchers number a node's
-    ranks in a row. This rank alone where the world contradicts that, or where several processes
-    have a rank and nobody told which ranks the node has.
+    """Return the ranks [first, end) of this process's node: launchers number them consecutively.
 
-    Alone, each process of a node keeps what its own rank reads: shards that several ranks share
-    count for each, and a cache that can't hold everything is divided among them.
+    Returns only this rank if the world contradicts that, or if several processes have one rank and
+    the node's ranks are unknown. Then each process of a node pins what its own rank reads: shards
+    of several ranks count for each, and a cache that can't hold everything is divided among them.
     """
     if world.node is not None:
         return world.node
@@ -91,8 +90,8 @@ def node_ranks(world: World) -> tuple[int, int]:
 def shards_of_ranks(
     plan: JobPlan, batches: Iterable[int], *, first: int, end: int, world: int
 ) -> Ints:
-    """Shards that ranks [first, end) of a world read in any epoch, in global batches of all those
-    sizes; int64, ascending, shape (shards,)."""
+    """Return the shards that ranks [first, end) read in any epoch, in global batches of these
+    sizes: int64, ascending, shape (shards,)."""
     found = [plan.shards(size, first=first, end=end, world=world) for size in batches]
     return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
 
@@ -100,12 +99,12 @@ def shards_of_ranks(
 def open_windows_bytes(
     *, open_shards: float, shard_bytes: float, share: float, node_bytes: int
 ) -> int:
-    """Bytes of two open windows of a node: one that is read while the next one is fetched.
+    """Return the bytes of two open windows of a node: one is read while the next one is fetched.
 
-    open_shards: that all ranks mix at a time; shard_bytes: mean of a shard; share: of the ranks
-    that are on this node, 0 to 1; node_bytes: of all shards that the node reads. Never more than
-    45 % of these: where windows are that wide (a small dataset, unshuffled data), half a dataset in
-    the cache is still worth having.
+    open_shards: shards that all ranks mix at a time; shard_bytes: mean of a shard; share: part of
+    the ranks on this node, 0 to 1; node_bytes: of all shards that the node reads. The result is at
+    most 45 % of these: with wider windows (a small dataset, unshuffled data) a cache of half of the
+    dataset is still useful.
     """
     windows = math.ceil(2 * open_shards * shard_bytes * share)
     return min(windows, int(MOST_ROOM * node_bytes))
@@ -124,21 +123,21 @@ def check_room(max_bytes: int, largest_bytes: int) -> None:
 
 
 def little_room_words(max_bytes: int, needed_bytes: int, *, window: int, lanes: int) -> str | None:
-    """What to say of a cache that can't hold two open windows; None for one that can."""
+    """Return the warning about a cache that can't hold two open windows; None if it can."""
     if max_bytes >= needed_bytes:
         return None
     return (
         f"max_bytes={format_size(max_bytes)} is less than the {format_size(needed_bytes)} of two "
-        f"open windows of what this node reads (window={window}, lanes={lanes}): for want of room "
-        "many samples come by requests of their own, the first time and in each epoch. "
-        f"max_bytes={needed_bytes} or a smaller window= would make these fewer."
+        f"open windows of what this node reads (window={window}, lanes={lanes}), so in every epoch "
+        "many samples are fetched by single requests. Pass max_bytes="
+        f"{needed_bytes} or a smaller window= for fewer of these."
     )
 
 
 class Needs:
-    """The shards that ranks [first, end) need from a cursor on, in the order of first need.
+    """Iterate over the shards that ranks [first, end) need from a cursor on, step by step.
 
-    Walks with a plan of its own, a step at a time, so that whoever asks bounds what it costs.
+    The caller decides how many steps to compute. The plan must not be shared with another reader.
     """
 
     def __init__(self, plan: JobPlan, walk: Walk, *, first: int, end: int, world: int) -> None:
@@ -147,12 +146,12 @@ class Needs:
 
     @property
     def shard_count(self) -> int:
-        """How many shards the whole dataset has, needed or not."""
+        """The number of shards of the dataset."""
         return len(self._plan.sizes)
 
     def shards(self, start: Cursor, *, endless: bool) -> Iterator[tuple[Cursor, Ints]]:
-        """For each step its cursor, and shards in which it has samples (ascending; many come again
-        in later steps)."""
+        """Yield for each step its cursor and the shards of its samples, ascending; later steps
+        repeat many of them."""
         for step in self._walk.steps(start, endless=endless):
             at, size, bins = step.start, step.size, self._plan.bins
             low, high = (first_slot(size, rank, self._world, bins) for rank in self._ranks)
@@ -162,13 +161,13 @@ class Needs:
 
 @dataclass(slots=True)
 class Pace:
-    """A token bucket in bytes: how much may be fetched beside what batches ask for themselves.
+    """Limit the bytes of fills by a token bucket.
 
-    Tokens come with the bytes that are handed out (`DEMAND` times as many) and go with every byte
-    that is fetched, by batches too: so all demand together stays below DEMAND times consumption
-    plus the starting allowance. What isn't used can't be saved up.
+    Each delivered byte adds `DEMAND` tokens, and each fetched byte, also of a batch, takes one: so
+    all fetches together stay below DEMAND times consumption plus the initial allowance. The bucket
+    is bounded, so unused tokens don't accumulate.
 
-    allowance_bytes: K·s, what connections hold in flight.
+    allowance_bytes: K·s, the bytes that connections have in flight.
     """
 
     allowance_bytes: int
@@ -183,12 +182,12 @@ class Pace:
             self.tokens = min(self.tokens + earned, self._most)
 
     def spend(self, size_bytes: int) -> None:
-        """Take what a fill fetches (or will); negative: give back what it didn't."""
+        """Subtract the bytes that a fill fetches; negative: return those that it didn't fetch."""
         self.tokens -= size_bytes
 
     def spend_for_batches(self, size_bytes: int) -> None:
-        """Take what batches fetched. Another loader's on the same dataset are among them: they
-        can hold this one's fills up for a while, not for ever."""
+        """Subtract the bytes that batches fetched, including those of other loaders on the same
+        dataset: the lower bound limits how long these can hold up this loader's fills."""
         self.tokens = max(self.tokens - size_bytes, min(self.tokens, -self.allowance_bytes))
 
     @property
@@ -197,19 +196,19 @@ class Pace:
 
     @property
     def open(self) -> bool:
-        """Whether another fill may begin."""
+        """True if another fill may begin."""
         return self.tokens > 0
 
 
 class LookAhead:
-    """How many batches to read ahead: bytes ahead = R·T99 + K·s, in batches of mean bytes.
+    """Compute the number of batches to read ahead: bytes ahead = R·T99 + K·s, over mean bytes.
 
-    With K = 1.25·(R/s)·E[T] that is R·(T99 + 1.25·E[T]). R is what training would consume if it
-    never waited for bytes. Where batches wait all the same (the store's rate, not its latency, may
-    be what varies) it grows by and by, as far as there are connections for what is missing; where
-    nothing is missing from the local disk it is `least`.
+    With K = 1.25·(R/s)·E[T] that is R·(T99 + 1.25·E[T]). R is the rate at which training would
+    consume bytes without waits. If batches still come late (the store's rate may vary, not only its
+    latency), the number grows step by step, as far as the connections suffice for the missing
+    samples. If nothing is missing from the local disk it is `least`.
 
-    least: batches that are in flight anyway. connections: that there are at most.
+    least: batches in flight in any case. connections: maximum of the client.
     """
 
     def __init__(self, *, least: int, connections: int = 96, max_bytes: int = AHEAD_BYTES) -> None:
@@ -221,16 +220,15 @@ class LookAhead:
         self._late = 1.0
 
     def count_misses(self, samples: int) -> None:
-        """Count what was missing from the local disk since the batch before, for each batch from
-        the first one on."""
+        """Count the samples that were missing from the local disk since the previous batch."""
         self._counted += 1
         self._misses += max(_NEWEST, 1 / self._counted) * (samples - self._misses)
 
     def count_batch(
         self, size_bytes: int, *, period_s: float, waited_s: float, missed: bool
     ) -> None:
-        """Count a batch. period_s: since the one before; waited_s: of that, waiting for bytes;
-        missed: whether bytes were missing from the local disk meanwhile."""
+        """Count a batch. period_s: since the previous one; waited_s: the part of it spent waiting
+        for bytes; missed: bytes were missing from the local disk meanwhile."""
         new = _NEWEST if self._batch_bytes else 1.0
         self._batch_bytes += new * (size_bytes - self._batch_bytes)
         self._busy_s += new * (max(period_s - waited_s, 1e-6) - self._busy_s)
@@ -240,11 +238,11 @@ class LookAhead:
 
     @property
     def is_cold(self) -> bool:
-        """Whether bytes were missing from the local disk lately."""
+        """True if bytes were recently missing from the local disk."""
         return self._missing >= _NEWEST
 
     def batches(self, *, mean_s: float, p99_s: float) -> int:
-        """Batches to keep in flight, for request times' mean and 99th percentile."""
+        """Return the batches to keep in flight, from the mean and p99 of request times."""
         if not self._batch_bytes or not self.is_cold:
             return self._least
         wanted = math.ceil(self._late * ahead_s(mean_s=mean_s, slow_s=p99_s) / self._busy_s)
@@ -256,11 +254,11 @@ class LookAhead:
 
 
 def widening(now: int, *, ready_share: float) -> int:
-    """How many times as much as the next batch needs of a shard is fetched for it at a time.
+    """Return the ratio of the bytes to fetch for the next batch to those that it needs of a shard.
 
-    A remote that batches wait for has no connections left for fills, so each sample would come by a
-    request of its own, and a store that limits requests would limit training. What lies beside it
-    is read soon, so it costs later batches nothing. now: for the batch before.
+    If batches wait for the remote, fills get no connections, so each sample would take a request of
+    its own, and a store that limits requests would limit training. Neighbouring samples are read
+    soon, so fetching them with the sample costs later batches nothing. now: the current ratio.
     """
     if ready_share < _FEW_READY:
         return min(4 * now, MOST_WIDENING)
@@ -268,10 +266,10 @@ def widening(now: int, *, ready_share: float) -> int:
 
 
 def room_for_fills(now: int, *, ready_share: float, most: int) -> int:
-    """Connections that fills may use while batches fetch too, for the next batch.
+    """Return the connections that fills may use while batches fetch, for the next batch.
 
-    Half again while many of the batches in flight are ready, half when few are: a queue that runs
-    empty says so before training waits.
+    They grow by half while many of the batches in flight are ready, and are halved when few are, so
+    that fills yield before training waits.
     """
     if ready_share < _FEW_READY:
         return now // 2

@@ -2,31 +2,29 @@
 
     (epoch, p) -> lane = p % L, strand = p % 2L, offset = p // 2L -> window -> (shard, row)
 
-The order is the same on every rank. Shards are dealt out to L lanes and laid end to end (`lanes`).
-In each epoch a lane takes its pieces in another order, and samples are permuted within windows of
-about W shards (`windows`). So W·L shards are open at once and each is read once an epoch, where a
-full shuffle would read each many times. Lanes stay fixed, so a node keeps reading the shards that
-it holds. Nothing depends on history: any position costs the same, at any world size. A global batch
-is the positions [p, p + B), so B may change in mid-epoch. Ranks take slices of it sorted by lane:
-where the ranks divide the lanes, they share no shard but those that lie across two lanes.
+The order is the same on every rank. Shards are distributed over L lanes (`lanes`). In each epoch a
+lane has its pieces in another order, and samples are permuted within windows of about W shards
+(`windows`). So W·L shards are open at once and each is read once an epoch, where a full shuffle
+would read each many times. Lanes are fixed, so a node reads the shards that it has cached. Any
+position costs the same to compute, at any world size. A global batch is the positions [p, p + B),
+so B may change in the middle of an epoch. Each rank reads a slice of it sorted by lane: if the
+ranks divide the lanes, two ranks share only shards that extend over two lanes.
 
-Data often come sorted (by class, by day), so neighbours in the index are alike. Two rules keep such
-neighbours out of one batch. Shards are dealt like cards: the index is cut into runs, and a lane
-gets a share of every run, so it holds what the whole dataset holds. And a lane has two strands of
-different shards, odd runs for the one and even runs for the other, which alternate: neighbours in a
-lane never come from one shard, so mixing may pair neighbours (`plan.rank_slots`), and no rank reads
-another's samples for that.
+Data are often sorted (by class, by day), so neighbours in the index are similar. Two rules keep
+them out of one batch. The index is cut into runs, and each lane gets shards of every run, so a lane
+is a sample of all data. And a lane has two strands of different shards, one of odd and one of even
+runs, which alternate: neighbours in a lane never come from one shard, so mixing may pair neighbours
+(`plan.rank_slots`) without reading another rank's samples.
 
-Rejected: a generator that is walked (a resume costs a replay); lanes counted in shards (uneven
-shards make uneven lanes); a table of highly composite lane numbers (it divides no power-of-two
-batch); partners from another lane (they are another rank's) or half a batch away (likewise, where
-ranks share a lane).
+Rejected: a sequential generator (a resume would replay it); lanes counted in shards (uneven shards
+make uneven lanes); a table of highly composite lane numbers (they divide no power-of-two batch);
+partners from another lane (another rank reads it) or half a batch away (likewise, if ranks share a
+lane).
 
-`JobPlan` is the interface that all who walk the stream use, whatever the plan is made of. Of data
-that are decoded in units, a window is counted in units. A unit is decoded as a whole and kept until
-its rows were read, so such a window costs memory, which a window of shards doesn't. But units are
-permuted in all of their lane, not just inside a window: a window needs as many of them as the rows
-of one unit take to spread, and no more.
+`JobPlan` is the interface of all plans. If shards are decoded in units, the window is counted in
+units. A unit is decoded as a whole and kept until its rows were read, so such a window costs
+memory, which a window of shards doesn't. But units are permuted in all of their lane, not just
+inside a window: a window only has to be wide enough to spread the rows of one unit.
 """
 
 from __future__ import annotations
@@ -67,10 +65,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlotSamples:
-    """Samples of a batch, in the order of its slots.
+    """Store the samples of a batch, in the order of its slots.
 
-    rows: (shard, row), int64, shape (n, 2). epochs: of the part that each comes from, int64, shape
-    (n,); None where that is the stream's own, as with one part.
+    rows: (shard, row), int64, shape (n, 2). epochs: epoch of the part that each sample comes from,
+    int64, shape (n,); None if it is the stream's epoch, as with one part.
     """
 
     rows: Ints
@@ -78,19 +76,18 @@ class SlotSamples:
 
 
 class JobPlan(Protocol):
-    """Says which sample stands where in a job's stream, and what that needs when.
+    """Map positions of a job's stream to samples, and ranks to shards.
 
-    A plan is made of one part or of several. Shards are numbered over all parts, end to end, as a
-    `readers.source.Source` has them: so the shard says the part, and who reads, fetches or counts
-    by shards needn't know of parts. One dataset (a selection of one, datasets end to end) is a plan
-    of one part: `order.Plan`. A mixture is a plan of several: each position belongs to one part, by
-    exact shares in any stretch of the stream and of a batch's slots, and each part goes through
-    epochs of its own, which draws are keyed by.
+    A plan has one part or several. Shards are numbered over all parts, as in `readers.Source`: so
+    code that reads, fetches or counts by shard doesn't depend on parts. One dataset (or a selection
+    of it, or a concatenation) is a plan of one part: `order.Plan`. A mixture is a plan of several:
+    each position belongs to one part, with exact shares in any range of the stream and of a batch's
+    slots. Each part has its own epochs, which key the random draws of its samples.
 
     samples: positions of an epoch of the stream. sizes: samples of each shard, int64, shape
-    (shards,). lanes, window: for people. open_shards: mean shards that are mixed at a time.
-    bins: parts of a global batch that ranks take whole (`world.first_slot`); 1: none.
-    fingerprint: of all that the order depends on, as hex; batch and world are not among that.
+    (shards,). lanes, window: for messages. open_shards: mean number of shards mixed at a time.
+    bins: parts of a global batch that aren't divided among ranks (`world.first_slot`); 1: none.
+    fingerprint: hash of all that the order depends on, as hex; batch and world aren't part of it.
     """
 
     samples: int
@@ -106,56 +103,55 @@ class JobPlan(Protocol):
     def fingerprint(self) -> str: ...
 
     def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> SlotSamples:
-        """Slots [low, high) of the global batch [position, position + size), which is clipped at
-        the end of the epoch. Raises PlanError for what lies outside."""
+        """Return slots [low, high) of the global batch [position, position + size), which is cut
+        at the end of the epoch. Raises PlanError for slots outside of it."""
 
     def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
-        """(shard, row) of one rank's slots of a global batch, those from `world.first_slot` of the
-        rank to that of the next. int64, shape (slots, 2)."""
+        """Return (shard, row) of one rank's slots of a global batch, int64, shape (slots, 2)."""
 
     def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
-        """The number that each slot of a global batch has in the plan's own order, whatever order
-        the lanes have, int64, shape (slots,): a permutation. None where that is the slot's."""
+        """Return the number of each slot of a global batch in the plan's own order of lanes, int64,
+        shape (slots,): a permutation. None if that is the slot's number."""
 
     def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
-        """Shards that ranks [first, end) of a world read in any epoch, int64, ascending."""
+        """Return the shards that ranks [first, end) read in any epoch, int64, ascending."""
 
 
-# Part of every fingerprint. To be raised with any change of the order: states of the old one are
-# then refused rather than continued wrongly. tests/pipeline/plan/test_order.py holds golden values.
+# Part of every fingerprint. Raise it with any change of the order, so that states of the old order
+# are refused instead of continued wrongly. tests/pipeline/plan/test_order.py has golden values.
 ORDER_VERSION = 2
 
-SHARDS_PER_LANE = 4  # fewer, and a window finds too few shards to mix in its lane
-LEAST_WINDOW, LEAST_OPEN = 4, 64  # shards, of one lane and of all
+SHARDS_PER_LANE = 4  # minimum: with fewer a lane has too few shards to mix
+LEAST_WINDOW, LEAST_OPEN = 4, 64  # shards of one lane and of all lanes
 MOST_OPEN_ROWS = 2**23
-SAMPLES_PER_LANE = 8  # of a batch, at least: fewer, and ranks that share a lane cut it to pieces
+SAMPLES_PER_LANE = 8  # minimum in a batch: with fewer, ranks that share a lane get too small parts
 
-# What a hash is for comes after the seed, so that no two uses share their draws.
+# The purpose of a hash follows the seed among its keys, so that no two purposes share values.
 _SHARD, _MOVES, _MOVED, _PIECE, _WINDOW, _STRAND = range(1, 7)
 
 _ONE = np.array(1, dtype=np.int64)  # an array: half the time of a Python number
 
 
 class Plan:
-    """Says which sample stands where. Thread-safe; batches of one place in the stream are cheap.
+    """Map positions of one dataset's stream to samples. Thread-safe.
 
     sizes: samples of each shard, integers, shape (shards,); 0 is allowed.
-    seed: any int; None is index order without shuffling, where lanes, window and reshuffle have no
-    meaning and are taken as 1, 1 and 0.
-    lanes: L, at least 1. window: W, at least 1: mean shards that a lane mixes at a time. What is
-    left of a lane widens its windows, up to twice; W of a lane's shards or more is the whole lane.
-    reshuffle: share of the shards, 0 to 1, that take another place among the lanes in each epoch.
-    units: of shards that are decoded in parts, for every shard the rows of its parts in order, or
-    one number where all have as many: what lanes permute and windows mix are then the units, W of
-    them at a time, and a unit lies in one window, unless two strands share it. None: each shard is
-    one unit, which windows may cut.
-    lane_order: which lane has which place among the slots of a batch, so which rank reads it; what
-    is in a batch stays the same. None: lane 0 first.
+    seed: any int; None is index order without shuffling, which sets lanes, window and reshuffle to
+    1, 1 and 0.
+    lanes: L, at least 1. window: W, at least 1: mean number of shards that a lane mixes at a time.
+    The rest of a lane widens its windows, up to twice; a W of all of a lane's shards or more makes
+    the lane one window.
+    reshuffle: share of the shards, 0 to 1, that change places among the lanes in each epoch.
+    units: if shards are decoded in parts, for every shard the rows of its parts in order, or one
+    number if all have so many. Lanes then permute units, W is a number of units, and a unit is in
+    one window, unless it extends over two strands. None: each shard is one unit, which windows may
+    cut.
+    lane_order: the place of each lane among the slots of a batch, which decides the rank that reads
+    it; the samples of a batch stay the same. None: lane 0 first.
 
-    Memory is O(shards + units + lanes), plus 9 bytes for each sample of W·L mean shards. Layouts of
-    two epochs and two windows a strand are kept: walkers that are further apart in the stream
-    should have a Plan each, lest they recompute one another's. Raises PlanError for values out of
-    range.
+    Memory is O(shards + units + lanes), plus 9 bytes for each sample of W·L mean shards. The
+    layouts of two epochs and two windows per strand are cached: readers at distant positions should
+    each have their own Plan. Raises PlanError for values out of range.
 
     Attributes: samples (N), sizes (int64, read-only), seed, lanes, strands (of all lanes: 2L, or L
     where a lane has fewer than 4 shards), window, reshuffle.
@@ -205,7 +201,7 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """64 hex digits of all that the order depends on; batch and world are not among that."""
+        """Hash of all that the order depends on (not batch and world), 64 hex digits."""
         settings = (ORDER_VERSION, self.seed, self.lanes, self.window, self.reshuffle)
         digest = hashlib.sha256(repr((*settings, len(self.sizes))).encode())
         digest.update(self.sizes.astype("<i8", copy=False).data)
@@ -216,21 +212,21 @@ class Plan:
 
     @property
     def open_shards(self) -> float:
-        """Mean shards that all lanes together mix at a time: W·L, or more where what is left of a
-        lane widens its windows; never more than there are. 1 in index order."""
+        """Mean number of shards that all lanes mix at a time: W·L, or more if the rest of a lane
+        widens its windows; at most all shards. 1 in index order."""
         if self.seed is None:
             return 1.0
         mixed = self._mixed / window_count(self.samples // self.strands, self._window_rows())
         return min(mixed, self._filled)
 
     def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
-        """(shard, row) of one rank's samples of the global batch [position, position + size).
+        """Return (shard, row) of one rank's samples of a global batch [position, position + size).
 
-        size: of the global batch over all ranks, at least world. At the end of the epoch the batch
-        is clipped to what is left (at position == samples to nothing; ranks may then get none).
-        Rank r takes slots [r·n // world, (r + 1)·n // world) of its n samples sorted by the lane's
-        place and the offset. Returns int64, shape (slots, 2), the caller's own. Raises PlanError
-        for a position beyond the end, negative values, size < world, and a rank outside [0, world).
+        size: of the global batch over all ranks, at least world. The batch is cut at the end of the
+        epoch (at position == samples it is empty; some ranks may get no sample). Rank r has slots
+        [r·n // world, (r + 1)·n // world) of its n samples sorted by the lane's place and the
+        offset. Returns a new int64 array, shape (slots, 2). Raises PlanError for a position beyond
+        the end, negative values, size < world, and a rank outside [0, world).
         """
         world = _integer("world", world, at_least=1)
         rank = _integer("rank", rank, at_least=0)
@@ -247,9 +243,9 @@ class Plan:
         return self.places(epoch, position, size, low=low, high=high).rows
 
     def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> SlotSamples:
-        """Slots [low, high) of the global batch [position, position + size), as `batch` has them.
+        """Return slots [low, high) of the global batch [position, position + size), as in `batch`.
 
-        Raises PlanError for slots that the batch, clipped at the end of the epoch, hasn't.
+        Raises PlanError for slots that the batch, cut at the end of the epoch, doesn't have.
         """
         epoch = _integer("epoch", epoch, at_least=0)
         count = self._count(position, size)
@@ -274,15 +270,15 @@ class Plan:
         return SlotSamples(rows=state.layout.rows(state.strand_start[strand] + offset))
 
     def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
-        """The number that each slot of a batch has with lane 0 first, int64, shape (slots,); None
-        where that is its own."""
+        """Return the number of each slot of a batch with lane 0 first, int64, shape (slots,); None
+        if that is the slot's number."""
         if self._lane_at is None:
             return None
         _integer("epoch", epoch, at_least=0)
         return own_slots(position, self._count(position, size), self._lane_at)
 
     def ids(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
-        """Sample ids of what `batch` gives: samples of the shards before, plus row.
+        """Return the sample ids of a `batch`: samples of the preceding shards, plus row.
 
         int64, shape (slots,). Raises as `batch` does.
         """
@@ -290,11 +286,11 @@ class Plan:
         return self._first_id[rows[:, 0]] + rows[:, 1]
 
     def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
-        """Shards that ranks [first, end) of a world read in global batches of that size.
+        """Return the shards that ranks [first, end) of a world read in global batches of that size.
 
-        With fixed lanes those of the ranks' own lanes, in any epoch and from any position; with
-        `reshuffle` all that hold a sample. Two things may touch a few others: the shorter last
-        batch of an epoch, and partners of mixing. int64, ascending, shape (shards,).
+        With fixed lanes these are the shards of the ranks' lanes, in any epoch and from any
+        position; with `reshuffle` all shards with samples. The shorter last batch of an epoch and
+        partners of mixing may read a few others. int64, ascending, shape (shards,).
         """
         world = _integer("world", world, at_least=1)
         if not 0 <= first < end <= world:
@@ -316,24 +312,24 @@ class Plan:
         return np.unique(np.concatenate(runs)) if runs else np.empty(0, dtype=np.int64)
 
     def pieces(self, epoch: int) -> StrandPieces:
-        """Where shards lie in an epoch: the same in all, unless `reshuffle` moves some."""
+        """Return the pieces of an epoch: the same in all, unless `reshuffle` moves shards."""
         return (
             self._cut_shards(_integer("epoch", epoch, at_least=0)) if self.reshuffle else self._cut
         )
 
     def _count(self, position: int, size: int) -> int:
-        """Slots of a global batch: fewer than its size at the end of the epoch."""
+        """Return the slots of a global batch: fewer than its size at the end of the epoch."""
         position = _integer("position", position, at_least=0)
         size = _integer("size", size, at_least=1)
         if position > self.samples:
             raise PlanError(
-                f"position {position} is beyond the epoch's {self.samples} samples. A state of "
-                "another dataset? Start the next epoch at position 0."
+                f"position {position} is beyond the epoch's {self.samples} samples. Check that the "
+                "state is of this dataset; the next epoch starts at position 0."
             )
         return min(size, self.samples - position)
 
     def _epoch(self, number: int) -> _Epoch:
-        """The epoch's layout and windows; the two that were asked for last are kept."""
+        """Return the epoch's layout and windows; the two most recently used are cached."""
         key = number if self.seed is not None else 0
         state = self._epochs.pop(key, None) or self._make_epoch(key)
         self._epochs[key] = state
@@ -360,21 +356,20 @@ class Plan:
         return _Epoch(layout=layout, strand_start=start, windows=windows)
 
     def _filled_shards(self) -> Ints:
-        """Shards that hold a sample; made anew, as most plans need them once."""
+        """Return the shards that have samples; not cached, since most plans need them once."""
         return np.flatnonzero(self.sizes).astype(np.int64, copy=False)
 
     def _window_rows(self) -> int:
-        """Rows of a strand that W mean shards (or units) of its lane stand for."""
+        """Return the rows of a strand in a window of W mean shards (or units) of its lane."""
         mixed = self.window * self.samples * self.lanes
         rows = mixed // (max(1, self._mixed) * self.strands)
         return max(1, rows if self._units is None else max(rows, self._units.longest))
 
     def _cut_shards(self, epoch: int | None) -> StrandPieces:
-        """Strands from the shards' order: of the job (None), or of an epoch that moves some.
+        """Return the strands of the job (None), or of an epoch that moves some shards.
 
-        Whether a shard moves depends on the epoch alone, not on where it was in the one before:
-        else an epoch would cost a walk through all earlier ones. Those that move change places with
-        one another, so the others stay where they are.
+        Which shards move depends on the epoch only, not on the epoch before it, so that any epoch
+        can be computed directly. Shards that move change places with one another.
         """
         shards = self._filled_shards()
         if self.seed is not None and len(shards):
@@ -399,7 +394,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Epoch:
-    """windows: None for index order."""
+    """Store one epoch's layout and windows (None for index order)."""
 
     layout: LaneLayout
     strand_start: Ints
@@ -407,15 +402,15 @@ class _Epoch:
 
 
 def default_lanes(global_batch: int, shards: int) -> int:
-    """L: the largest divisor of the global batch that is at most a quarter of the shards and an
-    eighth of the batch; at least 1. It never depends on the world.
+    """Return L: the largest divisor of the global batch that is at most a quarter of the shards and
+    an eighth of the batch; at least 1. It doesn't depend on the world.
     """
     most = most_lanes(global_batch, shards)
     return next((lanes for lanes in range(most, 1, -1) if global_batch % lanes == 0), 1)
 
 
 def most_lanes(global_batch: int, shards: int) -> int:
-    """The number of lanes that a batch with many divisors would get; at least 1."""
+    """Return the number of lanes of a batch with many divisors; at least 1."""
     return max(1, min(shards // SHARDS_PER_LANE, global_batch // SAMPLES_PER_LANE))
 
 
@@ -428,18 +423,17 @@ def default_window(
     shuffled: bool,
     rows: float = 0.0,
 ) -> int:
-    """W: enough shards a lane that W·L shards are open for well-mixed batches; at least 1.
+    """Return W: the shards per lane with which the W·L open shards mix batches well; at least 1.
 
-    Wanted are √shards open where the pack was shuffled when written, but 64 at least and 4 a lane,
-    so that small sets mix as a whole and a rank with one lane has some to mix; else 10·√shards; and
-    where the correlation of labels inside a shard is known (icc, 0 to 1), 100·global_batch·icc,
-    which keeps `label_spread` within 1 %. Data that wasn't shuffled but whose correlation is so
-    small that √shards satisfies it counts as shuffled. More than all shards is never wanted. What
-    that mixes and what it costs: docs/order.md.
+    The open shards are √shards for a pack that was shuffled when it was written, else 10·√shards;
+    at least 64, so that small datasets are mixed as a whole, and 4 a lane, so that a rank with one
+    lane mixes several. If the correlation of labels inside a shard is known (icc, 0 to 1), they are
+    at least 100·global_batch·icc, which keeps `label_spread` within 1 %. Data that wasn't shuffled
+    counts as shuffled if √shards satisfies that. docs/order.md has the resulting mix and its cost.
 
-    rows: of a shard on average. What labels don't ask for opens MOST_OPEN_ROWS at most, as a plan
-    holds 4 bytes for each, and 8 behind the first turnover: shards of long streams (tokens) have
-    some 100,000 rows each.
+    rows: mean rows of a shard. Windows that labels don't require open at most MOST_OPEN_ROWS, since
+    a plan stores 4 bytes for each, and 8 after the first window: shards of token streams have some
+    100,000 rows.
     """
     by_labels = 100 * global_batch * max(icc, 0.0) if icc is not None else 0.0
     root = math.sqrt(shards)
@@ -450,7 +444,7 @@ def default_window(
 
 
 def label_spread(batch: int, icc: float, open_shards: int, shards: int) -> float:
-    """Variance of a label's count in a batch over that of a full shuffle; 1 is perfect.
+    """Return the variance of a label's count in a batch over that of a full shuffle; 1 is perfect.
 
     1 + (batch - 1)·icc·(1/open_shards - 1/shards): the design effect of a cluster sample (Kish,
     "Survey Sampling", 1965) for batch/open_shards samples a shard, less that of drawing from all
@@ -462,12 +456,13 @@ def label_spread(batch: int, icc: float, open_shards: int, shards: int) -> float
 
 
 def _lane_slots(position: int, count: int, lanes: int, *, low: int, high: int) -> tuple[Ints, Ints]:
-    """Slots [low, high) of the positions [position, position + count) sorted by (lane, offset).
+    """Return the lanes and offsets of slots [low, high) of a batch, int64, shape (high - low,).
 
-    Returns their lanes and offsets, int64, shape (high - low,). Costs O(high - low): the lanes that
-    get one sample more are a circular range, so the sorted slots are three runs of equal lanes.
+    Slots number the positions [position, position + count) sorted by (lane, offset). Costs
+    O(high - low): the lanes with one sample more are a circular range, so the slots are three runs
+    of lanes with equally many samples.
     """
-    if lanes == 1:  # a third of the time: small batches cost little else
+    if lanes == 1:  # takes a third of the time, which matters for small batches
         at = np.arange(position + low, position + high, dtype=np.int64)
         return np.zeros_like(at), at
     whole, more = divmod(count, lanes)
@@ -499,13 +494,13 @@ def _checked_sizes(sizes: ArrayLike | Sequence[int]) -> Ints:
     given: NDArray[Any] = np.asarray(sizes)
     if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
         raise PlanError(
-            f"sizes: got {given.dtype} of shape {given.shape}, wanted one integer a shard, shape "
-            "(shards,): its number of samples."
+            f"sizes: got {given.dtype} of shape {given.shape}, wanted integers of shape (shards,): "
+            "the number of samples of each shard."
         )
     if given.size and (given.min() < 0 or float(given.sum(dtype=np.float64)) >= 2.0**62):
         raise PlanError(
-            f"sizes: got shards of {given.min()} to {given.max()} samples, wanted none negative "
-            "and fewer than 2^62 in all. Build the index again."
+            f"sizes: got shards of {given.min()} to {given.max()} samples, wanted 0 or more each "
+            "and fewer than 2^62 in total. Build the index again."
         )
     checked = given.astype(np.int64)
     checked.flags.writeable = False
@@ -523,47 +518,47 @@ def _integer(name: str, value: object, *, at_least: int | None = None) -> int:
 
 
 WINDOW_BYTES = 4 * 2**30
-"""Decoded units that all windows together keep by default. The same on every machine, as the order
-is: what a quarter of a small training node's memory holds, and all of its ranks together."""
+"""Default limit of the decoded units of all windows. It is the same on every machine, since the
+order is: a quarter of a small training node's memory, for all of its ranks."""
 
 LEAST_UNITS = 16
-"""Open units at least, however large they are: docs/order.md has what fewer would mix."""
+"""Minimum of open units, however large they are: docs/order.md has the effect of fewer."""
 
 MIXED_BATCHES = 32
-"""Global batches that the open units hold at least, where they are small enough."""
+"""Global batches that the open units contain at least, if these are small enough."""
 
 
 def unit_count(contents: Contents) -> int:
-    """Units of all shards."""
+    """Return the number of units of all shards."""
     assert contents.units is not None
     return sum(map(len, contents.units))
 
 
 def live_share(rows: float) -> float:
-    """The part of a window's units that is kept decoded in its middle, where it is largest: those
-    of which some rows were read and some weren't. rows: of a unit. Of units of one row none is."""
+    """Return the share of a window's units that are kept decoded in its middle, its maximum: units
+    of which only some rows were read. rows: of a unit; for 1 the share is 0."""
     return max(0.0, 1 - 2 ** (1 - rows))
 
 
 def open_units(contents: Contents, *, lanes: int, window: int) -> float:
-    """Units that all lanes together mix at a time, of a shuffled job: W·L, or more where what is
-    left of a lane widens its windows, up to twice."""
+    """Return the units that all lanes of a shuffled job mix at a time: W·L, or up to twice that if
+    the rest of a lane widens its windows."""
     assert contents.units is not None
     units, samples = unit_count(contents), contents.samples
     split = np.count_nonzero(contents.sizes) >= SHARDS_PER_LANE * lanes
     strands = 2 * lanes if split else lanes
     longest = max((int(rows.max(initial=0)) for rows in contents.units if len(rows) > 1), default=0)
-    if longest:  # else each shard is one, which windows may cut
+    if longest:  # otherwise each shard is one unit, which windows may cut
         longest = max(int(rows.max(initial=0)) for rows in contents.units)
     rows = max(1, window * samples * lanes // (max(1, units) * strands), longest)
     return units / window_count(samples // strands, rows)
 
 
 def default_unit_window(contents: Contents, lanes: int, *, global_batch: int) -> int:
-    """W of data in units; at least 1.
+    """Return W in units, for shards of several units; at least 1.
 
-    Wanted are as many units as `default_window` wants shards, and `MIXED_BATCHES` of samples. What
-    they take decoded is at most `WINDOW_BYTES`, but `LEAST_UNITS` are open in any case, and
+    The open units are as many as `default_window` opens shards, and contain `MIXED_BATCHES` global
+    batches; decoded they take at most `WINDOW_BYTES`, but there are at least `LEAST_UNITS`, and
     `LEAST_WINDOW` in each lane.
     """
     units = unit_count(contents)

@@ -1,11 +1,11 @@
 """Derive which nodes hold or fetch a shard, from the plan and from what the nodes report. Pure.
 
-What a node is follows from its cache, not from a launcher's variables: processes whose caches are
-one folder belong to one node. Each process publishes one report; whoever has all of them knows the
-nodes, and how many bytes of each group of lanes they hold.
+Processes with the same cache folder belong to one node, whatever a launcher's variables say. Each
+process publishes one report; all reports together give the nodes and the bytes that each of them
+holds of each group of lanes.
 
-Nobody is asked during the job: a node's cache fills with what its ranks read, and who reads what in
-which epoch is arithmetic. Beside that stands what the nodes reported at the job's start.
+No node is asked again during the job: a cache fills with what its node's ranks read, which follows
+from the plan for any epoch.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProcessReport:
-    """What one process of a job tells the others.
+    """Store what one process of a job publishes to the others.
 
-    rank: whose batches it gets. cache: names the folder that it keeps blobs in, the same for all
-    processes of a node. goes_on: from where and how, which must be the same for all. held: bytes
-    of each group of lanes that are there, int64, shape (groups,); None where another process speaks
-    for the node.
+    rank: of this process. cache: identity of its cache folder, the same for all processes of a
+    node. goes_on: state from which the job continues, which must be the same for all. held: bytes
+    of each group of lanes in the cache, int64, shape (groups,); None if another process reports for
+    the node.
     """
 
     rank: int
@@ -50,34 +50,37 @@ class ProcessReport:
     held: Ints | None = None
 
     def text(self) -> str:
-        """The word as others read it."""
+        """Return the report as JSON."""
         held = None if self.held is None else _packed(self.held)
-        told = {"rank": self.rank, "cache": self.cache, "goes_on": self.goes_on, "held": held}
-        return json.dumps(told)
+        values = {"rank": self.rank, "cache": self.cache, "goes_on": self.goes_on, "held": held}
+        return json.dumps(values)
 
     @classmethod
     def parse(cls, text: str, *, groups: int) -> ProcessReport:
-        """Read a word. Raises PlanError for what isn't one, or of another number of groups."""
+        """Return the report of a text. Raises PlanError for an invalid one, and for another number
+        of groups."""
         try:
-            told = json.loads(text)
+            values = json.loads(text)
+            held = values["held"]
             return cls(
-                rank=int(told["rank"]),
-                cache=str(told["cache"]),
-                goes_on=str(told["goes_on"]),
-                held=None if told["held"] is None else _unpacked(told["held"], groups),
+                rank=int(values["rank"]),
+                cache=str(values["cache"]),
+                goes_on=str(values["goes_on"]),
+                held=None if held is None else _unpacked(held, groups),
             )
         except (ValueError, KeyError, TypeError, zlib.error) as error:
             raise PlanError(
-                f"A rank told something else than what its cache holds of {groups} groups of lanes "
-                f"({error}). Run the same Penstock with the same arguments on every rank."
+                f"The report of a rank is invalid ({error}): wanted what its cache holds of "
+                f"{groups} groups of lanes. Run the same Penstock with the same arguments on every "
+                "rank."
             ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Nodes:
-    """A job's nodes, by what each one's ranks read.
+    """Store a job's nodes, with their ranks and what their caches hold.
 
-    ranks: [first, end) of each node; where a model is split over nodes, several have the same.
+    ranks: [first, end) of each node; if a model is split over nodes, several have the same.
     held: bytes that each node's cache holds of each group of lanes, int64, shape (nodes, groups).
     """
 
@@ -85,17 +88,19 @@ class Nodes:
     held: Ints
 
     def __len__(self) -> int:
-        """How many nodes there are."""
+        """Return the number of nodes."""
         return len(self.ranks)
 
     @classmethod
-    def of_words(cls, words: Sequence[ProcessReport], *, size: int, groups: int) -> Nodes | None:
-        """The nodes of processes 0, 1, 2, … by their words. size: ranks of the job. None where the
-        ranks of nodes aren't numbered in a row, as no order of lanes suits them."""
+    def of_reports(
+        cls, reports: Sequence[ProcessReport], *, size: int, groups: int
+    ) -> Nodes | None:
+        """Return the nodes of the reports of processes 0, 1, 2, …. size: ranks of the job. None if
+        the ranks of a node aren't consecutive, since no lane order helps then."""
         caches: dict[str, list[ProcessReport]] = {}
-        for word in words:
-            caches.setdefault(word.cache, []).append(word)
-        ranks = [sorted({word.rank for word in told}) for told in caches.values()]
+        for report in reports:
+            caches.setdefault(report.cache, []).append(report)
+        ranks = [sorted({report.rank for report in own}) for own in caches.values()]
         if any(own != list(range(own[0], own[-1] + 1)) for own in ranks):
             return None
         runs = sorted({(own[0], own[-1] + 1) for own in ranks})
@@ -103,15 +108,15 @@ class Nodes:
         if [first for first, _ in runs] != ends[:-1] or ends[-1] != size:
             return None
         held = np.zeros((len(caches), groups), dtype=np.int64)
-        for node, told in enumerate(caches.values()):
-            for word in told:
-                if word.held is not None:
-                    np.maximum(held[node], word.held, out=held[node])
+        for node, own_reports in enumerate(caches.values()):
+            for report in own_reports:
+                if report.held is not None:
+                    np.maximum(held[node], report.held, out=held[node])
         return cls(ranks=tuple((own[0], own[-1] + 1) for own in ranks), held=held)
 
     def shares(self) -> tuple[tuple[int, ...], Ints]:
-        """The ranks that begin a run of a node's ranks, ascending, and what the caches of all nodes
-        with these ranks hold of each group, int64, shape (runs, groups)."""
+        """Return the first rank of each run of a node's ranks, ascending, and the bytes of each
+        group in the caches of all nodes with these ranks, int64, shape (runs, groups)."""
         runs = sorted(set(self.ranks))
         held = np.zeros((len(runs), self.held.shape[1]), dtype=np.int64)
         for own, bytes_held in zip(self.ranks, self.held, strict=True):
@@ -120,17 +125,17 @@ class Nodes:
 
 
 MOST_LEVEL = 3
-"""Of what a node holds of a group of lanes: all of it."""
+"""Level of a group of lanes of which a node holds everything."""
 
 
 def level_text(held: Ints, whole: Ints) -> str:
-    """What a node holds of each group of lanes, in thirds of it, as a short text for other nodes: a
-    few characters for few groups, 1,600 at most. whole: bytes of the groups."""
+    """Return what a node holds of each group of lanes, in thirds of the group, as a text for other
+    nodes: at most 1,600 characters. whole: bytes of the groups."""
     return _packed(-(-MOST_LEVEL * held // np.maximum(whole, 1)))
 
 
 def levels_of(text: str, *, groups: int) -> Ints | None:
-    """Read `level_text` back, int64, shape (groups,); None for what isn't one."""
+    """Return the levels of a `level_text`, int64, shape (groups,); None for an invalid text."""
     try:
         return _unpacked(text, groups)
     except (ValueError, zlib.error):
@@ -138,7 +143,7 @@ def levels_of(text: str, *, groups: int) -> Ints | None:
 
 
 def _packed(held: Ints) -> str:
-    """Bytes of groups as a short text: most caches hold nothing of most groups."""
+    """Return bytes of groups as a short text: most caches hold nothing of most groups."""
     return base64.b64encode(zlib.compress(held.astype("<i8").tobytes())).decode()
 
 
@@ -154,12 +159,11 @@ def _unpacked(text: str, groups: int) -> Ints:
 
 
 def held_bytes_of_lanes(plan: Plan, epoch: int, held: Ints) -> Ints:
-    """Bytes of each group of lanes that somebody holds, in an epoch (which says something only
-    where `reshuffle` moves shards).
+    """Return the held bytes of each group of lanes in an epoch (all epochs are the same without
+    `reshuffle`), int64, shape (groups,).
 
-    held: bytes of each shard that are there, int64, shape (shards,). A shard that lies in two lanes
-    counts for both by its rows. Returns int64, shape (groups,). Raises PlanError for the bytes of
-    another number of shards.
+    held: held bytes of each shard, int64, shape (shards,). The bytes of a shard in two lanes are
+    divided by its rows in each. Raises PlanError for another number of shards.
     """
     if held.shape != plan.sizes.shape:
         raise PlanError(f"held: got shape {held.shape}, wanted {plan.sizes.shape}: bytes a shard.")
@@ -167,9 +171,9 @@ def held_bytes_of_lanes(plan: Plan, epoch: int, held: Ints) -> Ints:
     groups = LaneGroups(plan.lanes)
     strand = np.repeat(np.arange(plan.strands), pieces.strand_pieces)
     group = strand % plan.lanes // groups.size
-    size, there = plan.sizes[pieces.shard], held[pieces.shard]
-    # there · rows // size without leaving 64 bits.
-    part = there // size * pieces.rows + there % size * pieces.rows // size
+    size, own = plan.sizes[pieces.shard], held[pieces.shard]
+    # own · rows // size without leaving 64 bits.
+    part = own // size * pieces.rows + own % size * pieces.rows // size
     lanes = np.zeros(len(groups), dtype=np.int64)
     np.add.at(lanes, group, part)
     return lanes
@@ -177,15 +181,15 @@ def held_bytes_of_lanes(plan: Plan, epoch: int, held: Ints) -> Ints:
 
 _OWNER = 0x0E4E7B05  # keeps these hashes apart from those of order and draws
 _EPOCHS_KEPT = 3
-_MOST_HOLDERS = 3  # of the job's start, that are named for a shard
+_MOST_HOLDERS = 3  # nodes named for a shard by what they held at the job's start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShardMoves:
-    """What changes hands between two epochs: int64, shape (moves,) each, by shard.
+    """Store the moves of shards between two epochs: int64, shape (moves,) each, sorted by shard.
 
-    shard: moves from `source` to `to`: numbers of lanes, or of nodes. Where a shard lies in two
-    (its end reaches into the next lane), each new one is a move from where most of it was.
+    shard: moves from `source` to `to`, which are lanes or nodes. If a shard is in two lanes (its
+    end extends into the next one), each new lane is a move from the lane that had most of it.
     """
 
     shard: Ints
@@ -193,12 +197,12 @@ class ShardMoves:
     to: Ints
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of moves."""
         return len(self.shard)
 
 
 def moves(plan: Plan, epoch: int) -> ShardMoves:
-    """The shards that lie in another lane in the epoch after this one; none without `reshuffle`."""
+    """Return the shards that have another lane in the next epoch; none without `reshuffle`."""
     if not plan.reshuffle:
         none = np.empty(0, dtype=np.int64)
         return ShardMoves(shard=none, source=none, to=none)
@@ -207,19 +211,18 @@ def moves(plan: Plan, epoch: int) -> ShardMoves:
 
 
 class Holders:
-    """Which nodes hold a shard, or will fetch it, at an epoch of a job. Safe for several threads.
+    """Derive which nodes hold or fetch a shard in an epoch of a job. Thread-safe.
 
-    Memory is O(shards) for each of the epochs that were asked for last, of which one is all where
-    lanes are fixed.
+    Memory is O(shards) for each of the three most recently used epochs; for one if lanes are fixed.
     """
 
     def __init__(
         self, plan: Plan, *, nodes: Sequence[int], held: Ints | None = None, start_epoch: int = 0
     ) -> None:
-        """plan: with the job's lane order. nodes: how many ranks each has, in the order of their
-        ranks; at least 1. held: how much each held of each group of lanes when the job started, in
-        bytes or in parts of them, int64, shape (nodes, groups); None: nothing. start_epoch:
-        the epoch that this was told for. Raises PlanError for what doesn't fit together."""
+        """plan: with the job's lane order. nodes: number of ranks of each node, in the order of
+        the ranks; at least 1. held: bytes or levels of each group of lanes that each node held when
+        the job started, int64, shape (nodes, groups); None: none. start_epoch: epoch of `held`.
+        Raises PlanError for arguments that contradict each other."""
         if not len(nodes) or min(nodes) < 1:
             raise PlanError(f"holders: got nodes of {list(nodes)} ranks, wanted 1 or more of each.")
         self._plan, self._start, self._groups = plan, start_epoch, LaneGroups(plan.lanes)
@@ -233,11 +236,11 @@ class Holders:
 
     @property
     def held_shape(self) -> tuple[int, int]:
-        """Nodes, and groups of lanes."""
+        """(nodes, groups of lanes)."""
         return self._nodes, len(self._groups)
 
     def hear(self, held: Ints) -> None:
-        """Take over what nodes held when the job started, as the constructor has it."""
+        """Set what nodes held when the job started, as in the constructor."""
         if held.shape != self.held_shape:
             raise PlanError(
                 f"holders: got held bytes of shape {held.shape}, wanted one row for each of the "
@@ -247,15 +250,16 @@ class Holders:
         self._held = held if held.any() else None
 
     def readers(self, shard: int, epoch: int) -> tuple[int, ...]:
-        """The nodes whose ranks read a shard in an epoch, ascending. None reads an empty one."""
+        """Return the nodes whose ranks read a shard in an epoch, ascending; () for a shard without
+        samples."""
         lanes = self._table(epoch).lanes_of(shard)
         found = {n for lane in lanes.tolist() for n in range(self._first[lane], self._end[lane])}
         return tuple(sorted(found))
 
     def nodes_of(self, shard: int, epoch: int) -> tuple[int, ...]:
-        """The nodes that may hold a shard in an epoch, the likeliest first: those that read it in
-        the epoch before, those that held most of its lane at the job's start, and those that read
-        it now."""
+        """Return the nodes that may hold a shard in an epoch, the likeliest first: those that read
+        it in the previous epoch, those that held most of its lane at the job's start, and those
+        that read it in this epoch."""
         found = dict.fromkeys(self.readers(shard, epoch - 1) if epoch > self._start else ())
         found.update(dict.fromkeys(self._first_holders(shard)))
         owner = self.owner(shard, epoch)
@@ -264,42 +268,42 @@ class Holders:
         return tuple(found)
 
     def owner(self, shard: int, epoch: int, nodes: Sequence[int] | None = None) -> int | None:
-        """The node that fetches a shard for the others, where nobody holds it: of those that read
-        it in this epoch the one of the highest hash (rendezvous: Thaler and Ravishankar, IEEE/ACM
-        Transactions on Networking 6, 1998), so that who goes takes no more than its own along.
+        """Return the node that fetches a shard which no node holds, for all others.
 
-        nodes: only these count, those that are well; None: all. None where none of them reads it.
+        Of the nodes that read it in this epoch it is the one with the highest hash (rendezvous:
+        Thaler and Ravishankar, IEEE/ACM Transactions on Networking 6, 1998), so that only the
+        shards of a lost node change their owner. nodes: the healthy ones; None: all. None if none
+        of them reads the shard.
         """
         readers = self.readers(shard, epoch)
         if nodes is not None:
-            well = set(nodes)
-            readers = tuple(node for node in readers if node in well)
+            healthy = set(nodes)
+            readers = tuple(node for node in readers if node in healthy)
         if len(readers) < 2:
             return readers[0] if readers else None
         hashes = keyed_hash(_OWNER, shard, np.array(readers, dtype=np.int64))
         return readers[int(np.argmax(hashes))]
 
     def moves(self, epoch: int) -> ShardMoves:
-        """The shards that a node reads in the epoch after this one and doesn't in this one."""
+        """Return the shards that a node reads in the next epoch but not in this one."""
         if not self._plan.reshuffle:
             return moves(self._plan, epoch)
         now, then = (self._of_nodes(self._table(e)) for e in (epoch, epoch + 1))
         return _moves(now, then, self._nodes)
 
     def _first_holders(self, shard: int) -> list[int]:
-        """Nodes that told they held of the shard's lanes at the job's start, the most first."""
-        told = self._held
-        if told is None:
+        """Return the nodes that held most of the shard's lanes at the job's start, sorted."""
+        if self._held is None:
             return []
         groups = self._table(self._start).lanes_of(shard) // self._groups.size
-        held = told[:, groups].sum(axis=1)
-        # Of those that hold as much others for each shard: they share who asks.
+        held = self._held[:, groups].sum(axis=1)
+        # Ties are ordered by a hash per shard, so that requests are spread over these nodes.
         tie = keyed_hash(_OWNER, shard, np.arange(self._nodes, dtype=np.int64))
         most = np.lexsort((tie, -held))[:_MOST_HOLDERS]
         return [int(node) for node in most if held[node]]
 
     def _of_nodes(self, table: _ShardLanes) -> _ShardLanes:
-        """The same by nodes that read the lanes."""
+        """Return the table with the nodes that read the lanes instead of the lanes."""
         first, end = self._first[table.lane], self._end[table.lane]
         count = end - first
         shard, rows = np.repeat(table.shards(), count), np.repeat(table.rows, count)
@@ -319,7 +323,7 @@ class Holders:
 
 
 def _readers(plan: Plan, nodes: Sequence[int]) -> tuple[Ints, Ints]:
-    """Nodes [first, end) whose ranks have slots of each lane: int64, shape (lanes,) each."""
+    """Return the nodes [first, end) whose ranks have slots of each lane: int64, shape (lanes,)."""
     lanes, ranks = plan.lanes, np.asarray(nodes, dtype=np.int64)
     node_end = np.cumsum(ranks) * lanes
     place = np.arange(lanes, dtype=np.int64) * int(ranks.sum())
@@ -335,9 +339,10 @@ def _readers(plan: Plan, nodes: Sequence[int]) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _ShardLanes:
-    """The lanes of each shard in an epoch: those of shard x are lane[begin[x] : begin[x + 1]].
+    """Store the lanes of each shard in an epoch: of shard x lane[begin[x] : begin[x + 1]].
 
-    lane, rows (that it has there): int64, shape (pieces,). begin: int64, shape (shards + 1,).
+    rows: the shard's rows in that lane. lane, rows: int64, shape (pieces,). begin: int64, shape
+    (shards + 1,).
     """
 
     begin: Ints
@@ -354,7 +359,7 @@ class _ShardLanes:
 
     @classmethod
     def grouped(cls, shard: Ints, lane: Ints, rows: Ints, shards: int) -> _ShardLanes:
-        """Of pairs sorted by shard and lane, that may come several times."""
+        """Return the table of pairs sorted by shard and lane; add the rows of equal pairs."""
         is_new = np.ones(len(shard), dtype=bool)
         is_new[1:] = (np.diff(shard) != 0) | (np.diff(lane) != 0)
         starts = np.flatnonzero(is_new)
@@ -363,15 +368,15 @@ class _ShardLanes:
         return cls(begin=np.concatenate([[0], np.cumsum(count)]), lane=lane[starts], rows=sums)
 
     def lanes_of(self, shard: int) -> Ints:
-        """The lanes of a shard, ascending."""
+        """Return the lanes of a shard, ascending."""
         return self.lane[self.begin[shard] : self.begin[shard + 1]]
 
     def shards(self) -> Ints:
-        """The shard of each pair."""
+        """Return the shard of each pair."""
         return np.repeat(np.arange(len(self.begin) - 1), np.diff(self.begin))
 
     def homes(self) -> Ints:
-        """The lane that has most of each shard, the first of several; -1 of an empty one."""
+        """Return the lane with most rows of each shard, the first of several; -1 if it is empty."""
         home = np.full(len(self.begin) - 1, -1, dtype=np.int64)
         best = np.lexsort((self.lane, -self.rows, self.shards()))
         filled = np.flatnonzero(np.diff(self.begin))
@@ -380,7 +385,7 @@ class _ShardLanes:
 
 
 def _moves(now: _ShardLanes, then: _ShardLanes, count: int) -> ShardMoves:
-    """Pairs of `then` that aren't among those of `now`. count: lanes, or nodes."""
+    """Return the pairs of `then` that `now` doesn't have. count: number of lanes, or of nodes."""
     shard_then = then.shards()
     key, known = shard_then * count + then.lane, now.shards() * count + now.lane  # ascending
     at = np.minimum(np.searchsorted(known, key), len(known) - 1)

@@ -1,15 +1,15 @@
 """Select the samples of a step that one rank reads: its own, those of padding, partners. Pure.
 
-Partners are the samples that MixUp and CutMix mix. The samples of a global batch stand by
-(lane, offset), as the plan numbers lanes, whoever reads those. Within a lane the first and the
-second are each other's partners, the third and the fourth, and so on; the last of an odd number
-takes the one before it. So a partner is always a neighbour: a rank that has whole lanes reads
-nothing for it, any other at most two samples. And as neighbours in a lane come from different
-strands, they don't share a shard, so that on data that are sorted by class partners are of one
-class no more often than by chance.
+Partners are the samples that MixUp and CutMix mix. The samples of a global batch are sorted by
+(lane, offset), in the plan's numbering of lanes, whichever rank reads them. Within a lane the first
+and the second sample are each other's partners, the third and the fourth, and so on; the last of an
+odd number has the one before it. So a partner is always a neighbour: a rank with complete lanes
+reads no other sample for it, any other rank at most two. Neighbours in a lane come from different
+strands, so never from one shard: on data that are sorted by class, partners have the same class no
+more often than by chance.
 
-A batch with fewer than two samples for some lane (the last one of an epoch, or as many lanes as
-samples) pairs what is alone with the neighbouring lane's.
+If a batch has only one sample of some lane (the last batch of an epoch, or as many lanes as
+samples), that sample's partner is one of the neighbouring lane.
 """
 
 from __future__ import annotations
@@ -31,25 +31,24 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 PARTNERS_ELSEWHERE = 2
-"""Samples of other ranks that a rank reads as partners, at most, in the plan's own order of lanes
-and wherever each of its lanes has two samples of a batch or more."""
+"""Maximum samples of other ranks that a rank reads as partners, in the plan's own order of lanes
+or if each of its lanes has two samples of a batch or more."""
 
 
 def most_elsewhere(batch: int, *, lanes: int, ranks: int) -> int:
-    """Samples of other ranks that a rank reads as partners, at most, beyond the room that a batch
-    shorter than usual leaves, where lanes have any order: a lane's only sample has its partner in
-    a lane that may be anybody's.
+    """Return the maximum samples of other ranks that a rank reads as partners with any lane order,
+    in excess of a usual batch: the partner of a lane's only sample may be on any rank.
 
-    batch: samples of the usual global batch. Of a batch of under two samples a lane the rest makes
-    less than half of the usual one, if that has four.
+    batch: samples of the usual global batch. If that has four samples a lane, a batch with fewer
+    than two a lane is less than half as long, and its partners fit into a usual batch.
     """
     return PARTNERS_ELSEWHERE if batch >= 4 * lanes else max(PARTNERS_ELSEWHERE, -(-batch // ranks))
 
 
 def partners(slots: Ints, *, position: int, size: int, lanes: int) -> Ints:
-    """Partners' slots of these slots of the global batch [position, position + size).
+    """Return the slot of each slot's partner in the global batch [position, position + size).
 
-    RankSlots count the batch's samples as they stand by (lane, offset). int64, shape (slots,).
+    Slots number the batch's samples sorted by (lane, offset). int64, shape (slots,).
     """
     each, more = divmod(size, lanes)
     # Lanes [first, first + more), modulo lanes, have one sample more than the others.
@@ -58,8 +57,8 @@ def partners(slots: Ints, *, position: int, size: int, lanes: int) -> Ints:
     begin = lane * each + _longer_before(lane, first, more, lanes)
     of = np.searchsorted(begin, slots, side="right") - 1
     low, high = begin[of], begin[of + 1]
-    alone = high - low == 1
-    low, high = np.where(alone, 0, low), np.where(alone, size, high)
+    is_only = high - low == 1
+    low, high = np.where(is_only, 0, low), np.where(is_only, size, high)
     other = low + ((slots - low) ^ 1)
     return np.where(other < high, other, np.maximum(slots - 1, 0))
 
@@ -67,19 +66,19 @@ def partners(slots: Ints, *, position: int, size: int, lanes: int) -> Ints:
 def with_partners(
     low: int, high: int, *, position: int, size: int, lanes: int, own_slots: Ints | None = None
 ) -> tuple[Ints, Ints]:
-    """What a rank with the slots [low, high) of the global batch [position, position + size) reads.
+    """Return the slots that a rank with slots [low, high) of a global batch reads, and partners.
 
-    own_slots: what the batch's slots are in the plan's own order, int64, shape (size,); None: they
-    are as they stand. Returns the slots, its own first and then a few more (`most_elsewhere`), and
-    for each of its own the place of the partner among them.
+    own_slots: the number of each slot in the plan's own order, int64, shape (size,); None: the same
+    number. Returns (slots, partner): the rank's own slots, then a few more (`most_elsewhere`), and
+    for each of its own the index of its partner in `slots`.
     """
     own = np.arange(low, high)
     if own_slots is None:
         wanted = partners(own, position=position, size=size, lanes=lanes)
     else:
-        stands = np.empty(size, dtype=np.int64)
-        stands[own_slots] = np.arange(size)
-        wanted = stands[partners(own_slots[low:high], position=position, size=size, lanes=lanes)]
+        slot_of = np.empty(size, dtype=np.int64)
+        slot_of[own_slots] = np.arange(size)
+        wanted = slot_of[partners(own_slots[low:high], position=position, size=size, lanes=lanes)]
     outside = (wanted < low) | (wanted >= high)
     more = np.unique(wanted[outside])
     place = np.where(outside, len(own) + np.searchsorted(more, wanted), wanted - low)
@@ -87,7 +86,7 @@ def with_partners(
 
 
 def _longer_before(lane: Ints, first: int, more: int, lanes: int) -> Ints:
-    """How many of the `more` longer lanes from `first` on, a circular range, come before a lane."""
+    """Return how many of the `more` longer lanes, a circular range from `first`, precede a lane."""
     behind = np.clip(lane - first, 0, more)
     wrapped = max(0, first + more - lanes)
     return behind + np.minimum(lane, wrapped)
@@ -95,11 +94,12 @@ def _longer_before(lane: Ints, first: int, more: int, lanes: int) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankSlots:
-    """The rows that one rank reads for one step.
+    """Store the rows that one rank reads for one step.
 
-    rows: (shard, row), int64, shape (n, 2). real: rows before the stand-ins of a padded batch, and
-    before mere partners. valid: bool, shape (n,), False for stand-ins; None without padding.
-    partner: of each real row the place of its partner, int64, shape (real,); None without mixing.
+    rows: (shard, row), int64, shape (n, 2). real: number of rows of its batch; stand-ins of padding
+    and partners that other ranks have come after these. valid: bool, shape (n,), False for
+    stand-ins; None without padding. partner: for each real row the index of its partner in `rows`,
+    int64, shape (real,); None without mixing.
     """
 
     rows: NDArray[np.int64]
@@ -110,10 +110,10 @@ class RankSlots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOrder:
-    """A plan as one rank reads it.
+    """Select one rank's rows of each step of a plan.
 
-    padded_by: the walk whose full batches pad="mask" fills up to; None without padding. mixes:
-    samples have partners; not together with padding.
+    padded_by: the walk whose full batch size pad="mask" fills batches up to; None without padding.
+    mixes: samples have partners; not together with padding.
     """
 
     plan: JobPlan
@@ -122,7 +122,7 @@ class RankOrder:
     mixes: bool = False
 
     def slots(self, step: Step) -> RankSlots:
-        """What this rank reads for a step."""
+        """Return the rows that this rank reads for a step."""
         epoch, position = step.start.epoch, step.start.position
         rank, size = self.world.rank, self.world.size
         low, high = (first_slot(step.size, r, size, self.plan.bins) for r in (rank, rank + 1))
@@ -143,7 +143,8 @@ class RankOrder:
     def _with_partners(
         self, step: Step, rows: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """This rank's rows and those of partners on other ranks; the partner of each of its own."""
+        """Return this rank's rows followed by partners of other ranks, and the index of each own
+        row's partner."""
         size, world = step.size, self.world
         low = first_slot(size, world.rank, world.size, self.plan.bins)
         position, lanes = step.start.position, self.plan.lanes

@@ -1,6 +1,6 @@
 """Save and check the state of a loader: fingerprints, plan, batches, epoch, position. Pure.
 
-It is JSON, well under 10 kB.
+A state is JSON of less than 10 kB.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _REMEDY = "Pass the state that this loader's own state_dict() returned, or start
 
 
 def owner_of(state: object) -> str | None:
-    """Say whose state this seems to be; None: nobody's that is known."""
+    """Return which kind of loader wrote this state; None if unknown."""
     if not isinstance(state, dict):
         return None
     if state.get("kind") == "torch":
@@ -30,7 +30,7 @@ def owner_of(state: object) -> str | None:
 
 
 def not_a_torch_state(state: object) -> ResumeError:
-    """The error for what isn't the state of a loader over a torch dataset."""
+    """Return the error for an object that isn't the state of a loader over a torch dataset."""
     owner = owner_of(state)
     got = f"is the state of {owner}" if owner else f"({type(state).__name__}) is no loader's state"
     return ResumeError(f"This {got}, and this loader reads a torch dataset. {_REMEDY}")
@@ -38,13 +38,13 @@ def not_a_torch_state(state: object) -> ResumeError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderState:
-    """What the user was handed, over all ranks: everything before (epoch, position).
+    """Store the state of a job: all samples before (epoch, position) were delivered to some rank.
 
     dataset: fingerprint of the index. fingerprint: of index and plan. samples: of an epoch. step:
-    number of the next global batch since the job's start; None where that isn't known. schedule:
-    of global batches, those of the past and those planned. drop_last: whether epochs end with the
-    last whole global batch. lane_order: which lane has which place, as text; None for the identity.
-    bad: bad samples of this epoch so far, over all ranks, as far as they had told one another.
+    number of the next global batch since the job's start; None if unknown. schedule: sizes of past
+    and planned global batches. drop_last: epochs end with the last full global batch. lane_order:
+    text of the lane order; None for the identity. bad: bad samples of this epoch so far, over all
+    ranks, as far as this rank had received the others' counts.
     """
 
     dataset: str
@@ -61,31 +61,31 @@ class LoaderState:
 
     @property
     def cursor(self) -> Cursor:
-        """Where the next batch begins."""
+        """The cursor at which the next batch begins."""
         return self.walk.normalise(Cursor(self.epoch, self.position))
 
     @property
     def walk(self) -> Walk:
-        """The saved job's steps; not where they were cut by tokens."""
+        """The walk of the saved job; invalid for batches by tokens."""
         return Walk(samples=self.samples, schedule=self.schedule, drop_last=self.drop_last)
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as plain JSON types."""
-        told = asdict(self)
-        schedule, buckets = told.pop("schedule"), told["plan"]["buckets"]
+        """Return the state in JSON types."""
+        values = asdict(self)
+        schedule, buckets = values.pop("schedule"), values["plan"]["buckets"]
         if buckets and buckets["bins"] == 1:
-            del buckets["bins"]  # as states had it that knew none
+            del buckets["bins"]  # the same text as before bins existed
         batches = [[first, size] for first, size in schedule["entries"]]
         return {
             "version": STATE_VERSION,
-            **told,
+            **values,
             "batches": batches,
             "first_step": schedule["first_step"],
         }
 
     @classmethod
     def from_dict(cls, state: object) -> LoaderState:
-        """Read a state back; ResumeError for what `to_dict` of this version can't have written."""
+        """Return the state of a dict; raise ResumeError unless it is one that `to_dict` writes."""
         if not isinstance(state, dict):
             raise ResumeError(
                 f"A loader state is a dict, got {type(state).__name__}. Pass what "
@@ -93,8 +93,8 @@ class LoaderState:
             )
         if (owner := owner_of(state)) not in (None, NATIVE):
             raise ResumeError(
-                f"This is the state of {owner}, and this loader reads a native dataset, where "
-                f"places are counted differently. {_REMEDY}"
+                f"This is the state of {owner}, and this loader reads a native dataset, which "
+                f"counts positions in another way. {_REMEDY}"
             )
         version = state.get("version")
         if version != STATE_VERSION:
@@ -105,13 +105,13 @@ class LoaderState:
         fields = {name: _take(state, name, kind) for name, kind in _FIELDS.items()}
         plan = fields.pop("plan")
         settings = {name: _take(plan, name, kind) for name, kind in _PLAN_FIELDS.items()}
-        if (told := plan.get("buckets")) is not None:
-            if not isinstance(told, dict):
-                raise ResumeError(f"State is damaged: buckets are {told!r}. {_REMEDY}")
-            from penstock.pipeline.plan.buckets import BucketSettings  # other jobs need none of it
+        if (buckets := plan.get("buckets")) is not None:
+            if not isinstance(buckets, dict):
+                raise ResumeError(f"State is damaged: buckets are {buckets!r}. {_REMEDY}")
+            from penstock.pipeline.plan.buckets import BucketSettings  # only these jobs load it
 
-            told = {"bins": 1, **told}
-            parts = {name: _take(told, name, kind) for name, kind in _BUCKET_FIELDS.items()}
+            buckets = {"bins": 1, **buckets}
+            parts = {name: _take(buckets, name, kind) for name, kind in _BUCKET_FIELDS.items()}
             if not 0 < parts["bins"] <= max(1, parts["tokens"]):
                 raise ResumeError(f"State is damaged: {parts['bins']} bins. {_REMEDY}")
             settings["buckets"] = BucketSettings(**parts)
@@ -129,14 +129,14 @@ class LoaderState:
             )
         plan_is_right = 0 < self.plan.lanes <= _MOST_LANES and self.plan.window > 0
         if not plan_is_right or not 0.0 <= self.plan.reshuffle <= 1.0:
-            raise ResumeError(f"State is damaged: no plan is made of {self.plan}. {_REMEDY}")
+            raise ResumeError(f"State is damaged: invalid plan {self.plan}. {_REMEDY}")
         if len(self.lane_order or "") > MOST_LANE_ORDER:
             raise ResumeError(f"State is damaged: its lane order is too long. {_REMEDY}")
         self._check_step()
         return self
 
     def _check_step(self) -> None:
-        """Raise ResumeError unless the step's number is that of the place."""
+        """Raise ResumeError unless the number of the step fits its position."""
         if self.plan.buckets is not None:
             is_right = self.step is None or 0 <= self.step < _MOST
         else:
@@ -173,10 +173,10 @@ _PLAN_FIELDS: dict[str, tuple[type, ...]] = {
 }
 
 _MOST, _MOST_LANES = 2**53, 2**24
-"""Of all counts: JSON holds no larger ones exactly. And of lanes, which take memory."""
+"""Upper limits of counts, which JSON stores exactly up to this, and of lanes, for memory."""
 
 MOST_LANE_ORDER = 5_500
-"""Characters of a lane order: with as many batches as are kept, a state stays below 10 kB."""
+"""Characters of a lane order: together with `MOST_KEPT` batch sizes a state is below 10 kB."""
 
 _BUCKET_FIELDS: dict[str, tuple[type, ...]] = {
     "field": (str,),
@@ -220,10 +220,9 @@ def _schedule(batches: Any, first_step: int) -> BatchSchedule:
 def check_resumable(
     state: LoaderState, *, dataset: str, samples: int, wanted: dict[str, int | float]
 ) -> None:
-    """Refuse a state of another dataset, seed or plan.
+    """Raise ResumeError for a state of another dataset, seed or plan; it names both.
 
-    dataset, samples: of this run's index. wanted: plan settings that the user gave explicitly.
-    Raises ResumeError saying both sides.
+    dataset, samples: of this run's index. wanted: plan settings that the user passed explicitly.
     """
     if state.dataset != dataset:
         raise ResumeError(
@@ -236,13 +235,13 @@ def check_resumable(
         if saved != value:
             raise ResumeError(
                 f"State was saved with {name}={saved!r}, this loader was built with "
-                f"{name}={value!r}, which gives another order. Pass {name}={saved!r} to go on "
+                f"{name}={value!r}, which gives another order. Pass {name}={saved!r} to continue "
                 "exactly, or start without a state."
             )
 
 
 def other_order(saved: str, rebuilt: str) -> ResumeError:
-    """The error for a state whose plan, made anew here, gives another order."""
+    """Return the error for a state whose plan gives another order in this release."""
     return ResumeError(
         f"State was saved for plan {saved[:12]}; the same settings give {rebuilt[:12]} here, so "
         "this release orders samples differently. Resume with the release that wrote the state, or "
@@ -253,11 +252,11 @@ def other_order(saved: str, rebuilt: str) -> ResumeError:
 def resumed_schedule(
     state: LoaderState, wanted: BatchSchedule | None, *, drop_last: bool
 ) -> BatchSchedule:
-    """The state's batches up to its place, and from there on those that are wanted; None: its own.
+    """Return the state's schedule up to its position, and from there `wanted`; None: unchanged.
 
-    Past batches are remembered for the steps' numbers, as far as a state has room. Where epochs end
-    in another way from here on (drop_last), those before can't be numbered by the same rule: then
-    the numbers go on, and what steps before held is forgotten.
+    Past sizes are kept to number steps, up to `MOST_KEPT` entries. If drop_last differs from the
+    state's, past epochs ended in another way and can't be numbered by the same rule: then the
+    numbers continue, and the record of earlier steps is dropped.
     """
     walk, cursor = state.walk, state.cursor
     at = walk.sample(cursor)
@@ -273,7 +272,7 @@ def resumed_schedule(
 
 
 def moved_state(state: LoaderState, cursor: Cursor) -> LoaderState:
-    """The state of a job that went from there to another place, to the start of a batch."""
+    """Return the state of the same job at another cursor, the start of a batch."""
     at = state.walk.sample(cursor)
     moved = replace(state, epoch=cursor.epoch, position=cursor.position, bad=0)
     if state.plan.buckets is not None:

@@ -1,7 +1,8 @@
 """Choose the substitute of a bad sample: a pure function of seed, epoch and sample id.
 
-So batch, world and restart don't change it. A few attempts go to the same shard, whose bytes are at
-hand, then anywhere. A substitute that is bad too leads to the next attempt.
+So batch size, world and restarts don't change it. The first attempts choose from the same shard,
+whose bytes are local, the later ones from all samples. If a substitute is bad, too, the next
+attempt follows.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ def substitute(
     sizes: NDArray[np.int64],
     place: int | None = None,
 ) -> int:
-    """Where among all samples that stands which takes the place of a bad one. attempt: from 0.
+    """Return the index, among all samples, of the substitute of a bad one. attempt: from 0.
 
-    starts, sizes: samples before and in each shard, shape (shards,). place: where the bad one
-    stands; None where that is its id. The first attempts stay in the sample's shard, the later ones
-    draw from all samples; places may repeat.
+    starts, sizes: samples before and in each shard, shape (shards,). place: index of the bad
+    sample; None if that is its id. The first attempts stay in the sample's shard, the later ones
+    choose from all samples; results may repeat.
     """
     place = sample_id if place is None else place
     draw = int(keyed_hash(seed, epoch, sample_id, attempt, _SALT))

@@ -1,7 +1,7 @@
-"""Walk through a job's epochs: the positions of each step, its number, and the batch sizes. Pure.
+"""Compute the positions, the number and the batch size of each step of a job. Pure.
 
-A cursor is the global position of a job: everything before it was delivered to some rank. A
-schedule says how large the global batches are, and from which sample on.
+A cursor is the global position of a job: every sample before it was delivered to some rank. A
+schedule has the sizes of global batches, each with the sample from which it holds.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 MOST_ENTRIES = 128
-"""Of a user's schedule: a ramp has room in it, and a state stays small."""
+"""Upper limit of a user's schedule: enough for a ramp, and a state stays small."""
 
 MOST_KEPT = 160
-"""With those of the past; the oldest are forgotten beyond it."""
+"""Upper limit of the entries in a state, with those of past batches: the oldest are dropped."""
 
 _FIRST = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSchedule:
-    """Sizes of a job's global batches, each from a sample of the job's stream on.
+    """Map samples of the job's stream to the size of the global batches from there on.
 
     Samples are counted from the job's start over all epochs: epoch * samples + position; those that
-    drop_last skips count as consumed. A size holds from the first batch that begins at or behind
-    its sample. What lies behind a loader is history: the schedule that the job really had, however
-    often it was resumed with another batch, so that its steps can be numbered.
+    drop_last skips count as consumed. A size holds from the first batch that begins at or after its
+    sample. Past entries record the sizes that the job had, however often it was resumed with
+    another batch: they are needed to number its steps.
 
-    entries: (first sample, size), ascending by sample. history: how many of the first entries no
-    batch of this loader has any more. first_step: number of the global batch that begins at the
-    first entry; above 0 where older entries were forgotten. Raises PlanError for what can't be.
+    entries: (first sample, size), ascending by sample. history: number of entries before the one
+    that this loader begins with. first_step: number of the global batch that begins at the first
+    entry; above 0 if older entries were dropped. Raises PlanError for invalid values.
     """
 
     entries: tuple[tuple[int, int], ...]
@@ -60,12 +60,12 @@ class BatchSchedule:
 
     @classmethod
     def constant(cls, size: int) -> BatchSchedule:
-        """One size for all of a job."""
+        """Return the schedule with one size for all of a job."""
         return cls(((0, size),))
 
     @classmethod
     def of(cls, sizes: Mapping[int, int]) -> BatchSchedule:
-        """The schedule of sizes by first sample."""
+        """Return the schedule with these sizes by first sample."""
         return cls(_merged(sizes.items()))
 
     @property
@@ -94,23 +94,22 @@ class BatchSchedule:
         return min(self.sizes)
 
     def as_given(self) -> dict[int, int]:
-        """What a user gives for `global_batch_size` to have these batches from here on."""
+        """Return the `global_batch_size` that gives a new job this loader's batches."""
         return {0: self.size, **dict(self.entries[self.history + 1 :])}
 
     def size_at(self, sample: int) -> int:
-        """The size of a batch that begins at a sample of the job's stream."""
+        """Return the size of a batch that begins at a sample of the job's stream."""
         return self.entries[self._place(sample)][1]
 
     def next_change(self, sample: int) -> int | None:
-        """The first sample behind one where another entry begins; None: no more does."""
+        """Return the first sample after `sample` at which another entry begins; None if none."""
         place = bisect_right(self.entries, sample, key=_FIRST)
         return self.entries[place][0] if place < len(self.entries) else None
 
     def continued(self, sample: int, wanted: BatchSchedule | None = None) -> BatchSchedule:
-        """What was up to a sample, and from there on what is wanted; None: what was planned.
+        """Return this schedule up to a sample, and `wanted` from there on; None: unchanged.
 
-        Where `wanted` says nothing else than was planned it stays as it is. For who went back to
-        before all that is remembered, it is as if `wanted` had held from the start.
+        If `sample` is before all that this schedule records, `wanted` counts from the job's start.
         """
         wanted = self if wanted is None else wanted
         if sample < self.entries[0][0]:
@@ -119,13 +118,13 @@ class BatchSchedule:
         past = [entry for entry in self.entries if entry[0] < sample]
         before = wanted.entries[wanted._place(sample)][1]
         coming = [entry for entry in wanted.entries if entry[0] > sample]
-        # An entry's own sample stays where nothing changes there.
+        # Entries that change no size are merged with the one before.
         entries = _merged([*past, (sample, before), *coming])
         joined = BatchSchedule(entries, first_step=self.first_step)
         return BatchSchedule(entries, history=joined._place(sample), first_step=self.first_step)
 
     def forgotten_before(self, sample: int, step: int) -> BatchSchedule:
-        """The schedule from a batch on: it begins at a sample and has a number."""
+        """Return the schedule from the batch at `sample` on, whose number is `step`."""
         entries = [entry for entry in self.entries if entry[0] > sample]
         history = max(0, self.history - (len(self.entries) - len(entries) - 1))
         return BatchSchedule(
@@ -133,14 +132,14 @@ class BatchSchedule:
         )
 
     def _place(self, sample: int) -> int:
-        """The entry that holds at a sample; the first one before it, too."""
+        """Return the index of the entry that holds at a sample; 0 before the first entry."""
         if len(self.entries) == 1:
             return 0
         return max(0, bisect_right(self.entries, sample, key=_FIRST) - 1)
 
 
 def _merged(entries: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Entries without those that change nothing."""
+    """Return the entries without those that repeat the size before them."""
     kept: list[tuple[int, int]] = []
     for first, size in entries:
         if not kept or kept[-1][1] != size:
@@ -150,9 +149,9 @@ def _merged(entries: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """A place in a job's stream of samples, the same on all ranks.
+    """Store a position in a job's stream of samples, the same on all ranks.
 
-    position: samples of this epoch's stream that are consumed, over all ranks.
+    position: samples of this epoch's stream that all ranks together have consumed.
     """
 
     epoch: int
@@ -161,7 +160,10 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One global batch: positions [start.position, start.position + size) of an epoch."""
+    """Describe one global batch: positions [start.position, start.position + size) of an epoch.
+
+    then: where the next one begins.
+    """
 
     start: Cursor
     size: int
@@ -170,26 +172,26 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRun:
-    """Global batches of one size in a row, in one epoch: `count` of them from a position on."""
+    """Describe `count` consecutive global batches of one size in an epoch."""
 
     position: int
     size: int
     count: int
 
     def before(self, position: int) -> int:
-        """How many of its batches begin before a position."""
+        """Return how many of the batches begin before a position."""
         return min(self.count, max(0, -(-(position - self.position) // self.size)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """How epochs of `samples` are cut into global batches, and how these are numbered.
+    """Cut epochs of `samples` into global batches and number these.
 
-    A step's number counts the global batches since the job's start, from 0 on. It follows from the
-    place in the stream, and the place from it, in closed form: what that costs depends on the
-    schedule's entries, never on steps or epochs.
+    The number of a step counts the global batches since the job's start, from 0 on. Number and
+    position follow from each other in closed form: the cost depends on the schedule's entries, not
+    on steps or epochs.
 
-    drop_last: leave out what doesn't fill a global batch (the positions count as consumed).
+    drop_last: skip the samples that don't fill a global batch (they count as consumed).
     """
 
     samples: int
@@ -197,11 +199,11 @@ class Walk:
     drop_last: bool
 
     def __len__(self) -> int:
-        """Steps of the first epoch; the same on every rank."""
+        """Return the number of steps of the first epoch; the same on every rank."""
         return self.left(Cursor(0, 0))
 
     def step(self, start: Cursor) -> Step | None:
-        """The step that begins at a cursor; None where the epoch has none left."""
+        """Return the step that begins at a cursor; None at the end of the epoch."""
         size = self.step_size(start)
         if not size:
             return None
@@ -209,22 +211,22 @@ class Walk:
         return Step(start=start, size=size, then=end)
 
     def step_size(self, at: Cursor) -> int:
-        """Samples of the step that begins at a cursor; 0 where the epoch has none left."""
-        entries = self.schedule.entries  # asked twice a step: a batch of one size takes no search
+        """Return the samples of the step that begins at a cursor; 0 at the end of the epoch."""
+        entries = self.schedule.entries  # called twice a step: no search for a constant size
         wanted = entries[0][1] if len(entries) == 1 else self.full_size(at)
         size = min(wanted, self.samples - at.position)
         return 0 if size < (wanted if self.drop_last else 1) else size
 
     def full_size(self, at: Cursor) -> int:
-        """Samples of the step that begins at a cursor, had its epoch as many left."""
+        """Return the scheduled size of the step at a cursor, ignoring the end of the epoch."""
         return self.schedule.size_at(self.sample(at))
 
     def sample(self, at: Cursor) -> int:
-        """The place of a cursor in the job's stream: its samples before, over all epochs."""
+        """Return the number of samples of the job's stream before a cursor, over all epochs."""
         return at.epoch * self.samples + at.position
 
     def left(self, cursor: Cursor, *, most: int | None = None) -> int:
-        """Steps from a cursor to the end of its epoch. most: who asks needs no more, None: all."""
+        """Return the number of steps from a cursor to the end of its epoch, at most `most`."""
         count = 0
         for run in self.runs(cursor):
             count += run.count
@@ -234,15 +236,15 @@ class Walk:
 
     @property
     def usual_steps(self) -> int:
-        """Steps of an epoch, about; at least 1."""
+        """The approximate number of steps of an epoch; at least 1."""
         return max(1, self.samples // self.schedule.smallest)
 
     def normalise(self, cursor: Cursor) -> Cursor:
-        """A cursor from which no step is left stands for the start of the next epoch."""
+        """Return the cursor, or the start of the next epoch if no step is left after it."""
         return cursor if self.step_size(cursor) else Cursor(cursor.epoch + 1, 0)
 
     def steps(self, start: Cursor, *, endless: bool) -> Iterator[Step]:
-        """Steps from a cursor on: to the end of its epoch, or through all epochs if endless."""
+        """Yield the steps from a cursor to the end of its epoch; if endless, of all epochs."""
         cursor = self.normalise(start)
         epoch = cursor.epoch
         while endless or cursor.epoch == epoch:
@@ -253,7 +255,7 @@ class Walk:
             cursor = step.then
 
     def runs(self, cursor: Cursor) -> Iterator[BatchRun]:
-        """The steps from a cursor to the end of its epoch, those of one size together."""
+        """Yield the steps from a cursor to the end of its epoch, as runs of one size."""
         at, samples, start = cursor.position, self.samples, cursor.epoch * self.samples
         while at < samples:
             size = self.schedule.size_at(start + at)
@@ -268,18 +270,16 @@ class Walk:
                 yield BatchRun(position=at, size=samples - at, count=1)
             at += max(1, count) * size
 
-    # -- numbers
-
     def step_number(self, cursor: Cursor) -> int:
-        """The number of the first step that begins at or behind a cursor: how many were before.
+        """Return the number of the first step that begins at or after a cursor.
 
-        Raises PlanError for a place that lies before all that the schedule remembers.
+        Raises PlanError for a cursor before the schedule's first entry.
         """
         first = self._first
         if cursor < first:
             raise PlanError(
-                f"step: {cursor} lies before what is known of this job's batches, which begins at "
-                f"step {self.schedule.first_step:,} ({first}): older ones were forgotten."
+                f"step: {cursor} is before step {self.schedule.first_step:,} ({first}): this job's "
+                "state has no record of older batches."
             )
         number = self.schedule.first_step
         if cursor.epoch == first.epoch:
@@ -293,13 +293,13 @@ class Walk:
         return number + self._before(Cursor(cursor.epoch, 0), cursor.position)
 
     def cursor_of(self, step: int) -> Cursor:
-        """Where a step begins, by its number. Raises PlanError for one that is not known any more,
-        or that no epoch has."""
+        """Return where the step of a number begins. Raises PlanError if the schedule doesn't record
+        it, and if no epoch has it."""
         number = step - self.schedule.first_step
         if number < 0:
             raise PlanError(
-                f"step: got {step:,}, wanted {self.schedule.first_step:,} or later: which samples "
-                "older ones had is not known any more."
+                f"step: got {step:,}, wanted {self.schedule.first_step:,} or later: this job's "
+                "state has no record of older batches."
             )
         first = self._first
         if number < (count := self.left(first)):
@@ -312,23 +312,23 @@ class Walk:
                 whole, rest = divmod(number, each)
                 return self._within(Cursor(begin + whole, 0), rest)
             number -= (end - begin) * each
-        raise PlanError(f"step: got {step:,}, and this job's epochs end without it.")
+        raise PlanError(f"step: got {step:,}, and no epoch of this job has that step.")
 
     def know(self, cursor: Cursor, step: int | None) -> None:
-        """Note the number of the step at a cursor, where numbers have to be counted: not here."""
+        """Store the number of the step at a cursor; used only if numbers have to be counted."""
 
     def learn(self, other: Walk) -> None:
-        """Take over what the walk before has counted; here nothing is."""
+        """Copy the counts of another walk; used only if numbers have to be counted."""
 
     @property
     def _first(self) -> Cursor:
-        """Where the schedule begins."""
+        """The cursor of the schedule's first entry."""
         first = self.schedule.entries[0][0]
         return Cursor(*divmod(first, max(1, self.samples))) if first else Cursor(0, 0)
 
     def _stretches(self) -> Iterator[tuple[int, int | None, int]]:
-        """Epochs [begin, end) behind the schedule's first, of equally many steps each; the last
-        stretch has no end."""
+        """Yield (begin, end, steps of each) of epochs after the schedule's first one that have
+        equally many steps; the last range has no end."""
         begin, inside = self._first.epoch + 1, set[int]()
         for first, _ in self.schedule.entries[1:]:
             epoch = first // max(1, self.samples)
@@ -338,7 +338,7 @@ class Walk:
             begin = begin if end is None else end
 
     def _before(self, start: Cursor, position: int) -> int:
-        """Steps from a cursor on that begin before a position of its epoch."""
+        """Return how many steps from a cursor on begin before a position of its epoch."""
         count = 0
         for run in self.runs(start):
             if run.position >= position:
@@ -347,7 +347,7 @@ class Walk:
         return count
 
     def _within(self, start: Cursor, number: int) -> Cursor:
-        """Where the step begins that comes so many steps behind a cursor, in its epoch."""
+        """Return where the step begins that is `number` steps after a cursor, in its epoch."""
         for run in self.runs(start):
             if number < run.count:
                 return Cursor(start.epoch, run.position + number * run.size)

@@ -1,19 +1,18 @@
-"""Shuffle samples inside windows: samples of a strand change places with near ones only. Pure.
+"""Shuffle samples inside windows: samples of a strand change places with nearby ones only. Pure.
 
-A window decides how many shards are open at once, and it turns over as a whole. If all strands
-turned over together, the demand for new shards would come in bursts of 12 times the consumption. So
-their inner boundaries are shifted by up to half a window: evenly over all strands and, as a node
-reads strands in a row, nearly so over a node's. A strand's ends stay where they are: its first and
-last windows are half to one and a half times as long as the others, and a strand that is one window
-isn't cut at all.
+The window size decides how many shards are open at once. At the end of a window all of its shards
+are replaced. If the windows of all strands ended together, the demand for new shards would come in
+bursts of 12 times the consumption. So the inner boundaries are shifted by up to half a window:
+evenly over all strands and, as a node reads consecutive strands, nearly evenly over those of a
+node. The ends of a strand aren't shifted: its first and last windows are 0.5 to 1.5 times as long
+as the others, and a strand of one window isn't cut.
 
-A shard may consist of decode units, which have to be decoded as a whole. Lanes run over shards, so
-that what a node owns stays whole; inside a lane units are permuted and windows mix them. A window's
-boundary moves to the begin of the unit that it would cut: so no unit is in two windows, and each is
-decoded once and released.
+A shard may consist of several decode units. Lanes consist of shards, so a node caches complete
+shards; inside a lane units are permuted, and windows mix them. A boundary that would cut a unit
+moves to its begin: so no unit is in two windows, and each is decoded once and released.
 
-The order in a window is that of keyed hashes, so any window can be computed alone. Two windows a
-strand are cached, as a walk needs.
+The order within a window is that of keyed hashes, so any window can be computed on its own. Two
+windows per strand are cached, as a walk needs.
 """
 
 from __future__ import annotations
@@ -38,10 +37,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecodeUnits:
-    """The units of all shards, end to end.
+    """Store the decode units of all shards, in order.
 
-    rows: of each unit, at least 1. shard: that it is of. first_row: of it in its shard. All int64,
-    shape (units,). first: units before each shard, and of all, int64, shape (shards + 1,).
+    rows: rows of each unit, at least 1. shard: its shard. first_row: its first row in that shard.
+    All int64, shape (units,). first: number of units before each shard, then of all, int64, shape
+    (shards + 1,).
     """
 
     rows: Ints
@@ -58,25 +58,24 @@ class DecodeUnits:
         return int(self.rows.max(initial=0))
 
     def of_shards(self, shards: Ints) -> Ints:
-        """The units of these shards, shard after shard: numbers, int64, shape (n,)."""
+        """Return the numbers of these shards' units, shard by shard, int64, shape (n,)."""
         begin, counts = self.first[shards], self.first[shards + 1] - self.first[shards]
         before = np.cumsum(counts) - counts
         return np.repeat(begin - before, counts) + np.arange(int(counts.sum()), dtype=np.int64)
 
 
 def units_of(sizes: Ints, given: Sequence[ArrayLike] | None) -> DecodeUnits | None:
-    """Check what a plan was given as `units`; None where each shard is one unit.
+    """Check a plan's `units` and return them; None if each shard is one unit.
 
-    given: for each shard the rows of its units, in the order of the rows; or one number where all
-    have as many, but for a shorter last one. Raises PlanError for units that don't add up to their
-    shards.
+    given: for each shard the rows of its units, in order; or one number if all units but a shorter
+    last one have so many. Raises PlanError for units that don't add up to their shards.
     """
     if given is None:
         return None
     if len(given) != len(sizes):
         raise PlanError(
-            f"units: got those of {len(given)} shards, wanted those of each of the {len(sizes)}: "
-            "a list of rows for every shard."
+            f"units: got those of {len(given)} shards, wanted a list of rows for each of the "
+            f"{len(sizes)} shards."
         )
     each = [_rows(n, units, size) for n, (units, size) in enumerate(zip(given, sizes, strict=True))]
     counts = np.array([len(units) for units in each], np.int64)
@@ -91,7 +90,7 @@ def units_of(sizes: Ints, given: Sequence[ArrayLike] | None) -> DecodeUnits | No
         at = int(wrong[0])
         raise PlanError(
             f"units: those of shard {at} have {int(total[at + 1] - total[at])} rows, and the shard "
-            f"has {int(sizes[at])}. Units cover their shard, each row once."
+            f"has {int(sizes[at])}. The rows of a shard's units must add up to its own."
         )
     return DecodeUnits(rows=rows, shard=shard, first_row=ends - rows - total[shard], first=first)
 
@@ -108,14 +107,14 @@ def _rows(shard: int, given: ArrayLike, size: int) -> Ints:
     return units.astype(np.int64)
 
 
-MAX_WINDOW = 2**32  # samples: an index within a window has 32 bits, beside 32 of its hash
+MAX_WINDOW = 2**32  # samples: a sort key has 32 bits for the index and 32 for the hash
 
 _HIGH, _LOW = np.uint64(0xFFFFFFFF00000000), np.uint64(0xFFFFFFFF)
 _GROUP = 2**16  # samples that are sorted together: 16 bits of window, 32 of hash, 16 of index
 
 
 def window_count(shortest: int, rows: int) -> int:
-    """EpochWindows of every strand: as many of so many rows as the shortest one has room for."""
+    """Return the number of windows of every strand: of at least `rows` in the shortest one."""
     return max(1, shortest // rows)
 
 
@@ -124,15 +123,17 @@ _ZERO, _ONE = np.array(0, dtype=np.int64), np.array(1, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UnitBorders:
-    """Where units begin, and strands, in stream coordinates: int64, ascending. longest: rows of the
-    longest unit."""
+    """Store the first stream coordinates of units and of strands: int64, ascending.
+
+    longest: rows of the longest unit.
+    """
 
     begin: Ints
     strand_start: Ints
     longest: int
 
     def before(self, strand: Ints, offset: Ints) -> Ints:
-        """Where in its strand the unit begins that stands at an offset: int64, shape (n,)."""
+        """Return the offset at which the unit of an offset begins, int64, shape (n,)."""
         first = self.strand_start[strand]
         unit = np.searchsorted(self.begin, first + offset, side="right") - 1
         before: Ints = self.begin[unit] - first
@@ -140,14 +141,13 @@ class UnitBorders:
 
 
 class EpochWindows:
-    """The windows of one epoch's strands, and the permutations of those in use.
+    """Permute samples within the windows of one epoch's strands; cache the windows in use.
 
-    keys: what the permutations depend on, beside strand and window number.
-    strand_rows: samples of each strand, int64, shape (strands,), as equal as can be.
-    rows: samples of a window, at least; what is left of a strand widens its windows. borders: of
-    units that no window may cut, none of them longer than a window; None: rows may part anywhere.
-    Raises PlanError for windows of more samples than 32 bits count. Not thread-safe: the owner
-    locks.
+    keys: hash keys of the permutations, besides strand and window number.
+    strand_rows: samples of each strand, int64, shape (strands,); they differ by at most one.
+    rows: minimum samples of a window; the rest of a strand widens its windows. borders: of units
+    that no window may cut, none longer than a window; None: windows may end at any row.
+    Raises PlanError for windows of more than 2^32 samples. Not thread-safe: the owner locks.
     """
 
     def __init__(
@@ -165,32 +165,33 @@ class EpochWindows:
         rows = max(1, shortest // windows)
         self._shift = _shifts(strands, rows)
         self._is_one = windows == 1
-        # A strand has a place for even and one for odd windows, so long as its longest of either
-        # kind. The even ones lie together, so that the odd half takes no memory (not even of a huge
-        # page) before the first turnover.
+        # A strand has one part of the table for even and one for odd windows, each as long as its
+        # longest window of that kind. The even ones are adjacent, so that the odd half takes no
+        # memory (not even of a huge page) before the first window ends.
         if self._is_one:
-            room = strand_rows
+            length = strand_rows
         else:
-            room = np.full(2 * strands, rows, dtype=np.int64)
-            room[:strands] += np.maximum(self._shift, 0)
+            length = np.full(2 * strands, rows, dtype=np.int64)
+            length[:strands] += np.maximum(self._shift, 0)
             last = slice(strands, None) if windows % 2 == 0 else slice(strands)
-            room[last] = np.maximum(room[last], strand_rows - (windows - 1) * rows - self._shift)
+            rest = strand_rows - (windows - 1) * rows - self._shift
+            length[last] = np.maximum(length[last], rest)
             if borders is not None:
-                room += borders.longest  # a window begins as much earlier at most
-        if room.max() > MAX_WINDOW:
+                length += borders.longest  # a boundary moves by less than one unit
+        if length.max() > MAX_WINDOW:
             raise PlanError(
-                f"A window opens {room.max()} samples in one lane, and {MAX_WINDOW} is the limit. "
-                "Pass a smaller window or more lanes."
+                f"A window opens {length.max()} samples in one lane, and {MAX_WINDOW} is the "
+                "limit. Pass a smaller window or more lanes."
             )
-        self._begin = np.cumsum(room) - room
-        self._table = np.empty(int(room.sum()), dtype=np.uint32)
-        self._held = np.full(len(room), -1, dtype=np.int64)
-        self._are_all_held = False  # for good: every strand is one window, and is held
+        self._begin = np.cumsum(length) - length
+        self._table = np.empty(int(length.sum()), dtype=np.uint32)
+        self._held = np.full(len(length), -1, dtype=np.int64)
+        self._are_all_held = False  # every strand is one window, and all are computed
         self._rows, self._last_window = _scalar(rows), _scalar(windows - 1)
         self._strands = _scalar(strands)
 
     def shuffled(self, strand: Ints, offset: Ints) -> Ints:
-        """Where in its strand the sample comes from that stands at `offset`: int64, shape (n,).
+        """Return the unshuffled offset of the sample at `offset` of a strand, int64, shape (n,).
 
         strand, offset: int64, shape (n,), in any order.
         """
@@ -205,7 +206,7 @@ class EpochWindows:
             np.maximum(window, _ZERO, out=window)
             np.minimum(window, self._last_window, out=window)
             if self._borders is not None:
-                # What stands before a boundary may be of the unit behind which it has gone.
+                # The next window may begin up to one unit before its unmoved boundary.
                 after = np.minimum(window + _ONE, self._last_window)
                 window = np.where(offset >= self._start(after, strand), after, window)
             start = self._start(window, strand)
@@ -219,7 +220,7 @@ class EpochWindows:
         return start
 
     def _start(self, window: Ints, strand: Ints) -> Ints:
-        """Where in its strand a window begins; of the first one 0."""
+        """Return the offset in its strand at which a window begins; 0 for the first one."""
         start: Ints = window * self._rows
         start += self._shift[strand]
         start *= window > _ZERO
@@ -230,10 +231,10 @@ class EpochWindows:
         return place
 
     def _computed(self, strand: Ints, window: Ints, within: Ints) -> NDArray[np.uint32]:
-        """Permuted indices from windows that aren't held; a strand's last two are held from now on.
+        """Return permuted indices from windows that aren't cached; cache a strand's last two.
 
-        A batch may pass through more windows of a strand. It uses those up, and they cost no more
-        than the batch.
+        A batch that spans more than two windows of a strand uses all of the others: computing these
+        costs no more than the batch.
         """
         order = np.lexsort((window, strand))
         strand, window = strand[order], window[order]
@@ -248,17 +249,17 @@ class EpochWindows:
         found = np.empty(len(order), dtype=np.uint32)
         bounds = np.append(first, len(order))
         for group, permuted in _permutations(hashes, sizes):
-            here, lengths = slice(bounds[group.start], bounds[group.stop]), sizes[group]
+            part, lengths = slice(bounds[group.start], bounds[group.stop]), sizes[group]
             begin = np.cumsum(lengths) - lengths
-            found[order[here]] = permuted[begin[run[here] - group.start] + within[order[here]]]
-            # Of several windows for one place the last stays: so numpy assigns.
+            found[order[part]] = permuted[begin[run[part] - group.start] + within[order[part]]]
+            # If several windows have one place in the table, numpy keeps the last.
             self._table[_ranges(self._begin[place[group]], lengths)] = permuted
         self._held[place] = window
         self._are_all_held = self._is_one and not self._held.any()
         return found
 
     def _describe(self, strand: Ints, window: Ints) -> tuple[Hashes, Ints]:
-        """Hash and samples of windows."""
+        """Return the hashes and the numbers of samples of windows."""
         is_last = window == self._last_window
         end = self._start(np.where(is_last, window, window + 1), strand)
         end[is_last] = self._strand_rows[strand[is_last]]
@@ -266,18 +267,18 @@ class EpochWindows:
 
 
 def _scalar(number: int) -> Ints:
-    """A zero-dimensional array: numpy takes it in half of the time that Python's numbers take, and
-    a small batch costs little else."""
+    """Return a zero-dimensional array: numpy processes it in half the time of a Python number,
+    which matters for small batches."""
     return np.array(number, dtype=np.int64)
 
 
 def _shifts(strands: int, rows: int) -> Ints:
-    """By how much the boundaries of each strand's windows are shifted: int64, shape (strands,), up
-    to half of a window's rows either way.
+    """Return the shift of each strand's window boundaries in rows, int64, shape (strands,): at most
+    half a window in each direction.
 
-    Strand s has the phase s·step / strands. With a step near the golden section of all strands, and
-    without a common divisor, any strands in a row have phases that are spread about evenly, and all
-    of them exactly so.
+    Strand s has the phase s·step / strands. The step is near the golden section of the number of
+    strands and has no common divisor with it: so the phases of all strands are spread evenly, and
+    those of any consecutive strands nearly so.
     """
     golden = max(1, round(strands * (math.sqrt(5) - 1) / 2))
     step = next(step for step in range(golden, 0, -1) if math.gcd(step, strands) == 1)
@@ -287,25 +288,25 @@ def _shifts(strands: int, rows: int) -> Ints:
 
 
 def _permutations(hashes: Hashes, sizes: Ints) -> Iterator[tuple[slice, NDArray[np.uint64]]]:
-    """Permutations of windows, as (slice of the windows, their permutations end to end).
+    """Yield the permutations of windows, as (slice of the windows, concatenated permutations).
 
     A permutation of n is range(n) sorted by the upper half of splitmix64(hash ^ i); ties keep their
-    order. Windows are sorted in groups: small ones for speed, large ones alone for little memory.
+    order. Small windows are sorted together for speed, large ones one by one to save memory.
     """
     ends = np.cumsum(sizes)
     at = 0
     while at < len(sizes):
-        room = int(ends[at] - sizes[at]) + _GROUP
-        until = max(at + 1, int(np.searchsorted(ends, room, side="right")))
+        limit = int(ends[at] - sizes[at]) + _GROUP
+        until = max(at + 1, int(np.searchsorted(ends, limit, side="right")))
         group = slice(at, until)
         if until == at + 1:
-            yield group, _sorted_alone(hashes[at : at + 1], int(sizes[at]))
+            yield group, _sorted_one(hashes[at : at + 1], int(sizes[at]))
         else:
             yield group, _sorted_together(hashes[group], sizes[group])
         at = until
 
 
-def _sorted_alone(window_hash: Hashes, size: int) -> NDArray[np.uint64]:
+def _sorted_one(window_hash: Hashes, size: int) -> NDArray[np.uint64]:
     index = np.arange(size, dtype=np.uint64)
     # Hash and index share one key: sorting in place is 3 times as fast as argsort, and stable.
     keys = splitmix64(index ^ window_hash)
@@ -331,7 +332,7 @@ def _sorted_together(hashes: Hashes, sizes: Ints) -> NDArray[np.uint64]:
 
 
 def _ranges(starts: Ints, sizes: Ints) -> slice | Ints:
-    """Indices of ranges end to end; a slice where there is one, which spares 8 bytes a sample."""
+    """Return the concatenated indices of ranges; a slice for one range, to save memory."""
     if len(starts) == 1:
         return slice(int(starts[0]), int(starts[0] + sizes[0]))
     return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))

@@ -1,13 +1,13 @@
-"""Find out which rank of how many this process is.
+"""Detect this process's rank and the number of ranks of its job.
 
-This is the only module that asks the environment about the job (the operating system's limits are
-`cache.base.limits`). A running process group knows best; before there is one, the launcher's
-variables say the same. What a job scheduler sets for a whole job isn't believed: under Slurm a
-batch script has SLURM_PROCID=0 and SLURM_NTASKS of 8 though it runs once, and a loader that took
-itself for rank 0 of 8 would skip most of the data.
+This is the only module that reads the job's environment variables (`cache.base.resources` reads the
+operating system's limits). An initialised process group has precedence; before there is one, the
+launcher's variables have the same values. Variables that a scheduler sets for all of a job are
+ignored: under Slurm a batch script has SLURM_PROCID=0 and SLURM_NTASKS=8 though it runs once, and a
+loader that used them would read an eighth of the data.
 
-A torch DeviceMesh describes replicas of a model, each of several processes. No torch is loaded for
-it: a mesh is there already, and asked by its public names.
+A torch DeviceMesh describes replicas of a model, each of several processes. This module doesn't
+import torch for it: it reads the public attributes of a mesh that the caller made.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _REMEDY = "Correct or unset it, or pass world=World(rank, size)."
-# Some trainers' launchers (Lightning's) tell their children all but the rank.
+# Some trainers' launchers (Lightning's) set all variables but the rank.
 _LATER = (
-    "A launcher that leaves the rank to the process group must have started that first: iterate "
-    "the loader once it stands (inside of the trainer's fit). Else set"
+    "If the launcher sets no rank, it comes from the process group: iterate the loader after the "
+    "group is initialised (inside of the trainer's fit). Otherwise set"
 )
 _POD_INDEX = "JOB_COMPLETION_INDEX"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -36,14 +36,14 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One process among all that train together, by the share of the data that it reads.
+    """Describe one process of a job and the share of the data that it reads.
 
     rank: in [0, size): processes of one rank get the same batches. local_rank, local_size: this
-    process among all processes of its node; where nobody told, 0 of 1.
-    place: this process's number and how many there are, where several may have one rank (a model
-    that is split over them), or where ranks go another way than processes do; None: rank and size.
-    node: ranks [first, end) that have a process on this node, where that is known and not the
-    usual (a node's ranks in a row). Raises PlanError for values that contradict one another.
+    process's number on its node and the processes of that node; 0 of 1 if unknown.
+    place: (number, count) of this process among all of the job, where several processes have one
+    rank (a model that is split over them) or ranks are numbered in another order; None: rank, size.
+    node: ranks [first, end) that have a process on this node; None: consecutive ranks, as usual, or
+    unknown. Raises PlanError for values that contradict one another.
     """
 
     rank: int
@@ -94,48 +94,48 @@ class World:
 
     @property
     def processes(self) -> int:
-        """How many processes the job has; as many as ranks, unless replicas have several."""
+        """The number of processes of the job: that of its ranks, unless replicas have several."""
         return self.size if self.place is None else self.place[1]
 
     @property
     def nodes(self) -> int:
-        """How many nodes the job has, if all are like this one."""
+        """The number of nodes of the job, if all are like this one."""
         return -(-self.processes // self.local_size)
 
     @property
     def is_first_on_node(self) -> bool:
-        """Whether this is the process that speaks for its node."""
+        """True for the first process of a node, which reports for it."""
         return self.local_rank == 0
 
     @property
     def label(self) -> str:
-        """How errors call this process: "rank 3", or "rank 3 (process 13)"."""
+        """The name of this process in errors: "rank 3", or "rank 3 (process 13)"."""
         process = "" if self.process == self.rank else f" (process {self.process})"
         return f"rank {self.rank}{process}"
 
     @property
     def file_label(self) -> str:
-        """The same in names of files, of one width."""
+        """The name of this process in file names, with numbers of a fixed width."""
         process = "" if self.process == self.rank else f"-process-{self.process:05d}"
         return f"rank-{self.rank:05d}{process}"
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> World:
-        """The world of this process, from what is already there; nothing is initialised.
+        """Return the world of this process; initialise nothing.
 
-        Asked in this order: torch's default process group, if torch is loaded and the group stands
-        (its rank and size; the launcher tells the place on the node); Horovod, if it is loaded and
-        initialised; torchrun; Horovod's launcher; Open MPI; MPICH and Intel MPI; a Slurm step of
-        several tasks; any other PMI. Without all of them World(0, 1).
-        environ: instead of os.environ. Raises PlanError naming the variable that is missing, isn't
-        a number or contradicts another, and in a pod of a Kubernetes Indexed Job where nothing
-        tells the ranks; a missing rank may come with the process group.
+        Sources, in this order: torch's default process group if it is initialised (rank and size;
+        the local rank comes from the launcher); Horovod if it is initialised; torchrun; Horovod's
+        launcher; Open MPI; MPICH and Intel MPI; a Slurm step of several tasks; any other PMI.
+        Without any of them World(0, 1).
+        environ: instead of os.environ. Raises PlanError that names the variable that is missing,
+        isn't a number or contradicts another, and in a pod of a Kubernetes Indexed Job without
+        ranks. A rank that is missing now may come with the process group.
         """
         return cls.find(environ) or cls(0, 1)
 
     @classmethod
     def from_mesh(cls, mesh: Any, environ: Mapping[str, str] | None = None) -> World:
-        """The world of a job whose model is split: replicas get batches, not processes.
+        """Return the world of a job whose model is split: each replica gets its own batches.
 
         mesh: the part of a torch DeviceMesh over the replicas, of one dimension: mesh["dp"]; of
         replicas that are sharded too, mesh["dp_replicate", "dp_shard"]._flatten("dp").
@@ -144,20 +144,19 @@ class World:
         return cls.detect(environ).in_mesh(mesh)
 
     def in_mesh(self, mesh: Any) -> World:
-        """This process of all as one of a replica's, as `from_mesh`. Raises PlanError."""
-
+        """Return this process's world with the replica of a mesh as rank, as `from_mesh`."""
         replicas = replicas_of(mesh, self.rank)
         first = self.rank - self.local_rank
         return replace(
             self.with_replicas(replicas.index(self.rank), len(replicas)),
-            place=(self.rank, self.size),  # said also where each process is a replica
+            place=(self.rank, self.size),  # also where each process is a replica
             node=node_of(replicas, self.rank, range(first, first + self.local_size)),
         )
 
     def with_replicas(self, rank: int, size: int) -> World:
-        """This process as one of a replica's: batches are shared out over `size` replicas.
+        """Return this process's world as a member of replica `rank` of `size`.
 
-        Raises PlanError where these processes can't be so many replicas.
+        Raises PlanError if these processes can't form so many replicas.
         """
         if not all(isinstance(one, int) and not isinstance(one, bool) for one in (rank, size)):
             raise PlanError(f"data_parallel: got ({rank!r}, {size!r}), wanted (rank, size).")
@@ -177,7 +176,7 @@ class World:
 
     @classmethod
     def find(cls, environ: Mapping[str, str] | None = None) -> World | None:
-        """The world as `detect` finds it; None where neither a group nor a launcher names one."""
+        """Return the world as `detect` does; None if neither a group nor a launcher has one."""
         environ = os.environ if environ is None else environ
         group = _process_group()
         if group is None:
@@ -190,30 +189,30 @@ class World:
             try:
                 world = launcher(environ)
             except PlanError:
-                continue  # the group has what matters; the variables may be leftovers
+                continue  # stale variables: the group has the rank and the size
             if world is not None and (world.rank, world.size) == group:
                 return world
         return _with_place(environ, *group)
 
     def share(self, count: int, bins: int = 1) -> int:
-        """How many of `count` slots fall to this rank. The ranks' shares differ by at most one, but
-        where a batch has `bins` that the ranks don't divide."""
+        """Return how many of `count` slots this rank reads. The ranks' shares differ by at most
+        one, unless a batch has `bins` that the ranks don't divide."""
         begin, end = (
             first_slot(count, rank, self.size, bins) for rank in (self.rank, self.rank + 1)
         )
         return end - begin
 
     def threads(self, cores: int) -> int:
-        """This rank's share of its node's cores, at least 1."""
+        """Return this rank's share of its node's cores, at least 1."""
         end, begin = (self.local_rank + 1) * cores, self.local_rank * cores
         return max(1, end // self.local_size - begin // self.local_size)
 
 
 def first_slot(count: int, rank: int, world: int, bins: int = 1) -> int:
-    """The slot of a global batch of `count` with which a rank begins; for rank `world`: `count`.
+    """Return the first slot of a rank in a global batch of `count`; `count` for rank `world`.
 
-    bins: equal parts by number of samples that the batch was cut into. Fewer ranks take whole bins
-    each; where there are more ranks than bins, some ranks share one bin.
+    bins: equal parts, by number of samples, that the batch was cut into. If there are more bins
+    than ranks, each rank reads complete bins; if there are fewer, several ranks share one.
     """
     if world % bins == 0 or bins % world == 0:
         return rank * count // world
@@ -233,7 +232,7 @@ def _check_pair(what: str, pair: object, *, wanted: str) -> None:
 
 
 def local_rank(environ: Mapping[str, str] | None = None) -> int:
-    """The place of this process on its node, also where a launcher says no more than that.
+    """Return the local rank of this process, also if the launcher sets nothing else.
 
     environ: instead of os.environ.
     """
@@ -244,14 +243,14 @@ def local_rank(environ: Mapping[str, str] | None = None) -> int:
         world = None
     if world is not None and world.local_size > 1:
         return world.local_rank
-    alone = environ.get("LOCAL_RANK", "").strip()
-    return int(alone) if alone.isdecimal() else 0
+    text = environ.get("LOCAL_RANK", "").strip()
+    return int(text) if text.isdecimal() else 0
 
 
 def pod_index(environ: Mapping[str, str] | None = None) -> int | None:
-    """The number of this pod in a Kubernetes Indexed Job; None in no such pod.
+    """Return the number of this pod in a Kubernetes Indexed Job; None outside of one.
 
-    It is no rank: a pod may run several processes, and pods of a sweep are jobs of their own.
+    It isn't a rank: a pod may run several processes, and pods of a sweep are separate jobs.
     environ: instead of os.environ.
     """
     environ = os.environ if environ is None else environ
@@ -261,18 +260,19 @@ def pod_index(environ: Mapping[str, str] | None = None) -> int | None:
 
 
 def _only_a_pod(pod: int) -> PlanError:
-    """An error, not a warning: among the logs of many pods nobody would see one, while each pod
-    trains on everything; and the pods of a sweep learn it at their first batch."""
+    """Return the error for a pod without ranks. A warning would be lost in the logs of many pods,
+    each of which would train on all data."""
     return PlanError(
-        f"{_POD_INDEX}={pod}: this is a pod of an Indexed Job, and nothing tells how many "
-        "processes train together: the index is a pod's number, no rank. Start the training with "
-        "torchrun --nnodes=PODS --node-rank=$JOB_COMPLETION_INDEX, or begin with the process "
-        "group; pass world=World(0, 1) where each pod trains alone, or world=World(rank, size)."
+        f"{_POD_INDEX}={pod}: this is a pod of an Indexed Job, and no variable has the number of "
+        "processes that train together: the index is the number of a pod, not a rank. Start the "
+        "training with torchrun --nnodes=PODS --node-rank=$JOB_COMPLETION_INDEX, or initialise the "
+        "process group before the loader; pass world=World(0, 1) if each pod is a job of its own, "
+        "else world=World(rank, size)."
     )
 
 
 def _horovod_itself() -> World | None:
-    """What Horovod says where it was initialised, however it was launched."""
+    """Return the world that Horovod has if it is initialised, by whichever launcher."""
     horovod = sys.modules.get("horovod.torch")
     if horovod is None or not horovod.is_initialized():
         return None
@@ -292,7 +292,7 @@ def _process_group() -> tuple[int, int] | None:
 
 
 def peer_token(environ: Mapping[str, str] | None = None) -> str | None:
-    """The secret that the nodes of a job share, where the environment holds it: Peers' own text.
+    """Return the secret of the job's nodes from PENSTOCK_PEER_TOKEN; None if that isn't set.
 
     environ: instead of os.environ.
     """
@@ -300,10 +300,10 @@ def peer_token(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def _with_place(environ: Mapping[str, str], rank: int, size: int) -> World:
-    """A group's rank, with its place on the node where a launcher told that and no rank.
+    """Return a group's world with the local rank of a launcher that sets no rank.
 
-    Lightning's gives LOCAL_RANK and NODE_RANK; how many are on a node follows from them on every
-    node but the first, and there if the job has one node only. Else only what is sure.
+    Lightning's sets LOCAL_RANK and NODE_RANK. The processes of a node follow from these on every
+    node but the first, and on the first if it is the only one; otherwise local_size is a minimum.
     """
     names = ("LOCAL_RANK", "WORLD_SIZE")
     if "RANK" in environ or any(not environ.get(name, "").strip().isdecimal() for name in names):
@@ -344,9 +344,10 @@ def _pmi(environ: Mapping[str, str]) -> World | None:
 
 
 def _slurm(environ: Mapping[str, str]) -> World | None:
-    """A task of `srun`: only srun sets SLURM_STEP_ID; the other variables a batch script has too.
+    """Return the world of a task of `srun`, which is what sets SLURM_STEP_ID; a batch script has
+    the other variables, too.
 
-    The step's own number of tasks goes before the job's: an interactive shell is a step of one.
+    The step's number of tasks has precedence over the job's: an interactive shell is a step of 1.
     """
     if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
         return None
@@ -370,24 +371,28 @@ def _slurm(environ: Mapping[str, str]) -> World | None:
 
 
 def _slurm_node(environ: Mapping[str, str], world: World) -> tuple[int, int] | None:
-    """This rank alone where the node's tasks aren't numbered in a row (--distribution=cyclic)."""
-    told = environ.get("SLURM_GTIDS", "").split(",")
-    if not all(one.isdecimal() for one in told):
+    """Return (rank, rank + 1) if the ranks of the node aren't consecutive (--distribution=cyclic)
+    and None if they are, as usual."""
+    tasks = environ.get("SLURM_GTIDS", "").split(",")
+    if not all(one.isdecimal() for one in tasks):
         return None
-    ranks = sorted(map(int, told))
+    ranks = sorted(map(int, tasks))
     in_a_row = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
     if world.rank not in ranks or (in_a_row and ranks[0] == world.rank - world.local_rank):
-        return None  # another step's, or as usual
+        return None  # the variable is another step's, or the ranks are consecutive
     return world.rank, world.rank + 1
 
 
 def _slurm_local_size(environ: Mapping[str, str], world: World) -> tuple[str, int]:
-    """Tasks on this node and the variable that says so: "4(x2),3" is 4, 4 and 3 on three nodes."""
+    """Return the variable that has the tasks of each node, and those of this node.
+
+    "4(x2),3" stands for 4, 4 and 3 tasks on three nodes.
+    """
     name = _first(environ, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
     if name is None:
         if "SLURM_NTASKS_PER_NODE" not in environ:
             return "SLURM_LOCALID", world.local_size
-        # What was asked for at most; a small step has fewer.
+        # The number that the user requested at most; a small step has fewer.
         return "SLURM_NTASKS_PER_NODE", min(_number(environ, "SLURM_NTASKS_PER_NODE"), world.size)
     counts: list[int] = []
     for part in environ[name].split(","):
@@ -405,7 +410,7 @@ def _slurm_local_size(environ: Mapping[str, str], world: World) -> tuple[str, in
 
 
 _LAUNCHERS: tuple[Callable[[Mapping[str, str]], World | None], ...] = (
-    # Those that run inside others go first: torchrun and mpirun are started by srun, too.
+    # Inner launchers come first: srun may have started torchrun or mpirun.
     _torchrun,
     _horovod,
     _open_mpi,
@@ -418,9 +423,9 @@ _LAUNCHERS: tuple[Callable[[Mapping[str, str]], World | None], ...] = (
 def _from_names(
     environ: Mapping[str, str], rank: str, size: str, local_rank: str | None, local_size: str | None
 ) -> World | None:
-    """The world that four variables tell; None if neither of the first two is set.
+    """Return the world that four variables describe; None if neither of the first two is set.
 
-    A launcher that tells only the local rank leaves the local size open: it is at least one more.
+    Without a local size it is assumed to be the local rank + 1, the least that it can be.
     """
     if rank not in environ and size not in environ:
         return None
@@ -433,17 +438,15 @@ def _from_names(
             )
     values = {"rank": _number(environ, rank), "size": _number(environ, size)}
     names = [rank, size]
-    here, of = 0, 1
+    local = {"local_rank": 0, "local_size": 1}
     if local_rank is not None and local_rank in environ:
         names.append(local_rank)
-        here = _number(environ, local_rank)
-        of = here + 1
+        own = _number(environ, local_rank)
+        local = {"local_rank": own, "local_size": own + 1}
         if local_size is not None and local_size in environ:
             names.append(local_size)
-            of = _number(environ, local_size)
-    return _checked(
-        tuple(names), lambda: World(values["rank"], values["size"], local_rank=here, local_size=of)
-    )
+            local["local_size"] = _number(environ, local_size)
+    return _checked(tuple(names), lambda: World(values["rank"], values["size"], **local))
 
 
 def _checked(names: tuple[str, ...], make: Callable[[], World]) -> World:
@@ -465,10 +468,10 @@ def _first(environ: Mapping[str, str], *names: str) -> str | None:
 
 
 def replicas_of(mesh: Any, process: int) -> list[int]:
-    """The processes that are at this one's place in each replica, in the replicas' order.
+    """Return the process of each replica that has this process's position, in the replicas' order.
 
-    Raises PlanError for a mesh of other dimensions or without names, and for one that this process
-    isn't in.
+    Raises PlanError for a mesh of several dimensions or without names, and for one that doesn't
+    contain this process.
     """
     _check(mesh)
     replicas = [int(one) for one in mesh.mesh.flatten().tolist()]
@@ -489,32 +492,33 @@ def _check(mesh: Any) -> None:
         )
     if not names:
         raise PlanError(
-            "World.from_mesh: the mesh's dimensions have no names, so nobody can tell which are "
-            'replicas of the model. Make it by init_device_mesh(..., mesh_dim_names=("dp", "tp")) '
-            'and pass mesh["dp"].'
+            "World.from_mesh: the mesh's dimensions have no names, so it isn't known which one is "
+            "over replicas of the model. Make it by init_device_mesh(..., "
+            'mesh_dim_names=("dp", "tp")) and pass mesh["dp"].'
         )
     if mesh.ndim != 1:
         listed = ", ".join(f"{name!r}" for name in names)
         raise PlanError(
             f"World.from_mesh: got a mesh of {mesh.ndim} dimensions ({listed}), wanted the one "
-            f"over replicas that get batches of their own: mesh[{names[0]!r}]. Where several are "
-            'that (sharded replicas), pass mesh["a", "b"]._flatten("dp").'
+            f"over replicas that get batches of their own: mesh[{names[0]!r}]. For sharded "
+            'replicas (two dimensions) pass mesh["a", "b"]._flatten("dp").'
         )
 
 
 def node_of(replicas: list[int], process: int, node: range) -> tuple[int, int]:
-    """Ranks [first, end) that have a process on this node; this rank alone where that isn't sure.
+    """Return the ranks [first, end) that have a process on this node; only this rank if unknown.
 
-    replicas: as `replicas_of`. Processes are numbered by the mesh's dimensions, so these are one
-    stride apart, and all else follows. node: the processes of this node, if they are in a row.
+    replicas: as of `replicas_of`; the mesh numbers processes by dimension, so that these have one
+    stride. node: the processes of this node, if they are consecutive.
     """
     rank = replicas.index(process)
-    alone = rank, rank + 1
+    only_this = rank, rank + 1
     size = len(replicas)
     stride = replicas[1] - replicas[0] if size > 1 else 1
     is_even = all(b - a == stride for a, b in itertools.pairwise(replicas))
     if stride < 1 or not is_even or (process // stride) % size != rank:
-        return alone
+        return only_this
     ranks = sorted({one // stride % size for one in node})
     in_a_row = ranks == list(range(ranks[0], ranks[-1] + 1))
-    return (ranks[0], ranks[-1] + 1) if node.start >= 0 and in_a_row and rank in ranks else alone
+    is_known = node.start >= 0 and in_a_row and rank in ranks
+    return (ranks[0], ranks[-1] + 1) if is_known else only_this

@@ -86,7 +86,7 @@ def test_ranks_that_are_dealt_round_over_the_nodes_have_no_nodes_in_a_row() -> N
 
 def test_nodes_of_a_split_model_that_read_the_same_are_one_share() -> None:
     words = [word(cache, [n] * GROUPS, rank=n // 4) for n, cache in enumerate("aabbccdd")]
-    nodes = Nodes.of_words(words, size=2, groups=GROUPS)
+    nodes = Nodes.of_reports(words, size=2, groups=GROUPS)
     assert nodes is not None
     assert nodes.ranks == ((0, 1), (0, 1), (1, 2), (1, 2))
     firsts, held = nodes.shares()

@@ -42,10 +42,10 @@ def test_every_order_of_few_lanes_is_one_of_groups() -> None:
     assert not order.is_identity
 
 
-def test_an_order_that_tears_groups_apart_has_no_text() -> None:
+def test_an_order_that_separates_the_lanes_of_a_group_has_no_text() -> None:
     places = list(range(5000))
     places[0], places[4000] = places[4000], places[0]
-    with pytest.raises(PlanError, match="groups of 3 lanes in a row"):
+    with pytest.raises(PlanError, match="groups of 3 consecutive lanes"):
         _ = LaneOrder(tuple(places)).text
 
 

@@ -164,7 +164,7 @@ def test_units_are_in_the_fingerprint() -> None:
 @pytest.mark.parametrize(
     ("units", "says"),
     [
-        ([[4]], "those of 1 shards, wanted those of each of the 2"),
+        ([[4]], "those of 1 shards, wanted a list of rows for each of the 2"),
         ([[4], [3]], "those of shard 1 have 3 rows, and the shard has 4"),
         ([[4], [2, 2, 0]], "for shard 1, wanted the rows of its units"),
         ([[4], [2.0, 2.0]], "whole numbers from 1 on"),

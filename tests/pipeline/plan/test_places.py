@@ -189,7 +189,7 @@ def test_a_pod_s_index_is_no_rank() -> None:
     pod = {"JOB_COMPLETION_INDEX": "3"}
     assert pod_index(pod) == 3
     assert pod_index({}) is None
-    with pytest.raises(PlanError, match=r"JOB_COMPLETION_INDEX=3.*no rank.*World\(0, 1\)"):
+    with pytest.raises(PlanError, match=r"JOB_COMPLETION_INDEX=3.*not a rank.*World\(0, 1\)"):
         World.detect(pod)
     inside = {"RANK": "7", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert World.detect({**pod, **inside}) == World(7, 8, local_rank=1, local_size=2)

@@ -95,7 +95,7 @@ def test_a_walk_that_forgot_its_beginning_counts_on(walk: Walk, data: st.DataObj
     if number:
         with pytest.raises(PlanError, match=f"wanted {number:,} or later"):
             shorter.cursor_of(number - 1)
-        with pytest.raises(PlanError, match="were forgotten"):
+        with pytest.raises(PlanError, match="no record of older batches"):
             shorter.step_number(wanted[number - 1][0])
 
 
@@ -138,7 +138,7 @@ def test_numbers_cost_the_same_anywhere() -> None:
 def test_a_job_without_steps_says_so() -> None:
     walk = Walk(samples=10, schedule=BatchSchedule.of({0: 5, 20: 11}), drop_last=True)
     assert walk.cursor_of(3) == Cursor(1, 5)
-    with pytest.raises(PlanError, match="got 4, and this job's epochs end"):
+    with pytest.raises(PlanError, match="got 4, and no epoch"):
         walk.cursor_of(4)
 
 

@@ -438,15 +438,18 @@ def _from_names(
             )
     values = {"rank": _number(environ, rank), "size": _number(environ, size)}
     names = [rank, size]
-    local = {"local_rank": 0, "local_size": 1}
+    own, count = 0, 1
     if local_rank is not None and local_rank in environ:
         names.append(local_rank)
         own = _number(environ, local_rank)
-        local = {"local_rank": own, "local_size": own + 1}
+        count = own + 1
         if local_size is not None and local_size in environ:
             names.append(local_size)
-            local["local_size"] = _number(environ, local_size)
-    return _checked(tuple(names), lambda: World(values["rank"], values["size"], **local))
+            count = _number(environ, local_size)
+    rank_number, world_size = values["rank"], values["size"]
+    return _checked(
+        tuple(names), lambda: World(rank_number, world_size, local_rank=own, local_size=count)
+    )
 
 
 def _checked(names: tuple[str, ...], make: Callable[[], World]) -> World:

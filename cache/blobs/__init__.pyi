@@ -1,4 +1,3 @@
-from . import blob_fills as blob_fills
 from .blob_fills import FillStoppedError as FillStoppedError, PieceRequests as PieceRequests
 from .blob_requests import BlobRequest as BlobRequest, FillFailures as FillFailures
 from .blob_requests import Requester as Requester

@@ -1,9 +1,8 @@
 """Fill cached blobs: the pieces that batches wait for, and whole blobs in the background.
 
-A batch gets exactly the pieces that it misses, each byte once a node; pieces that another process
-is fetching are waited for. Background fills take big ranges, with the connections that batches
-leave. Both write into the same file.
-"""
+For a batch exactly the missing pieces are fetched, each byte once per node; it waits for pieces
+that another process is fetching. Background fills fetch large ranges with the connections that
+batches don't use. Both write into the same file."""
 
 from __future__ import annotations
 
@@ -31,39 +30,39 @@ if TYPE_CHECKING:
     from penstock.cache.blobs.upstream import Upstream
     from penstock.cache.disk import Claims, Fill, PieceSpan
 
-# Of a blob, that may be fetched twice so that two gaps become one range.
+# The share of a blob that may be fetched twice to join ranges across gaps.
 _WASTE_SHARE = 0.01
 
 
 class FillStoppedError(Exception):
-    """A fill was asked to stop. This error never leaves the room."""
+    """The caller stopped a fill. `WholeFills.fill` catches this error."""
 
 
 class PieceRequests:
-    """Makes the requests of fills. range_bytes: of one request at most; meter: counts what is
-    kept."""
+    """Make the requests of fills. range_bytes: of one request at most; meter: counts the bytes that
+    are stored."""
 
     def __init__(self, *, range_bytes: int, meter: TrafficMeter) -> None:
         self._range_bytes, self._meter = range_bytes, meter
 
     def most(self, fill: Fill) -> int:
-        """How many pieces are asked for at a time."""
+        """Return the number of pieces that are fetched together."""
         if fill.pieces.are_small:
             return max(1, self._range_bytes // PIECE_BYTES)
         return OBJECTS_AT_ONCE
 
     def split(self, fill: Fill, missing: list[PieceSpan]) -> Iterator[PieceSpan]:
-        """Cut spans into such that are asked for at a time."""
+        """Cut spans into spans that are fetched together."""
         for pieces in missing:
             yield from fill.pieces.cut(pieces, range_bytes=self._range_bytes)
 
     def widened(
         self, fill: Fill, missing: list[PieceSpan], *, times: int
     ) -> Iterator[tuple[PieceSpan, list[PieceSpan]]]:
-        """Cut what somebody waits for into such that are asked for at a time, each with what lies
-        beside it and is missing too: about so many times as much. Gives both, the wider one first.
+        """Cut missing spans into requests, and widen each to about `times` its size by missing
+        neighbours. Yield the wide span and the exact spans in it.
 
-        Blocks of powers of two, so that those of different sizes don't leave slivers."""
+        Blocks have sizes of powers of two, so that different sizes leave no small gaps."""
         wide = missing
         if times > 1 and fill.pieces.are_small:
             wide = fill.missing(merge_spans([self._block(fill, one, times) for one in missing]))
@@ -79,7 +78,7 @@ class PieceRequests:
         return low // block * block, min(-(-high // block) * block, fill.pieces.count)
 
     def ranges(self, fill: Fill) -> Iterator[PieceSpan]:
-        """Cut all that a fill misses into few requests: small gaps are fetched again."""
+        """Cut all missing pieces of a fill into few requests; small present gaps are fetched again."""
         missing = fill.missing([(0, fill.pieces.count)])
         if fill.pieces.are_small:
             missing = bridge_gaps(missing, waste=int(fill.pieces.count * _WASTE_SHARE))
@@ -93,8 +92,8 @@ class PieceRequests:
         *,
         stop: threading.Event | None = None,
     ) -> Iterator[BlobRequest]:
-        """Make the requests for pieces, one for what lies in a row in an object. stop: once it is
-        set, what comes is refused with FillStoppedError."""
+        """Make the requests for pieces, one for each stretch of an object. stop: once it is set,
+        answers raise FillStoppedError."""
         agreed = fill.version if fill.pieces.is_of_one_object else None
         for segment, at, start, end in fill.pieces.stretches(pieces):
             stored = ObjectRange(
@@ -146,25 +145,24 @@ class PieceRequests:
         return take
 
 
-# Samples that others are fetching are waited for so long, then fetched here too.
-_OTHERS_S = 15.0
-
-
 @dataclass(slots=True)
 class Demand:
-    """A demand is pieces of a blob that somebody waits for."""
+    """Pieces of a blob that a reader waits for."""
 
     blob: CachedBlob
     pieces: list[PieceSpan]
 
     def missing(self) -> list[PieceSpan]:
-        """Find the pieces that aren't here yet."""
+        """Return the pieces that are still missing."""
         fill = self.blob.fill
         return fill.missing(self.pieces) if fill is not None else []
 
 
 class DemandFills:
-    """Fetches pieces until none is missing; those that others are fetching are waited for."""
+    """Fetch missing pieces, and wait for those that other processes are fetching."""
+
+    others_s = 15.0
+    """Seconds to wait for pieces that another process fetches before fetching them, too."""
 
     def __init__(
         self,
@@ -179,10 +177,11 @@ class DemandFills:
         self._upstream, self._requester, self._pieces = upstream, requester, pieces
         self._cache, self._failures, self._meter = cache, failures, meter
         self.times = 1
-        """What batches wait for is asked for with its neighbours, about so many times as much."""
+        """Requests for missing pieces are widened by neighbours to about so many times their size.
+        """
 
     def ensure(self, blob: CachedBlob, spans: Sequence[tuple[int, int]]) -> None:
-        """Bring spans of one blob. Raises FetchError, StalledError."""
+        """Fetch the missing pieces of spans of one blob. Raises FetchError, StalledError."""
         fill = blob.fill
         if fill is not None:
             pieces = fill.pieces.covering([a for a, _ in spans], [b for _, b in spans])
@@ -190,28 +189,28 @@ class DemandFills:
             self.bring([Demand(blob, pieces)], [])
             self._meter.add(remote_wait_s=time.perf_counter() - began)
 
-    def bring(self, demands: Sequence[Demand], beside: Sequence[BlobRequest]) -> None:
-        """Fetch pieces until none of the demands misses any; send the requests `beside` once, with
-        the first of them. Raises FetchError, StalledError."""
-        first: Sequence[BlobRequest] = beside
-        moved_s = began_s = time.monotonic()
+    def bring(self, demands: Sequence[Demand], passing: Sequence[BlobRequest]) -> None:
+        """Fetch pieces until no demand misses any, and send the requests of passing blobs together
+        with the first ones. Raises FetchError, StalledError."""
+        first: Sequence[BlobRequest] = passing
+        progress_s = began_s = time.monotonic()
 
         def settled() -> bool:
-            nonlocal first, moved_s
+            nonlocal first, progress_s
             while True:
-                # Another process that was stopped may hold pieces for ever. Fetching them twice is
-                # no harm; what this one asks for itself is on its way, however slow the remote is.
-                force = time.monotonic() - moved_s > _OTHERS_S
+                # A stopped process may hold pieces for ever, so they are fetched twice after a
+                # while. Pieces that this process fetches will come, however slow the remote is.
+                force = time.monotonic() - progress_s > self.others_s
                 done, fetched = self._round(demands, first, force=force, began_s=began_s)
                 first = ()
                 if done or not fetched:
                     return done
-                moved_s = time.monotonic()
+                progress_s = time.monotonic()
 
         blobs = [demand.blob for demand in demands]
         what = blobs[0].source.uri if blobs else self._cache.label
         with drop_if_changed(blobs, cache=self._cache, upstream=self._upstream):
-            # Longer than whoever holds pieces can take for them.
+            # Longer than a fetch that holds pieces can take.
             wait_for(settled, timeout_s=2 * self._upstream.timeout_s, what=what)
         for blob in blobs:
             blob.settle()
@@ -219,14 +218,14 @@ class DemandFills:
     def _round(
         self,
         demands: Sequence[Demand],
-        beside: Sequence[BlobRequest],
+        passing: Sequence[BlobRequest],
         *,
         force: bool,
         began_s: float,
     ) -> tuple[bool, bool]:
-        """Claim what nobody fetches and fetch it: (nothing is missing any more, something came).
-        force: fetch what other processes are at, too; began_s: since when this is waited for."""
-        requests = list(beside)
+        """Claim and fetch unclaimed pieces. Return (no piece is missing, this call fetched some).
+        force: fetch pieces that other processes have claimed, too; began_s: start of the wait."""
+        requests = list(passing)
         with contextlib.ExitStack() as held:
             for demand in demands:
                 fill = demand.blob.fill
@@ -236,17 +235,17 @@ class DemandFills:
                 held.callback(claims.close)
                 source = demand.blob.source
                 for pieces, exact in self._pieces.widened(fill, missing, times=self.times):
-                    mine = [pieces]
+                    own = [pieces]
                     if not claims.claim(pieces):
                         asks = self._requester.asks
-                        mine = [
+                        own = [
                             one
                             for one in exact
                             if claims.claim(one) or (force and not asks(source, one))
                         ]
-                    for one in fill.missing(mine):
+                    for one in fill.missing(own):
                         requests += self._pieces.of(source, fill, one)
-            # Behind the claims: what was just let go may have failed.
+            # After claiming, as a claim that was just released may have failed.
             wanted = ((demand.blob.source.key, demand.missing()) for demand in demands)
             if (failed := self._failures.since(began_s, wanted)) is not None:
                 raise failed
@@ -257,7 +256,8 @@ class DemandFills:
 def demand_of(
     blob: CachedBlob, starts: Sequence[int], ends: Sequence[int]
 ) -> tuple[Demand | None, int]:
-    """Find the pieces that spans miss (None: none), and how many spans miss something."""
+    """Return the demand for the missing pieces of spans (None: none is missing), and the number of
+    spans with missing pieces."""
     fill = blob.fill
     if fill is None:
         return None, 0
@@ -268,21 +268,22 @@ def demand_of(
     first = np.array([a for a, _ in spans])
     last = np.array([b for _, b in spans])
     begins, stops = np.asarray(starts), np.asarray(ends)
-    # The first missing span that ends behind a sample's start: does it begin before its end?
+    # A sample has missing bytes if the first missing span that ends after the sample's start
+    # begins before its end.
     place = np.searchsorted(last, begins, side="right")
     hit = (place < len(first)) & (first[np.minimum(place, len(first) - 1)] < stops)
     return Demand(blob, missing), int(hit.sum())
 
 
-# A claimed range is fetched as a whole if so much of it is missing.
+# A claimed range is fetched as a whole if at least this share of it is missing.
 _WORTH_SHARE = 0.9
-# What one fill holds at a time at most, in full ranges' bytes; the rest is free for other processes
-# of the node.
+# The most that one fill claims at a time, in full ranges; other processes of the node may claim the
+# rest.
 _FULL_RANGES_AT_ONCE = 8
 
 
 class WholeFills:
-    """Brings all that is missing of a blob, with the connections that batches leave."""
+    """Fetch all missing pieces of a blob with the connections that batches don't use."""
 
     def __init__(
         self,
@@ -303,7 +304,7 @@ class WholeFills:
         progress: Callable[[int], None] | None = None,
         stop: threading.Event | None = None,
     ) -> int:
-        """Fetch a whole blob into the cache, as `Remote.fill` says."""
+        """Fetch a whole blob into the cache; see `Remote.fill`."""
         if not source.size_bytes:
             return 0
         blob = self._opener.open(source)
@@ -333,9 +334,9 @@ class WholeFills:
         progress: Callable[[int], None] | None,
         stop: threading.Event | None,
     ) -> int:
-        """Fetch until nothing is missing; bytes that came."""
+        """Fetch until no piece is missing; return the fetched bytes."""
         fetched = 0
-        # Decided once: what is bridged in each round anew would add up.
+        # Computed once: gaps that were bridged again in each round would add up.
         ranges = deque(self._pieces.ranges(fill))
 
         def settled() -> bool:
@@ -351,7 +352,7 @@ class WholeFills:
             return not ranges
 
         with drop_if_changed([blob], cache=self._cache, upstream=self._upstream):
-            # Longer than whoever holds pieces can take for them.
+            # Longer than a fetch that holds pieces can take.
             timeout_s = 2 * self._upstream.timeout_s
             wait_for(settled, timeout_s=timeout_s, what=blob.source.uri, stop=stop)
         return fetched
@@ -359,20 +360,20 @@ class WholeFills:
     def _round(
         self, blob: CachedBlob, fill: Fill, ranges: deque[PieceSpan], stop: threading.Event | None
     ) -> bool:
-        """Fetch some of a fill's ranges, and take those that are there off the list. False if
-        nothing came: others are at all of them, or batches need the connections."""
-        # What this one can't use is left to other fills: all of them may go on at a time.
+        """Fetch some of a fill's ranges, and remove complete ones from the list. Return False if
+        nothing was fetched: others have claimed all, or batches need the connections."""
+        # Only as many connections as it can use, so that other fills can run at the same time.
         upstream, key = self._upstream, blob.source.key
         with (
-            upstream.reserve_fills(key, self._most_requests(fill, ranges)) as room,
+            upstream.reserve_fills(key, self._most_requests(fill, ranges)) as most,
             contextlib.closing(fill.claims()) as claims,
         ):
-            requests = list(self._claimed(blob, fill, ranges, claims, room, stop))
+            requests = list(self._claimed(blob, fill, ranges, claims, most, stop))
             self._requester.send(requests, urgent=False)
         return bool(requests)
 
     def _most_requests(self, fill: Fill, ranges: deque[PieceSpan]) -> int:
-        """How many requests a fill could make now, if it had all connections."""
+        """Return the number of requests that a fill could make now with enough connections."""
         left, count = _FULL_RANGES_AT_ONCE * self._pieces.most(fill), 0
         for pieces in ranges:
             for low, high in fill.missing([pieces]):
@@ -387,10 +388,10 @@ class WholeFills:
         fill: Fill,
         ranges: deque[PieceSpan],
         claims: Claims,
-        room: int,
+        most: int,
         stop: threading.Event | None,
     ) -> Iterator[BlobRequest]:
-        """At most `room` requests, whose pieces are claimed."""
+        """Claim pieces, and yield at most `most` requests for them."""
         left = _FULL_RANGES_AT_ONCE * self._pieces.most(fill)
         for _ in range(len(ranges)):
             pieces = ranges.popleft()
@@ -398,12 +399,12 @@ class WholeFills:
             if not missing:
                 continue
             ranges.append(pieces)
-            # A bridged range is one request, unless others have brought much of it.
+            # A bridged range is one request, unless other processes have filled much of it.
             still = sum(high - low for low, high in missing)
             if fill.pieces.are_small and still >= _WORTH_SHARE * (pieces[1] - pieces[0]):
                 missing = [pieces]
             for one in missing:
-                if room > 0 and left > 0 and claims.claim(one) and fill.missing([one]):
+                if most > 0 and left > 0 and claims.claim(one) and fill.missing([one]):
                     yield from self._pieces.of(blob.source, fill, one, stop=stop)
-                    room -= 1
+                    most -= 1
                     left -= one[1] - one[0]

@@ -1,10 +1,10 @@
-"""Send requests for ranges of blobs upstream, and share their failures with those that wait.
+"""Send requests for ranges of blobs upstream, and share their failures with waiting readers.
 
-Of several readers that want one piece one fetches it and the others wait. When that fetch fails for
-good, it has spent all the time that a range gets; the others would only spend it again, one after
-the other. So they end with the same error.
+If several readers want a piece, one fetches it and the others wait. When that fetch finally fails,
+it has used all the time of a range; the others would use it again, one after another. So they fail
+with the same error.
 
-An object that is replaced while its blob is read is an error, and bytes of two versions are never
+An object that is replaced while its blob is read is an error; bytes of two versions are never
 mixed.
 """
 
@@ -38,14 +38,14 @@ class _FailedFetch(NamedTuple):
 
 
 class FillFailures:
-    """Remembers the failed fetches of one process. Safe for several threads."""
+    """The recent failed fetches of this process. Safe for several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._recent: deque[_FailedFetch] = deque(maxlen=_REMEMBERED)
 
     def note(self, places: Iterable[tuple[str, PieceSpan]], error: FetchError) -> None:
-        """Note the pieces (key of their blob, pieces) that a failed fetch held."""
+        """Record the pieces (key of their blob, pieces) of a failed fetch."""
         now_s = time.monotonic()
         with self._lock:
             self._recent += [_FailedFetch(now_s, key, run, error) for key, run in places]
@@ -53,7 +53,7 @@ class FillFailures:
     def since(
         self, began_s: float, wanted: Iterable[tuple[str, list[PieceSpan]]]
     ) -> FetchError | None:
-        """Find a fetch that failed behind a moment and held some of these pieces: its error."""
+        """Return the error of a fetch of some of these pieces that failed since `began_s`, or None."""
         with self._lock:
             recent = [each for each in self._recent if each.at_s >= began_s]
         if not recent:
@@ -63,19 +63,18 @@ class FillFailures:
                 low, high = failure.run
                 if failure.key == key and any(low < end and high > at for at, end in runs):
                     error = failure.error
-                    # One of its own: an exception that several threads raise mixes their traces.
+                    # A copy: one exception raised by several threads would mix their tracebacks.
                     return type(error)(str(error), uri=error.uri, missing=error.missing)
         return None
 
 
 def object_changed(source: BlobSource, segment: Segment) -> ObjectChangedError:
-    """Make the error of a blob whose bytes came from another object than was indexed. segment: of
-    that object."""
+    """Return the error for a blob whose object isn't the indexed one. segment: of that object."""
     is_blob = segment.object_bytes is None and len(source.segments) == 1
     shown = source.uri if is_blob else f"{source.uri} ({segment.path})"
     return ObjectChangedError(
         f"{shown}: the object was replaced while it was being read, or isn't the one that was "
-        "indexed. No versions were mixed: run the job again, and don't write to a dataset while "
+        "indexed. No versions were mixed. Run the job again, and don't write to a dataset while "
         "jobs read it.",
         uri=source.uri,
     )
@@ -85,7 +84,7 @@ def object_changed(source: BlobSource, segment: Segment) -> ObjectChangedError:
 def drop_if_changed(
     blobs: Sequence[CachedBlob], *, cache: DatasetCache, upstream: Upstream
 ) -> Iterator[None]:
-    """Drop what was filled from an object that isn't that one any more: it is of no use."""
+    """Drop the fills of blobs whose object was replaced, as their pieces are useless."""
     try:
         yield
     except ObjectChangedError as error:
@@ -98,9 +97,9 @@ def drop_if_changed(
 
 @dataclass(frozen=True, slots=True)
 class BlobRequest:
-    """A blob request is a range to fetch, and what takes its bytes.
+    """A range to fetch, and the function that receives its answer.
 
-    pieces: of the fill that it is for; None where the blob passes.
+    pieces: of the fill that the range belongs to; None for a passing blob.
     """
 
     range: BlobRange
@@ -109,22 +108,22 @@ class BlobRequest:
 
 
 class Requester:
-    """Sends requests upstream, and notes which pieces of which fills a failure has cost."""
+    """Send requests upstream, and record the pieces that failed fetches held."""
 
     def __init__(self, upstream: Upstream, failures: FillFailures) -> None:
         self._upstream, self._failures = upstream, failures
         self._lock = threading.Lock()
-        self._asked: dict[str, list[PieceSpan]] = {}  # of fills, by key: on their way
+        self._asked: dict[str, list[PieceSpan]] = {}  # pieces in flight, by the fill's key
 
     def asks(self, source: BlobSource, pieces: PieceSpan) -> bool:
-        """Whether this process is fetching some of these pieces."""
+        """Return True if this process is fetching some of these pieces."""
         with self._lock:
             asked = self._asked.get(source.key, ())
             return any(low < pieces[1] and pieces[0] < high for low, high in asked)
 
     def send(self, requests: Sequence[BlobRequest], *, urgent: bool = True) -> None:
-        """Fetch all; returns when each is taken. urgent: False for a fill in the background.
-        Raises as Upstream.fetch does."""
+        """Fetch all ranges; return when each answer is processed. urgent: False for a background
+        fill. Raises as Upstream.fetch does."""
         if not requests:
             return
         self._note(requests)

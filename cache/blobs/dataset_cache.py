@@ -1,11 +1,11 @@
 """Open the blobs that the node's cache keeps for one dataset.
 
-Blobs belong to the dataset's group in the folder, until the dataset is closed; the jobs of this
-process that read the dataset decide what is kept of it. A cached blob is read through a map and
-fetches nothing itself: it is whole, or a fill where there is space for one.
+Blobs belong to the dataset's group in the folder; the jobs of this process that read the dataset
+decide which are kept. A cached blob is read through a map of its file, which is complete or being
+filled.
 
-`BlockSums` checks a whole blob block by block, each at its first read. It is for samples that have
-no checksums of their own: what came first is trusted, and later damage by the disk is noticed.
+`BlockSums` checks each block of a whole blob at its first read. It serves samples without checksums
+of their own: the bytes as they were received are trusted, and later damage by the disk is detected.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 
 class DatasetCache:
-    """Acts on the folder that keeps a dataset's blobs; without a folder nothing is kept.
+    """Access to the folder that caches a dataset's blobs; without a folder nothing is cached.
 
-    group: names the dataset in the folder; label: the same for people.
+    group: identifies the dataset in the folder; label: its name for people.
     """
 
     def __init__(self, cache: DiskCache | None, *, group: str, label: str) -> None:
@@ -46,12 +46,12 @@ class DatasetCache:
         self._closed = False
 
     def use(self, act: Callable[[CacheFolder], Any]) -> Any:
-        """Act on the cache as `DiskCache.use` does; None without a folder. Raises ClosedError."""
+        """Return DiskCache.use(act), None without a folder. Raises ClosedError."""
         cache = self._open()
         return cache.use(act) if cache is not None else None
 
     def look(self, act: Callable[[Lookup], Any]) -> Any:
-        """Look into the cache as `DiskCache.look` does, even where it can't be written."""
+        """Return DiskCache.look(act), None without a folder. Raises ClosedError."""
         cache = self._open()
         return cache.look(act) if cache is not None else None
 
@@ -61,35 +61,35 @@ class DatasetCache:
         return self._cache
 
     def has(self, source: BlobSource) -> bool:
-        """Whether a blob is on the local disk, all of it."""
+        """Return True if the whole blob is on the local disk."""
         return bool(self.look(lambda lookup: lookup.has(source.key)))
 
     def held(self) -> dict[str, float]:
-        """What is on the local disk of each blob of the folder, by key: 1.0 is all of it."""
+        """Return the present share of each blob of the folder by key, in [0, 1]."""
         found: dict[str, float] | None = self.look(lambda lookup: lookup.held())
         return found or {}
 
     def drop(self, source: BlobSource, *, inode: int | None = None) -> bool:
-        """Forget a blob; False if it wasn't there. inode: of the file that was wrong, so that
-        another's fresh one stays."""
+        """Remove a blob; return False if there was none. inode: remove only the file with this
+        inode, not a newer one."""
         return bool(self.use(lambda folder: folder.trash.drop(source.key, inode=inode)))
 
     def give_up(self, error: Exception) -> None:
-        """Go on without the folder for a while, after one of DISK_ERRORS. Raises it again where it
+        """Stop using the folder for a while after one of DISK_ERRORS. Raises the error again if it
         isn't the disk's, or there is no folder."""
         if isinstance(error, PenstockError) or self._cache is None:
             raise error
         self._cache.give_up(error)
 
     def close(self) -> None:
-        """Refuse what comes behind this. Safe to call twice."""
+        """Refuse all later calls. Safe to call twice."""
         self._closed = True
 
 
 class DatasetJobs:
-    """Holds a dataset's live jobs in the node's cache. Safe for several threads.
+    """A dataset's live jobs in the node's cache. Safe for several threads.
 
-    cache: None keeps nothing. group, label: see DatasetCache.
+    cache: None caches nothing. group, label: see DatasetCache.
     """
 
     def __init__(self, cache: DiskCache | None, *, group: str, label: str) -> None:
@@ -98,11 +98,11 @@ class DatasetJobs:
         self._jobs: tuple[PinnedShare, ...] = ()
 
     def __len__(self) -> int:
-        """How many were joined and not left."""
+        """Return the number of jobs that have joined and not left."""
         return len(self._jobs)
 
     def keeps(self, key: str) -> bool:
-        """Whether the cache would keep a blob of this key: for one of the jobs, or without any."""
+        """Return True if the cache would keep a blob: a job pins it, or there is no job."""
         jobs = self._jobs
         return self._cache is not None and (not jobs or any(job.pins(key) for job in jobs))
 
@@ -128,11 +128,10 @@ class DatasetJobs:
 
 
 class CachedBlob:
-    """A cached blob lies on the local disk, whole or being filled.
+    """A blob on the local disk, whole or being filled. Its map protects the file from eviction.
 
-    Its map keeps the file from eviction. publish: makes a whole fill a blob that others find;
-    ensure: brings spans before the buffer is read. inode: of the file that is mapped.
-    """
+    fill: None if the blob is whole. publish: publishes a complete fill; ensure: fetches spans
+    before the buffer is read. inode: of the mapped file."""
 
     is_cached = True
 
@@ -158,13 +157,13 @@ class CachedBlob:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every byte is here."""
+        """True if all bytes are present."""
         fill = self.fill
         return fill is None or fill.is_whole
 
     @property
     def has_name(self) -> bool:
-        """False once it was taken out of the cache: its room is free when this is let go."""
+        """False once the cache has removed the file; its space is free when this map is closed."""
         return any(
             _inode(folder, name) == self.inode
             for folder, name in (
@@ -174,7 +173,7 @@ class CachedBlob:
         )
 
     def settle(self) -> None:
-        """If the fill has become whole, publish it and forget it."""
+        """Publish the fill if it is complete."""
         fill = self.fill
         if fill is not None and fill.is_whole:
             self._publish(fill, self.data)
@@ -183,50 +182,51 @@ class CachedBlob:
 
     @property
     def path(self) -> bytes | None:
-        """The path of the local file, whole or being filled."""
+        """The path of the local file: the blob's, or its fill's."""
         whole, fill = self._layout.blob(self.source.key), self.fill
         if fill is None or self._layout.blobs.has(self.source.key):
             return os.fsencode(whole)
         return os.fsencode(fill.part)
 
     def buffer(self, spans: Spans) -> Any:
-        """A buffer in which at least these spans are filled, as `Blob.buffer` says."""
+        """Return a buffer in which at least these spans are filled; see `Blob.buffer`."""
         self._ensure(self, spans)
         return self._buffer
 
     def address(self) -> int | None:
-        """Where the file is mapped, for madvise."""
+        """Return the address of the map, for madvise."""
         return self._address
 
     def views(self, starts: Sequence[int], ends: Sequence[int]) -> list[Bytes]:
-        """Give spans as views of the map."""
+        """Return spans as views of the map."""
         data = self.data
         return [data[start:end] for start, end in zip(starts, ends, strict=True)]
 
     def copies(self, starts: Sequence[int], ends: Sequence[int]) -> list[Bytes]:
-        """Give the same by reading the file. Raises OSError, EOFError (the file is too short)."""
+        """Return spans as copies read from the file. Raises OSError, EOFError (the file is too
+        short)."""
         found: list[Bytes] = []
         fd = self._reopened()
-        if fd is None:  # taken out meanwhile: nobody can truncate what has no name
+        if fd is None:  # removed meanwhile: a file without a name can't be truncated
             return [view.copy() for view in self.views(starts, ends)]
         try:
             for start, end in zip(starts, ends, strict=True):
-                room = np.empty(end - start, np.uint8)
-                view, got = room.data, 0
+                copy = np.empty(end - start, np.uint8)
+                view, got = copy.data, 0
                 while got < len(view) and (more := os.preadv(fd, [view[got:]], start + got)):
                     got += more
                 if got < len(view):
                     raise EOFError(f"{self.source.uri}: its copy ends before byte {end}")
-                room.flags.writeable = False
-                found.append(room)
+                copy.flags.writeable = False
+                found.append(copy)
         finally:
             os.close(fd)
         return found
 
     def _reopened(self) -> int | None:
-        """A descriptor of the file that is mapped; None if it has no name any more."""
+        """Open the mapped file again; None if it was removed."""
         key = self.source.key
-        # It may be published between the two looks.
+        # The fill may be published between the first two attempts.
         for folder, name in (
             (self._layout.blobs, key),
             (self._layout.fills, part_name(key)),
@@ -247,23 +247,22 @@ def _inode(folder: Folder, name: str) -> int | None:
 
 
 class BlobOpener:
-    """Makes cached blobs of what a folder holds. ensure: brings spans of a blob before its buffer
-    is read."""
+    """Open blobs of a folder. ensure: fetches spans of a blob before its buffer is read."""
 
     def __init__(
         self,
         cache: DatasetCache,
-        memberships: DatasetJobs,
+        jobs: DatasetJobs,
         *,
         ensure: Callable[[CachedBlob, Sequence[tuple[int, int]]], None],
     ) -> None:
-        self._cache, self._memberships, self._ensure = cache, memberships, ensure
+        self._cache, self._jobs, self._ensure = cache, jobs, ensure
 
     def open(self, source: BlobSource) -> CachedBlob | None:
-        """Open a blob that is here or has room here; None if the cache doesn't keep it."""
-        for _ in range(2):  # it may be published between the two looks
+        """Open a cached blob, or begin its fill; None if the cache doesn't keep it."""
+        for _ in range(2):  # the fill may be published between _find and _begin
             found: CachedBlob | None = self._cache.look(lambda lookup: self._find(lookup, source))
-            if found is None and self._memberships.keeps(source.key):
+            if found is None and self._jobs.keeps(source.key):
                 found = self._cache.use(lambda folder: self._begin(folder, source))
             if found is not None:
                 return found
@@ -274,12 +273,12 @@ class BlobOpener:
         return None if mapped is None else self._blob(lookup.layout, source, mapped, None)
 
     def _begin(self, folder: CacheFolder, source: BlobSource) -> CachedBlob | None:
-        begun = folder.writer.begin(source, group=self._cache.group, pinned=bool(self._memberships))
+        begun = folder.writer.begin(source, group=self._cache.group, pinned=bool(self._jobs))
         if begun is None:
             return None
         fill, mapped = begun
         blob = self._blob(folder.layout, source, mapped, fill)
-        blob.settle()  # who fetched the last piece may have died before it published
+        blob.settle()  # the process that fetched the last piece may have died before publishing
         return blob
 
     def _blob(
@@ -300,8 +299,8 @@ class BlobOpener:
 
 
 class BlockSums:
-    """The checksums of one blob's blocks. crcs: as the books have them. Safe for several threads:
-    two may check one block."""
+    """Check the blocks of one blob. crcs: from the catalogue. Safe for several threads, as two may
+    check one block."""
 
     def __init__(self, blob: CachedBlob, crcs: bytes) -> None:
         self._blob = blob
@@ -310,8 +309,9 @@ class BlockSums:
         self._are_all_right = False
 
     def are_right(self, starts: Ints, ends: Ints, mode: ReadMode) -> bool:
-        """Whether bytes [start, end) of the blob are those that came. int64, shape (n,). mode:
-        "pread" reads the file. Raises OSError, EOFError with it."""
+        """Return True if the blocks of bytes [starts, ends) of the blob have right checksums.
+        starts, ends: int64, shape (n,). mode: "pread" reads the file, and raises OSError, EOFError.
+        """
         if self._are_all_right:
             return True
         some = ends > starts
@@ -333,7 +333,7 @@ class BlockSums:
 
 
 def block_sums(blob: Blob, cache: DatasetCache) -> BlockSums | None:
-    """As `Remote.block_sums`."""
+    """Return the checks of a blob's blocks; see `Remote.block_sums`."""
     if not isinstance(blob, CachedBlob) or blob.fill is not None:
         return None
     row = cache.use(lambda folder: folder.catalogue.blobs.row(blob.source.key))

@@ -1,7 +1,4 @@
-"""Read around the cache: bytes of blobs that are kept nowhere, into fresh memory.
-
-The bytes of a passing blob come from upstream each time.
-"""
+"""Read blobs that aren't cached, directly from upstream into new memory."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _MAP_NORESERVE = 0x4000  # Linux; Python's module names it from 3.12 on
 
 
 class PassingBlob:
-    """A passing blob is kept nowhere. fetch: brings spans into its buffer."""
+    """A blob that isn't cached. fetch: fetches spans into its buffer."""
 
     is_cached = False
     is_whole = False
@@ -39,20 +36,20 @@ class PassingBlob:
 
     def __init__(self, source: BlobSource, fetch: Callable[[PassingBlob, Spans], None]) -> None:
         self.source = source
-        self.version: str | None = None  # of the first answer, where the source doesn't say
+        self.version: str | None = None  # of the first answer, if the source names none
         self._fetch = fetch
         self._memory: mmap.mmap | None = None
-        self._table: Segments | None = None  # once it is asked for
+        self._table: Segments | None = None  # made at first use
 
     @property
     def segments(self) -> Segments:
-        """Where its bytes lie."""
+        """The table of the objects that hold its bytes."""
         if self._table is None:
             self._table = Segments(self.source.segments)
         return self._table
 
     def ranges(self, start: int, end: int) -> Iterator[BlobRange]:
-        """Divide bytes [start, end): a range for each object that holds some of them."""
+        """Divide bytes [start, end) into one range for each object that holds some of them."""
         table = self.segments
         agreed = self.version if table.is_of_one_object else None
         for segment, at, first, last in table.stretches(start, end):
@@ -66,7 +63,7 @@ class PassingBlob:
             yield BlobRange(blob=self.source, segment=segment, start=first, end=last, stored=stored)
 
     def buffer(self, spans: Spans) -> Any:
-        """A buffer in memory with these spans filled; pages that nobody asked for take none."""
+        """Return a buffer in which these spans are filled; other pages use no memory."""
         import pyarrow as pa
 
         if self._memory is None:
@@ -76,31 +73,31 @@ class PassingBlob:
         return pa.py_buffer(memoryview(self._memory).toreadonly())
 
     def put(self, start: int, data: Any) -> None:
-        """Put bytes into the buffer."""
+        """Write bytes into the buffer."""
         assert self._memory is not None
         view = memoryview(data)
         self._memory[start : start + len(view)] = view
 
     def address(self) -> int | None:
-        """Always None: nothing is mapped from a file."""
+        """Return None: no file is mapped."""
         return None
 
 
 class PassingReads:
-    """Reads blobs that pass. range_bytes: of one request at most; meter: counts what came."""
+    """Read passing blobs. range_bytes: of one request at most; meter: counts fetched bytes."""
 
     def __init__(self, requester: Requester, *, range_bytes: int, meter: TrafficMeter) -> None:
         self._requester, self._meter = requester, meter
         self._range_bytes = range_bytes
 
     def open(self, source: BlobSource) -> PassingBlob:
-        """Open a blob that isn't kept; fetches nothing."""
+        """Open a blob that isn't cached; fetches nothing."""
         return PassingBlob(source, self._fill_buffer)
 
     def requests(
         self, blob: PassingBlob, starts: Sequence[int], ends: Sequence[int]
     ) -> tuple[list[Bytes], list[BlobRequest]]:
-        """Make arrays, and the requests that fill them in when they are sent."""
+        """Return arrays, and the requests that fill them when they are sent."""
         found: list[Bytes] = [np.empty(0, np.uint8)] * len(starts)
         requests: list[BlobRequest] = []
         for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
@@ -109,17 +106,17 @@ class PassingReads:
                 (one,) = ranges
                 requests.append(BlobRequest(one, self._take_one(blob, one, found, place)))
             elif ranges:  # over several objects, or a large one
-                room = np.empty(end - start, np.uint8)
-                found[place] = room.view()
+                array = np.empty(end - start, np.uint8)
+                found[place] = array.view()
                 found[place].flags.writeable = False
                 requests += [
-                    BlobRequest(one, self._take_some(blob, one, room, one.start - start))
+                    BlobRequest(one, self._take_some(blob, one, array, one.start - start))
                     for one in ranges
                 ]
         return found, requests
 
     def read(self, wanted: Sequence[BlobSpans]) -> list[list[Bytes]]:
-        """Read the bytes of all spans, whatever the cache has of them. Raises FetchError."""
+        """Read the bytes of all spans without the cache. Raises FetchError."""
         found: list[list[Bytes]] = []
         requests: list[BlobRequest] = []
         for want in wanted:
@@ -130,13 +127,13 @@ class PassingReads:
         return found
 
     def _ranges(self, blob: PassingBlob, start: int, end: int) -> list[BlobRange]:
-        """What to ask for, as much at a time as is best."""
+        """Cut bytes [start, end) into ranges of at most range_bytes."""
         count = max(1, -(-(end - start) // self._range_bytes))
         cuts = pairwise(start + (end - start) * i // count for i in range(count + 1))
         return [one for low, high in cuts for one in blob.ranges(low, high)]
 
     def _fill_buffer(self, blob: PassingBlob, spans: Sequence[tuple[int, int]]) -> None:
-        """Bring spans into a blob's buffer."""
+        """Fetch spans into a blob's buffer."""
         self._requester.send(
             [
                 BlobRequest(one, self._take_buffer(blob, one))
@@ -156,11 +153,11 @@ class PassingReads:
         return take
 
     def _take_some(
-        self, blob: PassingBlob, wanted: BlobRange, room: Bytes, at: int
+        self, blob: PassingBlob, wanted: BlobRange, array: Bytes, at: int
     ) -> Callable[[Answer], None]:
         def take(answer: Answer) -> None:
             data = np.frombuffer(self._checked(blob, wanted, answer), np.uint8)
-            room[at : at + len(data)] = data
+            array[at : at + len(data)] = data
 
         return take
 
@@ -171,7 +168,7 @@ class PassingReads:
         return take
 
     def _checked(self, blob: PassingBlob, wanted: BlobRange, answer: Answer) -> Any:
-        """The bytes of an answer that is of the right object."""
+        """Return the bytes of an answer. Raises ObjectChangedError if they are another object's."""
         if answer is ABSENT:
             return absent_bytes(wanted.start, wanted.end)
         version, same = answer.version, True

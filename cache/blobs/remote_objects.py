@@ -1,12 +1,12 @@
 """Read the objects of one remote dataset: its blobs, its small objects, names and jobs.
 
-A blob that the cache keeps is filled as it is read: exact ranges for the samples of a batch, big
-ranges by a filler in the background, both into the same file, each byte once a node. A blob that it
-doesn't keep passes: its samples come by exact ranges into fresh memory.
+A blob that the cache keeps is filled as it is read: batches fetch exact ranges for their samples,
+and background fills fetch large ranges into the same file, each byte once per node. Samples of a
+passing blob, which the cache doesn't keep, are fetched by exact ranges into new memory.
 
 Small objects (the manifests and sidecars of an index) are fetched whole, into the cache or a
-temporary folder of the process. What the store last said of a name is remembered for when it can't
-be reached.
+temporary folder of the process. The store's last answer about a name is stored for when the store
+can't be reached.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class ProcessFolder:
-    """Keeps files by key in a folder of its own, made at the first use.
+    """Store files by key in a temporary folder of this process, created at first use.
 
     It is removed at close() or at the process's end.
     """
@@ -64,7 +64,7 @@ class ProcessFolder:
         self._finalizer: weakref.finalize[..., ProcessFolder] | None = None
 
     def path(self, key: str) -> str:
-        """Where the file of a key lies, or would lie."""
+        """Return the path of a key's file, which may not exist."""
         with self._lock:
             if self._folder is None:
                 self._folder = tempfile.mkdtemp(prefix="penstock-objects-")
@@ -74,7 +74,7 @@ class ProcessFolder:
             return os.path.join(self._folder, key)
 
     def write(self, key: str, data: memoryview) -> str:
-        """Make or replace the file of a key; its path."""
+        """Create or replace the file of a key; return its path."""
         path = self.path(key)
         temp = f"{path}.{threading.get_ident()}"
         with contextlib.suppress(FileNotFoundError):
@@ -86,13 +86,13 @@ class ProcessFolder:
         return path
 
     def remove(self, key: str) -> None:
-        """Forget a file, if it is there."""
+        """Remove a file, if it exists."""
         if self._folder is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self._folder, key))
 
     def close(self) -> None:
-        """Remove all. Safe to call twice."""
+        """Remove the folder. Safe to call twice."""
         if self._finalizer is not None:
             self._finalizer()
 
@@ -100,11 +100,11 @@ class ProcessFolder:
 _MOST_HELD = 1024
 
 _ALL: PieceSpan = (0, 1)
-"""The one piece of an object that is fetched whole."""
+"""The single piece of an object that is fetched whole."""
 
 
 class SmallObjects:
-    """Keeps small objects in the cache, fetched once a node, else in a folder of this process.
+    """Fetch small objects into the cache, once per node, or into a folder of this process.
 
     Safe for several threads.
     """
@@ -116,7 +116,7 @@ class SmallObjects:
         self._own = ProcessFolder()
 
     def path(self, path: str, *, size_bytes: int | None, version: str) -> bytes:
-        """The local path of a small object, as `Remote.object` says."""
+        """Return the local path of a small object; see `Remote.object`."""
         source = self._source(path, size_bytes, version)
         kept: str | None = self._cache.look(
             lambda lookup: self._find(lookup, source, size_bytes)
@@ -126,7 +126,7 @@ class SmallObjects:
         return os.fsencode(kept)
 
     def drop(self, path: str, *, size_bytes: int | None, version: str) -> bool:
-        """Forget a small object whose bytes were wrong; whether the cache had it."""
+        """Remove a small object whose bytes were wrong; return True if the cache had it."""
         source = self._source(path, size_bytes, version)
         with self._lock:
             self._held.pop(source.key, None)
@@ -135,7 +135,7 @@ class SmallObjects:
         return dropped
 
     def close(self) -> None:
-        """Let all go. Safe to call twice."""
+        """Release the maps and remove the folder. Safe to call twice."""
         self._held.clear()
         self._own.close()
 
@@ -146,7 +146,7 @@ class SmallObjects:
         return BlobSource(key=key, uri=uri, segments=(segment,), size_bytes=size_bytes or 0)
 
     def _find(self, lookup: Lookup, source: BlobSource, size_bytes: int | None) -> str | None:
-        """The path of an object that is here; its map is held, so that it stays."""
+        """Return the path of a cached object, and hold its map, which protects it from eviction."""
         path = lookup.layout.blob(source.key)
         with self._lock:
             if source.key in self._held and lookup.has(source.key):
@@ -161,7 +161,7 @@ class SmallObjects:
         return path
 
     def _keep(self, folder: CacheFolder, source: BlobSource, size_bytes: int | None) -> str | None:
-        # One of the node fetches it, the others wait: longer than that one can take.
+        # One process of the node fetches it; the others wait longer than that can take.
         began_s = time.monotonic()
         patience_s = 2 * self._fetcher.policy.retry_timeout_s
         with folder.keys.holding(source.key, timeout_s=patience_s):
@@ -182,7 +182,7 @@ class SmallObjects:
             return self._find(folder.lookup, source, size_bytes)
 
     def _fetch_own(self, source: BlobSource, size_bytes: int | None) -> str:
-        """Without a cache: a file of this process."""
+        """Fetch an object into the folder of this process; return its path."""
         path = self._own.path(source.key)
         if not os.path.exists(path):
             answer = self._fetcher.fetch_object(source.segments[0].path, size_bytes=size_bytes)
@@ -190,19 +190,19 @@ class SmallObjects:
         return path
 
 
-# A store that doesn't answer is waited for so long where its last answer is known.
+# Seconds to wait for the store if its last answer is known.
 _KNOWN_LIMIT_S = 5.0
 
 
 class StoreNames:
-    """Looks objects up by name; the cache remembers each answer for when the store is away."""
+    """Look objects up by name; the cache stores each answer for when the store can't be reached."""
 
     def __init__(self, fetcher: Fetcher, cache: DatasetCache) -> None:
         self._fetcher, self._cache = fetcher, cache
         self._warned = False
 
     def find(self, path: str) -> ObjectInfo | None:
-        """Look a name up, as `Remote.find` says."""
+        """Look a name up; see `Remote.find`."""
         name = "\0".join((self._fetcher.store.scope, self._fetcher.store.url, path))
         known, before = self._cache.look(lambda lookup: lookup.recall(name)) or (False, None)
         try:
@@ -223,15 +223,15 @@ class StoreNames:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self._cache.label}: the remote can't be asked whether it has changed, so the "
-                f"cached index is used as it is. {error}",
+                f"{self._cache.label}: the remote can't be reached to check for changes, so the "
+                f"cached index is used. {error}",
                 PenstockWarning,
                 stacklevel=5,
             )
 
 
 class BlobReader:
-    """Gives the bytes of spans of many blobs at once, and counts hits and misses."""
+    """Read spans of many blobs at once, and count hits and misses."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class BlobReader:
         self._cache, self._meter = cache, meter
 
     def load(self, wanted: Sequence[BlobSpans], *, mode: ReadMode = "mmap") -> list[list[Bytes]]:
-        """Read the bytes of all spans, as `Remote.load` says."""
+        """Read the bytes of all spans; see `Remote.load`."""
         cold = [
             number
             for number, want in enumerate(wanted)
@@ -273,7 +273,7 @@ class BlobReader:
         return loaded
 
     def bring(self, wanted: Sequence[BlobSpans], *, here: int) -> None:
-        """Fetch what cached blobs miss, as `Remote.bring` says."""
+        """Fetch the missing pieces of cached blobs; see `Remote.bring`."""
         began, demands, missed = time.perf_counter(), list[Demand](), 0
         for want in wanted:
             if isinstance(want.blob, CachedBlob):
@@ -283,15 +283,15 @@ class BlobReader:
         if demands:
             try:
                 self._demand_fills.bring(demands, [])
-            except DISK_ERRORS as error:  # who reads meets it again, shard by shard
+            except DISK_ERRORS as error:  # the later read meets it again, shard by shard
                 self._cache.give_up(error)
         hits = here + sum(len(want.starts) for want in wanted) - missed
         waited_s = time.perf_counter() - began if demands else 0.0
         self._meter.add(hits=hits, misses=missed, remote_wait_s=waited_s)
 
     def _bring(self, cold: Sequence[BlobSpans]) -> list[list[Bytes] | None]:
-        """Fetch what isn't here: into the cache (None in its place), or for passing blobs the
-        arrays themselves."""
+        """Fetch missing spans: into the cache (None in the result), or into arrays for passing
+        blobs."""
         began = time.perf_counter()
         passed: list[list[Bytes] | None] = [None] * len(cold)
         requests: list[BlobRequest] = []
@@ -313,10 +313,10 @@ class BlobReader:
                 self._demand_fills.bring(demands, requests)
             except DISK_ERRORS as error:
                 self._cache.give_up(error)
-                # Past a cache that can't be written any more.
+                # The cache can't be written any more, so read without it.
                 passed = list(self._passing.read(cold))
         self._meter.add(
-            # load() counts all that it gives from the disk as hits, what had to come first too.
+            # load() counts all spans from the disk as hits, also those fetched just now.
             misses=missed + passing,
             hits=-missed,
             remote_wait_s=time.perf_counter() - began,
@@ -325,13 +325,13 @@ class BlobReader:
 
 
 class Remote:
-    """Reads one dataset's objects through the node's cache.
+    """Read one dataset's objects through the node's cache.
 
     Safe for several threads; not across fork.
 
-    fetcher: owned, closed with this. cache: None keeps nothing. group: names the dataset in the
-    cache; label: the same for people. upstream: where bytes of blobs come from, the store unless
-    told; small objects and names are the store's in any case. It is closed with this.
+    fetcher: closed with this object. cache: None caches nothing. group: identifies the dataset in
+    the cache; label: its name for people. upstream: the source of blobs, the store by default; it
+    is closed with this object. Small objects and names always come from the store.
     """
 
     def __init__(
@@ -348,7 +348,7 @@ class Remote:
         self._closed = False
         meter, failures = fetcher.meter, FillFailures()
         self._dataset_cache = dataset_cache = DatasetCache(cache, group=group, label=label)
-        self._memberships = DatasetJobs(cache, group=group, label=label)
+        self._jobs = DatasetJobs(cache, group=group, label=label)
         self.upstream = upstream = upstream or StoreUpstream(fetcher)
         requester = Requester(upstream, failures)
         pieces = PieceRequests(range_bytes=upstream.range_bytes, meter=meter)
@@ -356,7 +356,7 @@ class Remote:
             upstream, requester, pieces, cache=dataset_cache, failures=failures, meter=meter
         )
         self._passing = PassingReads(requester, range_bytes=upstream.range_bytes, meter=meter)
-        self._opener = BlobOpener(dataset_cache, self._memberships, ensure=demand_fills.ensure)
+        self._opener = BlobOpener(dataset_cache, self._jobs, ensure=demand_fills.ensure)
         self._reader = BlobReader(demand_fills, self._passing, cache=dataset_cache, meter=meter)
         self._whole_fills = WholeFills(
             upstream, requester, pieces, opener=self._opener, cache=dataset_cache
@@ -367,40 +367,39 @@ class Remote:
     # -- blobs
 
     def open(self, source: BlobSource) -> Blob:
-        """Open a blob; fetches nothing. Cached if the cache has it or has room for it."""
+        """Open a blob, as a cached one if the cache has it or can keep it; fetches nothing."""
         return self._opener.open(source) or self._passing.open(source)
 
     def pass_by(self, source: BlobSource) -> Blob:
-        """Open a blob whose bytes are kept nowhere, whatever the cache has; fetches nothing."""
+        """Open a blob without the cache, even if the cache has it; fetches nothing."""
         return self._passing.open(source)
 
     def is_whole(self, source: BlobSource) -> bool:
-        """Whether a blob is on the local disk, all of it."""
+        """Return True if the whole blob is on the local disk."""
         return not source.size_bytes or self._dataset_cache.has(source)
 
     def held(self) -> dict[str, float]:
-        """What the cache has of each of its blobs, by key: 1.0 is all of it. Lists the folder's
-        names."""
+        """Return the present share of each blob of the cache by key, in [0, 1]. Lists the folder."""
         return self._dataset_cache.held()
 
     def keeps(self, key: str) -> bool:
-        """Whether the cache would keep a blob of this key for one of the jobs here."""
-        return self._memberships.keeps(key)
+        """Return True if the cache would keep a blob for one of this process's jobs."""
+        return self._jobs.keeps(key)
 
     def load(self, wanted: Sequence[BlobSpans], *, mode: ReadMode = "mmap") -> list[list[Bytes]]:
-        """Read the bytes of all spans: read-only uint8 arrays in the order asked. What is missing
-        is fetched, over all blobs at once.
+        """Read the bytes of all spans as read-only uint8 arrays, in the order of `wanted`. Missing
+        bytes of all blobs are fetched at once.
 
-        mode: "pread" gives fresh memory, any other views of cached blobs; what passes comes in
-        fresh memory in any case. Raises FetchError, StalledError, ClosedError; with "pread" OSError
-        and EOFError of a failing disk or a file that was truncated.
+        mode: "pread" returns new memory, other modes return views of cached blobs; passing blobs
+        always use new memory. Raises FetchError, StalledError, ClosedError; with "pread" OSError
+        and EOFError for a failing disk or a truncated file.
         """
         return self._reader.load(wanted, mode=mode)
 
     @property
     def widening(self) -> int:
-        """How many times as much is fetched as batches wait for, of what lies beside it and is
-        missing too: fewer requests, and no byte that the cache wouldn't keep. May be set."""
+        """The factor by which requests for a batch are widened by missing neighbours: fewer
+        requests, and only bytes that the cache keeps. It can be set."""
         return self._demand_fills.times
 
     @widening.setter
@@ -408,9 +407,9 @@ class Remote:
         self._demand_fills.times = times
 
     def bring(self, wanted: Sequence[BlobSpans], *, here: int) -> None:
-        """Fetch what spans of cached blobs miss, over all blobs at once, for who reads them through
-        buffers then. here: samples beside these that are on the local disk, to be counted. Raises
-        FetchError, StalledError, ClosedError."""
+        """Fetch the missing bytes of spans of all cached blobs at once, before they are read
+        through buffers. here: the number of other samples on the local disk, counted as hits.
+        Raises FetchError, StalledError, ClosedError."""
         self._reader.bring(wanted, here=here)
 
     def fill(
@@ -420,34 +419,34 @@ class Remote:
         progress: Callable[[int], None] | None = None,
         stop: threading.Event | None = None,
     ) -> int:
-        """Fetch a whole blob into the cache; bytes that this call fetched (0: it was there, or
-        others fetched it), -1 if the cache has no room for it or stop was set.
+        """Fetch a whole blob into the cache. Return the bytes that this call fetched (0 if the
+        cache had it, or others fetched it), -1 if the cache can't keep it or `stop` was set.
 
-        progress: called with bytes as they come, on fetch threads. Raises FetchError, StalledError.
+        progress: called with numbers of fetched bytes, on fetch threads. Raises FetchError,
+        StalledError.
         """
         return self._whole_fills.fill(source, progress=progress, stop=stop)
 
     def is_left_to_others(self, source: BlobSource) -> bool:
-        """Whether the fill of a blob shall wait for a while: another node of the job fetches it
-        from the remote for this one too."""
+        """Return True if the fill of a blob should wait, as another node of the job fetches it from
+        the remote for this one, too."""
         return self.upstream.is_left_to_others(source.key)
 
     def block_sums(self, blob: Blob) -> BlockSums | None:
-        """The checksums of a whole blob's blocks; None of one that isn't whole or is kept nowhere,
-        and where nobody has noted any."""
+        """Return the checks of a whole blob's blocks; None if the blob isn't whole, isn't cached,
+        or has no recorded checksums."""
         from penstock.cache.blobs.dataset_cache import block_sums  # most samples have their own
 
         return block_sums(blob, self._dataset_cache)
 
     def check(self, source: BlobSource) -> None:
-        """Drop a blob whose bytes aren't those that came: by the checksums of its blocks, for who
-        reads where samples have none. What nobody has checksums of goes too, as a fill that was
-        begun."""
+        """Drop a blob unless the checksums of its blocks are right, for samples without checksums.
+        Blobs and fills without checksums are dropped, too."""
         self._dataset_cache.use(lambda folder: folder.verifier.check(source.key))
 
     def drop(self, source: BlobSource, *, inode: int | None = None) -> None:
-        """Forget a blob whose bytes were wrong; the next open fetches it again. inode: of the file
-        that was wrong (CachedBlob.inode)."""
+        """Remove a blob whose bytes were wrong; the next open fetches it again. inode: of the wrong
+        file (CachedBlob.inode)."""
         if self._dataset_cache.drop(source, inode=inode):
             self.fetcher.meter.add(refetched=1)
         self.upstream.doubt(source.key)
@@ -455,38 +454,38 @@ class Remote:
     # -- small objects and names
 
     def object(self, path: str, *, size_bytes: int | None, version: str) -> bytes:
-        """Give the local path of a manifest or a sidecar, fetched if it isn't here. Raises
+        """Return the local path of a manifest or a sidecar, fetching it if necessary. Raises
         FetchError."""
         return self._small_objects.path(path, size_bytes=size_bytes, version=version)
 
     def drop_object(self, path: str, *, size_bytes: int | None, version: str) -> None:
-        """Forget a small object whose bytes were wrong."""
+        """Remove a small object whose bytes were wrong."""
         if self._small_objects.drop(path, size_bytes=size_bytes, version=version):
             self.fetcher.meter.add(refetched=1)
 
     def find(self, path: str) -> ObjectInfo | None:
-        """Look a name up in the store; None if it isn't there. Where the remote can't be asked,
-        this is what it said last, with a warning. Raises FetchError."""
+        """Look a name up in the store; None if there is no such object. If the store can't be
+        reached, return its last answer, with a warning. Raises FetchError."""
         return self._names.find(path)
 
     # -- jobs, counters, the end
 
     def join(self, keys: Sequence[str], sizes: Iterable[int]) -> PinnedShare | None:
-        """Begin a job that reads these blobs in each epoch; what is pinned is decided here. It is
-        the caller's, beside other jobs on this dataset, until `leave`. None without a cache."""
-        return self._memberships.join(keys, sizes)
+        """Begin a job that reads these blobs in each epoch, and compute its pinned share. It lasts
+        until `leave`; a dataset may have several jobs. None without a cache."""
+        return self._jobs.join(keys, sizes)
 
     def leave(self, job: PinnedShare) -> None:
         """End a job. Safe to call twice."""
-        self._memberships.leave(job)
+        self._jobs.leave(job)
 
     @property
     def jobs(self) -> int:
-        """How many jobs were joined and not left."""
-        return len(self._memberships)
+        """The number of jobs that have joined and not left."""
+        return len(self._jobs)
 
     def traffic(self) -> Traffic:
-        """The traffic that was counted so far."""
+        """Return the traffic that was counted so far."""
         return self.fetcher.meter.snapshot()
 
     def close(self) -> None:
@@ -494,7 +493,7 @@ class Remote:
         if self._closed:
             return
         self._closed = True
-        self._memberships.close()
+        self._jobs.close()
         self._dataset_cache.close()
         self.upstream.close()
         self.fetcher.close()

@@ -1,7 +1,7 @@
-"""Define an upstream: where bytes of blobs come from that aren't on the local disk.
+"""Define an upstream: the source of blob bytes that aren't on the local disk.
 
-An upstream fetches ranges of blobs, which it knows by their keys. `StoreUpstream` is the one of a
-dataset without peers.
+An upstream fetches ranges of blobs, which it identifies by their keys. A dataset without peers uses
+`StoreUpstream`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRange:
-    """A blob range is bytes [start, end) of a blob, all of one object.
+    """Bytes [start, end) of a blob, all of one object.
 
-    blob.key says which blob, whoever is asked. segment: the first that they lie in. stored: the
-    same bytes as the store knows them, with the version that they must be of. keep(start, data,
-    crc): may be given the bytes as they come, each once that its CRC-32C is right, where it begins
-    in the blob; the answer is then `Kept`. Without all of them it counts for nothing.
+    blob: its key identifies it for every source. segment: the first one that holds the bytes.
+    stored: the same bytes as a range of the store's object, with the required version. keep(start,
+    data, crc): receives the bytes as they arrive, with their offset in the blob and their checked
+    CRC-32C; the answer is then a `StreamedAnswer`. Bytes of an incomplete range don't count.
     """
 
     blob: BlobSource
@@ -36,10 +36,10 @@ class BlobRange:
 
 
 class Upstream(Protocol):
-    """Fetches ranges of blobs for the cache. Safe for several threads.
+    """Fetch ranges of blobs for the cache. Safe for several threads.
 
-    A batch needs ranges of many blobs at once, so each range names its blob. range_bytes: how much
-    is asked for best at a time. timeout_s: so long a range may take until it has failed.
+    A batch needs ranges of many blobs at once, so each range names its blob. range_bytes: the best
+    size of a request. timeout_s: seconds after which the fetch of a range has failed.
     """
 
     @property
@@ -55,59 +55,58 @@ class Upstream(Protocol):
         *,
         urgent: bool = True,
     ) -> None:
-        """Fetch ranges; returns when all are delivered.
+        """Fetch ranges; return when all are delivered.
 
-        deliver(number, answer): called once for each range (number: its place in `ranges`), on any
-        thread, in any order and several at a time; never any more when this returns or raises. Its
-        exception stops the rest and is raised here. The answer's bytes are of the version
-        that the range says, if it says one. Its object_bytes are the size of the segment's object,
-        its version is that object's, or "" where only the blob's key says what it is.
-        urgent: False for a fill in the background.
+        deliver(number, answer): called once for each range (number: its index in `ranges`), on any
+        thread, in any order and concurrently, but never after this method returns or raises. Its
+        exception stops the fetch and is raised again. The answer's bytes have the range's version,
+        if it names one. Its object_bytes is the size of the segment's object; its version is that
+        object's, or "" if only the blob's key identifies it. urgent: False for a background fill.
 
         Raises FetchError and ObjectChangedError, each with the uri of the object; ClosedError,
         StalledError.
         """
 
     def reserve_fills(self, key: str, most: int) -> AbstractContextManager[int]:
-        """Grant ranges of a blob that aren't urgent: as many as may be asked for now, of the `most`
-        that the caller needs; the room is the caller's inside."""
+        """Reserve connections for ranges of a blob that aren't urgent: yield how many may be used
+        now, at most `most`; they are released at the end of the context."""
 
     def let_fills(self, room: Callable[[int, int], int]) -> None:
-        """Set how many connections fills may use while batches fetch too: room(now, most)."""
+        """Set the connections that fills may use while batches fetch, too, to room(now, most)."""
 
     def request_time(self) -> tuple[float, float]:
-        """Seconds of recent requests, mean and 99th percentile; (0.0, 0.0) before the first."""
+        """Return the seconds of recent requests: mean and 99th percentile; zeros before the first."""
 
     def uri(self, path: str) -> str:
-        """Name an object as the errors of `fetch` do. path: of a segment."""
+        """Return an object's name in the errors of `fetch`. path: of a segment."""
 
     def is_near(self, key: str) -> bool:
-        """Whether a blob is known to lie nearer than the store, all of it."""
+        """Return True if a source nearer than the store is known to have the whole blob."""
 
     def is_left_to_others(self, key: str) -> bool:
-        """Whether the fill of a blob shall wait for a while, as it can come cheaper then."""
+        """Return True if the fill of a blob should wait until a nearer source has it."""
 
     def doubt(self, key: str) -> None:
-        """Note that bytes of a blob were wrong: whoever isn't its origin isn't asked for it."""
+        """Record that bytes of a blob were wrong: from now on only its origin is asked for it."""
 
     def close(self) -> None:
-        """End threads of its own. Safe to call twice."""
+        """End the upstream's threads. Safe to call twice."""
 
 
 class StoreUpstream:
-    """Asks the store for every range, through a fetcher."""
+    """Fetch every range from the store with a fetcher."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
 
     @property
     def range_bytes(self) -> int:
-        """How many bytes are best asked for at a time."""
+        """The best size of a request."""
         return self._fetcher.policy.range_bytes
 
     @property
     def timeout_s(self) -> float:
-        """How long a range may take until it has failed."""
+        """Seconds after which the fetch of a range has failed."""
         return self._fetcher.policy.retry_timeout_s
 
     def fetch(
@@ -117,40 +116,40 @@ class StoreUpstream:
         *,
         urgent: bool = True,
     ) -> None:
-        """Fetch ranges from the store, as `Upstream.fetch` says."""
+        """Fetch ranges from the store; see `Upstream.fetch`."""
         self._fetcher.fetch([one.stored for one in ranges], deliver, urgent=urgent)
 
     def reserve_fills(self, key: str, most: int) -> AbstractContextManager[int]:
-        """Grant ranges that aren't urgent, as `Upstream.reserve_fills` says."""
+        """Reserve connections for fills; see `Upstream.reserve_fills`."""
         del key
         return self._fetcher.reserve_fills(most)
 
     def let_fills(self, room: Callable[[int, int], int]) -> None:
-        """Set the connections of fills beside batches, as `Upstream.let_fills` says."""
+        """Set the connections of fills; see `Upstream.let_fills`."""
         fetcher = self._fetcher
         most = fetcher.policy.max_connections
         fetcher.fills_beside_urgent = room(fetcher.fills_beside_urgent, most)
 
     def request_time(self) -> tuple[float, float]:
-        """Seconds of recent requests, mean and 99th percentile."""
+        """Return the seconds of recent requests: mean and 99th percentile."""
         return self._fetcher.request_time()
 
     def uri(self, path: str) -> str:
-        """Name an object as the errors of `fetch` do."""
+        """Return an object's name in the errors of `fetch`."""
         return self._fetcher.uri(path)
 
     def is_near(self, key: str) -> bool:
-        """Never: all is the store's."""
+        """Return False: there is only the store."""
         del key
         return False
 
     def is_left_to_others(self, key: str) -> bool:
-        """Never: it costs the same at any time."""
+        """Return False: a fetch from the store costs the same at any time."""
         del key
         return False
 
     def doubt(self, key: str) -> None:
-        """The store is the origin of all."""
+        """Do nothing: the store is the origin of all blobs."""
 
     def close(self) -> None:
-        """The fetcher is its owner's to close."""
+        """Do nothing: the fetcher's owner closes it."""

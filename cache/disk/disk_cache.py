@@ -134,7 +134,7 @@ class FolderAccess:
             )
 
     def give_up(self, error: BaseException, *, reads: bool = False) -> None:
-        """Stop writing for retry_s seconds, and warn once. reads: stop reading, too."""
+        """Stop writing for a while, and warn once. reads: stop reading, too."""
         self._no_writes_until_s = time.monotonic() + self.retry_s
         if reads:
             self._no_reads_until_s = self._no_writes_until_s
@@ -260,12 +260,12 @@ class DiskCache:
         return self._access.look(act)
 
     def give_up(self, error: BaseException, *, reads: bool = False) -> None:
-        """Stop writing for retry_s seconds, and warn once. reads: stop reading, too."""
+        """Stop writing for a while, and warn once. reads: stop reading, too."""
         self._access.give_up(error, reads=reads)
 
     @property
     def can_be_used(self) -> bool:
-        """True if the folder opens, and no disk error occurred in the last retry_s seconds."""
+        """True if the folder opens, and no disk error occurred recently."""
         return bool(self.use(lambda _: True))
 
     def folder(self, name: str, key: str) -> str | None:

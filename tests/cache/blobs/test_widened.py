@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache.base import BlobSpans, TrafficMeter
-from penstock.cache.blobs import PieceRequests, blob_fills
+from penstock.cache.blobs import PieceRequests
 from penstock.cache.disk import PIECE_BYTES
 from tests.cache.blobs.remotes import SIZES, content, single
 from tests.cache.blobs.test_piece_requests import fill_of, source
@@ -76,10 +76,10 @@ def test_neighbours_come_with_what_a_batch_waits_for(
     assert store.bytes_read <= SIZES[0]
 
 
-def test_what_this_process_is_fetching_is_waited_for_however_slow_it_is(
+def test_a_load_waits_for_pieces_that_its_process_fetches_however_slowly(
     store: MemoryStore, remotes: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blob_fills, "_OTHERS_S", 0.0)
+    monkeypatch.setattr("penstock.cache.blobs.blob_fills.DemandFills.others_s", 0.0)
     remote, began, go_on, asked = remotes(store), threading.Event(), threading.Event(), []
 
     def before(path: str, span: object) -> None:
@@ -107,10 +107,10 @@ def test_what_this_process_is_fetching_is_waited_for_however_slow_it_is(
     assert len(asked) == 1
 
 
-def test_what_another_process_holds_for_too_long_is_fetched_here_too(
+def test_pieces_that_another_process_claims_for_too_long_are_fetched_twice(
     store: MemoryStore, remotes: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blob_fills, "_OTHERS_S", 0.0)
+    monkeypatch.setattr("penstock.cache.blobs.blob_fills.DemandFills.others_s", 0.0)
     remote = remotes(store)
     wanted = spans(remote, store, 0, 0)
     fill = wanted.blob.fill  # type: ignore[attr-defined]

@@ -78,7 +78,8 @@ class PieceRequests:
         return low // block * block, min(-(-high // block) * block, fill.pieces.count)
 
     def ranges(self, fill: Fill) -> Iterator[PieceSpan]:
-        """Cut all missing pieces of a fill into few requests; small present gaps are fetched again."""
+        """Cut all missing pieces of a fill into few requests; small present gaps are fetched
+        again."""
         missing = fill.missing([(0, fill.pieces.count)])
         if fill.pieces.are_small:
             missing = bridge_gaps(missing, waste=int(fill.pieces.count * _WASTE_SHARE))

@@ -53,7 +53,8 @@ class FillFailures:
     def since(
         self, began_s: float, wanted: Iterable[tuple[str, list[PieceSpan]]]
     ) -> FetchError | None:
-        """Return the error of a fetch of some of these pieces that failed since `began_s`, or None."""
+        """Return the error of a fetch of some of these pieces that failed since `began_s`, or
+        None."""
         with self._lock:
             recent = [each for each in self._recent if each.at_s >= began_s]
         if not recent:

@@ -379,7 +379,8 @@ class Remote:
         return not source.size_bytes or self._dataset_cache.has(source)
 
     def held(self) -> dict[str, float]:
-        """Return the present share of each blob of the cache by key, in [0, 1]. Lists the folder."""
+        """Return the present share of each blob of the cache by key, in [0, 1]. Lists the
+        folder."""
         return self._dataset_cache.held()
 
     def keeps(self, key: str) -> bool:

@@ -75,7 +75,8 @@ class Upstream(Protocol):
         """Set the connections that fills may use while batches fetch, too, to room(now, most)."""
 
     def request_time(self) -> tuple[float, float]:
-        """Return the seconds of recent requests: mean and 99th percentile; zeros before the first."""
+        """Return the seconds of recent requests: mean and 99th percentile; zeros before the
+        first."""
 
     def uri(self, path: str) -> str:
         """Return an object's name in the errors of `fetch`. path: of a segment."""

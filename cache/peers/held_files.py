@@ -1,8 +1,7 @@
 """Read the whole blobs and fills of the node's cache folder for other nodes, changing nothing.
 
-Each file that is open here is protected from the evictor as by every reader: a shared lock that
-stands for its inode, after which the file must still have its name. Nothing but `blobs/` and
-`fills/` is looked into, and only by keys.
+Each open file is protected from eviction as for every reader: by a shared lock on its inode, after
+which the file must still have its name. Only `blobs/` and `fills/` are read, and only by keys.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ if TYPE_CHECKING:
 _PROBE_STEP = 2**18
 _MOST_LOOKED_AT = 64
 _MOST_NOTES_BYTES = 2**22
-"""So much is remembered of the blocks' checksums: of a blob of 64 MiB 256 bytes."""
+"""The most bytes of block checksums in memory; a blob of 64 MiB has 256 bytes."""
 
 
 class HeldFile:
-    """A file that is held and open until close().
+    """A file that is open and protected from eviction until close().
 
-    size_bytes: of the blob. marks: of what is there, None where all is. crcs: of its blocks, None
-    where they aren't known.
+    size_bytes: of the blob. marks: of its present pieces, None if it is whole. crcs: of its blocks,
+    None if unknown.
     """
 
     def __init__(
@@ -55,42 +54,42 @@ class HeldFile:
         self.crcs: bytes | None = None
 
     def fileno(self) -> int:
-        """Its descriptor, for sendfile."""
+        """Return the descriptor, for sendfile."""
         return self.fd
 
     def has(self, start: int, end: int) -> bool:
-        """Whether all of these bytes are there."""
+        """Return True if bytes [start, end) are present."""
         if not 0 <= start < end <= self.size_bytes:
             return False
         return self.marks is None or self.marks.has(start, end)
 
     def held(self, around: int) -> list[tuple[int, int]]:
-        """The spans of bytes that are there. around: see FillMarks."""
+        """Return the spans of present bytes. around: see FillMarks."""
         return [(0, self.size_bytes)] if self.marks is None else self.marks.held(around)
 
     def is_in_memory(self, start: int, end: int) -> bool:
-        """Whether reading these bytes hardly waits for the disk: a sample of their pages is in the
-        page cache. True where the file system doesn't tell."""
-        room = bytearray(1)
+        """Return True if the page cache holds a sample of these bytes' pages, so that reading them
+        hardly waits for the disk. True if the file system can't tell."""
+        byte = bytearray(1)
         for at in (*range(start, end, _PROBE_STEP), end - 1):
             try:
-                os.preadv(self.fd, [room], at, os.RWF_NOWAIT)
+                os.preadv(self.fd, [byte], at, os.RWF_NOWAIT)
             except OSError as error:
                 return error.errno != errno.EAGAIN
         return True
 
     def advise(self, start: int, end: int) -> None:
-        """Have the kernel read bytes ahead; nobody waits."""
+        """Request that the kernel reads bytes ahead; doesn't wait."""
         os.posix_fadvise(self.fd, start, end - start, os.POSIX_FADV_WILLNEED)
 
     def load(self, start: int, end: int) -> None:
-        """Have bytes in memory when this returns. For a thread that may wait for the disk."""
-        room = bytearray(min(_PROBE_STEP, end - start))
-        for at in range(start, end, len(room)):
-            os.preadv(self.fd, [room], at)
+        """Read bytes into the page cache, waiting for the disk."""
+        buffer = bytearray(min(_PROBE_STEP, end - start))
+        for at in range(start, end, len(buffer)):
+            os.preadv(self.fd, [buffer], at)
 
     def close(self) -> None:
-        """Let it go. Safe to call twice."""
+        """Close the file and release its lock. Safe to call twice."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -100,22 +99,22 @@ class HeldFile:
 class HeldFiles:
     """The blobs and fills of one cache folder. For one thread.
 
-    root, mode: as the cache has them. Raises OSError where that is no cache.
+    root, mode: of the cache. Raises OSError if the folder isn't a cache.
     """
 
     def __init__(self, root: str, *, mode: int) -> None:
         self._layout = FolderLayout(root, mode=mode)
         self._readers = ReaderLocks(self._layout.top.open_or_create("readers.lock"))
-        self._books: sqlite3.Connection | None = None
-        self._books_inode = 0
+        self._catalogue: sqlite3.Connection | None = None
+        self._catalogue_inode = 0
         self._notes: dict[tuple[str, int], bytes] = {}
         self._notes_bytes = 0
 
     def open(self, key: str) -> HeldFile | None:
-        """Open a blob, whole or in the making; None if it isn't held, or is about to go. key: 40
-        hex digits."""
+        """Open a blob or its fill; None if there is none, or it is being evicted. key: 40
+        hexadecimal digits."""
         layout = self._layout
-        # It may be published between the two looks.
+        # The fill may be published between the first two attempts.
         for folder, name in (
             (layout.blobs, key),
             (layout.fills, part_name(key)),
@@ -144,7 +143,7 @@ class HeldFiles:
                 self._mark(file, key)
             else:
                 file.crcs = self._crcs(key, file)
-            # Behind the map's opening: what is removed with a fill goes after its part.
+            # Checked after the map is opened, as a fill's map is removed after its part file.
             if not os.fstat(fd).st_nlink:
                 file.close()
                 return None
@@ -154,15 +153,14 @@ class HeldFiles:
         return file
 
     def _mark(self, file: HeldFile, key: str) -> None:
-        """Give a fill its marks. Raises ValueError, OSError."""
+        """Open the marks of a fill. Raises ValueError, OSError."""
         file.marks = OwnedMarks(self._layout.fills.open(map_name(key)), file.size_bytes)
 
-    # -- the books, which only tell what is known
+    # -- the catalogue, which may be incomplete
 
     def _crcs(self, key: str, file: HeldFile) -> bytes | None:
         noted = self._notes.get((key, file.inode))
         if noted is None:
-            noted = None
             with contextlib.suppress(sqlite3.DatabaseError):
                 noted = read_crcs(next(self._ask(CRCS_QUERY, key), None), file.size_bytes)
             if noted is not None:
@@ -173,12 +171,12 @@ class HeldFiles:
         return noted
 
     def keys_of(self, group: str, *, most: int) -> Iterator[str]:
-        """The keys of a group's whole blobs as far as the books know them, sorted."""
+        """Return the sorted keys of a group's whole blobs, as listed in the catalogue."""
         return (row[0] for row in self._ask(HELD_QUERY, group, most) if is_key(row[0]))
 
     def any_key(self) -> str | None:
-        """The key of a whole blob, a large one of those that are found first; None: there is none.
-        Raises nothing."""
+        """Return the key of the largest among the first 64 whole blobs found; None if there is
+        none. Raises no errors."""
         sizes: dict[str, int] = {}
         with contextlib.suppress(OSError), os.scandir(self._layout.blobs.fd) as entries:
             for entry in itertools.islice(entries, _MOST_LOOKED_AT):
@@ -187,38 +185,38 @@ class HeldFiles:
         return max(sizes, key=lambda key: (sizes[key], key), default=None)
 
     def _ask(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
-        """What the books answer; nothing where they can't be read, or are made anew just now."""
+        """Query the catalogue; yield nothing if it can't be read or is being rebuilt."""
         with contextlib.suppress(sqlite3.Error, OSError), as_database_errors():
             inode = self._layout.top.stat("catalogue.db").st_ino
-            if self._books is None or inode != self._books_inode:
-                self._close_books()
+            if self._catalogue is None or inode != self._catalogue_inode:
+                self._close_catalogue()
                 self._layout.top.check("catalogue.db")
                 root = os.readlink(f"/proc/self/fd/{self._layout.top.fd}")
                 place = quote(os.path.join(root, "catalogue.db"))
-                self._books = sqlite3.connect(f"file:{place}?mode=ro", uri=True, timeout=0.1)
-                self._books_inode = inode
-            yield from self._books.execute(query, values)
+                self._catalogue = sqlite3.connect(f"file:{place}?mode=ro", uri=True, timeout=0.1)
+                self._catalogue_inode = inode
+            yield from self._catalogue.execute(query, values)
             return
-        self._close_books()
+        self._close_catalogue()
 
-    def _close_books(self) -> None:
-        books, self._books = self._books, None
-        if books is not None:
-            books.close()
+    def _close_catalogue(self) -> None:
+        catalogue, self._catalogue = self._catalogue, None
+        if catalogue is not None:
+            catalogue.close()
 
     @property
     def count(self) -> int:
-        """How many files are held now."""
+        """The number of open files."""
         return self._readers.count
 
     def close(self) -> None:
-        """Let the folder go."""
-        self._close_books()
+        """Close the folder."""
+        self._close_catalogue()
         self._readers.close()
 
 
 class OwnedMarks(FillMarks):
-    """Marks that own their map's descriptor: closed with the last who looks at them."""
+    """Marks that own their map's descriptor, and close it with their last reference."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self._owned = fd

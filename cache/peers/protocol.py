@@ -1,16 +1,15 @@
-"""Define what the nodes of a job send one another: paths, headers, ranges and limits. Pure.
+"""Define the protocol between the nodes of a job: paths, headers, ranges and limits. Pure.
 
-    GET /v2/blobs/<key>   Range: bytes=a-b,c-d   206  bytes of a blob, one range behind another,
-                                                      with the CRC-32C of each stretch of them
-                                                 404  not held
-                                                 416  not these: Held says which bytes are there
+    GET /v2/blobs/<key>   Range: bytes=a-b,c-d   206  bytes of a blob, the ranges concatenated,
+                                                      with the CRC-32C of each stretch
+                                                 404  the node doesn't have the blob
+                                                 416  bytes are missing; Held lists those present
     GET /v2/held/<group>                         200  keys of a dataset's whole blobs, 8 bytes each
-    GET /v2/alive                                200  nothing
-    GET /v2/any           Range: bytes=a-b       as of a blob: of one that the server chooses
+    GET /v2/alive                                200  empty
+    GET /v2/any           Range: bytes=a-b       as for a blob, one that the server chooses
 
-It is HTTP/1.1, and nothing of it but this: no other methods, no bodies of requests, and of several
-ranges no multipart answer. Every request is signed (tokens.py); a client that isn't of the
-job learns nothing but the time.
+It is a subset of HTTP/1.1: no other methods, no request bodies, and no multipart answers for
+several ranges. Every request is signed (tokens.py); a client outside the job learns only the time.
 """
 
 from __future__ import annotations
@@ -30,29 +29,30 @@ if TYPE_CHECKING:
 
 ALIVE = "/v2/alive"
 ANY = "/v2/any"
-"""Of some whole blob: for who measures the way and not the data."""
+"""Bytes of any whole blob, to measure the connection."""
 _BLOBS, _HELD = "/v2/blobs/", "/v2/held/"
 
 CRC_HEADER = "Penstock-CRC32C"
 """CRC-32C of each stretch of the body, eight hex digits each, with commas between them."""
 HELD_HEADER = "Penstock-Held"
-"""Of an answer 416: what bytes of the blob are there, as "0-4095,8192-12287" (both ends
-included, as in Range)."""
+"""Of an answer 416: the present bytes of the blob, as "0-4095,8192-12287" (ends inclusive, as in
+Range)."""
 FAULT_HEADER = "Penstock-Fault"
-"""Of an answer 401 to a request that is rightly signed: "expired"."""
+"""Of an answer 401 to a request with a valid signature: "expired"."""
 PROOF_HEADER = "Penstock-Proof"
-"""What only one who knows the secret can answer to this request, over the answer's Date."""
+"""A signature of the request's token and the answer's Date: proves that the server knows the
+secret."""
 
 MOST_RANGE_BYTES = 2**26
-"""Of one request, all its ranges: a client asks for more by several."""
+"""The most bytes of all ranges of one request."""
 MOST_RANGES = 24
-"""In one request."""
+"""The most ranges of one request."""
 MOST_HELD_RANGES = 256
-"""In one answer 416; of more the longest are told."""
+"""The most ranges in one answer 416: the longest ones."""
 MOST_HELD_KEYS = 2**20
-"""In one answer: more aren't told."""
+"""The most keys in one answer; others are left out."""
 MOST_HEAD_BYTES = 4096
-"""Of a request, all lines of its head."""
+"""The most bytes of a request's head."""
 HELD_KEY_BYTES = 8
 
 _KEY = re.compile(r"[0-9a-f]{40}")
@@ -68,31 +68,31 @@ Span = tuple[int, int]
 
 
 def is_key(text: object) -> bool:
-    """Whether a text names a blob."""
+    """Return True if `text` is a blob's key."""
     return isinstance(text, str) and _KEY.fullmatch(text) is not None
 
 
 def blob_path(key: str) -> str:
-    """The path of a blob. Raises ValueError for what is no key."""
+    """Return the path of a blob. Raises ValueError for an invalid key."""
     if not _KEY.fullmatch(key):
-        raise ValueError(f"{key!r} is no key of a blob")
+        raise ValueError(f"{key!r} is not a blob's key")
     return _BLOBS + key
 
 
 def held_path(group: str) -> str:
-    """The path of what is held of a dataset. Raises ValueError for what names none."""
+    """Return the path of a dataset's list of blobs. Raises ValueError for an invalid group."""
     if not _GROUP.fullmatch(group):
-        raise ValueError(f"{group!r} is no group of blobs")
+        raise ValueError(f"{group!r} is not a group of blobs")
     return _HELD + group
 
 
 def key_of(path: str) -> str | None:
-    """The key that a request's path asks for; None for any other path, however it is written."""
+    """Return the key in a request's path; None for any other path."""
     return _rest(path, _BLOBS, _KEY)
 
 
 def group_of(path: str) -> str | None:
-    """The group whose keys a request's path asks for; None for any other path."""
+    """Return the group in a request's path; None for any other path."""
     return _rest(path, _HELD, _GROUP)
 
 
@@ -104,12 +104,12 @@ def _rest(path: str, prefix: str, wanted: re.Pattern[str]) -> str | None:
 
 
 def ranges_text(spans: Sequence[Span]) -> str:
-    """The value of Range that asks for spans, which ascend and don't overlap."""
+    """Return the value of Range for spans, which must ascend and not overlap."""
     return "bytes=" + _listed(spans)
 
 
 def ranges_of(text: str) -> list[Span] | None:
-    """The spans that a Range asks for; None if they aren't such as this protocol has."""
+    """Return the spans of a Range; None if the protocol doesn't allow it."""
     found = _RANGES.fullmatch(text)
     if found is None:
         return None
@@ -130,7 +130,7 @@ def _listed(spans: Sequence[Span]) -> str:
 
 
 def stretches(spans: Sequence[Span]) -> list[Span]:
-    """Cut spans of a blob at each of its MiB: what has a checksum of its own."""
+    """Cut spans of a blob at MiB borders into stretches, each with its own checksum."""
     found: list[Span] = []
     for start, end in spans:
         while (border := start // BLOCK_BYTES * BLOCK_BYTES + BLOCK_BYTES) < end:
@@ -146,29 +146,29 @@ def _span(first: str, last: str, *, most: int) -> Span | None:
 
 
 def content_range(spans: Sequence[Span], size_bytes: int) -> str:
-    """The value of Content-Range for spans of a blob."""
+    """Return the value of Content-Range for spans of a blob."""
     return f"bytes {_listed(spans)}/{size_bytes}"
 
 
 def size_text(size_bytes: int) -> str:
-    """The value of Content-Range of an answer 416."""
+    """Return the value of Content-Range of an answer 416."""
     return f"bytes */{size_bytes}"
 
 
 def held_text(spans: Iterable[Span]) -> str:
-    """The value of `HELD_HEADER` for spans that are there; of too many the longest."""
+    """Return the value of `HELD_HEADER` for present spans: at most the 256 longest."""
     found = sorted(spans, key=lambda span: (span[0] - span[1], span))[:MOST_HELD_RANGES]
     return _listed(sorted(found))
 
 
 def crcs_text(crcs: Iterable[int]) -> str:
-    """The value of `CRC_HEADER`."""
+    """Return the value of `CRC_HEADER`."""
     return ",".join([f"{crc:08x}" for crc in crcs])
 
 
 def crcs_of(headers: Mapping[str, str], count: int) -> list[int] | None:
-    """The checksums that an answer 206 has of so many stretches; None for any other head. headers:
-    by lower-case name."""
+    """Return the checksums of `count` stretches from the head of an answer 206; None if they are
+    missing or malformed. headers: by lower-case name."""
     text = headers.get(CRC_HEADER.lower(), "")
     if len(text) != 9 * count - 1 or not _CRCS.fullmatch(text):
         return None
@@ -176,8 +176,8 @@ def crcs_of(headers: Mapping[str, str], count: int) -> list[int] | None:
 
 
 def held_part(headers: Mapping[str, str]) -> tuple[int, list[Span]] | None:
-    """Read the head of an answer 416: the blob's size and the spans that are there, sorted; None
-    for one that isn't as it must be."""
+    """Return the blob's size and its present spans, sorted, from the head of an answer 416; None if
+    it is malformed."""
     size = _SIZE.fullmatch(headers.get("content-range", ""))
     text = headers.get(HELD_HEADER.lower(), "")
     if size is None:
@@ -193,24 +193,24 @@ def held_part(headers: Mapping[str, str]) -> tuple[int, list[Span]] | None:
 
 
 def held_keys(keys: Iterable[str]) -> bytes:
-    """The body that tells the keys of whole blobs: the first 8 bytes of each, sorted, big-endian.
+    """Return the body with the keys of whole blobs: the first 8 bytes of each, sorted, big-endian.
 
-    Two keys of a dataset share them by chance once in 10^19, and then a request is answered 404.
+    Two keys of a dataset share them with a probability of 10^-19; a request then gets a 404.
     """
     body, last, is_sorted = bytearray(), b"", True
     for key in itertools.islice(keys, MOST_HELD_KEYS):
         part = bytes.fromhex(key[: 2 * HELD_KEY_BYTES])
         is_sorted, last = is_sorted and last <= part, part
         body += part
-    if is_sorted:  # as the books give them, without a list
+    if is_sorted:  # as the catalogue returns them, so no list is needed
         return bytes(body)
     places = range(0, len(body), HELD_KEY_BYTES)
     return b"".join(sorted(bytes(body[at : at + HELD_KEY_BYTES]) for at in places))
 
 
 def held_prefixes(body: bytes | memoryview) -> NDArray[np.uint64] | None:
-    """What `held_keys` told: the first 64 bits of each key, sorted; None for any other body."""
-    import numpy as np  # the server's process does without
+    """Return the sorted 64-bit prefixes of keys from a body of `held_keys`; None if malformed."""
+    import numpy as np  # the server's process doesn't load it
 
     if len(body) % HELD_KEY_BYTES or len(body) > HELD_KEY_BYTES * MOST_HELD_KEYS:
         return None
@@ -219,17 +219,17 @@ def held_prefixes(body: bytes | memoryview) -> NDArray[np.uint64] | None:
 
 
 def key_prefix(key: str) -> int:
-    """The first 64 bits of a key, as `held_prefixes` has them."""
+    """Return the first 64 bits of a key, as in `held_prefixes`."""
     return int(key[: 2 * HELD_KEY_BYTES], 16)
 
 
 def date_text(now_s: float) -> str:
-    """The value of Date."""
+    """Return the value of Date."""
     return formatdate(now_s, usegmt=True)
 
 
 def date_of(text: str) -> float | None:
-    """The seconds since the epoch that a Date says; None for one that says nothing."""
+    """Return the seconds since the epoch of a Date; None if it is malformed."""
     try:
         return parsedate_to_datetime(text).timestamp() if len(text) < 64 else None
     except (TypeError, ValueError, OverflowError):

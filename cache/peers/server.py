@@ -1,17 +1,17 @@
-"""Serve a node's cache to the other nodes of the job, in a process of its own.
+"""Serve a node's cache to the other nodes of the job, in a separate process.
 
-It is started by server_process.py, reads a spec from its standard input, reports on its standard
-output when it serves, and ends when no process of its node uses it any more. It loads neither torch
-nor numpy: 30 MB. One thread does all but waiting for the disk.
+server_process.py starts it. It reads a spec from its standard input, reports its port on its
+standard output, and ends when no process of its node uses it any more. It loads neither torch nor
+numpy and needs 30 MB. One thread does all work except waiting for the disk.
 
-The requests of a connection follow one another, each with limits in bytes and time. Plain bodies go
-from the file to the socket with sendfile, as much as the socket takes at once; what the disk has to
-bring, and all that is encrypted, is sent by a task. Nothing is read ahead of a request that is
-being answered, and of a body only a small part is ever in memory.
+The requests of a connection are answered one after another, each with limits in bytes and time.
+Plain bodies go from the file to the socket with sendfile, as much as the socket accepts at once; a
+task sends encrypted bodies and those that wait for the disk. No request is read while one is being
+answered, and only a small part of a body is in memory.
 
-There are limits on the connections in all and from one address. A connection is unknown until a
-request on it was rightly signed. Where all places are taken, the unknown connection that has been
-there longest is closed, so silent connections keep nobody out.
+The number of connections is limited, in total and per address. A connection is unknown until it
+carries a correctly signed request. At the limit, the oldest unknown connection is closed, so silent
+connections can't block the job's.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """What one server grants. head_s: for a TLS handshake, and for a request from its first byte,
-    or from the connection's beginning. idle_s: between requests. write_s: for each MiB that is
-    sent."""
+    """The limits of a server: numbers of connections, and seconds. head_s: for a TLS handshake, and
+    for a request from its first byte or the connection's start. idle_s: between requests. write_s:
+    for each MiB that is sent."""
 
     connections: int = 512
     of_one_address: int = 256
@@ -78,100 +78,100 @@ class ServerLimits:
 
 
 class CountedConnection(Protocol):
-    """A connection, as far as the doors know it."""
+    """A connection as `ConnectionCounter` uses it."""
 
     @property
     def address(self) -> str: ...
 
     def abort(self) -> None:
-        """End it at once; it leaves the doors."""
+        """Close the connection at once, and call `ConnectionCounter.leave`."""
 
 
 class ConnectionCounter:
-    """Counts who is connected. Pure: it decides, guests carry out."""
+    """Count the connections, and choose which to close at the limits. Does no I/O itself."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self.limits = limits
-        self._strangers: dict[CountedConnection, None] = {}  # the longest there first
+        self._unknown: dict[CountedConnection, None] = {}  # the oldest first
         self._known: set[CountedConnection] = set()
         self._of: Counter[str] = Counter()
 
-    def enter(self, guest: CountedConnection) -> bool:
-        """Whether a new connection may stay; an older stranger may have to go for it."""
-        limits, address = self.limits, guest.address
+    def enter(self, connection: CountedConnection) -> bool:
+        """Return True if a new connection may stay; an older unknown one may be closed for it."""
+        limits, address = self.limits, connection.address
         if self._of[address] >= limits.of_one_address:
-            victim = next((one for one in self._strangers if one.address == address), None)
+            victim = next((one for one in self._unknown if one.address == address), None)
         elif self.count >= limits.connections:
-            victim = next(iter(self._strangers), None)
+            victim = next(iter(self._unknown), None)
         else:
-            self._add(guest)
+            self._add(connection)
             return True
         if victim is None:
             return False
         self.leave(victim)
         victim.abort()
-        self._add(guest)
+        self._add(connection)
         return True
 
-    def _add(self, guest: CountedConnection) -> None:
-        self._strangers[guest] = None
-        self._of[guest.address] += 1
+    def _add(self, connection: CountedConnection) -> None:
+        self._unknown[connection] = None
+        self._of[connection.address] += 1
 
-    def know(self, guest: CountedConnection) -> None:
-        """Note that a guest is of the job."""
-        if guest in self._strangers:
-            del self._strangers[guest]
-            self._known.add(guest)
+    def know(self, connection: CountedConnection) -> None:
+        """Record that a connection belongs to the job."""
+        if connection in self._unknown:
+            del self._unknown[connection]
+            self._known.add(connection)
 
-    def leave(self, guest: CountedConnection) -> None:
-        """Note that a guest is gone. Safe to call twice."""
-        if guest in self._strangers or guest in self._known:
-            self._strangers.pop(guest, None)
-            self._known.discard(guest)
-            self._of[guest.address] -= 1
-            if not self._of[guest.address]:
-                del self._of[guest.address]
+    def leave(self, connection: CountedConnection) -> None:
+        """Record that a connection has ended. Safe to call twice."""
+        if connection in self._unknown or connection in self._known:
+            self._unknown.pop(connection, None)
+            self._known.discard(connection)
+            self._of[connection.address] -= 1
+            if not self._of[connection.address]:
+                del self._of[connection.address]
 
     @property
     def count(self) -> int:
-        """How many are connected."""
-        return len(self._strangers) + len(self._known)
+        """The number of connections."""
+        return len(self._unknown) + len(self._known)
 
     def clear(self) -> None:
-        """Send all away."""
-        for guest in [*self._strangers, *self._known]:
-            guest.abort()
+        """Close all connections."""
+        for connection in [*self._unknown, *self._known]:
+            connection.abort()
 
 
 _STEP = 2**20
 _TLS_STEP = 2**16
-"""Of more the C library would get and give back pages for each step: twice the CPU time."""
+"""With larger steps the C library allocates and frees pages for each: twice the CPU time."""
 _WAITING_BYTES = 2**15
-"""So much of what is encrypted may wait for the socket; asyncio's own limit is 512 KiB."""
+"""The most encrypted bytes that wait for the socket; asyncio's own limit is 512 KiB."""
 _TLS_SHUTDOWN_S = 1.0
 _HANDSHAKE = b"\x16"
 
 
 class ServerContext:
-    """What the connections of one server share. tls: None where they are plain.
+    """The objects that the connections of one server share. tls: None for plain connections.
 
-    readers: threads that wait for the disk. refused: told the address of each who isn't of the job.
-    """
+    readers: threads that wait for the disk. refused: called with the address of each refused
+    client."""
 
     def __init__(
         self,
         replies: Responder,
-        doors: ConnectionCounter,
+        connections: ConnectionCounter,
         *,
         readers: Workers,
         tls: ssl.SSLContext | None,
         refused: Callable[[str], None],
     ) -> None:
-        self.replies, self.doors, self.readers = replies, doors, readers
+        self.replies, self.connections, self.readers = replies, connections, readers
         self.tls, self.refused = tls, refused
 
     async def in_thread(self, act: Callable[[], object]) -> None:
-        """Do what may wait for the disk. Raises what it raises."""
+        """Call `act`, which may wait for the disk, in a thread. Raises what it raises."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
@@ -193,9 +193,10 @@ class ServerContext:
 
 
 class PlainBody:
-    """Spans of a file on their way through a socket that has nothing else to send. at: bytes sent.
+    """The unencrypted body of an answer that is being sent. at: the number of sent bytes.
 
-    The head leaves with the first of them: whoever waits is woken once. Raises OSError, EOFError.
+    The head is sent together with the first bytes, so that the client wakes once. Raises OSError,
+    EOFError.
     """
 
     def __init__(self, reply: ServerReply, raw: socket.socket) -> None:
@@ -209,7 +210,7 @@ class PlainBody:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
 
     def is_at_hand(self) -> bool:
-        """Whether the next part needn't wait for the disk. Looked at once a MiB."""
+        """Return True if the next part needn't wait for the disk; checked once per MiB."""
         if self.at >= self._at_hand:
             parts = self.reply.parts(self.at, 2 * _STEP)
             if not all([self._file.is_in_memory(*part) for part in parts]):
@@ -219,7 +220,7 @@ class PlainBody:
         return True
 
     def send(self) -> bool:
-        """Send what the socket takes, of a long body a part; whether all is sent."""
+        """Send as much as the socket accepts; return True if the whole body is sent."""
         with contextlib.suppress(BlockingIOError):
             if self._head:
                 sent = self._raw.send(self._head, socket.MSG_MORE)
@@ -242,49 +243,49 @@ class PlainBody:
                 return
 
     def uncork(self) -> None:
-        """Let what was held back go: another sends the rest, or there is none."""
+        """Send the bytes that the kernel holds back."""
         if self._is_corked:
             self._is_corked = False
             self._raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
 
 
 class ServerConnection(asyncio.BufferedProtocol):
-    """A Connection answers what comes on one socket."""
+    """Answer the requests of one connection."""
 
-    def __init__(self, office: ServerContext) -> None:
-        self._office = office
-        self._limits = office.doors.limits
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._limits = context.connections.limits
         self._loop = asyncio.get_running_loop()
         self._plain: asyncio.Transport | None = None
         self._transport: asyncio.Transport | None = None
-        # asyncio's own room for what comes, 256 KiB each time, would be pages got and given back.
-        self._room = memoryview(bytearray(MOST_HEAD_BYTES))
+        # asyncio's own buffer of 256 KiB would be allocated and freed each time.
+        self._received = memoryview(bytearray(MOST_HEAD_BYTES))
         self._buffer = bytearray()
         self._is_busy = False
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf
         self._task: asyncio.Task[None] | None = None
         self._drained: asyncio.Future[None] | None = None
-        self._raw: socket.socket | None = None  # the same socket, past the transport
+        self._raw: socket.socket | None = None  # the same socket, used without the transport
         self._body: PlainBody | None = None
         self.address = ""
 
-    # -- what the loop tells
+    # -- callbacks of the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._plain = plain = cast("asyncio.Transport", transport)
         peer = plain.get_extra_info("peername")
         self.address = str(peer[0]) if peer else ""
-        if not self._office.doors.enter(self):
+        if not self._context.connections.enter(self):
             plain.abort()
             return
         self._wait(self._limits.head_s)
-        if self._office.tls is None:
+        if self._context.tls is None:
             self._transport = plain
             self._raw = socket.socket(fileno=os.dup(plain.get_extra_info("socket").fileno()))
         else:
             plain.pause_reading()
-            self._task = self._loop.create_task(self._secure(plain, self._office.tls))
+            self._task = self._loop.create_task(self._secure(plain, self._context.tls))
 
     async def _secure(self, plain: asyncio.Transport, tls: ssl.SSLContext) -> None:
         try:
@@ -296,12 +297,12 @@ class ServerConnection(asyncio.BufferedProtocol):
                 ssl_handshake_timeout=self._limits.head_s,
                 ssl_shutdown_timeout=_TLS_SHUTDOWN_S,
             )
-        except OSError as error:  # no TLS, or nobody's certificate: they are told nothing
-            # Its frames hold the handshake's objects, and one of these holds it: 50 KB of OpenSSL's
-            # a stranger, that only the collector of cycles would find.
+        except OSError as error:  # no TLS, or an untrusted certificate: closed without an answer
+            # The traceback's frames and the handshake's objects form a cycle, which would keep 50
+            # KB of OpenSSL's memory per client until the garbage collector runs.
             error.__traceback__ = error.__context__ = None
             self._task = None
-            self._office.refused(self.address)
+            self._context.refused(self.address)
             self.abort()
             return
         if secured is None or secured.is_closing():
@@ -315,10 +316,10 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
-        return self._room
+        return self._received
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._buffer += self._room[:nbytes]
+        self._buffer += self._received[:nbytes]
         if not self._is_busy:
             self._next()
         elif len(self._buffer) > MOST_HEAD_BYTES:
@@ -334,7 +335,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
-        self._office.doors.leave(self)
+        self._context.connections.leave(self)
         self.resume_writing()
         if self._timer is not None:
             self._timer.cancel()
@@ -345,9 +346,9 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._raw.close()
 
     def abort(self) -> None:
-        """End the connection at once."""
-        # Of a handshake that was broken off the loop tells nobody.
-        self._office.doors.leave(self)
+        """Close the connection at once."""
+        # The loop doesn't call connection_lost for an aborted handshake.
+        self._context.connections.leave(self)
         if self._timer is not None:
             self._timer.cancel()
         for transport in (self._transport, self._plain):
@@ -355,9 +356,9 @@ class ServerConnection(asyncio.BufferedProtocol):
                 transport.abort()
 
     def _wait(self, limit_s: float) -> None:
-        """Expect something within a time, or end."""
+        """Close the connection unless it makes progress within limit_s seconds."""
         self._due_s = due_s = self._loop.time() + limit_s
-        # One that fires too early looks again: a new timer for each request would cost more.
+        # A timer that fires too early is set again; a new one for each request would cost more.
         if self._timer is None or self._timer.when() > due_s:
             self._set_timer(due_s)
 
@@ -373,26 +374,28 @@ class ServerConnection(asyncio.BufferedProtocol):
         elif self._due_s < math.inf:
             self._set_timer(self._due_s)
 
-    # -- one request behind another
+    # -- one request after another
 
     def _next(self) -> None:
         at = self._buffer.find(END)
         if self._is_busy or self._transport is None or self._transport.is_closing():
             return
-        is_tls = self._buffer[:1] == _HANDSHAKE  # who speaks it would wait for its time limit
+        is_tls = (
+            self._buffer[:1] == _HANDSHAKE
+        )  # refused at once, as the client would wait for its time limit
         if at < 0 and len(self._buffer) <= MOST_HEAD_BYTES and not is_tls:
             return
         request = read_head(self._buffer[:at]) if at >= 0 else None
         del self._buffer[: at + len(END) if at >= 0 else len(self._buffer)]
         self._is_busy = True
         self._due_s = math.inf
-        self._answer(self._transport, self._office.replies.answer(request))
+        self._answer(self._transport, self._context.replies.answer(request))
 
     def _answer(self, transport: asyncio.Transport, reply: ServerReply) -> None:
         if reply.is_known:
-            self._office.doors.know(self)
+            self._context.connections.know(self)
         elif not reply.keeps:
-            self._office.refused(self.address)
+            self._context.refused(self.address)
         try:
             if not add_crcs_at_once(reply):
                 self._begin_task(transport, reply, -1)
@@ -418,7 +421,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._loop.add_writer(self._raw.fileno(), self._send_on, transport, body)
 
     def _send_on(self, transport: asyncio.Transport, body: PlainBody) -> None:
-        """The socket takes more of a plain body."""
+        """Continue a plain body when the socket accepts more."""
         before = body.at // _STEP
         try:
             if not body.is_at_hand():
@@ -436,7 +439,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._wait(self._limits.write_s)
 
     def _end_body(self, *, keep: bool = False) -> None:
-        """Send no more of a plain body. keep: its file stays open."""
+        """Stop sending a plain body. keep: leave its file open."""
         body, self._body = self._body, None
         if body is not None:
             assert self._raw is not None
@@ -450,7 +453,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._task = self._loop.create_task(self._send(transport, reply, at))
 
     def _send_head(self, transport: asyncio.Transport, reply: ServerReply) -> int:
-        """Send the head, and a small body with it; returns how many bytes of the body."""
+        """Send the head, together with a small body; return the number of body bytes sent."""
         is_small = reply.file is None and reply.length <= _WAITING_BYTES
         transport.write(reply.head() + reply.body if is_small else reply.head())
         return reply.length if is_small else 0
@@ -469,11 +472,11 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._next)
 
     async def _send(self, transport: asyncio.Transport, reply: ServerReply, at: int) -> None:
-        """Send the rest of an answer, from byte `at` of its body; -1: and its head."""
-        office = self._office
+        """Send the rest of an answer from byte `at` of its body on; -1: with its head."""
+        context = self._context
         try:
             if at < 0:
-                await office.in_thread(lambda: add_crcs(reply))
+                await context.in_thread(lambda: add_crcs(reply))
                 at = self._send_head(transport, reply)
             while at < reply.length:
                 async with asyncio.timeout(self._limits.write_s):
@@ -485,19 +488,19 @@ class ServerConnection(asyncio.BufferedProtocol):
             reply.close()
 
     async def _send_step(self, transport: asyncio.Transport, reply: ServerReply, at: int) -> int:
-        """Send a part of a body; how many bytes."""
+        """Send a part of a body; return its number of bytes."""
         file = reply.file
         if file is None:
             step = min(_WAITING_BYTES, reply.length - at)
             transport.write(memoryview(reply.body)[at : at + step])
             await self._drain(transport)
             return step
-        is_plain = self._office.tls is None
+        is_plain = self._context.tls is None
         first, end = next(reply.parts(at, _STEP if is_plain else _TLS_STEP))
         if not file.is_in_memory(first, end):
-            await self._office.in_thread(lambda: file.load(first, end))
+            await self._context.in_thread(lambda: file.load(first, end))
         if is_plain:
-            # Only fileno() is asked of the file.
+            # sendfile only calls fileno() of the file.
             some = cast("Any", file)
             await self._loop.sendfile(transport, some, first, end - first, fallback=False)
             return end - first
@@ -511,7 +514,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     async def _drain(self, transport: asyncio.Transport) -> None:
         """Wait until most of what was written is sent. Raises ConnectionError."""
         assert self._plain is not None
-        # That of TLS doesn't notice the other side's end, and takes the rest of the body.
+        # A TLS transport doesn't notice that the client has closed, and accepts all data.
         if transport.is_closing() or self._plain.is_closing():
             raise ConnectionResetError
         if self._drained is not None:
@@ -521,52 +524,50 @@ class ServerConnection(asyncio.BufferedProtocol):
 _log = logging.getLogger("penstock")
 
 _FIRST_USER_S = 20.0
-"""Who started the server is its first user, or it was killed meanwhile."""
+"""Seconds within which the process that started the server must connect as its first user."""
 _LIFE_S = 15.0
 _READERS = 4
 _BACKLOG = 1024
-_TELL_EVERY_S = 60.0
+_WARN_EVERY_S = 60.0
 _OF_ADDRESS = frozenset(
     {errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.EACCES, errno.EINVAL, errno.EAFNOSUPPORT}
 )
-"""Errors of listening that an address has, and not the machine."""
+"""Errors of listening that are caused by the address, not by the machine."""
 
 
 class AddressError(OSError):
     """The server can't listen at its address."""
 
 
-class StrangerCounter:
-    """Counts connections and requests of strangers, and says so once a minute at most."""
+class RefusalCounter:
+    """Count refused connections and requests, and warn at most once a minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._count, self._next_s = 0, 0.0
 
     def note(self, address: str) -> None:
-        """Count one."""
+        """Count one refusal."""
         self._count += 1
         now_s = self._clock()
         if now_s >= self._next_s:
-            self._next_s = now_s + _TELL_EVERY_S
+            self._next_s = now_s + _WARN_EVERY_S
             _log.warning(
                 "The server of the cache refused requests that weren't correctly signed or "
                 "encrypted (%d so far, the last from %s). Give every node of the job the same "
-                "token, and keep others off the port.",
+                "token, and block other clients from the port.",
                 self._count,
                 address,
             )
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, bool]:
-    """Listen at one address; any free port where the wanted one is taken: whether it was.
-
-    Raises OSError.
-    """
+    """Listen at one address, on any free port if the wanted one is taken. Return the socket, and
+    True if the port was taken. Raises OSError."""
     family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     address = ipaddress.ip_address(str(place[0]).partition("%")[0])
     if (getattr(address, "ipv4_mapped", None) or address).is_unspecified:
-        # By a name's record; Peers refuses it where it is written.
+        # The host's name resolves to it; Peers refuses it if written directly.
         raise OSError(errno.EADDRNOTAVAIL, f"{place[0]} is every network of the node")
     listener = socket.socket(family, kind, protocol)
     try:
@@ -588,7 +589,7 @@ def listen(host: str, port: int) -> tuple[socket.socket, bool]:
 
 
 def _listen_to_users(folder: Folder, name: str) -> socket.socket:
-    # Whoever held it before is dead: the life's lock is ours.
+    # The socket's former owner is dead, as this process holds the life lock.
     folder.remove(f"{name}.sock")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
@@ -602,11 +603,12 @@ def _listen_to_users(folder: Folder, name: str) -> socket.socket:
 
 
 async def serve(spec: ServerSpec, name: str, tell: Callable[[dict[str, Any]], None]) -> None:
-    """Serve until nobody uses it. tell: what who started it is told. Raises OSError."""
+    """Serve until the last user has left. tell: sends a report to the process that started the
+    server. Raises OSError."""
     loop = asyncio.get_running_loop()
     folder = Folder.at(spec.root, mode=spec.mode).folder(SERVERS_FOLDER)
     life = ByteLocks(folder.open_or_create(f"{name}.lock"))
-    # A forerunner whose last user has just left is about to end.
+    # A previous server whose last user has just left is about to end.
     wait_for(lambda: life.lock(LIFE_BYTE), timeout_s=_LIFE_S, what=f"the server {name}")
     held = HeldFiles(spec.root, mode=spec.mode)
     done = asyncio.Event()
@@ -624,33 +626,35 @@ async def serve(spec: ServerSpec, name: str, tell: Callable[[dict[str, Any]], No
     _log.addHandler(handler)
     _log.setLevel(logging.INFO)
     _log.propagate = False
-    loop.set_exception_handler(_log_trouble)
-    # Each encrypted connection would have 256 KiB to read into, for requests of 300 bytes.
+    loop.set_exception_handler(_log_error)
+    # Otherwise each encrypted connection has a buffer of 256 KiB, for requests of 300 bytes.
     SSLProtocol.max_size = 2**14
     tls = None if spec.credentials is None else spec.credentials.server_context()
-    doors = ConnectionCounter(ServerLimits())
+    connections = ConnectionCounter(ServerLimits())
     readers = Workers(_READERS, name="peer-read")
     replies = Responder(held, {spec.secret.job: spec.secret})
-    office = ServerContext(replies, doors, readers=readers, tls=tls, refused=StrangerCounter().note)
+    context = ServerContext(
+        replies, connections, readers=readers, tls=tls, refused=RefusalCounter().note
+    )
     to_users = await loop.create_unix_server(
         lambda: UserConnection(users), sock=_listen_to_users(folder, name)
     )
-    to_peers = await loop.create_server(lambda: ServerConnection(office), sock=listener)
+    to_peers = await loop.create_server(lambda: ServerConnection(context), sock=listener)
     tell({"port": port, "is_taken": is_taken})
     try:
         loop.call_later(_FIRST_USER_S, lambda: None if users.count else done.set())
         await done.wait()
     finally:
-        # From here on who looks for a server finds none.
+        # Without the socket no new user finds this server.
         folder.remove(f"{name}.sock")
         to_users.close()
         to_peers.close()
-        doors.clear()
+        connections.clear()
         readers.close(timeout_s=0.0)
 
 
-def _log_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What goes wrong with one connection is that one's end: told, without its traceback."""
+def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an unexpected error of one connection, without its traceback."""
     del loop
     error = context.get("exception")
     if not isinstance(error, OSError):

@@ -168,7 +168,7 @@ def test_a_list_without_a_secret_is_refused(
     monkeypatch.delenv("PENSTOCK_PEER_TOKEN", raising=False)
     with (
         opened(f"{server.url}/{data.name}", tmp_path / "cache", None, free_address()) as dataset,
-        pytest.raises(ConfigError, match="no secret in common"),
+        pytest.raises(ConfigError, match="share no secret"),
     ):
         epoch(dataset)
 

@@ -127,7 +127,7 @@ def test_a_warm_cache_trains_on_without_the_remote(
         assert dataset.traffic().requests == before
     assert same(found, wanted)
     with (
-        pytest.warns(PenstockWarning, match="remote can't be asked"),
+        pytest.warns(PenstockWarning, match="remote can't be reached"),
         Dataset(url, fields=("image", "id"), cache=cache, storage_options=options) as dataset,
         loader(dataset) as one,
     ):

@@ -223,7 +223,7 @@ def test_without_the_remote_what_is_cached_is_read(
             expected = everything(dataset)
         server.go_away()
         with Dataset(url, storage_options=QUICK, cache=tmp_path / "cache") as dataset:
-            with pytest.warns(PenstockWarning, match="the remote can't be asked"):
+            with pytest.warns(PenstockWarning, match="the remote can't be reached"):
                 dataset.open()
             assert everything(dataset) == expected
             assert dataset.bytes_fetched == 0

@@ -48,7 +48,7 @@ def test_what_the_remote_said_is_remembered(
         raise RequestError("refused", "no route")
 
     store.before = gone
-    with pytest.warns(PenstockWarning, match="the remote can't be asked"):
+    with pytest.warns(PenstockWarning, match="the remote can't be reached"):
         assert remote.find("o0") == found
     assert remote.find("nothing") is None  # one warning
     with pytest.raises(FetchError):

@@ -182,7 +182,7 @@ def test_the_secret_is_the_files_else_the_environments_else_the_jobs_own(
     with pytest.raises(ConfigError, match=SECRET_VARIABLE) as found:
         job_secret(bare, store, "hunter2")
     assert "hunter2" not in str(found.value)
-    with pytest.raises(ConfigError, match="no secret in common"):
+    with pytest.raises(ConfigError, match="share no secret"):
         job_secret(bare, None, None)
 
 

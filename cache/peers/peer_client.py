@@ -1,12 +1,11 @@
 """Send requests to peers: signed, checked, bounded in bytes and time, and never redirected.
 
-Connections are kept. Nothing that an answer says is trusted but its bytes, once their length and
-checksum are right: status, ranges and size must be exactly what was asked for. What is to be kept
-is checked and handed on MiB by MiB, while a processor's cache still has it.
+Connections are reused. Only the bytes of an answer are used, and only if their length and checksum
+are right; status, ranges and size must match the request exactly. Streamed bytes are checked and
+passed on MiB by MiB, while they are in the processor's cache.
 
-On a plain connection the kernel waits, with its own limit of time. So a MiB of an answer is one
-system call, after which its thread is woken once, and not one for each part that comes. What is
-encrypted OpenSSL reads as it comes.
+On a plain connection the kernel waits, with its own time limit, so a MiB of an answer takes one
+system call and wakes its thread once. OpenSSL reads encrypted bytes as they arrive.
 """
 
 from __future__ import annotations
@@ -64,13 +63,13 @@ if TYPE_CHECKING:
 
 _LEAST_S = 0.001  # none at all would be no limit
 _AT_ONCE = 2**18
-"""So many bytes wake who waits for more than that. Measured with ranges of 1 MiB: a third less CPU
-time of both sides than where each part that comes does."""
+"""The number of received bytes that wakes a waiting thread. Measured with ranges of 1 MiB: a third
+less CPU time on both sides than if each packet does."""
 
 
 class PeerConnection(Connection):
-    """As `Connection`; on a plain one the deadline is looked at between calls, each of which
-    silence ends."""
+    """A `Connection` that, if unencrypted, checks the deadline only between system calls; the
+    kernel ends each call after read_s without data."""
 
     def __init__(
         self, sock: socket.socket, origin: WebOrigin, *, is_public: bool, timeouts: Timeouts
@@ -80,7 +79,7 @@ class PeerConnection(Connection):
         self._at_once, self._patience_s = 1, 0.0
 
     def watch(self) -> None:
-        """As `Connection.watch`; from here on the kernel keeps the time."""
+        """See `Connection.watch`; from now on the kernel enforces the time limit."""
         super().watch()
         if self._is_plain:
             seconds = max(self.timeouts.read_s, _LEAST_S)
@@ -90,7 +89,7 @@ class PeerConnection(Connection):
             self.sock.settimeout(None)
 
     def limit(self, deadline_s: float) -> None:
-        """As `Connection.limit`."""
+        """See `Connection.limit`."""
         if self._is_plain and time.monotonic() < deadline_s:
             return
         patience_s = self.timeouts.patience_s(deadline_s)
@@ -99,7 +98,7 @@ class PeerConnection(Connection):
             self._patience_s = patience_s
 
     def receive_all(self, room: memoryview, deadline_s: float, *, following: int = 0) -> int:
-        """As `Connection.receive_all`."""
+        """See `Connection.receive_all`."""
         if not self._is_plain:
             return super().receive_all(room, deadline_s, following=following)
         # In front of the answer's last bytes, which would be waited for to no end.
@@ -127,7 +126,7 @@ _LACKING = (404, 416)
 
 
 class WrongAnswerError(RequestError):
-    """A peer answered with what wasn't asked for, or with bytes that aren't those."""
+    """A peer's answer doesn't match the request, or its bytes have wrong checksums."""
 
     def __init__(self, message: str) -> None:
         super().__init__("refused", message)
@@ -135,9 +134,9 @@ class WrongAnswerError(RequestError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLimits:
-    """Peer limits say how long a peer may take, in seconds: to connect, and without a byte.
+    """The time limits of a peer, in seconds: to connect, and without receiving a byte.
 
-    least_rate: bytes/s that an answer must keep up with, behind the time of a silent moment.
+    least_rate: bytes/s that an answer must reach, in addition to the other limits.
     """
 
     connect_s: float = 1.5
@@ -145,26 +144,26 @@ class PeerLimits:
     least_rate: float = 512 * 2**10
 
     def whole_s(self, size_bytes: int) -> float:
-        """So long an answer of that size may take in all."""
+        """Return the seconds that an answer of that size may take."""
         return self.connect_s + self.silent_s + size_bytes / self.least_rate
 
 
 class MissingRanges(NamedTuple):
-    """The answer of a peer that hasn't all of what it was asked for.
+    """The answer of a peer that lacks some of the requested bytes.
 
-    held: the spans of the blob that it has, as far as it tells.
+    held: the spans of the blob that it has, as far as it reports them.
     """
 
     held: list[Span]
 
 
 Keep = Callable[[int, memoryview, int], object]
-"""Takes a stretch of a blob: where it begins, its bytes, good for this call alone, and their
-CRC-32C, which they have."""
+"""Stores a stretch of a blob: its start, its bytes, valid only during the call, and their checked
+CRC-32C."""
 
 
 class _StretchBuffer(threading.local):
-    """Memory for stretches that are handed on: new for each it would cost more than the copy."""
+    """Reused memory for streamed stretches: allocating each would cost more than the copy."""
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(BLOCK_BYTES))
@@ -174,7 +173,7 @@ _room = _StretchBuffer()
 
 
 class _Asked(NamedTuple):
-    """What is asked for, and how large the answer may be."""
+    """A request, and the largest size of its answer."""
 
     question: Question
     size_bytes: int
@@ -185,10 +184,10 @@ def _no_tls() -> ssl.SSLContext:
 
 
 class PeerClient:
-    """Asks peers for ranges of blobs and for what they hold. Safe for several threads; not across
+    """Request ranges of blobs and lists of blobs from peers. Safe for several threads; not across
     fork.
 
-    secret: of the job. tls: makes the context of encrypted connections; None: plain ones.
+    secret: of the job. tls: returns the context of encrypted connections; None: plain ones.
     """
 
     def __init__(
@@ -223,10 +222,10 @@ class PeerClient:
         *,
         keep: Keep | None = None,
     ) -> list[memoryview] | MissingRanges:
-        """Spans [start, end) of a blob of that size, in one request (protocol.MOST_RANGES,
-        MOST_RANGE_BYTES); MissingRanges where the peer hasn't all of them. keep: takes each stretch
-        as it comes, and nothing is returned. Raises RequestError, WrongAnswerError, and what keep
-        raises; what was kept before that is right."""
+        """Fetch spans [start, end) of a blob of that size in one request (protocol.MOST_RANGES,
+        MOST_RANGE_BYTES); MissingRanges if the peer lacks some of them. keep: stores each stretch
+        as it arrives, and the result is empty. Raises RequestError, WrongAnswerError, and what
+        `keep` raises; stretches that were stored before are right."""
         question = Question("GET", blob_path(key), ranges_text(spans))
         wanted = sum([end - start for start, end in spans])
         reply = self._ask(peer, _Asked(question, wanted))
@@ -243,7 +242,7 @@ class PeerClient:
                 raise WrongAnswerError("it answered with another range than it was asked for")
             crcs = crcs_of(reply.headers, len(parts))
             if crcs is None:
-                raise WrongAnswerError("it told no checksums")
+                raise WrongAnswerError("its answer has no checksums")
             if keep is None:
                 return _whole(reply, spans, iter(crcs))
             for (start, end), crc in zip(parts, crcs, strict=True):
@@ -255,8 +254,8 @@ class PeerClient:
             reply.close()
 
     def held(self, peer: Peer, group: str) -> NDArray[np.uint64]:
-        """What a peer holds of a dataset: `protocol.held_prefixes`. Raises RequestError,
-        WrongAnswerError."""
+        """Fetch the list of a peer's blobs of a dataset: `protocol.held_prefixes`. Raises
+        RequestError, WrongAnswerError."""
         most = HELD_KEY_BYTES * MOST_HELD_KEYS
         reply = self._ask(peer, _Asked(Question("GET", held_path(group)), most))
         try:
@@ -266,11 +265,11 @@ class PeerClient:
         finally:
             reply.close()
         if found is None:
-            raise WrongAnswerError("what it says it holds is no list of keys")
+            raise WrongAnswerError("its list of blobs is malformed")
         return found
 
     def fault(self, peer: Peer) -> Fault | None:
-        """Find out why a peer doesn't serve this side; None where it does."""
+        """Diagnose why a peer doesn't serve this node; None if it does."""
         from penstock.cache.peers.peer_diagnosis import (
             ProbeSettings,
             probe,  # where something is wrong
@@ -285,7 +284,7 @@ class PeerClient:
     # -- one request
 
     def _ask(self, peer: Peer, asked: _Asked) -> Reply:
-        """The answer to a signed request; a second try where the peer's clock differs from ours."""
+        """Return the answer to a signed request; try again if the peer's clock differs."""
         reply, token = self._once(peer, asked)
         if reply.status != 401:
             return reply
@@ -300,7 +299,7 @@ class PeerClient:
         return self._once(peer, asked)[0]
 
     def _once(self, peer: Peer, asked: _Asked) -> tuple[Reply, str]:
-        """An answer, and the token of its request."""
+        """Return an answer, and the token of its request."""
         hop = Hop(f"{self._scheme}://{peer.address}")
         deadline_s = time.monotonic() + self._limits.whole_s(asked.size_bytes)
         now_s = self._clock() + self._ahead_s.get(peer.address, 0.0)
@@ -351,4 +350,4 @@ def _whole(reply: Reply, spans: Sequence[Span], crcs: Iterator[int]) -> list[mem
 def _take(reply: Reply, data: memoryview, crc: int) -> None:
     reply.read_into(data)
     if crc32c(data) != crc:
-        raise WrongAnswerError("its bytes aren't those of the checksum beside them")
+        raise WrongAnswerError("its bytes have a wrong checksum")

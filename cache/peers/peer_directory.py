@@ -1,8 +1,8 @@
-"""Choose the peers to ask for a blob: first those that said they hold it, then those of the plan.
+"""Choose the peers to ask for a blob: first those whose list has it, then those of the plan.
 
-What each peer holds of a dataset is a sorted array of 64 bits of each key, so that a million shards
-take 8 MB; two keys that share them cost a request that is answered with a no. A peer that failed or
-gave wrong bytes is left alone for a while.
+The list of a peer is a sorted array of 64 bits of each key, so a million shards take 8 MB; two keys
+that share these bits cost a request with a negative answer. A peer that failed or sent wrong bytes
+isn't asked for a while.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 _FIRST_REST_S, _LONGEST_REST_S = 1.0, 120.0
 _WRONG_COUNTS = 4
-"""An answer with wrong bytes weighs like so many in a row that failed, and isn't forgotten."""
+"""An answer with wrong bytes counts as so many failures in a row, permanently."""
 _MOST_DOUBLINGS = 10
 
 
 class PeerHealth:
-    """Judges one peer by what became of requests to it. Not locked.
+    """Decide when one peer may be asked again after failures. Not locked.
 
-    Each failure in a row doubles its rest; an answer ends it. Wrong bytes are never made good.
+    Each failure in a row doubles the pause; an answer resets it. Wrong bytes count permanently.
     """
 
     def __init__(self) -> None:
@@ -40,17 +40,17 @@ class PeerHealth:
         self._rests_until_s = 0.0
 
     def rests(self, now_s: float) -> bool:
-        """Whether it is left alone for now."""
+        """Return True if the peer mustn't be asked now."""
         return now_s < self._rests_until_s
 
     def answered(self) -> None:
-        """Note an answer, if only a no."""
+        """Record an answer, positive or negative."""
         self._failures = 0
 
     def failed(self, now_s: float, *, is_wrong: bool = False) -> float:
-        """Note a request without an answer, or with one that was wrong; seconds that it is left
-        alone for."""
-        # Of many that fail at one moment, one makes the rest longer.
+        """Record a request without an answer, or with a wrong one; return the seconds of the
+        pause."""
+        # Of many concurrent failures only one lengthens the pause.
         if self.rests(now_s) and not is_wrong:
             return self._rests_until_s - now_s
         self._failures += 1
@@ -65,82 +65,79 @@ log = logging.getLogger("penstock")
 
 _MOST_CANDIDATES = 3
 _LACK_S = 2.0
-"""A peer that hasn't some bytes of a blob isn't asked for others of it for so long."""
+"""Seconds for which a peer that lacks bytes of a blob isn't asked for others of it."""
 _MOST_LACKS, _MOST_KNOWN = 65_536, 262_144
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer is another node of the job, whose cache may be asked.
-
-    node: its number in the job. address: "HOST:PORT" where its server listens.
-    """
+    """Another node of the job. node: its number. address: "HOST:PORT" of its server."""
 
     node: int
     address: str
 
 
 class PlannedHolders(Protocol):
-    """What the job's plan says of who has what: nodes by their numbers."""
+    """The holders of blobs by the job's plan, as node numbers."""
 
     def likely(self, key: str) -> Sequence[int]:
-        """Nodes that may hold a blob, the best first."""
+        """Return nodes that may hold a blob, the best first."""
 
     def owner(self, key: str) -> int | None:
-        """The node that fetches a blob from the remote for the others that need it too; None where
-        that is this node, or nobody else needs it."""
+        """Return the node that fetches a blob from the remote for all nodes that need it; None if
+        it is this node, or no other node needs it."""
 
     def is_needed(self, key: str) -> bool:
-        """Whether this node itself reads a blob in the epoch that is read now."""
+        """Return True if this node reads a blob in the current epoch."""
 
     def hear(self, words: dict[int, str]) -> None:
-        """Take over what nodes say they hold, in words of the plan's own."""
+        """Record what nodes hold, as texts in a format of the plan, by node."""
 
 
 class NothingPlanned:
-    """Nobody knows who has what."""
+    """A plan that names no holders."""
 
     def likely(self, key: str) -> Sequence[int]:
-        """No node."""
+        """Return no nodes."""
         del key
         return ()
 
     def owner(self, key: str) -> int | None:
-        """Nobody."""
+        """Return None: every node fetches for itself."""
         del key
         return None
 
     def is_needed(self, key: str) -> bool:
-        """Who knows."""
+        """Return True, as nothing is planned."""
         del key
         return True
 
     def hear(self, words: dict[int, str]) -> None:
-        """Nobody asks."""
+        """Ignore the texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class _HeldList:
-    """What a peer said it holds of a dataset, and when."""
+    """A peer's list of a dataset's blobs, and the time at which it was received."""
 
     marks: Marks
     at_s: float
 
 
 class PeerDirectory:
-    """Knows the job's other nodes, how well they are, and what each said it holds. Asks nobody.
+    """The job's other nodes, their health, and the lists of their blobs. Sends no requests.
 
-    Safe for several threads. Times are seconds of one monotonic clock that the caller reads.
+    Safe for several threads. Times are seconds of one monotonic clock, passed by the caller.
     """
 
     def __init__(self, *, group: str) -> None:
-        """group: of the dataset, as caches name it."""
+        """group: identifies the dataset in caches."""
         self.group = group
         self._lock = threading.Lock()
         self._peers: dict[int, Peer] = {}
         self._health: dict[Peer, PeerHealth] = {}
         self._told: dict[Peer, _HeldList] = {}
-        self._faults: dict[Peer, str] = {}  # of those that never said what they hold
+        self._faults: dict[Peer, str] = {}  # of peers that never sent a list
         self._lacks: dict[tuple[Peer, str], float] = {}
         self._known: dict[str, tuple[Peer, ...]] = {}
         self._holders: dict[str, tuple[Peer, ...]] = {}
@@ -148,15 +145,15 @@ class PeerDirectory:
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """All that are known."""
+        """All known peers."""
         return tuple(self._peers.values())
 
     def peer(self, node: int) -> Peer | None:
-        """The peer of a number; None of one that isn't known any more."""
+        """Return the peer with a node number; None if it isn't known any more."""
         return self._peers.get(node)
 
     def know(self, peers: Sequence[Peer], *, planned: PlannedHolders | None = None) -> None:
-        """Take over the job's other nodes; what is known of those that stay, stays."""
+        """Set the job's other nodes; the records of nodes that stay are kept."""
         with self._lock:
             self._peers = {peer.node: peer for peer in peers}
             self._health = {peer: self._health.get(peer) or PeerHealth() for peer in peers}
@@ -168,7 +165,7 @@ class PeerDirectory:
             self._holders.clear()
 
     def candidates(self, key: str, now_s: float) -> list[Peer]:
-        """The peers to ask for a blob, in this order; empty: nobody."""
+        """Return the peers to ask for a blob, in order."""
         known = self._known.get(key)
         if known is None:
             with self._lock:
@@ -186,7 +183,7 @@ class PeerDirectory:
 
     def _look(self, key: str) -> tuple[Peer, ...]:
         holders = list(self._told_holders(key))
-        # Where several hold it, who asks which is spread by the key.
+        # If several hold it, the key spreads the requests.
         holders.sort(key=lambda peer: hash((key, peer.node)))
         named = [self._peers[node] for node in self._planned.likely(key) if node in self._peers]
         return tuple(dict.fromkeys([*holders, *named]))
@@ -201,31 +198,31 @@ class PeerDirectory:
         return found
 
     def plan_again(self) -> None:
-        """Ask the plan again who has what: it may be another epoch."""
+        """Forget the plan's holders, as a new epoch may have others."""
         with self._lock:
             self._known.clear()
 
     def holds(self, key: str, now_s: float) -> bool:
-        """Whether a peer that is well said that it holds a whole blob."""
+        """Return True if the list of a healthy peer has the blob."""
         with self._lock:
             holders = self._told_holders(key)
             return any(not self._health[peer].rests(now_s) for peer in holders)
 
     def has_other_owner(self, key: str, now_s: float) -> bool:
-        """Whether another node, which is well, fetches a blob from the remote for this one."""
+        """Return True if another, healthy node fetches a blob from the remote for this one."""
         node = self._planned.owner(key)
         peer = None if node is None else self._peers.get(node)
         health = None if peer is None else self._health.get(peer)
         return health is not None and not health.rests(now_s)
 
-    # -- what peers say
+    # -- the lists of peers
 
     def is_needed(self, key: str) -> bool:
-        """Whether this node reads a blob in this epoch, as far as the plan tells."""
+        """Return True if this node reads a blob in the current epoch, by the plan."""
         return self._planned.is_needed(key)
 
     def tell(self, peer: Peer, marks: Marks, now_s: float) -> None:
-        """Take over what a peer says it holds."""
+        """Store the list of a peer's blobs."""
         with self._lock:
             if peer in self._health:
                 self._told[peer] = _HeldList(marks, now_s)
@@ -233,7 +230,7 @@ class PeerDirectory:
                 self._holders.clear()
 
     def unheard(self, now_s: float, *, older_s: float, most: int) -> list[Peer]:
-        """Peers to ask what they hold: those that never said it, then the oldest lists."""
+        """Return the peers to ask for lists: those without one first, then by age."""
         with self._lock:
             said = {peer: told.at_s for peer, told in self._told.items()}
             well = [peer for peer, health in self._health.items() if not health.rests(now_s)]
@@ -242,32 +239,32 @@ class PeerDirectory:
 
     @property
     def told_blobs(self) -> int:
-        """How many blobs peers said they hold, one that several have for each."""
+        """The total length of all lists."""
         with self._lock:
             return sum(len(told.marks) for told in self._told.values())
 
     def has_heard(self, peer: Peer) -> bool:
-        """Whether a peer has said what it holds."""
+        """Return True if a peer has sent a list."""
         return peer in self._told
 
     def note_fault(self, peer: Peer, text: str) -> None:
-        """Note why a peer doesn't say what it holds, and what to do."""
+        """Record why a peer sends no list, and the remedy."""
         self._faults[peer] = text
 
     def fault(self, peer: Peer) -> str | None:
-        """What was noted so of a peer."""
+        """Return the recorded fault of a peer, None if there is none."""
         return self._faults.get(peer)
 
-    # -- what became of requests
+    # -- the results of requests
 
     def answered(self, peer: Peer) -> None:
-        """Note that a peer gave what it was asked for."""
+        """Record that a peer delivered what was requested."""
         with self._lock:
             if (health := self._health.get(peer)) is not None:
                 health.answered()
 
     def lacks(self, peer: Peer, key: str, now_s: float) -> None:
-        """Note that a peer hasn't some bytes of a blob."""
+        """Record that a peer lacks bytes of a blob."""
         with self._lock:
             if (health := self._health.get(peer)) is not None:
                 health.answered()
@@ -276,7 +273,7 @@ class PeerDirectory:
             self._lacks[peer, key] = now_s + _LACK_S
 
     def failed(self, peer: Peer, now_s: float, *, reason: str, is_wrong: bool = False) -> None:
-        """Note that a peer gave no answer, or a wrong one: it is left alone for a while."""
+        """Record that a peer gave no answer or a wrong one: it isn't asked for a while."""
         with self._lock:
             health = self._health.get(peer)
             if health is None or (health.rests(now_s) and not is_wrong):

@@ -1,12 +1,12 @@
-"""Connect a dataset's remote to the caches of the job's other nodes: serve them, and find theirs.
+"""Connect a dataset's remote to the caches of the job's other nodes: serve them, and use theirs.
 
-Nothing listens and nobody is asked before `begin`. Where the other nodes can't be found the job
-goes on from the remote, with one warning.
+No server and no request is started before `begin`. If the other nodes can't be found, the job uses
+the remote, with one warning.
 
-Addresses are exchanged through the job's store. Each node publishes its own once; the first node
-waits for all, for a while, and publishes the list in one text: so the store answers one short
-question a node, whatever their number. A node that comes later is on the list when it is read
-again. What each holds is read once by each of the others.
+Nodes exchange addresses through the job's store. Each node publishes its own once; the first node
+waits for all, for a limited time, and publishes the list as one text, so that the store answers one
+short request per node. Later nodes are on the list when it is read again. Each node reads once what
+each other node holds.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 _MOST_ENTRIES = 65_536
 _NO_SERVER = ""
-"""The address of a node whose cache can't be served, such as one with a full disk."""
+"""The address that a node publishes if its cache can't be served, such as on a full disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRanks:
-    """The ranks [first, end) of a node, of so many in the job."""
+    """The ranks [first, end) of a node. size: the number of ranks of the job."""
 
     first: int
     end: int
@@ -57,30 +57,30 @@ class NodeRanks:
 
     @property
     def leads(self) -> bool:
-        """Whether it is the job's first node."""
+        """True for the job's first node."""
         return self.first == 0
 
     @property
     def is_alone(self) -> bool:
-        """Whether the job has no other node."""
+        """True if the job has no other node."""
         return self.end - self.first == self.size
 
 
 class PeerExchange:
-    """Tells and hears addresses for one node. Safe for several threads, as one may still wait for
-    the store when the next one looks for late nodes. Every method raises JobStoreError."""
+    """Publish and read addresses for one node. Safe for several threads, as one may wait for the
+    store while another looks for late nodes. Every method raises JobStoreError."""
 
     def __init__(self, store: JobStore, ranks: NodeRanks) -> None:
-        """store: under a name that all nodes give alike."""
+        """store: the job's, under the same name on all nodes."""
         self._store, self._ranks = store, ranks
         self._seen = 0  # entries that the first node has put on its list
         self._told: dict[int, tuple[int, str]] = {}  # end of a node's ranks, and its address
         self._listed: dict[int, int] = {}  # other nodes, and the first rank of each
-        self._heard: set[int] = set()  # those whose words were heard
+        self._heard: set[int] = set()  # nodes whose holdings were read
 
     def tell(self, address: str, *, held: str = "") -> None:
-        """Tell where this node's server listens, "" where there is none, so that nobody waits for
-        it; and in words for the pipeline what it holds. Telling the same again changes nothing."""
+        """Publish the address of this node's server ("": none, so that no node waits for it), and
+        what it holds, as a text for the pipeline. Publishing the same again changes nothing."""
         first = self._ranks.first
         if self._store.get(f"told-{first}") == address:
             return
@@ -90,8 +90,8 @@ class PeerExchange:
         self._store.set(f"told-{first}", address)
 
     def hear(self, *, timeout_s: float) -> list[Peer]:
-        """The other nodes that have told; waits so long for those that haven't, or for the first
-        node to list them."""
+        """Return the other nodes that have published an address, after waiting up to timeout_s for
+        all of them, or for the first node's list."""
         until_s = time.monotonic() + timeout_s
         if self._ranks.leads:
             self._gather(until_s)
@@ -103,7 +103,7 @@ class PeerExchange:
         return self._others(self._store.get("all"))
 
     def new_words(self) -> dict[int, str]:
-        """What nodes that were heard of said they hold, by node; each is told once."""
+        """Return what listed nodes hold, as texts by node; each node is returned once."""
         new = {n: first for n, first in self._listed.items() if first not in self._heard}
         keys = [f"held-{first}" for first in new.values()]
         if not new or not self._store.has_all(keys):
@@ -112,7 +112,7 @@ class PeerExchange:
         return dict(zip(new, self._store.get_all(keys), strict=True))
 
     def _gather(self, until_s: float) -> None:
-        """Put entries on the list until all ranks' nodes are there, or the time is over."""
+        """Collect entries until the nodes of all ranks are listed, or the time is over."""
         while (number := self._seen + 1) <= _MOST_ENTRIES:
             entry = f"entry-{number}"
             left_s = until_s - time.monotonic()
@@ -127,8 +127,8 @@ class PeerExchange:
             self._seen = max(self._seen, number)  # another thread may be ahead
 
     def _others(self, text: str | None) -> list[Peer]:
-        """The entries of other nodes. Nodes are numbered in the order of their ranks; where all
-        have as many, so are those that are missing yet."""
+        """Return the other nodes of a list, numbered in the order of their ranks. If all have
+        equally many ranks, missing nodes keep their numbers."""
         entries = [] if text is None else _entries(text)
         each = self._ranks.end - self._ranks.first
         alike = all(end - first == each and first % each == 0 for first, end, _ in entries)
@@ -146,7 +146,7 @@ def _entry(text: str | None) -> tuple[int, int, str] | None:
 
 
 def _entries(text: str) -> list[tuple[int, int, str]]:
-    """What nodes told. Who can write to the store says whom this node asks, and nothing more."""
+    """Parse the nodes' entries: first rank, end and address of each. Raises JobStoreError."""
     try:
         found = [(first, end, address) for first, end, address in json.loads(text)]
     except (ValueError, TypeError) as error:
@@ -168,20 +168,20 @@ def _check(address: object) -> None:
 
 def _damaged() -> JobStoreError:
     return JobStoreError(
-        "What the job's store says of the nodes' addresses isn't what Penstock writes: another "
-        "program writes there, or some nodes run another version."
+        "The nodes' addresses in the job's store weren't written by this version of Penstock: "
+        "another program writes to the store, or some nodes run another version."
     )
 
 
 _ADDRESSES_S = 15.0
-"""So long the first pass waits for the other nodes' addresses."""
+"""Seconds for which the first pass waits for the other nodes' addresses."""
 
 
 class PeerLink:
-    """One remote's tie to the other nodes, from begin() to close().
+    """The connection of one remote to the other nodes, from begin() to close().
 
-    ranks: of this node; speaks: this process does for it. store: a part of the job's that all
-    nodes' links of this dataset share, and no others.
+    ranks: of this node; speaks: this process publishes the node's address. store: a part of the
+    job's store that only the links of this dataset use.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class PeerLink:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the job has other nodes."""
+        """True if the job has other nodes."""
         return not self._ranks.is_alone or len(self._settings.nodes) > 1
 
     def begin(
@@ -213,9 +213,9 @@ class PeerLink:
         planned: PlannedHolders | None = None,
         held: Callable[[], str] = str,
     ) -> None:
-        """Serve the others, and have the upstream ask them. secret_of: the job's secret. planned:
-        what the plan says of them. held: what this node holds, in words for the others' plans.
-        Raises ConfigError for a secret or certificates that can't be."""
+        """Serve the other nodes, and use their caches. secret_of: returns the job's secret.
+        planned: the holders of blobs by the plan. held: returns what this node holds, as a text for
+        other nodes' plans. Raises ConfigError for an invalid secret or certificates."""
         if not self.is_needed:
             self._check_own()
             return
@@ -225,9 +225,9 @@ class PeerLink:
         if self._store is None and not self._settings.nodes:
             _warn(
                 f"{self._cache.path}: this loader's {self._ranks.size} ranks aren't those of a "
-                "process group, through which their nodes could tell one another their addresses, "
-                "so each fetches all that it needs from the remote. Initialise torch.distributed "
-                "first and leave world= out, or list the nodes: Peers(…, nodes=[…])."
+                "process group, through which their nodes could exchange addresses, so each node "
+                "fetches all data from the remote. Initialise torch.distributed first and leave "
+                "world= out, or list the nodes: Peers(…, nodes=[…])."
             )
             return
         try:
@@ -236,7 +236,7 @@ class PeerLink:
             peers = self._listed() if self._settings.nodes else self._exchanged(address)
             credentials = credentials_of(self._settings, secret)
         except JobStoreError as error:
-            _warn(f"{error} Nodes fetch all that they need from the remote.")
+            _warn(f"{error} Each node fetches all data from the remote.")
             return
         except BaseException:  # such as an interrupt of the wait for others
             self.close()
@@ -246,22 +246,21 @@ class PeerLink:
         self._upstream.know(self._others(peers), client, planned=planned, look=self._look)
 
     def _check_own(self) -> None:
-        """Say what would be wrong where the job had other nodes: that is when it is noticed else,
-        by whoever waits for the cluster."""
+        """Warn of settings that would fail in a job of several nodes, before a cluster is used."""
         try:
             check_own_settings(self._settings)
         except ConfigError as error:
-            _warn(f"{error} This job has one node, so it goes on without.")
+            _warn(f"{error} This job has one node, so it continues without peers.")
 
     def renew(self) -> None:
-        """Look who is there by now; waits for nobody."""
+        """Update the list of nodes at the next range, without waiting."""
         self._upstream.renew()
 
     def _look(self) -> list[Peer] | None:
         exchange = self._exchange
         try:
             return None if exchange is None else self._others(self._hear(exchange, 0.0))
-        except JobStoreError:  # the job's end: those that are known are asked on
+        except JobStoreError:  # the job is ending: keep the known nodes
             self._exchange = None
             return None
 
@@ -272,34 +271,34 @@ class PeerLink:
         return peers
 
     def _others(self, peers: list[Peer]) -> list[Peer]:
-        """Those that aren't this node's own: where nobody told which ranks share a node, several
-        have one server."""
-        mine = None if self._server is None else self._server.address
-        return [peer for peer in peers if peer.address != mine]
+        """Return the peers without this node's own server: without knowledge of which ranks share a
+        node, several entries name one server."""
+        own = None if self._server is None else self._server.address
+        return [peer for peer in peers if peer.address != own]
 
     def plan_again(self) -> None:
-        """Ask the plan again who has what: it is another epoch."""
+        """Forget the plan's holders, as a new epoch has begun."""
         self._upstream.directory.plan_again()
 
     def close(self) -> None:
-        """Let the server go. Safe to call twice."""
+        """Stop using the server. Safe to call twice."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
 
     def _serve(self, secret: PeerSecret) -> str | None:
-        """The address of this node's server; None where the cache can't be served."""
-        from penstock.cache.peers.server_process import PeerServer  # nobody else needs it
+        """Start or find this node's server; return its address, None if it can't be served."""
+        from penstock.cache.peers.server_process import PeerServer  # loaded only if needed
 
         try:
             self._server = PeerServer(self._cache, self._settings, secret, moved=self._tell)
         except (OSError, StalledError, WorkerError) as error:
-            _warn(f"{error} The other nodes get nothing from this one.")
+            _warn(f"{error} The other nodes can't use this node's cache.")
             return None
         return self._server.address
 
     def _tell(self, address: str) -> None:
-        """Tell the others where the server listens now."""
+        """Publish the server's current address."""
         if self._speaks and self._exchange is not None:
             with contextlib.suppress(JobStoreError):  # the job's end
                 self._exchange.tell(address, held=self._held())
@@ -315,7 +314,7 @@ class PeerLink:
     def _exchanged(self, address: str | None) -> list[Peer]:
         assert self._store is not None
         self._exchange = exchange = PeerExchange(self._store, self._ranks)
-        self._tell(address or "")  # where there is none, nobody waits for it
+        self._tell(address or "")  # "": no node waits for it
         return self._hear(exchange, _ADDRESSES_S)
 
 

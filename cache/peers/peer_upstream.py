@@ -1,11 +1,11 @@
-"""Fetch ranges from the other nodes' caches first, and from the store what they don't have.
+"""Fetch ranges from the other nodes' caches first, and the rest from the store.
 
-Ranges that no peer is known to hold are requested from the store at once, beside those that peers
-are asked for; what peers don't give follows. Whatever a peer does costs its ranges a request to the
-store and a bounded time, and never fails a call. Each range is delivered once, and none after the
-call's end.
+Ranges that no peer is known to hold are requested from the store at once, in parallel with those
+requested from peers; ranges that peers don't deliver follow. A failing peer costs its ranges a
+bounded time and a request to the store, and never fails a call. Each range is delivered once, and
+none after the call's end.
 
-Peers are asked what they hold before the first range, and again after misses.
+Peers are asked for lists of their blobs before the first range, and again after misses.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 
 class Deliveries:
-    """Passes answers on to a caller's `deliver` until the first of its exceptions, or the end.
+    """Pass answers to a caller's `deliver` until it raises, or `end` is called.
 
-    Safe for several threads. number: a range's place in the call.
+    Safe for several threads. number: a range's index in the call.
     """
 
     def __init__(self, deliver: Callable[[int, Answer], None]) -> None:
@@ -58,15 +58,15 @@ class Deliveries:
         self.error: BaseException | None = None
 
     def give(self, number: int, answer: Answer) -> None:
-        """Deliver one answer; nothing where it was delivered or all is over. Raises what `deliver`
-        raised, once it has."""
+        """Deliver one answer, unless its range was delivered or the call has ended. Raises what
+        `deliver` has raised."""
         with self._changed:
             if self.error is not None:
                 raise self.error
             if self._is_over or number in self._done:
                 return
             self._done.add(number)
-            # Nothing of another's may land behind what is delivered.
+            # No other bytes of this range may be stored after its delivery.
             self._settle(lambda: number not in self._keeping)
             self._active += 1
         try:
@@ -80,13 +80,13 @@ class Deliveries:
                 self._changed.notify_all()
 
     def keep(self, number: int, act: Callable[[], None]) -> None:
-        """Do what keeps some bytes of a range that isn't delivered. Raises what that raises, and
-        ClosedError where all is over."""
+        """Call `act`, which stores bytes of a range that isn't delivered yet. Raises what it
+        raises, and ClosedError if the call has ended."""
         with self._changed:
             if self.error is not None:
                 raise self.error
             if self._is_over or number in self._done:
-                raise ClosedError("Others have brought what a peer was asked for.")
+                raise ClosedError("Another source has delivered this range.")
             self._active += 1
             self._keeping.add(number)
         try:
@@ -101,7 +101,7 @@ class Deliveries:
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """Deliver nothing more; returns when nothing is being delivered. Raises StalledError."""
+        """End deliveries; return when none is in progress. Raises StalledError."""
         with self._changed:
             self._is_over = True
             self._settle(lambda: not self._active)
@@ -114,29 +114,29 @@ class Deliveries:
             )
 
     def left(self, numbers: list[int]) -> list[int]:
-        """Those of some ranges that weren't delivered."""
+        """Return those of `numbers` that weren't delivered."""
         with self._changed:
             return [number for number in numbers if number not in self._done]
 
 
 _FIRST_S = 4.0
-"""So long the first ranges wait for what peers say they hold."""
+"""Seconds for which the first ranges wait for the peers' lists."""
 _AGAIN_S, _SOON_S = 10.0, 2.0
-"""Lists are asked for again behind so long: short ones sooner, as they cost little."""
+"""Seconds between requests for lists: fewer for short lists, which cost little."""
 _SHORT = 100_000  # blobs in all of them
 _MOST = 64
-"""Peers that are asked at a time."""
+"""The most peers that are asked for lists at a time."""
 _SHOWN = 5  # of those that don't answer
 _NO_ANSWER = (
     f"no answer within {_FIRST_S:.0f} s. Check the address, that the job runs there, and that no "
-    "firewall is in between: `penstock doctor --peer ADDRESS` tries each stage."
+    "firewall blocks it: `penstock doctor --peer ADDRESS` tries each stage."
 )
 
 
 class PeerLists:
-    """Keeps a directory's lists of what peers hold. Safe for several threads.
+    """Keep a directory's lists of the peers' blobs up to date. Safe for several threads.
 
-    pool: asks beside the threads that read.
+    pool: the threads that fetch the lists.
     """
 
     def __init__(
@@ -148,7 +148,8 @@ class PeerLists:
         look: Callable[[], Sequence[Peer] | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """look: who is there by now, asked before lists are asked for again."""
+        """look: returns the current peers, None if unchanged; called before lists are fetched
+        again."""
         self._look = look
         self._directory, self._fetcher, self._pool = directory, fetcher, pool
         self._clock = clock
@@ -158,11 +159,11 @@ class PeerLists:
         self._has_missed = self._has_warned = False
 
     def missed(self) -> None:
-        """Note that a range had to be fetched from the remote: somebody may hold more by now."""
+        """Record a range that only the remote had: the lists may be out of date."""
         self._has_missed = True
 
     def hear(self) -> None:
-        """Have the lists asked for where that is due; the first time wait for them, a while."""
+        """Fetch the lists if they are due; the first time wait for them, for at most _FIRST_S."""
         now_s = self._clock()
         if self._first is None:
             self._due_s, self._wait_until_s = now_s + _SOON_S, now_s + _FIRST_S
@@ -192,8 +193,8 @@ class PeerLists:
             more = f" and {len(peers) - _SHOWN} more" if len(peers) > _SHOWN else ""
             held = "they hold" if len(peers) > 1 else "it holds"
             warnings.warn(
-                f"peers: {shown}{more}: {reason} As long as that is so, what {held} comes from the "
-                "remote.",
+                f"peers: {shown}{more}: {reason} Until then, the data that {held} is fetched from "
+                "the remote.",
                 PenstockWarning,
                 stacklevel=2,
             )
@@ -224,23 +225,23 @@ _POLICY = FetchPolicy(
     start_connections=6,
     max_connections=16,
 )
-"""Of requests to all peers. Few connections: a link between nodes is full with few, and each more
-makes an answer of 8 MiB later: with 8 some took longer than a peer may, and it was left alone."""
+"""The policy of requests to all peers. Few connections saturate a link between nodes, and each
+further one delays an answer of 8 MiB: with 8 connections some exceeded a peer's time limit."""
 _SIDE_CALLS = 8
-"""Calls whose peers are asked beside the store; others ask one behind the other."""
+"""The most calls that ask peers and the store in parallel; others ask one after the other."""
 _MOST_DOUBTED = 65_536
 _LEFT_S = 30.0
-"""So long a fill is left to the node that fetches the blob for all that need it."""
+"""Seconds for which a fill waits for the node that fetches the blob for all nodes."""
 _LEFT_FOR_LATER_S = 600.0
-"""So long where this node needs the blob in a later epoch: who reads it now has it when that
-begins, however slow the store is, and what is fetched sooner is fetched twice."""
+"""The same for a blob that this node needs only in a later epoch: the node that reads it now will
+have it by then, and fetching it sooner would fetch it twice."""
 
 
 class PeerUpstream:
-    """Asks peers for ranges, and another upstream for what they don't give.
+    """Fetch ranges from peers, and from another upstream what they don't deliver.
 
-    Nobody is asked before `know`. store: of the rest. meter: counts what came from peers. Owns its
-    threads (penstock-fetch, penstock-peers), started when needed.
+    No peer is asked before `know`. store: the other upstream. meter: counts bytes from peers. It
+    owns its threads (penstock-fetch, penstock-peers), which start when needed.
     """
 
     def __init__(self, store: Upstream, directory: PeerDirectory, *, meter: TrafficMeter) -> None:
@@ -256,12 +257,12 @@ class PeerUpstream:
 
     @property
     def range_bytes(self) -> int:
-        """How many bytes are best asked for at a time."""
+        """The best size of a request."""
         return self._store.range_bytes
 
     @property
     def timeout_s(self) -> float:
-        """How long a range may take until it has failed."""
+        """Seconds after which the fetch of a range has failed."""
         return self._store.timeout_s + _POLICY.retry_timeout_s
 
     def know(
@@ -272,8 +273,8 @@ class PeerUpstream:
         planned: PlannedHolders | None = None,
         look: Callable[[], Sequence[Peer] | None] | None = None,
     ) -> None:
-        """Ask these peers from now on. client: this one's own, closed with it. planned: what the
-        job's plan says of them. look: who is there by now, None: as before."""
+        """Use these peers from now on. client: closed with this object. planned: the holders of
+        blobs by the job's plan. look: returns the current peers, None if unchanged."""
         self.directory.know(peers, planned=planned)
         fetcher = self._fetcher
         if client is not self._client or fetcher is None:
@@ -286,8 +287,8 @@ class PeerUpstream:
         self._lists = PeerLists(self.directory, fetcher, self._side, look=look)
 
     def renew(self) -> None:
-        """Have it looked who is there by now, on another thread, at the next range: it may be
-        another epoch, with other owners."""
+        """Update the peers at the next range, on another thread: a new epoch may have other
+        owners."""
         self._left_since_s.clear()
         if self._lists is not None:
             self._lists.missed()
@@ -299,7 +300,7 @@ class PeerUpstream:
         *,
         urgent: bool = True,
     ) -> None:
-        """Fetch ranges, as `Upstream.fetch` says."""
+        """Fetch ranges; see `Upstream.fetch`."""
         fetcher, lists = self._fetcher, self._lists
         if fetcher is None or lists is None or not ranges or not self.directory.peers:
             self._store.fetch(ranges, deliver, urgent=urgent)
@@ -337,7 +338,8 @@ class PeerUpstream:
             fetcher.fills_beside_urgent = max(1, room(now, most))
 
     def request_time(self) -> tuple[float, float]:
-        """Seconds of recent requests, mean and 99th percentile: of the slower ones."""
+        """Return the seconds of recent requests, mean and 99th percentile: of peers or the store,
+        whichever is slower."""
         mean_s, p99_s = self._store.request_time()
         if self._fetcher is None:
             return mean_s, p99_s
@@ -345,16 +347,17 @@ class PeerUpstream:
         return max(mean_s, of_peers[0]), max(p99_s, of_peers[1])
 
     def uri(self, path: str) -> str:
-        """Name an object as the errors of `fetch` do."""
+        """Return an object's name in the errors of `fetch`."""
         return self._store.uri(path)
 
     def is_near(self, key: str) -> bool:
-        """Whether a peer said that it holds a blob."""
+        """Return True if a peer's list has the blob."""
         is_asked = self._lists is not None and key not in self._doubted
         return is_asked and self.directory.holds(key, time.monotonic())
 
     def is_left_to_others(self, key: str) -> bool:
-        """Whether the fill of a blob shall wait, as another node fetches it for this one too."""
+        """Return True if the fill of a blob should wait, as another node fetches it for this
+        one."""
         lists, now_s = self._lists, time.monotonic()
         if lists is None or not self.directory.has_other_owner(key, now_s):
             return False
@@ -368,14 +371,14 @@ class PeerUpstream:
         return now_s - self._left_since_s.setdefault(key, now_s) < most_s
 
     def doubt(self, key: str) -> None:
-        """Ask no peer any more for a blob whose bytes were wrong."""
+        """Stop asking peers for a blob whose bytes were wrong."""
         if len(self._doubted) >= _MOST_DOUBTED:
             self._doubted.clear()
         self._doubted[key] = None
         giver = self._peer_store.giver(key) if self._peer_store is not None else None
         if giver is not None:
             self.directory.failed(
-                giver, time.monotonic(), reason="what it gave had wrong checksums", is_wrong=True
+                giver, time.monotonic(), reason="its bytes had wrong checksums", is_wrong=True
             )
 
     def close(self) -> None:
@@ -389,7 +392,7 @@ class PeerUpstream:
     # -- ranges
 
     def _may_ask(self, one: BlobRange, now_s: float) -> bool:
-        key = one.blob.key  # it tells the blob's bytes, whoever has them
+        key = one.blob.key  # it identifies the blob's bytes on every node
         return key not in self._doubted and bool(self.directory.candidates(key, now_s))
 
     def _fetch_both(
@@ -412,8 +415,8 @@ class PeerUpstream:
             self._ask_store(ranges, others, gate, urgent=urgent)
             try:
                 side.result(timeout=_POLICY.retry_timeout_s + 1.0)
-            except TimeoutError:  # behind other calls it may not even have begun
-                side.cancel()  # the store has what is left
+            except TimeoutError:  # it may still be queued after other calls
+                side.cancel()  # the store delivers the rest
         if gate.error is not None:
             raise gate.error
         self._ask_rest(ranges, gate.left(asked), gate, pieces, urgent=urgent)
@@ -427,13 +430,13 @@ class PeerUpstream:
         *,
         urgent: bool,
     ) -> None:
-        """Put pieces together, and ask the store for what no peer gave: whole ranges, and what lies
-        beside pieces."""
+        """Fetch from the store what no peer delivered, whole ranges and gaps between pieces, and
+        join it with the pieces."""
         halves = {n: PartialRange(ranges[n], pieces[n].pieces) for n in numbers if n in pieces}
         wanted = [(n, gap) for n, half in halves.items() for gap in half.gaps]
         wanted += [(n, ranges[n]) for n in numbers if n not in halves]
         for number, half in halves.items():
-            if not half.gaps:  # it was filled while the peer looked what it lacks
+            if not half.gaps:  # the peer's fill was completed meanwhile
                 whole_bytes = ranges[number].segment.whole_bytes
                 last = Answer(data=b"", version="", object_bytes=whole_bytes)
                 gate.give(number, half.answer(last))
@@ -474,8 +477,8 @@ class PeerUpstream:
         *,
         urgent: bool,
     ) -> None:
-        """Deliver what peers have of some ranges, and note the pieces of others. Raises what
-        delivering raises, nothing else."""
+        """Deliver the ranges that peers have, and collect pieces of others. Raises only what
+        `deliver` raises."""
 
         def keep_of(number: int) -> Keep | None:
             keep = ranges[number].keep
@@ -498,4 +501,4 @@ class PeerUpstream:
         except PenstockError as error:
             if gate.error is not None or self._is_closed:
                 raise
-            log.info("Peers gave no answer in time, the remote is asked: %s", error)
+            log.info("Peers didn't answer in time, so the remote is used: %s", error)

@@ -1,12 +1,12 @@
-"""Pass a node's server what it serves, and connect it to the processes of its node that use it.
+"""Configure a node's server, and connect it to the processes of its node that use it.
 
-The settings are checked as far as one node alone can: secret, certificates and own address. The
-spec goes over a pipe, as it holds secrets.
+Secret, certificates and the node's own address are checked before. The spec is sent over a pipe, as
+it contains secrets.
 
-A user is a process that holds a connection to the server's socket in the cache folder. The
-connection ends with its process, however that dies, so nobody counts and nobody asks around: the
-server ends when the last user is gone, and a user notices the server's death in the same way. Over
-it the server says its port, proves that it knows the secret, and sends what it has to log.
+A user is a process that holds a connection to the server's socket in the cache folder. The system
+closes the connection when the process ends, however it dies: the server ends after its last user,
+and a user notices the server's death in the same way. Over this connection the server sends its
+port, a proof that it knows the secret, and its log messages.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 def check_own_settings(settings: Peers) -> None:
-    """Raise ConfigError for a token_file or TlsFiles that can't be used, and for an address that
-    isn't this node's. Nothing listens, and nobody is asked but the resolver of a host's name."""
+    """Raise ConfigError for an unusable token_file or TlsFiles, and for an address that isn't this
+    node's. Starts no server; only a host's name is resolved."""
     if settings.token_file is not None:
         PeerSecret.of_file(settings.token_file)
     if isinstance(settings.tls, TlsFiles):
@@ -48,30 +48,30 @@ def check_own_settings(settings: Peers) -> None:
 
 
 def not_local(settings: Peers, reason: str) -> ConfigError:
-    """The error for an address at which this node can't listen."""
+    """Return the error for an address at which this node can't listen."""
     return ConfigError(
         f"peers: the server of the cache can't listen at {settings.address} ({reason}). "
-        "Pass an address of this node itself, by which the job's other nodes reach it."
+        "Pass an address of this node that the job's other nodes can reach."
     )
 
 
 def _check_local(host: str) -> None:
     family, kind, protocol, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.bind(place)  # of any port, and nobody is let in
+        probe.bind(place)  # any port; it doesn't listen
 
 
 SERVERS_FOLDER = "peers"
-"""Of a cache folder: the lock and the socket of each server."""
+"""The subfolder of a cache with the lock and the socket of each server."""
 LIFE_BYTE, START_BYTE = 0, 1
-"""Of a server's lock file: held by the server while it lives, and by who starts one."""
+"""Bytes of a server's lock file: locked by a running server, and by a process that starts one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
-    """What a server serves, where, and to whom.
+    """The configuration of a server.
 
-    root, mode: of the cache folder. host, port: where it listens, port 0 for any that is free.
+    root, mode: of the cache folder. host, port: where it listens; port 0 is any free port.
     """
 
     root: str
@@ -82,7 +82,7 @@ class ServerSpec:
     credentials: Credentials | None = field(repr=False)
 
     def dump(self) -> bytes:
-        """The spec as a line."""
+        """Return the spec as a line of JSON."""
         tls = self.credentials
         told = {
             "root": self.root,
@@ -96,7 +96,7 @@ class ServerSpec:
 
     @classmethod
     def load(cls, line: bytes) -> ServerSpec:
-        """The spec that a line holds."""
+        """Parse a line of `dump`."""
         told: dict[str, Any] = json.loads(line)
         tls = told["tls"]
         if tls is not None:
@@ -112,8 +112,8 @@ class ServerSpec:
 
 
 def server_name(peers: Peers, secret: PeerSecret) -> str:
-    """The name of a server's files in the cache folder: one for each address, secret, kind of
-    encryption and user, so that all who agree on these share one."""
+    """Return the name of a server's files in the cache folder. Processes with the same address,
+    secret, encryption and user share a server."""
     about = (peers.address, secret.job, repr(peers.tls), str(os.geteuid()))
     return hashlib.sha256("\0".join(about).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
@@ -124,12 +124,12 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def socket_path(folder: Folder, name: str) -> str:
-    """The path of a server's socket: short, however long the folder's is."""
+    """Return the path of a server's socket, which is short even in a folder with a long path."""
     return f"/proc/self/fd/{folder.fd}/{name}.sock"
 
 
 class UserConnection(asyncio.Protocol):
-    """The server's end of a user's connection. hello: what is told to every user."""
+    """The server's end of a user's connection."""
 
     def __init__(self, users: Users) -> None:
         self._users = users
@@ -159,7 +159,7 @@ class UserConnection(asyncio.Protocol):
             self._line.clear()
 
     def tell(self, what: dict[str, Any]) -> None:
-        """Send a line, unless a user doesn't listen."""
+        """Send a line, unless the user doesn't read."""
         transport = self._transport
         if transport is not None and transport.get_write_buffer_size() < _MOST_LINE:
             transport.write(json.dumps(what).encode() + b"\n")
@@ -177,33 +177,33 @@ class Users:
         self._users: dict[UserConnection, None] = {}
 
     def hello(self, nonce: str) -> dict[str, Any]:
-        """What a user is told at first."""
+        """Return the first message to a user."""
         proof = prove_server(self._secret, nonce, str(self._port))
         return {"port": self._port, "pid": os.getpid(), "proof": proof}
 
     def enter(self, user: UserConnection) -> None:
-        """Count a user."""
+        """Add a user."""
         self._users[user] = None
 
     def leave(self, user: UserConnection) -> None:
-        """Count one less."""
+        """Remove a user; call `gone` after the last one."""
         self._users.pop(user, None)
         if not self._users:
             self._gone()
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of users."""
         return len(self._users)
 
     def log(self, level: int, text: str) -> None:
-        """Have the longest user log something, by the rules of his process."""
+        """Send a log message to the oldest user, which logs it."""
         if user := next(iter(self._users), None):
             user.tell({"level": level, "log": text})
 
 
 class LogToUsers(logging.Handler):
-    """Sends what this process logs to a user of it."""
+    """Send the log of this process to one of its users."""
 
     def __init__(self, users: Users) -> None:
         super().__init__(logging.INFO)
@@ -215,9 +215,9 @@ class LogToUsers(logging.Handler):
 
 
 class ServerLine:
-    """A user's end of the connection: port and pid of the server, and then what it says.
+    """A user's end of the connection: the server's port and pid, and then its messages.
 
-    Raises OSError where nobody serves, StalledError, ValueError (somebody else answers).
+    Raises OSError if no server runs, StalledError, and ValueError if another program answers.
     """
 
     def __init__(self, folder: Folder, name: str, secret: PeerSecret) -> None:
@@ -237,7 +237,7 @@ class ServerLine:
             self._socket.settimeout(None)
         except TimeoutError:
             self.close()
-            raise StalledError(f"The server of the node's cache says nothing: {name}.") from None
+            raise StalledError(f"The server of the node's cache doesn't answer: {name}.") from None
         except (KeyError, TypeError) as error:
             self.close()
             raise ValueError("no server of ours answers") from error
@@ -246,7 +246,7 @@ class ServerLine:
             raise
 
     def hear(self) -> dict[str, Any] | None:
-        """Wait for what the server says next; None when it is gone, or `end` was called."""
+        """Wait for the server's next message; None if it has ended, or `end` was called."""
         while b"\n" not in self._left:
             try:
                 data = self._socket.recv(2**14)
@@ -262,12 +262,12 @@ class ServerLine:
         return told if isinstance(told, dict) else {}
 
     def end(self) -> None:
-        """Let `hear` return, from any thread."""
+        """Make `hear` return, from any thread."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             return
 
     def close(self) -> None:
-        """Be no user any more. Safe to call twice."""
+        """Close the connection. Safe to call twice."""
         self._socket.close()

@@ -1,7 +1,7 @@
 """Find or start the server of this node's cache, watch it, and start another when it dies.
 
-One process a node, cache folder, address and secret serves all of them. It isn't this process,
-whose GIL is the training loop's, and no fork of it, whose threads it would lack.
+One server per node, cache folder, address and secret serves all processes of the node. It is a new
+process, because the training loop needs this one's GIL, and a fork would lack its threads.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _log = logging.getLogger("penstock")
 START_TIMEOUT_S = 60.0
 _LEAVE_S = 1.0
 _MOST_DEATHS, _DEATHS_WITHIN_S = 6, 120.0
-"""A server that dies so often, while it starts or later, isn't started again."""
+"""A server that has died so often within that time isn't started again."""
 _FIRST_PAUSE_S = 0.25
-"""Before a second start; each further pause is twice as long. The first start follows at once."""
+"""Before the second restart; each further pause is twice as long. The first follows at once."""
 _MOST_STDERR, _STDERR_LINES = 4000, 3
-"""Bytes and lines of a dead server's last words that a message quotes."""
-# Its modules are this process's: what the working folder holds is none of them by chance.
+"""Bytes and lines of a dead server's stderr that a message quotes."""
+# It uses this process's import path, so that no module of the working folder is imported.
 _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.stdin.buffer.readline())
@@ -63,13 +63,13 @@ sys.exit(main())
 
 
 class PeerServer:
-    """This process's use of the node's server, until close() or its end, whatever ends it.
+    """This process's use of the node's server, until close() or the end of the process.
 
-    cache: whose folder is served; it is opened. moved: called with the new address, on another
-    thread, where a server that had to be started again didn't get its port.
+    cache: its folder is served; it is opened. moved: called with the new address, on another
+    thread, if a restarted server didn't get its former port.
 
-    Raises ConfigError for an address that isn't this node's, and such TlsFiles; WorkerError where
-    the server doesn't start; StalledError; OSError where the cache can't be used.
+    Raises ConfigError for an address that isn't this node's, and for unusable TlsFiles; WorkerError
+    if the server doesn't start; StalledError; OSError if the cache can't be used.
     """
 
     def __init__(
@@ -102,26 +102,24 @@ class PeerServer:
 
     @property
     def address(self) -> str:
-        """Where the others reach it: "HOST:PORT"."""
+        """The address for other nodes: "HOST:PORT"."""
         return f"{self._peers.address.rpartition(':')[0]}:{self._line.port}"
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether it speaks TLS."""
+        """True if the server uses TLS."""
         return self._credentials is not None
 
     @property
     def pid(self) -> int:
-        """Of the server's process."""
+        """The pid of the server's process."""
         return self._line.pid
 
     # -- finding and starting
 
     def _find_or_start_patiently(self, port: int, died: str | None = None) -> ServerLine:
-        """Find a server, or start one as often as it dies. died: how the one before ended; then
-        everything else that fails is tried again, too.
-
-        Raises as the class says, WorkerError after too many deaths."""
+        """Find a server or start one, again if it dies. died: how the previous server ended; then
+        other failures are retried, too. Raises as the class, WorkerError after too many deaths."""
         retried = WorkerError if died is None else (OSError, ConfigError, WorkerError)
         while True:
             if died is not None:
@@ -132,8 +130,8 @@ class PeerServer:
                 died = str(error)
 
     def _note_death(self, died: str) -> None:
-        """Count a death, and pause before the next start. Raises WorkerError after too many, and
-        where nobody wants another start."""
+        """Count a death, and pause before the next start. Raises WorkerError after too many deaths,
+        and after `end`."""
         now_s = time.monotonic()
         while self._deaths and now_s - self._deaths[0] > _DEATHS_WITHIN_S:
             self._deaths.popleft()
@@ -142,7 +140,7 @@ class PeerServer:
         if count >= _MOST_DEATHS:
             raise WorkerError(
                 f"{died} It is not started again, as {count} servers died within "
-                f"{_DEATHS_WITHIN_S:.0f} s: other nodes get nothing from here."
+                f"{_DEATHS_WITHIN_S:.0f} s: other nodes can't use this node's cache."
             )
         if self._ended.wait(0.0 if count == 1 else _FIRST_PAUSE_S * 2.0 ** (count - 2)):
             raise WorkerError(died)
@@ -186,8 +184,8 @@ class PeerServer:
         if told["is_taken"]:
             warnings.warn(
                 f"peers: port {port} of {self._peers.host} is taken, by another job's server or "
-                f"another program, so this job's listens at {told['port']}. Pass port 0, which "
-                "always takes a free one, or the same token_file to jobs that shall share one.",
+                f"another program, so this job's listens at {told['port']}. Pass port 0 for any "
+                "free port, or the same token_file to jobs that should share a server.",
                 PenstockWarning,
                 stacklevel=5,
             )
@@ -199,8 +197,8 @@ class PeerServer:
             raise self._death(f"as soon as it served ({error})") from error
 
     def _run(self, spec: ServerSpec) -> dict[str, object]:
-        """Start the process; what it tells."""
-        # What the environment tells this process is nobody else's.
+        """Start the process; return its report."""
+        # The server's environment must not contain the secret.
         command = ["env", "-u", SECRET_VARIABLE, sys.executable, "-P", "-c", _PROGRAM]
         command += ["penstock-peer-server", self._peers.address]
         self._close_stderr()
@@ -225,7 +223,7 @@ class PeerServer:
                 self._reap()
                 raise StalledError(
                     f"{self._root}: the server of the cache (pid {process.pid}) didn't begin "
-                    f"within {START_TIMEOUT_S:.0f} s and was ended. Look whether this machine is "
+                    f"within {START_TIMEOUT_S:.0f} s and was killed. Check if this machine is "
                     "overloaded."
                 )
             told = json.loads(process.stdout.readline())
@@ -233,20 +231,20 @@ class PeerServer:
         return {}
 
     def _reap(self) -> int | None:
-        """Clear up behind a server that this process started, if it has ended; its exit status,
-        None where that isn't known."""
+        """Wait for a server that this process started, if it has ended; return its exit status,
+        None if unknown."""
         process, self._process = self._process, None
         if process is None:
             return None
         try:
             return process.wait(_LEAVE_S)
         except subprocess.TimeoutExpired:
-            process.returncode = 0  # others use it: nobody here waits for it, or warns of it
+            process.returncode = 0  # other processes use it: prevents Popen's warning
             return None
 
     def _death(self, when: str, *, pid: int = 0) -> WorkerError:
-        """The error for a server that has ended: how, with its last words where this process
-        started it."""
+        """Return the error for a server that has ended; it quotes the stderr of a server that this
+        process started."""
         process, said = self._process, ""
         code = self._reap()
         if process is not None and self._stderr >= 0:
@@ -257,7 +255,7 @@ class PeerServer:
         self._close_stderr()
         how = "ended" if code is None else describe_exit(code)
         pid = pid if process is None else process.pid
-        last = f" Its last words: {said}" if said else ""
+        last = f" Its last output: {said}" if said else ""
         look = " If it wasn't you, the machine may lack memory: see `dmesg`."
         remedy = look if code == -signal.SIGKILL else ""
         return WorkerError(
@@ -272,7 +270,7 @@ class PeerServer:
     # -- watching
 
     def _watch(self, _: None) -> None:
-        """Log what the server says, and start another when it is gone."""
+        """Log the server's messages, and start another server when it has ended."""
         while not self._ended.is_set():
             try:
                 told = self._line.hear()
@@ -306,13 +304,13 @@ class PeerServer:
     # -- ending
 
     def end(self) -> None:
-        """Let the watching thread go, at once."""
+        """End the watching thread at once."""
         self._ended.set()
         with self._changing:
             self._line.end()
 
     def close(self) -> None:
-        """Use it no more; with its last user it ends. Safe to call twice."""
+        """Stop using the server, which ends with its last user. Safe to call twice."""
         check_process(self._pid, "The server of the cache")
         self.end()
         self._watcher.close(timeout_s=_LEAVE_S)
@@ -321,7 +319,7 @@ class PeerServer:
         self._close_stderr()
 
     def disown(self) -> None:
-        """Be no user, in a forked child: the parent's end mustn't wait for its."""
+        """Stop being a user in a forked child, so that the server can end before the child."""
         self._ended.set()
         self._line.close()
         self._close_stderr()

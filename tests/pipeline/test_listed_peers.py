@@ -159,7 +159,7 @@ def test_a_job_of_one_node_says_what_would_be_wrong_on_several(
     assert statistics.samples == SAMPLES
     words = [str(one.message) for one in found if "peers:" in str(one.message)]
     assert len(words) == (told is not None)
-    assert told is None or (told in words[0] and "goes on without" in words[0])
+    assert told is None or (told in words[0] and "continues without peers" in words[0])
 
 
 def test_a_list_without_a_secret_is_refused(

@@ -148,9 +148,9 @@ def test_a_store_that_others_write_to_names_no_address_of_theirs(
     store: JobStore, text: str
 ) -> None:
     store.set("all", text)
-    with pytest.raises(JobStoreError, match="isn't what Penstock writes"):
+    with pytest.raises(JobStoreError, match="weren't written by this version"):
         PeerExchange(store, NodeRanks(1, 2, 2)).hear(timeout_s=0.0)
     store.set("entry-1", text[1:-1])
     if text[:2] == "[[":
-        with pytest.raises(JobStoreError, match="isn't what Penstock writes"):
+        with pytest.raises(JobStoreError, match="weren't written by this version"):
             PeerExchange(store, NodeRanks(0, 1, 2)).hear(timeout_s=0.0)

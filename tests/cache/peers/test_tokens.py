@@ -159,7 +159,7 @@ class Store:
         del name
         return self
 
-    def first(self, key: str, value: str) -> str:
+    def set_once(self, key: str, value: str) -> str:
         return self.told.setdefault(key, value)
 
 

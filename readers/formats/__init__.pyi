@@ -1,3 +1,4 @@
+from . import candidates as candidates
 from . import chunk_cache as chunk_cache
 from . import chunk_data as chunk_data
 from . import chunk_files as chunk_files
@@ -7,9 +8,11 @@ from .array_windows import ArrayWindows as ArrayWindows, ChunkGrid as ChunkGrid
 from .array_windows import PartCopier as PartCopier, StepCopier as StepCopier
 from .array_windows import place_numbers as place_numbers, unit_rows as unit_rows
 from .array_windows import windows_of as windows_of
-from .candidates import Candidates as Candidates, MISSING as MISSING, Spans as Spans
-from .chunk_cache import ChunkMemory as ChunkMemory, DecodedChunks as DecodedChunks
-from .chunk_cache import FREE_BYTES as FREE_BYTES, LEAST_LENT_BYTES as LEAST_LENT_BYTES
+from .candidates import Candidates as Candidates, Grouping as Grouping, MISSING as MISSING
+from .candidates import Spans as Spans, part_bounds as part_bounds
+from .chunk_cache import Arrivals as Arrivals, ChunkMemory as ChunkMemory
+from .chunk_cache import DecodedChunks as DecodedChunks, FREE_BYTES as FREE_BYTES
+from .chunk_cache import LEAST_LENT_BYTES as LEAST_LENT_BYTES
 from .chunk_counts import DecodedCounts as DecodedCounts, sum_counts as sum_counts
 from .chunk_data import BlobChunkData as BlobChunkData, ChunkParts as ChunkParts
 from .chunk_files import ChunkFiles as ChunkFiles
@@ -22,7 +25,6 @@ from .dataset_arguments import WindowArgument as WindowArgument
 from .dataset_arguments import are_default_names as are_default_names
 from .dataset_arguments import arrangement_of as arrangement_of, check_sampling as check_sampling
 from .dataset_arguments import renamed_arrangement as renamed_arrangement
-from .extent_arrivals import Arrivals as Arrivals
 from .extents import ChunkedShard as ChunkedShard, Extents as Extents
 from .format import Format as Format, Indexing as Indexing, Listing as Listing
 from .format import ShardEntry as ShardEntry, ShardOpener as ShardOpener, Snapshot as Snapshot
@@ -36,25 +38,22 @@ from .format_registry import indexing_of as indexing_of, is_format as is_format
 from .format_registry import is_recognised_by_names as is_recognised_by_names
 from .format_registry import looks_like_fallback as looks_like_fallback
 from .format_registry import self_indexed as self_indexed
-from .index_limits import MAX_BYTES as MAX_BYTES, MAX_SAMPLES as MAX_SAMPLES
-from .index_limits import MAX_SHARD_BYTES as MAX_SHARD_BYTES, MAX_SHARD_SAMPLES as MAX_SHARD_SAMPLES
-from .index_limits import MAX_SIDE as MAX_SIDE, VERSION as VERSION
 from .kept_chunks import KeptChunks as KeptChunks
 from .local_files import FileSpan as FileSpan, REINDEX as REINDEX, STEP_BYTES as STEP_BYTES
 from .open_shard import BlobShard as BlobShard, Ints as Ints, NO_SPAN as NO_SPAN
 from .open_shard import OpenShard as OpenShard, Places as Places, STORAGES as STORAGES
 from .open_shard import SampleLayout as SampleLayout, SpanPlace as SpanPlace
 from .open_shard import StridedRows as StridedRows
-from .prior_facts import PriorFacts as PriorFacts, prior_facts as prior_facts
 from .record_format import RecordFormat as RecordFormat, RecordSpans as RecordSpans
 from .record_format import Records as Records
-from .shard_cutting import Grouping as Grouping, part_bounds as part_bounds
 from .shard_summary import FieldNotes as FieldNotes, FieldSummary as FieldSummary
-from .shard_summary import ShardSummary as ShardSummary, Sums as Sums, join_ranges as join_ranges
-from .shard_summary import join_summaries as join_summaries
-from .sidecar import Sidecar as Sidecar, SpanNotes as SpanNotes
+from .shard_summary import MAX_BYTES as MAX_BYTES, MAX_SAMPLES as MAX_SAMPLES
+from .shard_summary import MAX_SHARD_BYTES as MAX_SHARD_BYTES
+from .shard_summary import MAX_SHARD_SAMPLES as MAX_SHARD_SAMPLES, MAX_SIDE as MAX_SIDE
+from .shard_summary import ShardSummary as ShardSummary, Sums as Sums, VERSION as VERSION
+from .shard_summary import join_ranges as join_ranges, join_summaries as join_summaries
+from .sidecar import Sidecar as Sidecar, SpanNotes as SpanNotes, is_sidecar as is_sidecar
 from .sidecar import make_chunked_sidecar as make_chunked_sidecar, make_sidecar as make_sidecar
-from .sidecar import read_sidecar as read_sidecar
-from .sidecar_file import is_sidecar as is_sidecar, sidecar_etag as sidecar_etag
+from .sidecar import read_sidecar as read_sidecar, sidecar_etag as sidecar_etag
 from .unindexed_files import Contents as Contents, DataFile as DataFile
 from .unindexed_files import open_data_file as open_data_file, read_candidates as read_candidates

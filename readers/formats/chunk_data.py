@@ -30,8 +30,8 @@ from penstock.cache.base import (
     absent_bytes,
 )
 from penstock.readers.files import below
+from penstock.readers.formats.chunk_cache import Arrivals
 from penstock.readers.formats.chunk_counts import ReadTally
-from penstock.readers.formats.extent_arrivals import Arrivals
 from penstock.readers.formats.extents import NOT_IN_BLOB, BlobExtents
 from penstock.readers.formats.local_files import (
     REINDEX,
@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Blob
     from penstock.cache.blobs import BlockSums, Remote
-    from penstock.readers.formats.chunk_cache import ChunkMemory, ShardChunks
-    from penstock.readers.formats.extent_arrivals import Arrival
+    from penstock.readers.formats.chunk_cache import Arrival, ChunkMemory, ShardChunks
     from penstock.readers.formats.extents import Extents, ShardFiles
     from penstock.readers.formats.open_shard import Ints
     from penstock.readers.formats.sidecar import Sidecar

@@ -42,9 +42,8 @@ from penstock.readers.fields import (
     number_dtype,
 )
 from penstock.readers.files import is_passed_over, printable
-from penstock.readers.formats.candidates import Candidates, Spans
+from penstock.readers.formats.candidates import Candidates, Grouping, Spans
 from penstock.readers.formats.format import Snapshot, SpanFormat
-from penstock.readers.formats.shard_cutting import Grouping
 from penstock.readers.formats.unindexed_files import drop_cached_copy, open_data_file
 
 if TYPE_CHECKING:

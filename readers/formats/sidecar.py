@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
+from penstock.cache import CorruptShardError, IndexChangedError, ReadError
+from penstock.cache.base import machine_remedy, read_error
 from penstock.readers.fields import (
     CODEC_ITEMSIZES,
     DenseColumn,
@@ -29,22 +31,29 @@ from penstock.readers.fields import (
     is_encoded,
     number_dtype,
 )
-from penstock.readers.files import BROKEN, LazyColumn, write_batch, write_whole
+from penstock.readers.files import (
+    BROKEN,
+    Columns,
+    LazyColumn,
+    are_unsafe,
+    map_buffer,
+    only_batch,
+    printable,
+    read_buffer,
+    write_batch,
+    write_whole,
+)
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.extents import ShardFiles
-from penstock.readers.formats.index_limits import (
+from penstock.readers.formats.local_files import REINDEX
+from penstock.readers.formats.open_shard import NO_SPAN
+from penstock.readers.formats.shard_summary import (
     MAX_SHARD_BYTES,
     MAX_SHARD_SAMPLES,
     MAX_SIDE,
     VERSION,
-)
-from penstock.readers.formats.open_shard import NO_SPAN
-from penstock.readers.formats.shard_summary import FieldNotes, summarise
-from penstock.readers.formats.sidecar_file import (
-    check_names,
-    sidecar_batch,
-    sidecar_etag,
-    torn_sidecar_error,
+    FieldNotes,
+    summarise,
 )
 from penstock.readers.formats.span_shard import FilesShard, MappedShard, SpanBlob
 
@@ -56,7 +65,6 @@ if TYPE_CHECKING:
     from penstock.cache.base import Blob, Segment
     from penstock.cache.blobs import Remote
     from penstock.readers.fields import ArrayForm, Column, FieldType
-    from penstock.readers.files import Columns
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.extents import ChunkedShard, Extents
     from penstock.readers.formats.open_shard import OpenShard, SampleLayout, SpanPlace, Storage
@@ -766,3 +774,56 @@ def _files(lists: Lists) -> ShardFiles:
         mtimes_ns=lists.numbers(mtime, length=len(names)),
         versions=LazyColumn(lists.arrow(version, length=len(names))),
     )
+
+
+def sidecar_etag(path: bytes) -> str:
+    """The checksum of a sidecar's file, as a manifest notes it. Raises ReadError."""
+    try:
+        return _etag(map_buffer(path))
+    except OSError as error:
+        raise read_error(printable(path), error) from error
+
+
+def _etag(buffer: Any) -> str:
+    return f"crc32c-{crc32c(buffer):08x}"
+
+
+def is_sidecar(path: bytes, etag: str) -> bool:
+    """Whether a file is what the manifest promises. Raises OSError."""
+    try:
+        return _etag(read_buffer(path)) == etag
+    except ValueError:  # empty
+        return False
+
+
+def sidecar_batch(path: bytes, columns: Columns, *, etag: str, url: str | None = None) -> Any:
+    """Read a sidecar's columns; raises as `read_sidecar` does."""
+    try:
+        buffer = read_buffer(path)  # not mapped: what is checked here is what is used
+        if _etag(buffer) != etag:
+            raise ValueError("its checksum isn't what the manifest promises")
+        return only_batch(buffer, columns)
+    except FileNotFoundError:
+        raise IndexChangedError(
+            f"{url or printable(path)}: part of the index is gone; it was rebuilt while this "
+            f"dataset was open, or deleted. Open the dataset again. If that doesn't help: {REINDEX}"
+        ) from None
+    except BROKEN as error:
+        raise torn_sidecar_error(path, error, url) from error
+
+
+def torn_sidecar_error(
+    path: bytes, error: Exception, url: str | None = None
+) -> CorruptShardError | ReadError:
+    """The error for a sidecar that can't be read."""
+    if machine_remedy(error) is not None:
+        return read_error(printable(path), error)
+    return CorruptShardError(
+        f"{url or printable(path)}: this part of the index is torn ({error}). {REINDEX}"
+    )
+
+
+def check_names(names: Sequence[bytes]) -> None:
+    """Whether all are paths below the dataset's folder, at least one. Raises ValueError."""
+    if not names or are_unsafe(names):
+        raise ValueError("a file's name isn't a path below the dataset")

@@ -1,5 +1,5 @@
 from . import shared_build as shared_build
-from .building import IndexBuilder as IndexBuilder
+from .building import IndexBuilder as IndexBuilder, PriorFacts as PriorFacts
 from .candidate_reading import CandidateBatch as CandidateBatch, check_units as check_units
 from .candidate_reading import cut_into_batches as cut_into_batches
 from .candidate_reading import read_candidate_batches as read_candidate_batches

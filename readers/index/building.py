@@ -67,7 +67,6 @@ if TYPE_CHECKING:
         ChunkedShard,
         Format,
         Listing,
-        PriorFacts,
         SampleLayout,
         ShardSummary,
         Sidecar,
@@ -193,6 +192,21 @@ class _IndexDraft:
         self.names.append(name)
         self.etags.append(etag)
         self.summaries.append(summary)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorFacts:
+    """What an earlier index says of today's candidates, by position.
+
+    same: of those whose files look as they did, so that this holds unread; before: of all whose
+    files have the size they had, so that this holds where the bytes have those CRC-32Cs; shared,
+    gone: samples of that index that are still there by name, and that aren't.
+    """
+
+    same: Mapping[int, Mapping[str, Facts]]
+    before: Mapping[int, Mapping[str, Facts]]
+    shared: int
+    gone: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

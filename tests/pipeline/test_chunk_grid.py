@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock import DataLoader, Dataset, DiskCache, Order, World, pack
-from penstock.readers.formats import check_sampling, shard_cutting
+from penstock.readers.formats import candidates, check_sampling
 from penstock.readers.formats.npy import npy_pieces
 from penstock.readers.formats.tables import table_files
 from penstock.readers.formats.tokens import token_listing
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockW
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divide datasets of a few kB into several shards."""
-    for module in (shard_cutting, table_files, npy_pieces, token_listing, zarr_format):
+    for module in (candidates, table_files, npy_pieces, token_listing, zarr_format):
         monkeypatch.setattr(module, "PART_BYTES", 600)
 
 

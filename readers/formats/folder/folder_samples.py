@@ -25,9 +25,14 @@ from penstock.readers.fields import (
     masks_by_name,
 )
 from penstock.readers.files import extension, printable
-from penstock.readers.formats.candidates import MISSING, Candidates, Spans
+from penstock.readers.formats.candidates import (
+    MISSING,
+    Candidates,
+    Grouping,
+    Spans,
+    group_positions,
+)
 from penstock.readers.formats.folder.folder_files import IMAGES, stem
-from penstock.readers.formats.shard_cutting import Grouping, group_positions
 from penstock.readers.origin import QuarantineEntry, field_of, role_of
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from penstock.readers.fields import (
 from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.array_windows import ArrayWindows, windows_of
 from penstock.readers.formats.dataset_arguments import EVERY, Sampling, given_types
-from penstock.readers.formats.index_limits import MAX_SAMPLES
 from penstock.readers.formats.npy.stored_arrays import read_archives, read_arrays
+from penstock.readers.formats.shard_summary import MAX_SAMPLES
 from penstock.readers.origin import left_out_for
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ import pyarrow as pa
 from penstock.cache import CorruptShardError
 from penstock.readers.fields import as_bits, codec_number
 from penstock.readers.files import typed_batch
-from penstock.readers.formats.index_limits import MAX_SHARD_BYTES, MAX_SIDE
 from penstock.readers.formats.open_shard import NO_SPAN
 from penstock.readers.formats.pack.pack_forms import (
     BLOCK_SUMS,
@@ -33,7 +32,7 @@ from penstock.readers.formats.pack.pack_forms import (
     read_block_sums,
     sum_of_names,
 )
-from penstock.readers.formats.shard_summary import FieldNotes, Sums
+from penstock.readers.formats.shard_summary import MAX_SHARD_BYTES, MAX_SIDE, FieldNotes, Sums
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

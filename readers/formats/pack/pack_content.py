@@ -17,7 +17,6 @@ from crc32c import crc32c
 
 from penstock.readers.fields import DenseColumn, EncodedColumn, RaggedColumn
 from penstock.readers.files import write_batch, write_whole
-from penstock.readers.formats.index_limits import VERSION
 from penstock.readers.formats.pack.pack_columns import dense_shapes, ragged_shapes
 from penstock.readers.formats.pack.pack_forms import (
     BLOCK_SUMS,
@@ -40,7 +39,7 @@ from penstock.readers.formats.pack.pack_forms import (
     sum_of_names,
     write_block_sums,
 )
-from penstock.readers.formats.shard_summary import FieldNotes, summarise
+from penstock.readers.formats.shard_summary import VERSION, FieldNotes, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

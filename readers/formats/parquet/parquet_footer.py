@@ -16,7 +16,6 @@ from crc32c import crc32c
 
 from penstock.cache import DatasetError
 from penstock.readers.files import printable
-from penstock.readers.formats.index_limits import MAX_SHARD_SAMPLES
 from penstock.readers.formats.parquet.thrift import (
     I32,
     I64,
@@ -29,6 +28,7 @@ from penstock.readers.formats.parquet.thrift import (
     write_struct,
     write_text,
 )
+from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
 from penstock.readers.formats.unindexed_files import read_file_parts
 
 if TYPE_CHECKING:

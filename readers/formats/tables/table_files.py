@@ -15,9 +15,9 @@ import numpy as np
 from penstock.cache import DatasetError
 from penstock.readers.fields import array_form
 from penstock.readers.files import extension, is_passed_over
+from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.format import Snapshot
-from penstock.readers.formats.index_limits import MAX_SHARD_SAMPLES
-from penstock.readers.formats.shard_cutting import PART_BYTES, part_bounds
+from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -27,10 +27,9 @@ from penstock.readers.fields import (
     object_table,
 )
 from penstock.readers.files import printable
-from penstock.readers.formats.candidates import MISSING, Candidates, Spans
+from penstock.readers.formats.candidates import MISSING, Candidates, Grouping, Spans
 from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.format import Snapshot
-from penstock.readers.formats.shard_cutting import Grouping
 from penstock.readers.formats.tar.archive_samples import NO_KEY, archive_samples, member_path
 from penstock.readers.formats.tar.member_fields import RequestedFields, span_types
 from penstock.readers.formats.unindexed_files import drop_cached_copy, is_cached, open_data_file

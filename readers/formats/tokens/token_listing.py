@@ -12,11 +12,10 @@ from crc32c import crc32c
 from penstock.cache import ConfigError, DatasetNotFoundError, ordered
 from penstock.readers.fields import Array, Schema, Tokens, Value
 from penstock.readers.files import printable
-from penstock.readers.formats.candidates import Candidates
+from penstock.readers.formats.candidates import PART_BYTES, Candidates
 from penstock.readers.formats.dataset_arguments import EVERY, Sampling, given_types
 from penstock.readers.formats.extents import ChunkedShard, Extents
 from penstock.readers.formats.format import Snapshot
-from penstock.readers.formats.shard_cutting import PART_BYTES
 from penstock.readers.formats.tokens.token_files import TokenFile, find_files, inspect_token_file
 from penstock.readers.formats.tokens.token_sequences import (
     UNCUT,

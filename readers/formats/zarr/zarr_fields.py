@@ -25,7 +25,7 @@ from penstock.readers.fields import (
 )
 from penstock.readers.formats.array_windows import ArrayWindows, ChunkGrid, windows_of
 from penstock.readers.formats.dataset_arguments import Sampling, given_types
-from penstock.readers.formats.index_limits import MAX_SAMPLES
+from penstock.readers.formats.shard_summary import MAX_SAMPLES
 from penstock.readers.formats.zarr.zarr_hierarchy import HierarchyReader
 from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, parse_array
 

@@ -15,10 +15,9 @@ import numpy as np
 from penstock.cache import CorruptShardError, MissingDependencyError, PenstockError
 from penstock.readers.fields import DenseColumn, Schema, may_not_fit, put_fitting
 from penstock.readers.formats.array_windows import PartCopier, StepCopier, place_numbers
-from penstock.readers.formats.candidates import Candidates
+from penstock.readers.formats.candidates import PART_BYTES, Candidates
 from penstock.readers.formats.chunked import ChunkFormat
 from penstock.readers.formats.format import Snapshot
-from penstock.readers.formats.shard_cutting import PART_BYTES
 from penstock.readers.formats.zarr.zarr_decoder import CodecChain, decoder_of
 from penstock.readers.formats.zarr.zarr_fields import choose_fields
 from penstock.readers.formats.zarr.zarr_hierarchy import ROOTS, hierarchy_files, in_parallel

@@ -25,8 +25,8 @@ from crc32c import crc32c
 from penstock.cache import CorruptShardError, DatasetError
 from penstock.readers.files import printable
 from penstock.readers.formats.array_windows import ArrayWindows, ChunkGrid, unit_rows
+from penstock.readers.formats.candidates import part_bounds
 from penstock.readers.formats.extents import ChunkedShard, Extents
-from penstock.readers.formats.shard_cutting import part_bounds
 from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, Node, parse_array
 
 if TYPE_CHECKING:

@@ -84,7 +84,7 @@ def test_each_type_comes_back_as_it_was_written(tmp_path: Path, writer: str) -> 
 def test_a_large_file_is_many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.readers.formats.tables.table_files.PART_BYTES", 2**16)
     monkeypatch.setattr(
-        "penstock.readers.formats.shard_cutting.part_bounds.__kwdefaults__", {"target_bytes": 2**16}
+        "penstock.readers.formats.candidates.part_bounds.__kwdefaults__", {"target_bytes": 2**16}
     )
     monkeypatch.setattr("penstock.readers.formats.tables.table_files._ROW_BYTES", 1)
     table = many_types(3000)

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from penstock.cache import DatasetNotFoundError
 from penstock.readers import Facts, ImageFacts, Rejection
 from penstock.readers.fields import ClassLabel, DenseColumn, Image, Schema
-from penstock.readers.formats import Candidates, Grouping, PriorFacts, Snapshot, Spans, format_named
+from penstock.readers.formats import Candidates, Grouping, Snapshot, Spans, format_named
 from penstock.readers.index import (
     MANIFEST,
     SIDECARS,
     IndexBuilder,
+    PriorFacts,
     cut_into_batches,
     is_sidecar_name,
     read_candidate_batches,

@@ -8,7 +8,7 @@ of that is arithmetic: nothing is read here.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,6 +79,23 @@ class ArrayWindows:
             np.multiply(place, self.stride[axis], out=found[:, axis])
         np.multiply(left, self.stride[0], out=found[:, 0])
         return found
+
+    def label(self, sample: int) -> str:
+        """Return the part of the array that a sample is, as an index of Python: "[0:8, :, 2:6]"."""
+        (start,) = self.starts(np.array([sample])).tolist()
+        if self.is_step:
+            return f"[{start[0]}]"
+        axes = zip(start, self.window, self.shape, strict=True)
+        parts = (":" if part == length else f"{low}:{low + part}" for low, part, length in axes)
+        return f"[{', '.join(parts)}]"
+
+    def following(self, lead: ArrayWindows) -> ArrayWindows | None:
+        """Return these windows, repeated if necessary so that they are as many as those of the
+        leading array; None if that is impossible."""
+        axes = len(self.shape)
+        if self.counts == lead.counts[:axes]:
+            return replace(self, repeat=math.prod(lead.counts[axes:]))
+        return self if self.samples == lead.samples else None
 
     def boxes(self, first: int, end: int) -> Iterator[Box]:
         """Samples [first, end) as boxes of windows, with the repeats as a last axis."""

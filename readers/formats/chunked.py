@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.cache.base import Blob
     from penstock.cache.blobs import Remote
     from penstock.readers.fields import Column, ColumnCrop, Schema
+    from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.extents import Extents
     from penstock.readers.formats.format import ShardEntry, ShardOpener
     from penstock.readers.formats.open_shard import Places, StridedRows
@@ -178,6 +179,23 @@ class ChunkFormat(SpanFormat, ABC):
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
         """What opens a shard, here and in the cache."""
         return _ChunkOpener(self, entry, sidecar())
+
+
+class ChunkListing(ABC):
+    """The listing of a format whose shards consist of chunks."""
+
+    @abstractmethod
+    def candidates(self, *, workers: int) -> Candidates:
+        """Return the shards; see `Listing`."""
+
+    def counterparts(
+        self, number: int, name: bytes, *, total: int, workers: int
+    ) -> Iterator[tuple[Candidates, int]]:
+        """Yield the shard of the same number if there are as many shards as before."""
+        del name
+        candidates = self.candidates(workers=workers)
+        if len(candidates.chunked) == total:
+            yield candidates, number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,14 +1,13 @@
-"""Decide which arrays belong together, what of them is a sample, and which fields it has.
+"""Choose the fields of a dataset of NumPy files, and what one sample is.
 
-Arrays of one archive belong together, or the files of several fields. Samples are the rows of all
-files, windows, or whole files.
+The arrays of one archive belong together, and so do the files of several fields that are matched by
+name. A sample is a row, a window of rows, or a whole file.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import logging
-import math
 import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -41,15 +40,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock")
 
 FIELD = "array"
-"""The field of .npy files."""
+"""The field's name of arrays in .npy files."""
 
 EXTENSIONS = frozenset(("npy", "npz"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayGroup:
-    """Arrays of the same samples, by field. name: of their file, the first of several. left_out:
-    what else is there, and why it is no field."""
+    """Arrays whose samples belong together, by field.
+
+    name: of their file, or of the first file. left_out: other arrays of the file, and why they
+    aren't fields.
+    """
 
     name: bytes
     arrays: Mapping[str, StoredArray]
@@ -57,79 +59,79 @@ class ArrayGroup:
 
 
 def list_entries(origin: Origin) -> list[Entry]:
-    """The files of a dataset, in order. Raises DatasetNotFoundError, ConfigError, FetchError."""
-    top = origin.top(_is_ours)
+    """Return the files of a dataset, sorted. Raises DatasetNotFoundError, ConfigError or
+    FetchError."""
+    top = origin.top(
+        lambda name: extension(name) in EXTENSIONS and not is_passed_over(name.rpartition(b"/")[2])
+    )
     if origin.selection is not None and top.others:
         raise ConfigError(
-            f"{origin.url}: {printable(top.others[0])} isn't called *.npy or *.npz. Name files of "
-            "one kind."
+            f"{origin.url}: the name of {printable(top.others[0])} doesn't end in .npy or .npz. "
+            "Name files of one kind."
         )
     if not top.entries:
-        missing = f", and {printable(top.missing[0])} leads nowhere" if top.missing else ""
-        raise DatasetNotFoundError(f"{origin.url}: no *.npy or *.npz file is there{missing}.")
+        missing = f", and {printable(top.missing[0])} doesn't exist" if top.missing else ""
+        raise DatasetNotFoundError(f"{origin.url}: there is no *.npy or *.npz file{missing}.")
     kinds = {extension(entry.name) for entry in top.entries}
     if len(kinds) > 1:
         raise ConfigError(
-            f"{origin.url}: holds .npy and .npz files. Name those of one kind, such as "
-            f"{origin.url.rstrip('/')}/*.npy."
+            f"{origin.url}: the dataset has both .npy and .npz files. Name those of one kind, such "
+            f"as {origin.url.rstrip('/')}/*.npy."
         )
     return top.entries
 
 
-def _is_ours(name: bytes) -> bool:
-    return extension(name) in EXTENSIONS and not is_passed_over(name.rpartition(b"/")[2])
-
-
 def read_groups(origin: Origin, entries: Sequence[Entry], *, workers: int) -> list[ArrayGroup]:
-    """The arrays of all files, by their headers. Raises ConfigError, DatasetError, FetchError."""
+    """Read the headers of all files and return their arrays. Raises ConfigError, DatasetError or
+    FetchError."""
     places = dict(origin.arrangement.places)
     if extension(entries[0].name) == "npz":
         return [
-            _members(stored, places, url=origin.url)
+            _archive_group(stored, places, url=origin.url)
             for stored in read_archives(origin, entries, workers=workers)
         ]
     fields = _files_of(entries, places, url=origin.url)
     wanted = [entry for files in fields.values() for entry in files]
-    found = dict(zip(wanted, read_arrays(origin, wanted, workers=workers), strict=True))
+    arrays = dict(zip(wanted, read_arrays(origin, wanted, workers=workers), strict=True))
     return [
         ArrayGroup(
-            name=together[0].name,
-            arrays={name: found[e] for name, e in zip(fields, together, strict=True)},
+            name=files[0].name,
+            arrays={name: arrays[file] for name, file in zip(fields, files, strict=True)},
         )
-        for together in zip(*fields.values(), strict=True)
+        for files in zip(*fields.values(), strict=True)
     ]
 
 
 def _files_of(
     entries: Sequence[Entry], places: Mapping[str, str], *, url: str
 ) -> dict[str, list[Entry]]:
-    """The files of each field."""
+    """Return the files of each field, as many for each."""
     if not places:
         return {FIELD: list(entries)}
     fields = {}
     for name, pattern in places.items():
-        fits = [e for e in entries if fnmatch.fnmatchcase(os.fsdecode(e.name), pattern)]
-        if not fits:
+        matches = [e for e in entries if fnmatch.fnmatchcase(os.fsdecode(e.name), pattern)]
+        if not matches:
             raise ConfigError(
-                f'fields: got {{"{name}": {pattern!r}}}, and no file of {url} is called so, such '
-                f"as {printable(entries[0].name)}."
+                f'fields: got {{"{name}": {pattern!r}}}, and the pattern matches no file of {url}. '
+                f"One of its files is {printable(entries[0].name)}."
             )
-        fields[name] = fits
+        fields[name] = matches
     counts = {name: len(files) for name, files in fields.items()}
     if len(set(counts.values())) > 1:
         raise ConfigError(
-            f"fields: the patterns fit different numbers of files ({counts}). Files of one dataset "
-            "go together one by one, in the order of their names."
+            f"fields: the patterns match different numbers of files ({counts}). The files of two "
+            "fields are matched one to one, sorted by name."
         )
     return fields
 
 
-def _members(stored: StoredFile, places: Mapping[str, str], *, url: str) -> ArrayGroup:
-    """The fields of one archive."""
+def _archive_group(stored: StoredFile, places: Mapping[str, str], *, url: str) -> ArrayGroup:
+    """Return the fields of one archive."""
     shown = printable(stored.entry.name)
     arrays, refused = dict(stored.arrays), dict(stored.refused)
     if places:
-        chosen = {}
+        named = {}
         for name, member in places.items():
             key = member.removesuffix(".npy")
             if key in refused:
@@ -139,43 +141,45 @@ def _members(stored: StoredFile, places: Mapping[str, str], *, url: str) -> Arra
                     f'fields: got {{"{name}": {member!r}}}, and {shown} of {url} has no such '
                     f"array. It has {sorted(arrays)[:20]}."
                 )
-            chosen[name] = arrays[key]
-        return ArrayGroup(name=stored.entry.name, arrays=chosen)
+            named[name] = arrays[key]
+        return ArrayGroup(name=stored.entry.name, arrays=named)
     for name in list(arrays):
         if not is_field_name(name):
-            refused[name] = "no field can have its name; say fields={name: member}"
+            refused[name] = "no field can have its name: pass fields={name: member}"
             del arrays[name]
     if not arrays:
-        told = "; ".join(f"{name}: {why}" for name, why in list(refused.items())[:5])
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in list(refused.items())[:5])
         raise DatasetError(
-            f"{shown}: no array of it can be read ({told or 'it is empty'}). Write numbers with "
-            "np.savez, or take the file out of the dataset."
+            f"{shown}: none of its arrays can be read ({reasons or 'it is empty'}). Write numbers "
+            "with np.savez, or remove the file from the dataset."
         )
-    for name, why in refused.items():
-        _log.info("%s: %s of %s isn't a field: %s", url, name, shown, why)
+    for name, reason in refused.items():
+        _log.info("%s: %s of %s isn't a field: %s", url, name, shown, reason)
     return ArrayGroup(name=stored.entry.name, arrays=arrays, left_out=refused)
 
 
-_BY_FILE = 'sample="file" makes each file one sample'
+_FILE_HINT = 'sample="file" makes each file one sample'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowedGroup:
-    """A group and the samples in it. windows: of each field, as many in all."""
+    """A group of arrays and its samples: the windows of each field, the same number for all."""
 
     group: ArrayGroup
     windows: Mapping[str, ArrayWindows]
 
     @property
     def samples(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return next(iter(self.windows.values())).samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenArrays:
-    """What a dataset of arrays is. is_by_file: a file is a sample; too_short: files that don't fill
-    one, see `Candidates`."""
+    """The schema and the arrays of a dataset.
+
+    is_by_file: a file is one sample. too_short: files that don't fill one sample, see `Candidates`.
+    """
 
     schema: Schema
     groups: Sequence[WindowedGroup]
@@ -184,43 +188,44 @@ class ChosenArrays:
 
 
 def choose_samples(origin: Origin, groups: Sequence[ArrayGroup]) -> ChosenArrays:
-    """Decide what a sample is. Raises ConfigError, DatasetError (files that don't go together),
-    DatasetNotFoundError (no samples)."""
+    """Choose what a sample is.
+
+    Raises ConfigError, DatasetError (the files don't belong to one dataset) or DatasetNotFoundError
+    (there are no samples).
+    """
     sampling = Sampling.of(origin.arrangement)
     groups, is_by_file = _unit(origin.url, groups, sampling)
     fields = list(groups[0].arrays)
     if len(fields) > MAX_FIELDS:
         raise DatasetError(
-            f"{origin.url}: it has {len(fields):,} arrays that can be fields, wanted at most "
+            f"{origin.url}: it has {len(fields):,} arrays that can be fields, expected at most "
             f"{MAX_FIELDS:,}. Name those that you want: fields={{name: member}}."
         )
-    said = {*sampling.sample, *sampling.stride, *given_types(origin.arrangement)} - {EVERY}
-    if unknown := sorted(said - set(fields)):
+    types = given_types(origin.arrangement)
+    if unknown := sorted({*sampling.sample, *sampling.stride, *types} - {EVERY, *fields}):
         raise ConfigError(
             f"{origin.url}: sample=, stride= or schema= names {unknown[0]!r}, and its arrays are "
             f"{fields}."
         )
     axes = max(len(array.shape) for array in groups[0].arrays.values())
     sampling.check_axes(axes, url=origin.url)
-    check = _same_files if is_by_file else _same_rows
     for group in groups[1:]:
-        check(groups[0], group)
+        _check_alike(groups[0], group, is_by_file=is_by_file)
     groups = [replace(g, arrays={name: g.arrays[name] for name in fields}) for g in groups]
     windowed = [_windowed(group, sampling, is_by_file=is_by_file) for group in groups]
-    there = [each for each in windowed if each.samples]
-    total = sum(each.samples for each in there)
+    nonempty = [each for each in windowed if each.samples]
+    total = sum(each.samples for each in nonempty)
     if not total:
         raise DatasetNotFoundError(
             f"{origin.url}: there are no samples: {printable(groups[0].name)} holds "
-            f"{_shapes(groups[0])}. Samples run along the first axis; {_BY_FILE}."
+            f"{_shapes(groups[0])}. Samples run along the first axis; {_FILE_HINT}."
         )
     if total > MAX_SAMPLES:
         raise DatasetError(
-            f"{origin.url}: makes {total:,} samples, wanted at most {MAX_SAMPLES:,}. Take longer "
-            "strides (stride=)."
+            f"{origin.url}: the dataset has {total:,} samples, expected at most {MAX_SAMPLES:,}. "
+            "Use longer strides (stride=)."
         )
-    types = given_types(origin.arrangement)
-    own = {name: _type(name, there, is_by_file=is_by_file) for name in fields}
+    own = {name: _type(name, nonempty, is_by_file=is_by_file) for name in fields}
     schema = {name: _given(types.get(name), own[name], name, origin.url) for name in fields}
     kind = "files" if is_by_file else "windows" if sampling.sample else "rows"
     _log.info(
@@ -229,7 +234,7 @@ def choose_samples(origin: Origin, groups: Sequence[ArrayGroup]) -> ChosenArrays
         len(groups),
         total,
         kind,
-        'sample="row" makes steps along the first axis samples' if is_by_file else _BY_FILE,
+        'sample="row" makes each step along the first axis a sample' if is_by_file else _FILE_HINT,
     )
     short = {
         each.group.name: any(array.numbers_bytes for array in each.group.arrays.values())
@@ -238,7 +243,7 @@ def choose_samples(origin: Origin, groups: Sequence[ArrayGroup]) -> ChosenArrays
     }
     return ChosenArrays(
         schema=Schema(schema),
-        groups=there,
+        groups=nonempty,
         is_by_file=is_by_file,
         too_short=left_out_for("an array too short for one sample", short),
     )
@@ -247,50 +252,53 @@ def choose_samples(origin: Origin, groups: Sequence[ArrayGroup]) -> ChosenArrays
 def _unit(
     url: str, groups: Sequence[ArrayGroup], sampling: Sampling
 ) -> tuple[Sequence[ArrayGroup], bool]:
-    """The arrays that can have samples, and whether a file is one. Without a word an
-    archive is one where its arrays have no first axis of one length in common."""
+    """Return the arrays that can have samples, and whether each file is one sample.
+
+    If the user doesn't say, an archive is one sample if its arrays differ in the length of their
+    first axis.
+    """
     if sampling.unit == "file":
         return groups, True
-    is_told = sampling.unit == "row" or bool(sampling.sample)
+    is_by_row = sampling.unit == "row" or bool(sampling.sample)
     are_archives = len({array.entry.name for array in groups[0].arrays.values()}) == 1
     odd = next((group for group in groups if _has_no_rows(group, several=len(groups) > 1)), None)
-    if are_archives and not is_told and odd is not None:
+    if are_archives and not is_by_row and odd is not None:
         _log.warning(
-            "%s: each file is a sample, as the arrays of one have no first axis of one length in "
-            'common (%s: %s). Say sample="file"; or sample="row", and name those that have, '
-            'fields={"x": "x"}.',
+            "%s: each file is one sample, because the arrays of an archive differ in the length of "
+            'their first axis (%s: %s). Pass sample="file" to confirm this, or sample="row" and '
+            'only arrays of one length, fields={"x": "x"}.',
             url,
             printable(odd.name),
             _shapes(odd),
         )
         return groups, True
-    found = [_rows_only(url, group) for group in groups]
-    for group in found:
+    groups = [_rows_only(url, group) for group in groups]
+    for group in groups:
         for name, array in group.arrays.items():
             if array.is_fortran and array.packed is None:
                 raise DatasetError(
-                    f"{printable(array.entry.name)}: {name!r} of shape {array.shape} lies column "
-                    "by column (Fortran order), so no sample of it lies together. Write "
-                    f"np.ascontiguousarray(…); {_BY_FILE}, which can be read."
+                    f"{printable(array.entry.name)}: {name!r} of shape {array.shape} is stored "
+                    "column by column (Fortran order), so its samples aren't contiguous. Write "
+                    f"np.ascontiguousarray(…). Whole files can be read: {_FILE_HINT}."
                 )
-    return found, False
+    return groups, False
 
 
 def _has_no_rows(group: ArrayGroup, *, several: bool) -> bool:
-    """Whether the arrays of an archive differ in their first length, or, where there are several
-    archives, some are single numbers: one of each file, as labels are."""
+    """Return True if the arrays of an archive differ in the length of their first axis, or if there
+    are several archives and some arrays are single numbers (one per file, as labels are)."""
     shapes = [array.shape for array in group.arrays.values()]
     lengths = {shape[0] for shape in shapes if shape}
     return len(lengths) > 1 or (several and bool(lengths) and () in shapes)
 
 
 def _rows_only(url: str, group: ArrayGroup) -> ArrayGroup:
-    """A group without single numbers, which have no rows."""
+    """Return a group without its single numbers, which have no rows."""
     arrays = {name: array for name, array in group.arrays.items() if array.shape}
     if not arrays:
         raise DatasetError(
-            f"{printable(group.name)}: holds single numbers (shape ()), which have no first axis "
-            f"for samples. Write arrays; {_BY_FILE}."
+            f"{printable(group.name)}: the file holds single numbers (shape ()), which have no "
+            f"first axis for samples. Write arrays; {_FILE_HINT}."
         )
     for name in group.arrays.keys() - arrays.keys():
         _log.info("%s: %s of %s isn't a field: a single number", url, name, printable(group.name))
@@ -301,43 +309,30 @@ def _native(array: StoredArray) -> np.dtype[Any]:
     return array.codec.dtype.newbyteorder("=")
 
 
-def _same_rows(first: ArrayGroup, group: ArrayGroup) -> None:
-    """Raise DatasetError where the rows of two files aren't alike."""
-    _check_names(first, group)
-    for name, array in group.arrays.items():
-        before = first.arrays[name]
-        mine, theirs = (_native(array), array.shape[1:]), (_native(before), before.shape[1:])
-        if mine != theirs:
-            raise _drift(first, group, name, "Rows of one dataset are alike")
-
-
-def _same_files(first: ArrayGroup, group: ArrayGroup) -> None:
-    """Raise DatasetError where two files can't be samples of one dataset."""
-    _check_names(first, group)
-    for name, array in group.arrays.items():
-        before = first.arrays[name]
-        mine, theirs = (_native(array), len(array.shape)), (_native(before), len(before.shape))
-        if mine != theirs:
-            raise _drift(first, group, name, "Samples have a dtype and as many axes in common")
-
-
-def _check_names(first: ArrayGroup, group: ArrayGroup) -> None:
+def _check_alike(first: ArrayGroup, group: ArrayGroup, *, is_by_file: bool) -> None:
+    """Raise DatasetError if a file can't belong to the same dataset as the first one."""
     if set(first.arrays) != set(group.arrays):
         raise DatasetError(
-            f"{printable(group.name)}: holds {sorted(group.arrays)[:20]}, and "
-            f"{printable(first.name)} {sorted(first.arrays)[:20]}. Files of one dataset hold the "
-            'same arrays: name those that all have, fields={"x": "x"}.'
+            f"{printable(group.name)}: the file holds {sorted(group.arrays)[:20]}, and "
+            f"{printable(first.name)} holds {sorted(first.arrays)[:20]}. All files of a dataset "
+            'hold the same arrays: name those that all have, fields={"x": "x"}.'
         )
-
-
-def _drift(first: ArrayGroup, group: ArrayGroup, name: str, wanted: str) -> DatasetError:
-    here, there = group.arrays[name], first.arrays[name]
-    files = "" if here.entry == there.entry else ' or a field: fields={"x": "x.npy", …}'
-    return DatasetError(
-        f"{printable(here.entry.name)}: {name!r} is {_native(here).name} of shape {here.shape}, "
-        f"and {_native(there).name} of shape {there.shape} in {printable(there.entry.name)}. "
-        f"{wanted}; {_BY_FILE}{files}."
-    )
+    for name, array in group.arrays.items():
+        other = first.arrays[name]
+        if is_by_file:
+            is_alike = len(array.shape) == len(other.shape)
+            rule = "The files of a dataset have the same dtype and number of axes"
+        else:
+            is_alike = array.shape[1:] == other.shape[1:]
+            rule = "The rows of a dataset have the same dtype and shape"
+        if is_alike and _native(array) == _native(other):
+            continue
+        files = "" if array.entry == other.entry else ' or one field: fields={"x": "x.npy", …}'
+        raise DatasetError(
+            f"{printable(array.entry.name)}: {name!r} is {_native(array).name} of shape "
+            f"{array.shape}, and {_native(other).name} of shape {other.shape} in "
+            f"{printable(other.entry.name)}. {rule}; {_FILE_HINT}{files}."
+        )
 
 
 def _windowed(group: ArrayGroup, sampling: Sampling, *, is_by_file: bool) -> WindowedGroup:
@@ -349,45 +344,37 @@ def _windowed(group: ArrayGroup, sampling: Sampling, *, is_by_file: bool) -> Win
         for name, array in group.arrays.items()
     }
     lead = max(windows, key=lambda name: (windows[name].samples, len(windows[name].shape)))
-    fitted = {name: _fitted(mine, windows[lead]) for name, mine in windows.items()}
-    for name, found in fitted.items():
-        if found is None:
+    fitted = {}
+    for name, own in windows.items():
+        following = own.following(windows[lead])
+        if following is None:
             raise DatasetError(
                 f"{printable(group.name)}: {lead!r} of shape {windows[lead].shape} has "
-                f"{windows[lead].samples:,} samples and {name!r} of shape {windows[name].shape} "
-                f"{windows[name].samples:,}. Fields of one dataset have as many: name those that "
-                f'belong together, fields={{"{lead}": "…"}}; {_BY_FILE}.'
+                f"{windows[lead].samples:,} samples and {name!r} of shape {own.shape} has "
+                f"{own.samples:,}. All fields of a dataset have the same number of samples: name "
+                f'those that belong together, fields={{"{lead}": "…"}}; {_FILE_HINT}.'
             )
-    return WindowedGroup(
-        group=group, windows={name: found for name, found in fitted.items() if found is not None}
-    )
+        fitted[name] = following
+    return WindowedGroup(group=group, windows=fitted)
 
 
 def _whole(shape: tuple[int, ...]) -> ArrayWindows:
-    """The one sample that a file is."""
-    if not shape:  # a single number: the one step of an axis
+    """Return the windows of an array that is one sample as a whole."""
+    if not shape:  # a single number: the only step of an axis of length 1
         return ArrayWindows(shape=(1,), window=(1,), stride=(1,), is_step=True)
-    return ArrayWindows(shape=shape, window=shape, stride=tuple(max(1, each) for each in shape))
+    return ArrayWindows(shape=shape, window=shape, stride=tuple(max(1, part) for part in shape))
 
 
 def _windows(name: str, shape: tuple[int, ...], sampling: Sampling, what: str) -> ArrayWindows:
     window, stride = sampling.window(name), sampling.step(name)
-    if window is not None and (window[0] or 0) > shape[0]:  # a short file has none
-        most = (max(1, shape[0]), *shape[1:])
-        return ArrayWindows(shape=(0, *shape[1:]), window=most, stride=(1,) * len(shape))
+    if window is not None and (window[0] or 0) > shape[0]:  # a file too short for one sample
+        longest = (max(1, shape[0]), *shape[1:])
+        return ArrayWindows(shape=(0, *shape[1:]), window=longest, stride=(1,) * len(shape))
     return windows_of(shape, window, stride, what=what, is_named=name in sampling.sample)
 
 
-def _fitted(mine: ArrayWindows, lead: ArrayWindows) -> ArrayWindows | None:
-    """The windows of an array, as many as the leading one has; None where they can't be."""
-    axes = len(mine.shape)
-    if mine.counts == lead.counts[:axes]:
-        return replace(mine, repeat=math.prod(lead.counts[axes:]))
-    return mine if mine.samples == lead.samples else None
-
-
 def _type(name: str, groups: Sequence[WindowedGroup], *, is_by_file: bool) -> FieldType:
-    """The type of a field as the files have it."""
+    """Return the type of a field as it is stored."""
     dtype = _native(groups[0].group.arrays[name]).name
     shapes = {each.windows[name].sample_shape for each in groups}
     shape: tuple[int | None, ...] = next(iter(shapes))
@@ -398,13 +385,13 @@ def _type(name: str, groups: Sequence[WindowedGroup], *, is_by_file: bool) -> Fi
     if 0 in shape:
         raise DatasetError(
             f"{printable(groups[0].group.name)}: the samples of {name!r} are empty, of shape "
-            f"{shape}. Take it out of the dataset, or name other arrays: fields=."
+            f"{shape}. Remove the file from the dataset, or name other arrays: fields=."
         )
     return Array(dtype, shape) if shape or np.dtype(dtype).itemsize > 8 else Value(dtype)
 
 
 def _given(given: FieldType | None, own: FieldType, name: str, url: str) -> FieldType:
-    """The type that the user says, if it can be. Raises ConfigError."""
+    """Return the type that the user gives, if the samples can have it. Raises ConfigError."""
     if given is None:
         return own
     assert isinstance(own, Array | Value)
@@ -415,12 +402,11 @@ def _given(given: FieldType | None, own: FieldType, name: str, url: str) -> Fiel
         if np.can_cast(dtype, np.dtype(given.dtype), "same_kind"):
             return given
     elif isinstance(given, Array) and isinstance(own, Array):
-        found = Array(given.dtype or own.dtype, own.shape if given.shape is None else given.shape)
-        if found.shape == own.shape and np.can_cast(dtype, np.dtype(found.dtype), "same_kind"):
-            return found
+        type = Array(given.dtype or own.dtype, own.shape if given.shape is None else given.shape)
+        if type.shape == own.shape and np.can_cast(dtype, np.dtype(type.dtype), "same_kind"):
+            return type
     raise ConfigError(f'schema["{name}"]: got {given!r}, and the samples of {url} are {own!r}.')
 
 
 def _shapes(group: ArrayGroup) -> str:
-    some = list(group.arrays.items())[:5]
-    return ", ".join(f"{name} {array.shape}" for name, array in some)
+    return ", ".join(f"{name} {array.shape}" for name, array in list(group.arrays.items())[:5])

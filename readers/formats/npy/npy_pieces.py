@@ -1,12 +1,12 @@
-"""Cut arrays into shards made of pieces, and note the pieces in the index to find samples again.
+"""Cut arrays into shards that consist of pieces, and record the pieces in the index.
 
-A shard is contiguous parts of large files, or several small files together. It has all the rows
-that its windows need, those behind its last sample's first row too, so that it can be read by
-itself.
+A shard is a contiguous part of large files, or several small files. It contains all rows that its
+windows need, including those behind the first row of its last sample, so it can be read without its
+neighbours.
 
-A piece is a run of samples of one group of arrays: of each field a slab of an array along its first
-axis, or a compressed array as a whole. Its extents stand in the order of the pieces, those of one
-in the order of the fields.
+A piece is a run of samples of one group of arrays. For each field it has a slab, which is a part of
+an array along its first axis or a whole compressed array. The extents of a shard are sorted by
+piece, then by field.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ if TYPE_CHECKING:
     from penstock.readers.origin import Entry
     from penstock.readers.types import ArrayCodec
 
-    Placed = tuple["Piece", WindowedGroup]
-
 _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slab:
-    """What a piece has of one array. rows: first and end along the first axis of what its extent
-    holds. windows: of the array's samples. packed: see `StoredArray`."""
+    """A piece's part of one array.
+
+    rows: first and end row of the array that the extent holds. windows: the samples of the whole
+    array. packed: see `StoredArray`.
+    """
 
     codec: ArrayCodec
     rows: tuple[int, int]
@@ -55,14 +56,22 @@ class Slab:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what the extent holds."""
+        """The shape of the rows that the extent holds."""
         return (self.rows[1] - self.rows[0], *self.windows.shape[1:])
+
+    @property
+    def numbers_bytes(self) -> int:
+        """The bytes of those rows, decompressed."""
+        return math.prod(self.shape) * self.codec.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A run of samples of one group. name: of its file, for people; first: the number of its first
-    sample in the group; slabs: of each field."""
+    """A run of samples of one group of arrays.
+
+    name: of its file, for messages. first: number of its first sample in the group. slabs: one for
+    each field.
+    """
 
     name: str
     samples: int
@@ -71,17 +80,17 @@ class Piece:
 
 
 def write_notes(pieces: Sequence[Piece], *, is_by_file: bool) -> bytes:
-    """Notes of a shard."""
-    told = [
+    """Encode the pieces of a shard as the notes of its index entry."""
+    rows = [
         [piece.name, piece.samples, piece.first, [_slab_to_json(slab) for slab in piece.slabs]]
         for piece in pieces
     ]
-    return json.dumps([_VERSION, is_by_file, told], separators=(",", ":")).encode()
+    return json.dumps([_VERSION, is_by_file, rows], separators=(",", ":")).encode()
 
 
 def _slab_to_json(slab: Slab) -> list[Any]:
     windows, packed = slab.windows, slab.packed
-    told: list[Any] = [
+    values: list[Any] = [
         slab.codec.dtype.str + ":F" * slab.codec.is_fortran,
         windows.shape,
         slab.rows,
@@ -91,34 +100,36 @@ def _slab_to_json(slab: Slab) -> list[Any]:
         windows.repeat,
     ]
     if packed is not None:
-        told.append([packed.size_bytes, packed.head_bytes, packed.crc32])
-    return told
+        values.append([packed.size_bytes, packed.head_bytes, packed.crc32])
+    return values
 
 
 def read_notes(notes: bytes, *, fields: int, samples: int) -> tuple[list[Piece], bool]:
-    """The pieces of a shard, and whether each is a sample. Raises CorruptShardError."""
+    """Decode the pieces of a shard, and whether each file is one sample.
+
+    fields, samples: counts that the notes must match. Raises CorruptShardError.
+    """
     try:
-        version, is_by_file, told = json.loads(notes)
+        version, is_by_file, rows = json.loads(notes)
         if version != _VERSION:
-            raise ValueError(f"version {version!r}")
-        pieces = [_piece(*each, fields=fields) for each in told]
-        if sum(piece.samples for piece in pieces) != samples:
-            raise ValueError("other numbers of samples")
+            raise ValueError(f"version {version!r}, expected {_VERSION}")
+        pieces = [_piece(*row, fields=fields) for row in rows]
+        if (total := sum(piece.samples for piece in pieces)) != samples:
+            raise ValueError(f"{total:,} samples, expected {samples:,}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptShardError(
-            f"An index of arrays says what can't be ({error}). {REINDEX}"
+            f"The index entry of a shard of arrays is damaged ({error}). {REINDEX}"
         ) from error
     return pieces, bool(is_by_file)
 
 
 def _piece(name: str, samples: int, first: int, slabs: list[list[Any]], *, fields: int) -> Piece:
-    found = [_parse_slab(*each) for each in slabs]
-    if len(found) != fields or samples < 1 or first < 0:
-        raise ValueError(f"{samples} samples of {len(found)} fields")
-    for slab in found:
-        if first + samples > slab.windows.samples:
-            raise ValueError("samples behind an array's end")
-    return Piece(name=str(name), samples=int(samples), first=int(first), slabs=found)
+    parsed = [_parse_slab(*slab) for slab in slabs]
+    if len(parsed) != fields or samples < 1 or first < 0:
+        raise ValueError(f"{samples} samples of {len(parsed)} fields, the first one {first}")
+    if any(first + samples > slab.windows.samples for slab in parsed):
+        raise ValueError("it has samples behind the end of an array")
+    return Piece(name=str(name), samples=int(samples), first=int(first), slabs=parsed)
 
 
 def _parse_slab(
@@ -131,17 +142,25 @@ def _parse_slab(
     repeat: int,
     packed: list[int] | None = None,
 ) -> Slab:
-    found = array_codec(codec)
+    parsed = array_codec(codec)
     axes = [*zip(shape, window, stride, strict=True)]
     low, high = rows
-    if found is None or not 1 <= len(axes) <= MAX_AXES or repeat < 1:
-        raise ValueError(f"an array of {codec!r}, {len(axes)} axes")
+    if parsed is None or not 1 <= len(axes) <= MAX_AXES or repeat < 1:
+        raise ValueError(f"an array of {codec!r} with {len(axes)} axes")
     if any(not 0 <= part <= length or step < 1 for length, part, step in axes):
-        raise ValueError(f"windows {window} of {shape}")
+        raise ValueError(f"windows {window} of an array of shape {shape}")
     if not 0 <= low <= high <= shape[0]:
-        raise ValueError(f"rows {rows} of {shape}")
+        raise ValueError(f"rows {rows} of an array of shape {shape}")
+    member = None
+    if packed is not None:
+        size_bytes, head_bytes, crc32 = packed
+        if head_bytes < 0 or size_bytes - head_bytes != math.prod(shape) * parsed.dtype.itemsize:
+            raise ValueError(f"{size_bytes} bytes for an array of shape {shape}")
+        member = CompressedArray(
+            size_bytes=int(size_bytes), head_bytes=int(head_bytes), crc32=int(crc32)
+        )
     return Slab(
-        codec=found,
+        codec=parsed,
         rows=(int(low), int(high)),
         windows=ArrayWindows(
             shape=tuple(map(int, shape)),
@@ -150,36 +169,28 @@ def _parse_slab(
             is_step=bool(is_step),
             repeat=int(repeat),
         ),
-        packed=None if packed is None else _packed(found, shape, *packed),
+        packed=member,
     )
 
 
-def _packed(
-    codec: ArrayCodec, shape: list[int], size_bytes: int, head_bytes: int, crc32: int
-) -> CompressedArray:
-    if head_bytes < 0 or size_bytes - head_bytes != math.prod(shape) * codec.dtype.itemsize:
-        raise ValueError(f"{size_bytes} bytes of shape {shape}")
-    return CompressedArray(size_bytes=int(size_bytes), head_bytes=int(head_bytes), crc32=int(crc32))
-
-
-_LEAST_BYTES = 16
-"""A sample counts as much at least, so that no shard has too many."""
+_MIN_SAMPLE_BYTES = 16
+"""A sample counts as at least this many bytes, so that no shard has too many samples."""
 
 
 def cut_shards(chosen: ChosenArrays) -> Iterator[ChunkedShard]:
-    """The shards of a dataset, in order."""
-    part_bytes = PART_BYTES
-    placed = [
-        (piece, group) for group in chosen.groups for piece in _pieces(group, part_bytes=part_bytes)
-    ]
-    sizes = [max(_stored_bytes(*each), each[0].samples * _LEAST_BYTES) for each in placed]
-    for low, high in pairwise(part_bounds(sizes, target_bytes=part_bytes).tolist()):
-        yield _shard(placed[low:high], is_by_file=chosen.is_by_file)
+    """Yield the shards of a dataset, in order."""
+    pieces = [(piece, group) for group in chosen.groups for piece in _pieces(group)]
+    sizes = []
+    for piece, group in pieces:
+        arrays = group.group.arrays.values()
+        spans = (_span(slab, array) for slab, array in zip(piece.slabs, arrays, strict=True))
+        sizes.append(max(sum(size for _, size in spans), piece.samples * _MIN_SAMPLE_BYTES))
+    for low, high in pairwise(part_bounds(sizes, target_bytes=PART_BYTES).tolist()):
+        yield _shard(pieces[low:high], is_by_file=chosen.is_by_file)
 
 
-def _pieces(group: WindowedGroup, *, part_bytes: int) -> Iterator[Piece]:
-    """The runs of samples that a group is cut into, at steps of the windows along the first
-    axis."""
+def _pieces(group: WindowedGroup) -> Iterator[Piece]:
+    """Yield the pieces of a group, cut between windows along the first axis."""
     arrays, windows = group.group.arrays, group.windows
     lead = max(windows.values(), key=lambda each: len(each.counts))
     steps = lead.counts[0] if lead.counts else 1
@@ -187,8 +198,8 @@ def _pieces(group: WindowedGroup, *, part_bytes: int) -> Iterator[Piece]:
     count = 1
     if all(array.packed is None for array in arrays.values()):
         size_bytes = sum(array.numbers_bytes for array in arrays.values())
-        weight = max(size_bytes, group.samples * _LEAST_BYTES)
-        count = max(1, min(steps, round(weight / part_bytes)))
+        weight = max(size_bytes, group.samples * _MIN_SAMPLE_BYTES)
+        count = max(1, min(steps, round(weight / PART_BYTES)))
     for number in range(count):
         first, end = steps * number // count * inner, steps * (number + 1) // count * inner
         yield Piece(
@@ -207,24 +218,16 @@ def _slab_of(array: StoredArray, windows: ArrayWindows, first: int, end: int) ->
     return Slab(codec=array.codec, rows=rows, windows=windows, packed=array.packed)
 
 
-def _row_bytes(array: StoredArray) -> int:
-    return math.prod(array.shape[1:]) * array.codec.dtype.itemsize
-
-
 def _span(slab: Slab, array: StoredArray) -> tuple[int, int]:
-    """First byte and bytes of a slab in its file."""
+    """Return the first byte of a slab in its file, and its size in bytes."""
     if array.packed is not None or not array.shape:
         return array.start, array.size_bytes
     low, high = slab.rows
-    return array.start + low * _row_bytes(array), (high - low) * _row_bytes(array)
+    row_bytes = math.prod(array.shape[1:]) * array.codec.dtype.itemsize
+    return array.start + low * row_bytes, (high - low) * row_bytes
 
 
-def _stored_bytes(piece: Piece, group: WindowedGroup) -> int:
-    arrays = group.group.arrays.values()
-    return sum(_span(slab, array)[1] for slab, array in zip(piece.slabs, arrays, strict=True))
-
-
-def _shard(placed: Sequence[Placed], *, is_by_file: bool) -> ChunkedShard:
+def _shard(placed: Sequence[tuple[Piece, WindowedGroup]], *, is_by_file: bool) -> ChunkedShard:
     files: dict[bytes, Entry] = {}
     numbers: dict[bytes, int] = {}
     columns: list[tuple[int, int, int, int]] = []
@@ -240,14 +243,14 @@ def _shard(placed: Sequence[Placed], *, is_by_file: bool) -> ChunkedShard:
     table = np.array(columns, np.int64).reshape(-1, 4).T
     pieces = [piece for piece, _ in placed]
     notes = write_notes(pieces, is_by_file=is_by_file)
-    told = [[os.fsdecode(e.name), e.size_bytes, e.version] for e in files.values()]
-    checksum = crc32c(json.dumps(told).encode(), crc32c(notes))
+    identity = [[os.fsdecode(e.name), e.size_bytes, e.version] for e in files.values()]
+    checksum = crc32c(json.dumps(identity).encode(), crc32c(notes))
     return ChunkedShard(
         samples=sum(piece.samples for piece in pieces),
         files=list(files.values()),
         extents=Extents(files=table[0], starts=table[1], sizes=table[2], fields=table[3]),
         checksum=crc32c(np.ascontiguousarray(table, "<i8"), checksum),
-        # What is compressed is decoded as a whole; a sample of anything else can be had alone.
+        # A compressed array is decoded as a whole; samples of others can be read one by one.
         units=[piece.samples for piece in pieces] if is_packed and not is_by_file else (),
         notes=notes,
     )

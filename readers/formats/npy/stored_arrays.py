@@ -1,7 +1,8 @@
-"""Locate arrays in .npy and .npz files by their headers, within bounds; no number is read.
+"""Locate arrays in .npy and .npz files by their headers; no array's numbers are read.
 
-An archive's directory is read by Python's zipfile, from the end of the file; whatever it says is
-checked against the file before anything is made of it. Nothing is ever unpickled.
+Python's zipfile reads an archive's directory from the end of the file. Every claim of the directory
+is checked against the file before it is used. Nothing is ever unpickled.
+
 Source: APPNOTE.TXT, the description of .ZIP files; numpy.savez.
 """
 
@@ -14,7 +15,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,15 +32,18 @@ if TYPE_CHECKING:
     from penstock.readers.types import ArrayCodec
 
 FIRST_BYTES = 512
-"""Of a file, in which its header ends as a rule: numpy's take 128."""
+"""First bytes of a file that are read for its header; numpy's headers usually take 128 bytes."""
 
 MAX_AXES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedArray:
-    """An array that is compressed in an archive. size_bytes: decoded, with the .npy header, which
-    takes head_bytes; crc32: of all that."""
+    """The sizes of an array that is compressed in an archive.
+
+    size_bytes: of the decompressed member, .npy header included. head_bytes: of that header. crc32:
+    of the decompressed member.
+    """
 
     size_bytes: int
     head_bytes: int
@@ -48,8 +52,11 @@ class CompressedArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredArray:
-    """An array in a file. start, size_bytes: of its stored bytes; packed: None where these are its
-    numbers."""
+    """The location of an array in a file.
+
+    start, size_bytes: its bytes in the file. packed: None if these bytes are the array's numbers
+    themselves.
+    """
 
     entry: Entry
     start: int
@@ -60,18 +67,18 @@ class StoredArray:
 
     @property
     def is_fortran(self) -> bool:
-        """Whether its numbers lie column by column, where that makes a difference."""
+        """True if its numbers are stored column by column and that makes a difference."""
         return self.codec.is_fortran and sum(length > 1 for length in self.shape) > 1
 
     @property
     def numbers_bytes(self) -> int:
-        """Bytes of its numbers."""
+        """The bytes of its numbers, decompressed."""
         return math.prod(self.shape) * self.codec.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """What one file holds: arrays by name, and what of it can't be read, with the reason."""
+    """The arrays of one file by name, and the members that can't be read, with the reason."""
 
     entry: Entry
     arrays: Mapping[str, StoredArray]
@@ -79,24 +86,26 @@ class StoredFile:
 
 
 def read_arrays(origin: Origin, entries: Sequence[Entry], *, workers: int) -> list[StoredArray]:
-    """The arrays of .npy files, by their headers: all at once. Raises DatasetError (damaged, or
-    nothing that can be a tensor), IndexChangedError, FetchError."""
+    """Read the headers of .npy files, all at once.
+
+    Raises DatasetError (a file is damaged, or can't be a tensor), IndexChangedError or FetchError.
+    """
     heads = read_file_parts(
         origin, [(e, 0, min(e.size_bytes, FIRST_BYTES)) for e in entries], workers=workers
     )
-    long = [i for i, head in enumerate(heads) if head_bytes(head) > len(head) == FIRST_BYTES]
+    long = [i for i, head in enumerate(heads) if _header_bytes(head) > len(head) == FIRST_BYTES]
     if long:
-        again = [(entries[i], 0, min(entries[i].size_bytes, MAX_HEAD_BYTES)) for i in long]
-        for i, head in zip(long, read_file_parts(origin, again, workers=workers), strict=True):
+        parts = [(entries[i], 0, min(entries[i].size_bytes, MAX_HEAD_BYTES)) for i in long]
+        for i, head in zip(long, read_file_parts(origin, parts, workers=workers), strict=True):
             heads[i] = head
     return [_array(entry, head) for entry, head in zip(entries, heads, strict=True)]
 
 
 def _array(entry: Entry, head: bytes) -> StoredArray:
-    header = header_of(head, entry.size_bytes)
+    header = _parse_header(head, entry.size_bytes)
     if isinstance(header, Rejection):
         raise DatasetError(
-            f"{printable(entry.name)}: {header.reason}. Write or fetch it again, or take it out of "
+            f"{printable(entry.name)}: {header.reason}. Write or fetch it again, or remove it from "
             "the dataset."
         )
     return StoredArray(
@@ -108,30 +117,31 @@ def _array(entry: Entry, head: bytes) -> StoredArray:
     )
 
 
-def head_bytes(head: bytes) -> int:
-    """Where a header says that it ends, by the first bytes of a file."""
+def _header_bytes(head: bytes) -> int:
+    """Return the length that the header of a .npy file claims in its first bytes."""
     if len(head) < 12:
         return 0
     width = 2 if head[6] == 1 else 4
     return 8 + width + int.from_bytes(head[8 : 8 + width], "little")
 
 
-def header_of(head: bytes, size_bytes: int) -> NpyHeader | Rejection:
-    """The header of an .npy file of that size, by its first bytes."""
-    found = read_npy_header(np.frombuffer(head, np.uint8), size_bytes=size_bytes)
-    if isinstance(found, NpyHeader) and len(found.shape) > MAX_AXES:
-        return Rejection(f"{OF_OTHERS} {len(found.shape)} axes: at most {MAX_AXES} are read")
-    return found
+def _parse_header(head: bytes, size_bytes: int) -> NpyHeader | Rejection:
+    """Parse the header of a .npy file of this size."""
+    header = read_npy_header(np.frombuffer(head, np.uint8), size_bytes=size_bytes)
+    if isinstance(header, NpyHeader) and len(header.shape) > MAX_AXES:
+        return Rejection(f"{OF_OTHERS} {len(header.shape)} axes: at most {MAX_AXES} are read")
+    return header
 
 
 MAX_CHUNK_BYTES = 2**32
-"""A compressed member is decoded as a whole: no larger one is."""
+"""The largest compressed member that is read, because a member is decompressed as a whole."""
 
 _TAIL_BYTES = 2**16 + 22
 _MAX_DIRECTORY_BYTES = 2**22
+_ByteRange = tuple[int, int]
 _LOCAL = struct.Struct("<4s5H3L2H")
 _MAX_RATIO = 1032
-"""Deflate makes at most so many bytes of one."""
+"""Deflate decompresses one byte to at most this many."""
 
 _DAMAGE = (
     zipfile.BadZipFile,
@@ -148,40 +158,36 @@ _ENCRYPTED = 0x1
 _UTF_8 = 0x800
 
 
-class _MemberPlace(NamedTuple):
-    """Where a member's bytes lie."""
-
-    start: int
-    end: int
-
-
 def read_archives(origin: Origin, entries: Sequence[Entry], *, workers: int) -> list[StoredFile]:
-    """What .npz files hold, by their directories and headers. Raises DatasetError,
-    IndexChangedError, FetchError."""
-    read = partial(read_archive, origin)
+    """Read the directories and headers of .npz files.
+
+    Raises DatasetError, IndexChangedError or FetchError.
+    """
+    read = partial(_read_archive, origin)
     if len(entries) == 1:
         return [read(entries[0])]
     return list(ordered(read, entries, workers=workers, ahead=2 * workers, name="footers"))
 
 
-def read_archive(origin: Origin, entry: Entry) -> StoredFile:
-    """What an archive holds. Raises DatasetError, IndexChangedError, FetchError."""
+def _read_archive(origin: Origin, entry: Entry) -> StoredFile:
     try:
         return _Archive(origin, entry).read()
     except DatasetError:
         raise
     except _DAMAGE as error:
         raise DatasetError(
-            f"{printable(entry.name)}: isn't an .npz file, or a damaged one ({error}). Write or "
-            "fetch it again, or take it out of the dataset."
+            f"{printable(entry.name)}: this isn't an .npz file, or it is damaged ({error}). Write "
+            "or fetch it again, or remove it from the dataset."
         ) from error
 
 
 class _Archive:
+    """Reads the directory and the headers of one archive."""
+
     def __init__(self, origin: Origin, entry: Entry) -> None:
         self._origin, self._entry = origin, entry
 
-    def _read(self, spans: list[tuple[int, int]]) -> list[bytes]:
+    def _read(self, spans: list[_ByteRange]) -> list[bytes]:
         parts = [(self._entry, start, end) for start, end in spans]
         return read_file_parts(self._origin, parts, workers=1)
 
@@ -191,65 +197,77 @@ class _Archive:
         arrays: dict[str, StoredArray] = {}
         for member, place, head in zip(members, places, self._heads(members, places), strict=True):
             name = member.filename.removesuffix(".npy")
-            found = self._array(member, place, head)
-            if isinstance(found, Rejection):
-                refused[name] = found.reason
+            array = self._array(member, place, head)
+            if isinstance(array, Rejection):
+                refused[name] = array.reason
             elif name in arrays:
-                raise ValueError(f"two members are called {member.filename!r}")
+                raise ValueError(f"two members have the name {member.filename!r}")
             else:
-                arrays[name] = found
+                arrays[name] = array
         return StoredFile(entry=self._entry, arrays=arrays, refused=refused)
 
     def _members(self) -> tuple[list[zipfile.ZipInfo], dict[str, str]]:
-        """The members that are .npy files, in the order of the directory; and why others aren't
-        read, by name."""
+        """Return the members that are .npy files, in the order of the directory, and why others
+        aren't read, by name."""
         size = self._entry.size_bytes
         first = max(0, size - _TAIL_BYTES)
         (tail,) = self._read([(first, size)]) if size else [b""]
         with zipfile.ZipFile(_Tail(self, first, tail, size)) as archive:
-            everyone = archive.infolist()
+            self._all_members = archive.infolist()
             self._directory = archive.start_dir
-        found, refused = [], dict[str, str]()
-        for member in everyone:
-            why = _why_not(member)
-            if why is None:
-                found.append(member)
+        members, refused = [], dict[str, str]()
+        for member in self._all_members:
+            reason = _refusal(member)
+            if reason is None:
+                members.append(member)
             elif not member.is_dir():
-                refused[member.filename.removesuffix(".npy")] = why
-        self._everyone = everyone
-        return found, refused
+                refused[member.filename.removesuffix(".npy")] = reason
+        return members, refused
 
-    def _places(self, members: list[zipfile.ZipInfo]) -> list[_MemberPlace]:
-        """Where the members' bytes lie: behind headers of their own, which say how long they are.
-        Raises ValueError for members that can't be where the directory says."""
+    def _places(self, members: list[zipfile.ZipInfo]) -> list[_ByteRange]:
+        """Return the byte ranges of the members' contents, which begin behind the members' own
+        headers.
+
+        Raises ValueError if a member can't be where the directory states.
+        """
         size = self._entry.size_bytes
-        order = sorted(self._everyone, key=lambda member: member.header_offset)
+        order = sorted(self._all_members, key=lambda member: member.header_offset)
         ends = [*(member.header_offset for member in order[1:]), self._directory]
         for member, end in zip(order, ends, strict=True):
             if not 0 <= member.header_offset <= min(end, size) - _LOCAL.size - member.compress_size:
-                raise ValueError(f"{member.filename!r} overlaps others, or lies outside")
-        names = [_stored_name(member) for member in members]
+                raise ValueError(
+                    f"{member.filename!r} overlaps another member or ends behind the file"
+                )
+        names = [
+            member.orig_filename.encode("utf-8" if member.flag_bits & _UTF_8 else "cp437")
+            for member in members
+        ]
         spans = [
             (member.header_offset, min(member.header_offset + _LOCAL.size + len(name), size))
             for member, name in zip(members, names, strict=True)
         ]
-        before = {member.header_offset: end for member, end in zip(order, ends, strict=True)}
-        found = []
+        limits = {member.header_offset: end for member, end in zip(order, ends, strict=True)}
+        places = []
         for member, name, data in zip(members, names, self._read(spans), strict=True):
             magic, *_, name_bytes, extra_bytes = _LOCAL.unpack(data[: _LOCAL.size])
             if data[_LOCAL.size :] != name or name_bytes != len(name):
-                raise ValueError(f"{member.filename!r} has another name where its bytes lie")
+                raise ValueError(
+                    f"the header of {member.filename!r} has another name than its entry in the "
+                    "directory"
+                )
             start = member.header_offset + _LOCAL.size + name_bytes + extra_bytes
             end = start + member.compress_size
-            if magic != b"PK\3\4" or end > before[member.header_offset]:
-                raise ValueError(f"the header of {member.filename!r} isn't where it should be")
-            found.append(_MemberPlace(start, end))
-        return found
+            if magic != b"PK\3\4" or end > limits[member.header_offset]:
+                raise ValueError(
+                    f"{member.filename!r} has no header where the directory expects one"
+                )
+            places.append((start, end))
+        return places
 
-    def _heads(self, members: list[zipfile.ZipInfo], places: list[_MemberPlace]) -> list[bytes]:
-        """The first bytes of each member, decoded."""
+    def _heads(self, members: list[zipfile.ZipInfo], places: list[_ByteRange]) -> list[bytes]:
+        """Return the first bytes of each member, decompressed."""
         heads = self._first_bytes(members, places, FIRST_BYTES)
-        long = [i for i, head in enumerate(heads) if not 0 < head_bytes(head) <= len(head)]
+        long = [i for i, head in enumerate(heads) if not 0 < _header_bytes(head) <= len(head)]
         if long:
             some = [members[i] for i in long], [places[i] for i in long]
             for i, head in zip(long, self._first_bytes(*some, MAX_HEAD_BYTES), strict=True):
@@ -257,9 +275,9 @@ class _Archive:
         return heads
 
     def _first_bytes(
-        self, members: list[zipfile.ZipInfo], places: list[_MemberPlace], size_bytes: int
+        self, members: list[zipfile.ZipInfo], places: list[_ByteRange], size_bytes: int
     ) -> list[bytes]:
-        spans = [(place.start, min(place.end, place.start + size_bytes)) for place in places]
+        spans = [(start, min(end, start + size_bytes)) for start, end in places]
         heads = []
         for member, data in zip(members, self._read(spans), strict=True):
             if member.compress_type != zipfile.ZIP_DEFLATED:
@@ -272,15 +290,15 @@ class _Archive:
         return heads
 
     def _array(
-        self, member: zipfile.ZipInfo, place: _MemberPlace, head: bytes
+        self, member: zipfile.ZipInfo, place: _ByteRange, head: bytes
     ) -> StoredArray | Rejection:
-        header = header_of(head, member.file_size)
+        header = _parse_header(head, member.file_size)
         if isinstance(header, Rejection):
             if not header.reason.startswith(OF_OTHERS):
                 raise ValueError(f"{member.filename!r}: {header.reason}")
             return header
         packed = None
-        start = place.start
+        start, end = place
         if member.compress_type == zipfile.ZIP_DEFLATED:
             packed = CompressedArray(
                 size_bytes=member.file_size, head_bytes=header.start, crc32=member.CRC
@@ -290,45 +308,42 @@ class _Archive:
         return StoredArray(
             entry=self._entry,
             start=start,
-            size_bytes=place.end - start,
+            size_bytes=end - start,
             codec=header.codec,
             shape=header.shape,
             packed=packed,
         )
 
 
-def _stored_name(member: zipfile.ZipInfo) -> bytes:
-    """A member's name as the directory has it."""
-    return member.orig_filename.encode("utf-8" if member.flag_bits & _UTF_8 else "cp437")
+def _refusal(member: zipfile.ZipInfo) -> str | None:
+    """Return why a member can't be read as an array; None if it may be readable.
 
-
-def _why_not(member: zipfile.ZipInfo) -> str | None:
-    """Why a member is no array that can be read; None for one that may be. Raises ValueError for
-    what can't be true."""
+    Raises ValueError if the directory contradicts itself.
+    """
     is_packed = member.compress_type == zipfile.ZIP_DEFLATED
     if member.flag_bits & _ENCRYPTED:
         return "it is encrypted: write it without a password"
     if not is_packed and member.compress_type != zipfile.ZIP_STORED:
-        return "it is compressed by another method than numpy's: write it with np.savez"
+        return "its compression isn't the one that numpy uses: write it with np.savez"
     if not is_packed and member.compress_size != member.file_size:
-        raise ValueError(f"{member.filename!r} is stored, and has two sizes")
+        raise ValueError(f"{member.filename!r} isn't compressed and yet has two sizes")
     if is_packed and member.file_size > _MAX_RATIO * (member.compress_size + 1):
         raise ValueError(
             f"{member.filename!r} claims {member.file_size:,} bytes, compressed to "
-            f"{member.compress_size:,}, which can't be"
+            f"{member.compress_size:,}, which is impossible"
         )
     if not member.filename.endswith(".npy"):
-        return "it isn't called *.npy, so it is no array"
+        return "its name doesn't end in .npy, so it is no array"
     if is_packed and member.file_size > MAX_CHUNK_BYTES:
         return (
-            f"it is decoded as a whole, and takes {member.file_size:,} bytes; at most "
-            f"{MAX_CHUNK_BYTES:,}: write it with np.savez, which doesn't compress"
+            f"a compressed array is decoded as a whole, and this one takes {member.file_size:,} "
+            f"bytes, more than {MAX_CHUNK_BYTES:,}: write it with np.savez, which doesn't compress"
         )
     return None
 
 
 class _Tail(io.RawIOBase):
-    """A file of which the end is at hand; more is read where a directory is large."""
+    """A file whose end is in memory; the rest of a large directory is read from the file."""
 
     def __init__(self, archive: _Archive, first: int, data: bytes, size_bytes: int) -> None:
         super().__init__()
@@ -347,19 +362,22 @@ class _Tail(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         if not base + offset >= 0:
-            raise ValueError("a directory that begins before the file")
+            raise ValueError("its directory begins before the file")
         self._at = base + offset
         return self._at
 
     def read(self, size: int = -1) -> bytes:
         end = self._size if size < 0 else min(self._at + size, self._size)
         if end - self._at > _MAX_DIRECTORY_BYTES:
-            raise ValueError(f"a directory of {end - self._at:,} bytes")
+            raise ValueError(
+                f"its directory takes {end - self._at:,} bytes, at most {_MAX_DIRECTORY_BYTES:,} "
+                "are read"
+            )
         if self._at >= end:
             return b""
         if self._at >= self._first:
-            found = self._data[self._at - self._first : end - self._first]
+            data = self._data[self._at - self._first : end - self._first]
         else:
-            (found,) = self._archive._read([(self._at, end)])
+            (data,) = self._archive._read([(self._at, end)])
         self._at = end
-        return found
+        return data

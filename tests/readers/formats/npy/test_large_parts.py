@@ -23,7 +23,7 @@ X = np.random.default_rng(5).normal(size=(80, 3, 5)).astype("f4")
 @pytest.fixture(autouse=True)
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Each part is large. What is read into slots, in bytes."""
-    monkeypatch.setattr(npy_format, "_RUN_BYTES", 1)
+    monkeypatch.setattr(npy_format, "RANGE_COST_BYTES", 1)
     told: list[int] = []
     read_into = chunk_data.ExtentFiles.read_into
 
@@ -80,7 +80,7 @@ def test_what_isnt_one_range_or_of_another_byte_order_is_copied(
 def test_files_that_went_or_shrank_are_named(
     root: Path, run_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(npy_format, "_RUN_BYTES", run_bytes)
+    monkeypatch.setattr(npy_format, "RANGE_COST_BYTES", run_bytes)
     write(root)
     with Dataset(root / "*.npy", sample="file") as dataset:
         rows = dataset.rows(np.arange(80))

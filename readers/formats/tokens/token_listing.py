@@ -1,9 +1,10 @@
-"""List the shards of a dataset of tokens, from the sizes of files and from .idx files."""
+"""List the shards of a dataset of tokens from the sizes of its files and from .idx files."""
 
 from __future__ import annotations
 
 import json
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -13,11 +14,15 @@ from penstock.cache import ConfigError, DatasetNotFoundError, ordered
 from penstock.readers.fields import Array, Schema, Tokens, Value
 from penstock.readers.files import printable
 from penstock.readers.formats.candidates import PART_BYTES, Candidates
+from penstock.readers.formats.chunked import ChunkListing
 from penstock.readers.formats.dataset_arguments import EVERY, Sampling, given_types
 from penstock.readers.formats.extents import ChunkedShard, Extents
-from penstock.readers.formats.format import Snapshot
-from penstock.readers.formats.tokens.token_files import TokenFile, find_files, inspect_token_file
+from penstock.readers.formats.format import Indexing, Snapshot
+from penstock.readers.formats.tokens.token_files import find_files, inspect_token_file
 from penstock.readers.formats.tokens.token_sequences import (
+    DOCUMENT,
+    POSITION,
+    TOKENS,
     UNCUT,
     Cut,
     DocumentSlice,
@@ -32,44 +37,34 @@ from penstock.readers.formats.tokens.token_sequences import (
 from penstock.readers.origin import left_out_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from penstock.readers.fields import FieldType
     from penstock.readers.formats.dataset_arguments import DocumentMode
-    from penstock.readers.formats.format import Listing
+    from penstock.readers.formats.tokens.token_files import TokenFile
     from penstock.readers.origin import LeftOut, Origin
 
 _log = logging.getLogger("penstock")
 
-TOKENS, DOCUMENT, POSITION = "tokens", "document", "position"
-"""The fields of a sample; the last two where documents are known."""
-
-# Shards grow with the dataset so that a few thousand sidecars tell all; those with documents less
-# far, as an open one holds some 50 bytes for each.
-_SHARDS, _MOST_BYTES, _MOST_BYTES_OF_DOCUMENTS = 2048, 2**30, 2**27
-_MAX_PACKED = 2**24
+# Shards grow with the dataset, so that a few thousand sidecars suffice. Shards with documents grow
+# less, because an open one holds about 50 bytes for each document.
+_MANY_SHARDS, _MAX_SHARD_BYTES, _MAX_DOCUMENT_SHARD_BYTES = 2048, 2**30, 2**27
+_MAX_PACKED_LENGTH = 2**24
 
 
-class TokenIndexing:
-    """How files of tokens get an index: they are looked at each time (name, size, time), and where
-    any differs all are indexed anew."""
+class TokenIndexing(Indexing):
+    """Indexes files of tokens: they are listed whenever the dataset is opened, and if a name, size
+    or time changed, all are indexed again."""
 
     keeps_facts: ClassVar[bool] = False
 
     def list(self, origin: Origin) -> TokenListing:
-        """List the files. Raises DatasetNotFoundError, ConfigError, DatasetError, FetchError."""
+        """List the files. Raises DatasetNotFoundError, ConfigError, DatasetError or FetchError."""
         return TokenListing(origin)
 
-    def is_current(
-        self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
-    ) -> bool:
-        """Whether these are the very files that were indexed."""
-        del origin
-        return listing().snapshot().fingerprint == snapshot.fingerprint
 
-
-class TokenListing:
-    """The files of tokens at a dataset's root, by name."""
+class TokenListing(ChunkListing):
+    """The files of tokens at a dataset's root, sorted by name."""
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
@@ -80,38 +75,37 @@ class TokenListing:
         self._schema = _schema(origin, self._cut, self._documents, self._pairs[0].idx is not None)
 
     def snapshot(self) -> Snapshot:
-        """What an index notes of the files."""
+        """Return a snapshot of the files for the index."""
         entries = [each for pair in self._pairs for each in (pair.data, pair.idx) if each]
         return Snapshot.of(entries, {})
 
     def candidates(self, *, workers: int) -> Candidates:
-        """The shards, by headers and .idx files alone. Raises DatasetNotFoundError where no file
-        holds a sequence."""
+        """Read headers and .idx files, and return the shards.
 
-        def look(pair: object) -> TokenFile:
-            return inspect_token_file(self._origin, pair, dtype=self._sampling.dtype)  # type: ignore[arg-type]
-
-        files = list(ordered(look, self._pairs, workers=workers, ahead=workers + 2, name="list"))
+        Raises DatasetNotFoundError if no file holds a sequence.
+        """
+        inspect = partial(inspect_token_file, self._origin, dtype=self._sampling.dtype)
+        files = list(ordered(inspect, self._pairs, workers=workers, ahead=workers + 2, name="list"))
         self._check_dtypes(files)
         total = sum(file.entry.size_bytes for file in files)
         has_documents = self._pairs[0].idx is not None
-        most = _MOST_BYTES_OF_DOCUMENTS if has_documents else _MOST_BYTES
-        target = min(most, max(PART_BYTES, total // _SHARDS))
+        most = _MAX_DOCUMENT_SHARD_BYTES if has_documents else _MAX_SHARD_BYTES
+        target = min(most, max(PART_BYTES, total // _MANY_SHARDS))
         shards, first, left = list[ChunkedShard](), 0, 0
         for file in files:
-            mine, rest = self._shards(file, target=target, first_document=first)
-            shards += mine
+            of_file, rest = self._shards(file, target=target, first_document=first)
+            shards += of_file
             left += rest
             first += len(file.documents.lengths) if file.documents is not None else 0
         if not shards:
             raise DatasetNotFoundError(
-                f"{self._origin.url}: its {len(files):,} files have {left:,} tokens, which aren't "
-                f"one sequence of {self._cut.length:,} in any of them. Pass a smaller sample=."
+                f"{self._origin.url}: its {len(files):,} files have {left:,} tokens, and none of "
+                f"them fills one sequence of {self._cut.length:,}. Pass a smaller sample=."
             )
         if left:
             _log.info(
-                "%s: %d tokens at the ends of %d files are left out, as they don't fill a sequence "
-                "of %d",
+                "%s: %d tokens at the ends of %d files are left out, because they don't fill a "
+                "sequence of %d",
                 self._origin.url,
                 left,
                 len(files),
@@ -120,7 +114,8 @@ class TokenListing:
         return Candidates.of_chunks(self._schema, shards, unnamed=self._too_short(files))
 
     def _too_short(self, files: Sequence[TokenFile]) -> dict[str, LeftOut]:
-        """The files with tokens of which no sample is made; of documents none is too short."""
+        """Return the files with tokens that don't fill one sequence. A file with documents is never
+        too short."""
         if self._documents != "across":
             return {}
         short = {
@@ -129,24 +124,15 @@ class TokenListing:
         }
         return left_out_for(f"a file of less than one sequence ({self._cut.length:,})", short)
 
-    def counterparts(
-        self, number: int, name: bytes, *, total: int, workers: int
-    ) -> Iterator[tuple[Candidates, int]]:
-        """The same shard of the same files."""
-        del name
-        candidates = self.candidates(workers=workers)
-        if len(candidates.chunked) == total:
-            yield candidates, number
-
     def _check_dtypes(self, files: Sequence[TokenFile]) -> None:
-        """Raise ConfigError where what is handed out can't hold what a file has."""
+        """Raise ConfigError if the dtype of delivered tokens can't hold all ids of a file."""
         given = given_types(self._origin.arrangement).get(TOKENS)
         for file in files:
             stored = np.dtype(file.dtype).newbyteorder("=")
             if stored == np.uint64:
                 raise ConfigError(
-                    f"{printable(file.entry.name)} is uint64, and tokens are handed out as int64. "
-                    'Write it as int64; ids fit ("int64").'
+                    f"{printable(file.entry.name)} is uint64, and tokens are delivered as int64. "
+                    "Write the file as int64."
                 )
             wanted = np.dtype(getattr(given, "dtype", "int64"))
             if np.can_cast(stored, wanted, "safe"):
@@ -154,27 +140,27 @@ class TokenListing:
             vocabulary = self._sampling.vocabulary
             if vocabulary is None or vocabulary - 1 > np.iinfo(wanted).max:
                 raise ConfigError(
-                    f'schema["{TOKENS}"]: {wanted} can\'t hold all that '
-                    f"{printable(file.entry.name)} may have, which is {stored}. Pass a wider "
-                    "dtype, or vocabulary= below its end."
+                    f'schema["{TOKENS}"]: {wanted} can\'t hold all values of {stored}, the dtype '
+                    f"of {printable(file.entry.name)}. Pass a wider dtype, or a vocabulary= whose "
+                    f"ids fit into {wanted}."
                 )
 
     def _shards(
         self, file: TokenFile, *, target: int, first_document: int
     ) -> tuple[list[ChunkedShard], int]:
-        """The shards of one file, and how many of its tokens are in none."""
+        """Return the shards of one file, and how many of its tokens are in no shard."""
         cut, itemsize = self._cut, np.dtype(file.dtype).itemsize
         if self._documents == "across" or file.documents is None:
             parts = list(stream_parts(file.tokens, cut, target=max(1, target // itemsize)))
             count = sequence_count(file.tokens, cut)
-            # With strides beyond the length there are gaps, which aren't an end.
+            # Tokens between sequences (stride > length) don't count as left out at the end.
             used = (count - 1) * cut.stride + cut.length if count else 0
             rest = file.tokens - used
         else:
             parts = list(file.documents.parts(cut, target=max(1, target // itemsize)))
             rest = 0
-        told = (self._shard(file, part, first_document=first_document) for part in parts)
-        return [shard for shard in told if shard is not None], rest
+        shards = (self._shard(file, part, first_document=first_document) for part in parts)
+        return [shard for shard in shards if shard is not None], rest
 
     def _shard(
         self, file: TokenFile, part: StreamPart, *, first_document: int
@@ -201,7 +187,7 @@ class TokenListing:
             samples = len(
                 pack_pieces(cut_documents(lengths, self._cut).lengths, room=self._cut.length)
             )
-        if not samples:  # of empty documents
+        if not samples:  # all its documents are empty
             return None
         start, size = file.start + part.start * itemsize, (part.end - part.start) * itemsize
         identity = [printable(file.entry.name), file.entry.size_bytes, file.checksum, start, size]
@@ -220,59 +206,70 @@ class TokenListing:
 
 
 def _documents(sampling: Sampling, *, has_idx: bool) -> DocumentMode:
-    """How sequences go with documents: what is asked for, else across, or whole documents where
-    nobody says how long a sequence is."""
-    told = sampling.documents
-    if told is None:
-        told = "within" if has_idx and sampling.window(TOKENS) is None else "across"
-    if told != "across" and not has_idx:
+    """Return how sequences relate to documents.
+
+    By default they run across documents; if the documents are known and no length is given, each
+    document is one sample.
+    """
+    mode = sampling.documents
+    if mode is None:
+        mode = "within" if has_idx and sampling.window(TOKENS) is None else "across"
+    if mode != "across" and not has_idx:
         raise ConfigError(
-            f'documents: got "{told}", and flat files of tokens don\'t tell where documents end; a '
-            "Megatron .idx beside each .bin does. Leave documents= out to run across them."
+            f'documents: got "{mode}", and flat files of tokens don\'t record where documents end. '
+            "Provide a Megatron .idx file for each .bin file, or omit documents= to cut sequences "
+            "across documents."
         )
-    return told
+    return mode
 
 
 def _cut(sampling: Sampling, documents: DocumentMode) -> Cut:
     window, step = sampling.window(TOKENS), sampling.step(TOKENS)
     others = {name for name in (*sampling.sample, *sampling.stride)} - {EVERY, TOKENS}
     if others:
-        raise ConfigError(f'sample: got {sorted(others)}, and the field is "{TOKENS}".')
+        raise ConfigError(f'sample: got {sorted(others)}, expected the field "{TOKENS}".')
     if window is None:
         if documents == "within":
             return Cut(UNCUT, UNCUT)
         raise ConfigError(
-            f'sample: how long is a sequence? Pass sample=(2048,), for documents="{documents}".'
+            f'sample: documents="{documents}" needs the length of a sequence. Pass sample=(2048,), '
+            "for example."
         )
     if len(window) != 1 or window[0] is None or (step is not None and len(step) != 1):
-        raise ConfigError(f"sample: got {window}, stride {step}; wanted one length: (2048,).")
+        raise ConfigError(
+            f"sample: got {window}, stride {step}; expected one length for each, such as (2048,)."
+        )
     length = window[0]
     stride = length if step is None or step[0] is None else step[0]
     if documents != "across" and stride > length:
         raise ConfigError(
-            f"stride: got {stride:,}, and sequences have {length:,} tokens: documents would lack "
-            f'what lies between. Wanted at most {length:,} with documents="{documents}".'
+            f"stride: got {stride:,}, and sequences have {length:,} tokens: documents would lose "
+            f'the tokens between them. Expected at most {length:,} with documents="{documents}".'
         )
-    if length >= UNCUT or (documents == "pack" and length > _MAX_PACKED):
-        raise ConfigError(f"sample: got a length of {length:,}, which is too long.")
+    if length >= UNCUT or (documents == "pack" and length > _MAX_PACKED_LENGTH):
+        most = _MAX_PACKED_LENGTH if documents == "pack" else UNCUT - 1
+        raise ConfigError(f"sample: got a length of {length:,}, expected at most {most:,}.")
     return Cut(length, stride)
 
 
 def _schema(origin: Origin, cut: Cut, documents: DocumentMode, has_idx: bool) -> Schema:
-    """The fields. The user may say what tokens are handed out as."""
+    """Return the fields. The user may choose the dtype of delivered tokens."""
     given = given_types(origin.arrangement)
-    others = set(given) - {TOKENS}
-    told: FieldType | None = given.get(TOKENS)
-    if others or not isinstance(told, Tokens | Array | None):
+    type = given.get(TOKENS)
+    if set(given) - {TOKENS} or not isinstance(type, Tokens | Array | None):
         raise ConfigError(
-            f'schema: got {given}, and one type can be said here: {{"{TOKENS}": Tokens("int32")}}, '
-            "what tokens are handed out as."
+            f'schema: got {given}, expected only the type of the tokens: {{"{TOKENS}": '
+            'Tokens("int32")}.'
         )
     if origin.arrangement.places or origin.arrangement.manifest is not None:
-        raise ConfigError(f"{origin.url}: files of tokens take no manifest= and no places.")
-    dtype = told.dtype if isinstance(told, Tokens | Array) and told.dtype != "auto" else "int64"
+        raise ConfigError(
+            f"{origin.url}: a dataset of tokens takes neither manifest= nor paths in fields=."
+        )
+    dtype = type.dtype if isinstance(type, Tokens | Array) and type.dtype != "auto" else "int64"
     if np.dtype(dtype).kind not in "iu":
-        raise ConfigError(f'schema["{TOKENS}"]: got {told!r}, and tokens are integers.')
+        raise ConfigError(
+            f'schema["{TOKENS}"]: got {type!r}, expected an integer dtype: tokens are integers.'
+        )
     fields: dict[str, FieldType] = {
         TOKENS: Tokens(dtype) if documents == "within" else Array(dtype, (cut.length,))
     }

@@ -1,8 +1,9 @@
-"""Cutting streams and documents: every token once, whatever the lengths."""
+"""Cutting streams and documents of any lengths: every token is in a sequence once."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ LENGTHS = st.lists(st.integers(0, 40), max_size=30).map(lambda each: np.array(ea
 
 
 @given(tokens=st.integers(0, 300), cut=CUTS, target=st.integers(1, 60))
-def test_a_stream_is_cut_every_stride_whatever_its_shards(
+def test_a_stream_is_cut_every_stride_for_any_shard_size(
     tokens: int, cut: Cut, target: int
 ) -> None:
     wanted = [start for start in range(0, tokens, cut.stride) if start + cut.length <= tokens]
@@ -52,12 +53,12 @@ def test_pieces_hold_every_token_of_each_document_in_order(lengths: np.ndarray, 
 
 
 @given(lengths=LENGTHS, cut=WITHIN, target=st.integers(1, 50), block=st.integers(1, 7))
-def test_shards_of_documents_hold_the_same_pieces_as_all_of_them(
+def test_the_pieces_of_all_shards_are_those_of_the_whole_stream(
     lengths: np.ndarray, cut: Cut, target: int, block: int
 ) -> None:
-    whole, before = cut_documents(lengths, cut), token_sequences._BLOCK
-    token_sequences._BLOCK = block
-    try:
+    whole = cut_documents(lengths, cut)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_sequences, "BLOCK", block)
         documents = DocumentLengths(lengths)
         found: list[tuple[int, ...]] = []
         for part in documents.parts(cut, target=target):
@@ -72,7 +73,5 @@ def test_shards_of_documents_hold_the_same_pieces_as_all_of_them(
                 some.lengths.tolist(),
                 strict=True,
             )
-    finally:
-        token_sequences._BLOCK = before
     columns = (whole.documents, whole.offsets, whole.starts, whole.lengths)
     assert found == list(zip(*(each.tolist() for each in columns), strict=True))

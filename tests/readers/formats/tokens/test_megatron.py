@@ -1,4 +1,4 @@
-"""Megatron's .idx: read as written, and refused by name where it can't be."""
+"""Megatron's .idx: read as written, and rejected by name if it is invalid."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lengths_of(root: Path) -> list[int]:
 def test_documents_have_the_lengths_that_were_written(
     tmp_path: Path, dtype: str, sentences: int, modes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_files, "_ITEMS_AT_ONCE", 7)
+    monkeypatch.setattr(token_files, "ITEMS_PER_READ", 7)
     documents = draw_documents(40, end=100)
     write_megatron(tmp_path / "a", documents, dtype=dtype, sentences=sentences, modes=modes)
     assert lengths_of(tmp_path) == list(map(len, documents))
@@ -48,7 +48,7 @@ def damaged(root: Path, at: int, form: str, *values: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "form", "values", "words"),
+    ("at", "form", "values", "message"),
     [
         (0, "<Q", (1,), "MMIDIDX"),
         (9, "<Q", (2,), "version is 2"),
@@ -56,7 +56,7 @@ def damaged(root: Path, at: int, form: str, *values: int) -> None:
         (17, "<B", (7,), "float32"),
         (18, "<Q", (10**18,), "claims 1,000,000,000,000,000,000 sequences"),
         (18, "<Q", (19,), "claims 19 sequences and 21 borders"),
-        (26, "<Q", (20,), "torn"),
+        (26, "<Q", (20,), "truncated"),
         (26, "<Q", (10**18,), "claims 20 sequences"),
         (HEADER, "<i", (-5,), "-5 tokens"),
         (HEADER, "<i", (2**31 - 1,), "begins at byte"),
@@ -68,16 +68,16 @@ def damaged(root: Path, at: int, form: str, *values: int) -> None:
         (HEADER + 80 + 160 + 160, "<q", (19,), "end at sequence 19"),
     ],
 )
-def test_an_index_that_cannot_be_is_refused_by_name(
-    tmp_path: Path, at: int, form: str, values: tuple[int, ...], words: str
+def test_an_invalid_index_is_rejected_by_name(
+    tmp_path: Path, at: int, form: str, values: tuple[int, ...], message: str
 ) -> None:
     damaged(tmp_path, at, form, *values)
-    with pytest.raises(DatasetError, match=words) as caught:
+    with pytest.raises(DatasetError, match=message) as caught:
         lengths_of(tmp_path)
     assert "a.idx" in str(caught.value)
 
 
-def test_a_torn_index_or_another_bin_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_index_or_another_bin_is_rejected(tmp_path: Path) -> None:
     write_megatron(tmp_path / "a", draw_documents(20))
     whole = (tmp_path / "a.idx").read_bytes()
     for end in (0, 8, 20, HEADER, len(whole) - 1):
@@ -91,16 +91,16 @@ def test_a_torn_index_or_another_bin_is_refused(tmp_path: Path) -> None:
         lengths_of(tmp_path)
 
 
-def test_other_modes_than_text_are_refused(tmp_path: Path) -> None:
+def test_modes_other_than_text_are_rejected(tmp_path: Path) -> None:
     write_megatron(tmp_path / "a", draw_documents(20), modes=True)
     with open(tmp_path / "a.idx", "r+b") as file:
         file.seek(-3, 2)
         file.write(b"\1")
-    with pytest.raises(DatasetError, match="sequence 17 is of mode 1"):
+    with pytest.raises(DatasetError, match="sequence 17 has mode 1"):
         lengths_of(tmp_path)
 
 
-def test_an_idx_without_its_bin_and_the_other_way_round(tmp_path: Path) -> None:
+def test_an_idx_without_its_bin_or_a_bin_without_its_idx_is_rejected(tmp_path: Path) -> None:
     write_megatron(tmp_path / "a", draw_documents(20))
     np.arange(10, dtype=np.uint16).tofile(tmp_path / "b.bin")
     with Dataset(tmp_path, sample=(8,)) as dataset, pytest.raises(DatasetError, match=r"b\.bin"):
@@ -111,7 +111,7 @@ def test_an_idx_without_its_bin_and_the_other_way_round(tmp_path: Path) -> None:
         dataset.open()
 
 
-def test_a_dtype_that_the_index_contradicts_is_refused(tmp_path: Path) -> None:
+def test_a_dtype_that_differs_from_the_index_is_rejected(tmp_path: Path) -> None:
     write_megatron(tmp_path / "a", draw_documents(20))
     with (
         Dataset(tmp_path, sample=(8,), dtype="int32") as dataset,

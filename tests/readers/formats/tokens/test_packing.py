@@ -1,4 +1,4 @@
-"""First-fit decreasing: as the textbook has it, and full."""
+"""Packing by first-fit decreasing: the textbook's result, and well-filled sequences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def textbook(lengths: list[int], room: int) -> list[int]:
 
 
 @given(drawn=LENGTHS)
-def test_pieces_go_where_first_fit_decreasing_puts_them(drawn: tuple[int, list[int]]) -> None:
+def test_the_bins_are_those_of_the_textbook_algorithm(drawn: tuple[int, list[int]]) -> None:
     room, lengths = drawn
     descending = sorted(lengths, reverse=True)
     if lengths:
@@ -34,7 +34,7 @@ def test_pieces_go_where_first_fit_decreasing_puts_them(drawn: tuple[int, list[i
 
 
 @given(drawn=LENGTHS)
-def test_each_piece_is_in_one_sequence_that_has_room(drawn: tuple[int, list[int]]) -> None:
+def test_each_piece_is_in_exactly_one_sequence_that_has_room(drawn: tuple[int, list[int]]) -> None:
     room, lengths = drawn
     packing = pack_pieces(np.array(lengths, np.int64), room=room)
     assert sorted(packing.pieces.tolist()) == list(range(len(lengths)))

@@ -41,7 +41,7 @@ def write_flat(root: Path, *, dtype: str = "uint16") -> list[NDArray[Any]]:
 
 @pytest.fixture(params=["local", "remote"])
 def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Where a dataset written to tmp_path / "set" is opened from."""
+    """Return the URL of the dataset written to tmp_path / "set": local, or in a store."""
     if request.param == "local":
         yield lambda: tmp_path / "set"
         return
@@ -57,7 +57,7 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def rows_of(dataset: Dataset, *fields: str) -> list[NDArray[Any]]:
-    """All samples, in order."""
+    """Read the fields of all samples, in order."""
     batch = dataset.read(dataset.rows(np.arange(len(dataset))), fields=fields)
     return [np.asarray(getattr(batch.columns[name], "values", None)) for name in fields]
 
@@ -72,7 +72,7 @@ def windows(tokens: NDArray[Any], length: int, stride: int) -> list[list[int]]:
 def test_flat_files_are_cut_every_stride(
     tmp_path: Path, place: Any, stride: int | None, dtype: str
 ) -> None:
-    if dtype == ">u4":  # an .npy file says its byte order; a flat one is little-endian
+    if dtype == ">u4":  # an .npy file records its byte order; a flat file is little-endian
         (tmp_path / "set").mkdir()
         files = [np.arange(500, dtype=dtype)]
         np.save(tmp_path / "set" / "a.npy", files[0])
@@ -153,7 +153,7 @@ def test_every_epoch_has_every_sample_once_in_every_world(
 
 
 def check_corpus(documents: str, samples: list[Any], corpus: list[NDArray[np.int64]]) -> None:
-    """Every token of a corpus is there once, in the order of its document."""
+    """Check that every token of a corpus occurs once, in the order of its document."""
     stream = np.concatenate(corpus).tolist()
     if documents == "across":
         count = len(stream) // LENGTH * LENGTH
@@ -186,7 +186,7 @@ def cut(document: list[int]) -> list[list[int]]:
     return [document[i : i + LENGTH] for i in range(0, len(document), LENGTH)]
 
 
-def test_whole_documents_are_samples_where_no_length_is_given(tmp_path: Path) -> None:
+def test_whole_documents_are_samples_if_no_length_is_given(tmp_path: Path) -> None:
     corpus = draw_documents(30)
     write_megatron(tmp_path / "a", corpus, sentences=3)
     with Dataset(tmp_path) as dataset, DataLoader(dataset, 4) as loader:
@@ -196,7 +196,7 @@ def test_whole_documents_are_samples_where_no_length_is_given(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("documents", ["across", "pack"])
-def test_resume_goes_on_exactly(tmp_path: Path, documents: Any) -> None:
+def test_resume_continues_exactly(tmp_path: Path, documents: Any) -> None:
     write_megatron(tmp_path / "a", draw_documents(60))
 
     def batches(state: dict[str, Any] | None, count: int) -> tuple[list[Any], Any]:
@@ -221,7 +221,7 @@ def test_resume_goes_on_exactly(tmp_path: Path, documents: Any) -> None:
         assert first + rest == whole
 
 
-def test_ids_beyond_the_vocabulary_make_a_sample_bad(tmp_path: Path) -> None:
+def test_a_sample_with_an_id_outside_of_the_vocabulary_is_bad(tmp_path: Path) -> None:
     tokens = np.zeros(40 * LENGTH, np.uint16)
     tokens[5 * LENGTH + 3] = 700
     tokens.tofile(tmp_path / "a.bin")
@@ -239,35 +239,44 @@ def test_ids_beyond_the_vocabulary_make_a_sample_bad(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
-        ({"dtype": "uint16"}, "how long is a sequence"),
-        ({"sample": (8,)}, "doesn't tell of what numbers"),
-        ({"sample": (8,), "dtype": "uint16", "documents": "within"}, "don't tell where documents"),
-        ({"sample": (8, 8), "dtype": "uint16"}, "wanted one length"),
-        ({"sample": {"text": (8,)}, "dtype": "uint16"}, "the field is"),
+        ({"dtype": "uint16"}, "needs the length of a sequence"),
+        ({"sample": (8,)}, "doesn't record its dtype"),
+        (
+            {"sample": (8,), "dtype": "uint16", "documents": "within"},
+            "don't record where documents",
+        ),
+        ({"sample": (8, 8), "dtype": "uint16"}, "expected one length"),
+        ({"sample": {"text": (8,)}, "dtype": "uint16"}, "expected the field"),
         ({"sample": (8,), "dtype": "uint64"}, "int64"),
-        ({"sample": (8,), "dtype": "uint16", "schema": {"x": Tokens("int32")}}, "one type"),
+        (
+            {"sample": (8,), "dtype": "uint16", "schema": {"x": Tokens("int32")}},
+            "only the type of the tokens",
+        ),
         ({"sample": (8,), "dtype": "uint32", "schema": {"tokens": Tokens("int32")}}, "can't hold"),
     ],
 )
-def test_arguments_that_do_not_fit_are_told(
-    tmp_path: Path, arguments: dict[str, Any], words: str
+def test_arguments_that_do_not_fit_are_rejected(
+    tmp_path: Path, arguments: dict[str, Any], message: str
 ) -> None:
     np.arange(800, dtype=np.uint16).tofile(tmp_path / "a.bin")
     with (
         Dataset(tmp_path, format="tokens", **arguments) as dataset,
-        pytest.raises(ConfigError, match=words),
+        pytest.raises(ConfigError, match=message),
     ):
         dataset.open()
 
 
-def test_files_that_cannot_be_are_told(tmp_path: Path) -> None:
+def test_files_that_hold_no_tokens_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"\0" * 801)
     settings: dict[str, Any] = {"format": "tokens", "sample": (8,)}
-    with Dataset(tmp_path, dtype="uint16", **settings) as data, pytest.raises(DatasetError) as told:
+    with (
+        Dataset(tmp_path, dtype="uint16", **settings) as data,
+        pytest.raises(DatasetError) as raised,
+    ):
         data.open()
-    assert "a.bin" in str(told.value)
+    assert "a.bin" in str(raised.value)
     with (
         Dataset(tmp_path, dtype="uint8", sample=(802,), format="tokens") as data,
         pytest.raises(DatasetNotFoundError, match="801 tokens"),
@@ -275,14 +284,17 @@ def test_files_that_cannot_be_are_told(tmp_path: Path) -> None:
         data.open()
     (tmp_path / "a.bin").unlink()
     np.save(tmp_path / "a.npy", np.zeros((4, 4), np.int32))
-    with Dataset(tmp_path, **settings) as data, pytest.raises(DatasetError, match="in one row"):
+    with (
+        Dataset(tmp_path, **settings) as data,
+        pytest.raises(DatasetError, match="in one dimension"),
+    ):
         data.open()
     np.save(tmp_path / "a.npy", np.array([{}]), allow_pickle=True)
     with Dataset(tmp_path, **settings) as data, pytest.raises(DatasetError, match="pickled"):
         data.open()
 
 
-def test_tokens_are_handed_out_as_the_schema_says(tmp_path: Path) -> None:
+def test_tokens_are_delivered_in_the_dtype_of_the_schema(tmp_path: Path) -> None:
     files = write_flat(tmp_path / "set")
     with (
         Dataset(
@@ -299,7 +311,7 @@ def test_tokens_are_handed_out_as_the_schema_says(tmp_path: Path) -> None:
     assert first.reshape(-1).tolist() == files[0][: 5 * LENGTH].tolist()
 
 
-def test_a_remote_corpus_is_fetched_once_and_not_more_than_it_is(tmp_path: Path) -> None:
+def test_a_remote_corpus_is_fetched_exactly_once(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     corpus = draw_documents(400, mean=5.0)
     write_megatron(tmp_path / "set" / "a", corpus)
@@ -324,11 +336,11 @@ def test_a_remote_corpus_is_fetched_once_and_not_more_than_it_is(tmp_path: Path)
     memory.rm(folder, recursive=True)
 
 
-def test_files_are_named_one_by_one_by_a_pattern_or_as_a_folder(tmp_path: Path) -> None:
+def test_a_url_names_one_file_several_a_pattern_or_a_folder(tmp_path: Path) -> None:
     files = write_flat(tmp_path / "flat")
     (tmp_path / "set").mkdir()
     write_megatron(tmp_path / "set" / "a", draw_documents(40))
-    told: dict[str, Any] = {"dtype": "uint16", "sample": (LENGTH,)}
+    options: dict[str, Any] = {"dtype": "uint16", "sample": (LENGTH,)}
     each = [len(tokens) // LENGTH for tokens in files]
     flat = tmp_path / "flat"
     for url, wanted in (
@@ -337,7 +349,7 @@ def test_files_are_named_one_by_one_by_a_pattern_or_as_a_folder(tmp_path: Path) 
         (f"{flat}/*.bin", sum(each)),
         ([f"{flat}/0.bin", f"{flat}/3.bin"], each[0] + each[3]),
     ):
-        with Dataset(url, **told) as dataset:
+        with Dataset(url, **options) as dataset:
             assert len(dataset) == wanted
     for url in (tmp_path / "set" / "a.bin", f"{tmp_path}/set/*.bin", tmp_path / "set"):
         with Dataset(url, documents="pack", sample=(LENGTH,)) as dataset:

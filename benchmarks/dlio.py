@@ -181,15 +181,15 @@ def _players(names: Sequence[str], task: Task) -> Iterator[dict[str, Child]]:
             for name in names
         }
         for player in players.values():
-            player.answer()
+            player.receive()
         yield players
 
 
 def _played(player: Child, made: GeneratedSet, asked: Mapping[str, float]) -> dict[str, Any]:
     for folder in {made.files, made.pack}:
         forget(folder)
-    player.say(asked)
-    return player.answer()
+    player.send(asked)
+    return player.receive()
 
 
 def _paced(

@@ -103,7 +103,7 @@ def measure(
         console.status(f"{epochs} epochs of {images:,} images"),
         Child("benchmarks.memory", words) as child,
     ):
-        told = child.answer()
+        told = child.receive()
     slopes = growth(told["resident_mib"])
     console.print(
         f"{slopes['least_squares']:+.3f} MiB an epoch over {epochs} epochs of {images:,} images "

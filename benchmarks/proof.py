@@ -44,7 +44,7 @@ class Verdict:
 def train(job: Job) -> Iterator[dict[str, Any]]:
     """Run a job in a process of its own, and give what it tells as it tells it."""
     with Child("benchmarks.train", arguments(job)) as child:
-        yield from child.hear()
+        yield from child.messages()
 
 
 def kill_and_resume(
@@ -57,7 +57,7 @@ def kill_and_resume(
     """
     tell = told or (lambda _: None)
     with Child("benchmarks.train", arguments(job)) as child:
-        for event in child.hear():
+        for event in child.messages():
             tell(event)
             if event["event"] == "step" and event["step"] >= kill_at:
                 child.kill()

@@ -94,7 +94,7 @@ def measure(
         for _ in range(rounds):
             for place, answers in zip(places, heard, strict=True):
                 with Child("benchmarks.resume", ["--start", json.dumps(asdict(place))]) as child:
-                    answers.append(child.answer())
+                    answers.append(child.receive())
     table = Table("epoch", "position", "plan", "first batch", "both", "memory", box=None)
     medians = []
     for place, answers in zip(places, heard, strict=True):

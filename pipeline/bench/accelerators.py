@@ -1,13 +1,13 @@
 """List the accelerators that a benchmark emulates, with the time of a training step on each.
 
-A storage or loader benchmark needs no accelerator: its step is a wait of the length that was
+A benchmark of storage or loaders needs no accelerator: a step is a wait of the length that was
 measured on a real one (DLIO; MLPerf Storage). The steps, batch sizes and mean sample sizes of
-b200-*, h100-* and a100-* are those of MLPerf Storage's published workloads
+b200-*, h100-* and a100-* come from MLPerf Storage's published workloads
 (github.com/mlcommons/storage, configs/dlio/workload/<model>_<accelerator>.yaml:
 train.computation_time, reader.batch_size, dataset.record_length_bytes; its record lengths vary,
-ours are the means): of version 3.0 for the B200, of 2.0 for the others. dgx-pod is a job of
-300,000 images of 0.5 MB at 480 images/s, a size that storage for NVIDIA's DGX PODs is planned by;
-it has no published batch.
+ours are the means), version 3.0 for the B200 and 2.0 for the others. dgx-pod is a job of 300,000
+images of 0.5 MB at 480 images/s, for which storage of NVIDIA's DGX PODs is planned; no batch size
+was published for it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Accelerator:
     """One accelerator that trains one model.
 
     step_s: seconds of a training step over batch_size samples; sample_bytes: mean encoded size of
-    a sample; samples: of the published dataset, 0 where its size is the tester's choice;
-    has_images: whether a sample has to be decoded (else it is an array).
+    a sample; samples: size of the published dataset, 0 if the tester chooses it; has_images: True
+    for images, which must be decoded, False for arrays.
     """
 
     name: str
@@ -34,22 +34,22 @@ class Accelerator:
     has_images: bool = True
 
     def step_for(self, batch_size: int) -> float:
-        """Seconds of a step over another number of samples: a step scales with its batch."""
+        """Return the seconds of a step for a batch size; they are proportional to it."""
         if batch_size < 1:
             raise ConfigError(
-                f"A step is over at least one sample, got batch_size={batch_size}. "
-                f"{self.name} was published with {self.batch_size}."
+                f"batch_size: got {batch_size}, wanted 1 or more. {self.name} was published with "
+                f"{self.batch_size}."
             )
         return self.step_s * (batch_size / self.batch_size)
 
     @property
     def samples_per_s(self) -> float:
-        """The samples per second that it consumes when it never waits."""
+        """The samples per second that the accelerator consumes if it never waits."""
         return self.batch_size / self.step_s
 
     @property
     def bytes_per_s(self) -> float:
-        """Encoded bytes that it takes when it never waits."""
+        """The encoded bytes per second that the accelerator consumes if it never waits."""
         return self.samples_per_s * self.sample_bytes
 
 
@@ -100,17 +100,17 @@ ACCELERATORS = _table(
     Accelerator(
         name="b200-flux", step_s=1.35, batch_size=48, sample_bytes=2_164_832, samples=4_296 * 288
     ),
-    # 240 makes a step of half a second.
+    # A batch of 240 gives a step of half a second.
     Accelerator(name="dgx-pod", step_s=0.5, batch_size=240, sample_bytes=500_000, samples=300_000),
 )
 
 
 def accelerator(name: str) -> Accelerator:
-    """The accelerator of that name. Raises ConfigError, which lists the names."""
+    """Return the accelerator of that name. Raises ConfigError with all names for another one."""
     try:
         return ACCELERATORS[name]
     except KeyError:
         raise ConfigError(
-            f"There is no accelerator {name!r}. Take one of {', '.join(ACCELERATORS)}, or give "
-            "the length of a step itself (--step-ms)."
+            f"--accelerator: got {name!r}, wanted one of {', '.join(ACCELERATORS)}. Pass one of "
+            "these, or the length of a step (--step-ms)."
         ) from None

@@ -1,4 +1,4 @@
-"""Draw the result of a bench: each stage's ceiling beside the run, its waits, other loaders.
+"""Draw the result of a bench: the run and the ceilings of its stages, its waits, other loaders.
 
 It needs the extra `plot`.
 """
@@ -27,34 +27,34 @@ _MOST_BEYOND = 3.5
 
 
 def check_plot(path: Path) -> None:
-    """Check that a picture can be written at a path, before anything is measured.
+    """Check before the measurements that a picture can be written at a path.
 
-    Raises ConfigError for a folder that isn't there or isn't ours, a name with another ending,
+    Raises ConfigError for a missing or read-only folder and for an unknown suffix,
     MissingDependencyError without matplotlib.
     """
     if path.suffix.lower() not in ENDINGS:
         raise ConfigError(f"--plot: got {path}, wanted a name that ends in {', '.join(ENDINGS)}.")
     if not path.parent.is_dir():
         raise ConfigError(
-            f"--plot: {path.parent} isn't a folder that is there. Create it, or name another place."
+            f"--plot: {path.parent} isn't an existing folder. Create it, or pass another path."
         )
     if not os.access(path if path.is_file() else path.parent, os.W_OK):
-        raise ConfigError(f"--plot: {path} may not be written. Name a place of your own.")
+        raise ConfigError(f"--plot: {path} isn't writable. Pass a path that you may write.")
     if path.is_dir():
-        raise ConfigError(f"--plot: {path} is a folder. Name a file in it.")
+        raise ConfigError(f"--plot: {path} is a folder. Pass the path of a file in it.")
     figure_type()
 
 
 def plot(result: BenchResult, path: Path) -> None:
-    """Write the picture. Raises what `check_plot` does, OSError where it can't be written."""
+    """Write the picture. Raises what `check_plot` raises, and OSError if writing fails."""
     check_plot(path)
     figure = draw(result)
     figure.savefig(path, dpi=150)
 
 
 def draw(result: BenchResult) -> Any:
-    """A matplotlib figure of the result."""
-    charts = [("Samples a second: each stage alone, and the whole of it", bars_of(result))]
+    """Draw the result as a matplotlib figure."""
+    charts = [("Samples a second: the run, and each stage on its own", bars_of(result))]
     if loader_figures(result):
         charts.append(("Samples a second, played in turns", _loaders(result)))
     heights = [_BAR_INCHES * (len(bars) + 1.6) for _, bars in charts] + [2.2]
@@ -77,7 +77,7 @@ def draw(result: BenchResult) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _ChartBar:
-    """One bar of a chart, and what is written behind its figure."""
+    """One bar of a chart, with the note behind its figure."""
 
     name: str
     samples_per_s: float
@@ -86,11 +86,9 @@ class _ChartBar:
 
 
 def bars_of(result: BenchResult) -> list[_ChartBar]:
-    """The run, and each stage alone; the one that is the limit stands out."""
+    """Return the bars of the run and of each stage; the limiting stage is highlighted."""
     limit, share = limiting_stage(result), result.diagnosis.of_ceiling
-    run = (
-        result.raw if limit is None else result.main_run
-    )  # a share is of the run that the verdict is of
+    run = result.raw if limit is None else result.main_run  # the run that the share refers to
     bars = [_ChartBar("this run", run.figures.samples_per_s, _OURS)]
     for name, rate in result.ceilings.stages().items():
         is_limit = name == limit and share is not None
@@ -111,9 +109,8 @@ def _loaders(result: BenchResult) -> list[_ChartBar]:
 
 
 def _draw_bars(axes: Any, bars: list[_ChartBar], *, title: str) -> None:
-    """Horizontal bars, their figures behind them. What is far beyond the first ends at the axis,
-    and says so: reading is often a hundred times as fast as all of it, and nothing else would be
-    seen."""
+    """Draw horizontal bars with their figures. A bar far beyond the first one is cut at the axis,
+    with a note: reading is often a hundred times faster than the run."""
     most = max(bar.samples_per_s for bar in bars)
     most = max(1.0, min(most, _MOST_BEYOND * bars[0].samples_per_s))
     names = [bar.name for bar in bars]
@@ -136,15 +133,15 @@ def _draw_bars(axes: Any, bars: list[_ChartBar], *, title: str) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, most * 1.02)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    _dress(axes, title)
+    _style_axes(axes, title)
 
 
 def _draw_waits(axes: Any, result: BenchResult) -> None:
-    """Each measured step's wait over time, with its median and 99th percentile."""
+    """Draw each measured step's wait over time, with its median and 99th percentile."""
     run = result.main_run
     waits_ms = 1000 * np.array(run.waits_s)
     every = max(1, len(waits_ms) // _MOST_POINTS)
-    # The longest of each group stays: a spike is what the picture is for.
+    # Each group shows its longest wait, because spikes matter most.
     shown = np.array(
         [part.max() for part in np.split(waits_ms, range(every, len(waits_ms), every))]
     )
@@ -163,11 +160,11 @@ def _draw_waits(axes: Any, result: BenchResult) -> None:
     axes.set_ylim(0, max(1.15 * max(waits_ms.max(), *(1000 * v for _, v in lines)), 1e-3))
     axes.set_xlabel("batch", fontsize=9, color=_INK)
     axes.grid(axis="y", color="#e3e8eb", linewidth=0.8)
-    what = "after each step" if result.stepped is not None else "as fast as batches come"
-    _dress(axes, f"Wait for a batch, {what} (ms)")
+    what = "after each step" if result.stepped is not None else "without a step"
+    _style_axes(axes, f"Wait for a batch, {what} (ms)")
 
 
-def _dress(axes: Any, title: str) -> None:
+def _style_axes(axes: Any, title: str) -> None:
     axes.set_title(title, fontsize=10, loc="left", color=_INK)
     axes.tick_params(labelsize=9, colors=_INK, length=0)
     axes.set_axisbelow(True)
@@ -178,12 +175,12 @@ def _dress(axes: Any, title: str) -> None:
 
 
 def figure_type() -> Any:
-    """matplotlib's Figure, without its pyplot: no window, nothing global."""
+    """Import matplotlib's Figure, without pyplot and its global state."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingDependencyError(
-            "--plot draws with matplotlib, which isn't installed: pip install 'penstock[plot]', "
-            "or leave --plot out."
+            "--plot needs matplotlib, which isn't installed. Run pip install 'penstock[plot]', or "
+            "leave out --plot."
         ) from None
     return Figure

@@ -53,8 +53,8 @@ def machine() -> dict[str, Any]:
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    """Python's version and those of the packages that matter, `distributions` among them; only the
-    ones that are installed."""
+    """Return the versions of Python and of the relevant packages that are installed, including
+    those named in `distributions`."""
     found = {"python": platform.python_version()}
     named = _DISTRIBUTIONS | {name: (name,) for name in distributions}
     for name, candidates in named.items():
@@ -65,19 +65,19 @@ def versions(*distributions: str) -> dict[str, str]:
 
 
 OURS = "penstock"
-# Decoding threads that never wait use their cores whole, but for what the kernel takes.
+# Decode threads that never wait use their cores fully, except for the kernel's share.
 _FREE_CORES = 0.75
 STAGE_TITLES = {"augment": "decode + augment", "python": "Python's part"}
 
 
 def limiting_stage(result: BenchResult) -> str | None:
-    """The stage whose ceiling the verdict tells its share of."""
+    """Return the stage whose ceiling the verdict compares the run with, or None."""
     found = ceiling_of(result.diagnosis.limit, result.ceilings)
     return None if found is None else found[0]
 
 
 def as_json(result: BenchResult) -> dict[str, Any]:
-    """All that was measured, as JSON values; docs/bench.md explains each field."""
+    """Return all measurements as JSON values; docs/bench.md explains each field."""
     workload, setup, found, loaders = (
         result.workload,
         result.setup,
@@ -153,19 +153,20 @@ def loader_figures(result: BenchResult) -> Mapping[str, LoaderFigures]:
 
 
 def fed_step_ms(result: BenchResult) -> float:
-    """The shortest training step over a batch, in milliseconds, that this rate keeps fed."""
+    """Return the shortest training step of a batch, in milliseconds, that never waits for data at
+    this rate."""
     rate = result.raw.figures.samples_per_s
     return 1000 * result.setup.batch_size / rate if rate else 0.0
 
 
 def show_result(result: BenchResult, console: Console) -> None:
-    """Print it for people."""
+    """Print a result for people."""
     if result.search is not None:
-        console.print(_title("What was tried"), _search_table(result), sep="\n", end="\n\n")
+        console.print(_title("Settings tried"), _search_table(result), sep="\n", end="\n\n")
     console.print(_head(result), soft_wrap=True)
     console.print(_figures(result))
     if stages := result.ceilings.stages():
-        console.print(_title("Each stage alone"), _stages(result, stages), sep="\n")
+        console.print(_title("Each stage on its own"), _stages(result, stages), sep="\n")
     if result.loaders is not None:
         _show_loaders(result.loaders, console)
     for number, part in enumerate(_verdict(result)):
@@ -173,7 +174,7 @@ def show_result(result: BenchResult, console: Console) -> None:
         console.print(text, soft_wrap=True)
     for hint in _hints(result):
         console.print(Text(hint), soft_wrap=True)
-    if not result.workload.recipe.reads_only:  # which no loader of a user's does
+    if not result.workload.recipe.reads_only:  # no user's loader only reads
         console.print(_title("The same in Python"), Text(_python(result)), sep="\n", soft_wrap=True)
 
 
@@ -222,7 +223,7 @@ def _figures(result: BenchResult) -> Table:
         step = f"{1000 * workload.step_s:,.4g} ms a step of {result.setup.batch_size}"
         step += f", {workload.accelerator}" if workload.accelerator else ""
         table.add_row("waits for a batch", f"{1000 * main.wait_p50_s:,.1f} ms", _p99(result))
-        floor = f"; {result.floor_au:.2f} % with a loader that costs nothing"
+        floor = f"; a loader without any cost would reach {result.floor_au:.2f} %"
         table.add_row("accelerator used", f"{main.au:.2f} %", f"{step}{floor}")
     if result.stepped is None:
         table.add_row("read", *_tiers(raw))
@@ -233,14 +234,14 @@ def _figures(result: BenchResult) -> Table:
 
 
 def _megabytes(figures: RunFigures) -> str:
-    """Empty where what was read isn't counted: numbers of tables."""
+    """Return the rate of encoded bytes; "" if they aren't counted, as for numbers of tables."""
     return f"{figures.bytes_per_s / 1e6:,.1f} MB/s" if any(figures.bytes_by_tier.values()) else ""
 
 
 def _tiers(figures: RunFigures) -> tuple[str, str]:
-    """Return the bytes that were read, in all and by tier."""
+    """Return the bytes that were read, in total and by tier."""
     found = figures.bytes_by_tier.items()
-    # The page cache may have had them.
+    # "disk" is renamed, because the bytes may have come from the page cache.
     tiers = {"local files" if tier == "disk" else tier: size for tier, size in found if size}
     if not tiers:
         return "-", "not counted here"
@@ -255,7 +256,7 @@ def _p99(result: BenchResult) -> str:
 
 
 def _stages(result: BenchResult, stages: Mapping[Any, Rate]) -> Table:
-    """One share only, the verdict's: of the stage that is the limit."""
+    """Tabulate the stages; only the limiting one shows the share that the run reached."""
     limit, share = limiting_stage(result), result.diagnosis.of_ceiling
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("stage", "samples/s", "MB/s", "CPU s/1,000", ""):
@@ -290,9 +291,11 @@ def _show_loaders(loaders: LoaderComparison, console: Console) -> None:
             "" if name == OURS else f"{figures.ratio:.2f} x as fast",
         )
     if loaders.results:
-        console.print(_title("Beside it, in turns"), table, loaders.note, sep="\n", soft_wrap=True)
+        console.print(
+            _title("Other loaders, in turns"), table, loaders.note, sep="\n", soft_wrap=True
+        )
     for name, how in loaders.skipped.items():
-        line = f"{name} was left out: it isn't installed. {how}"
+        line = f"{name} was left out because it isn't installed. {how}"
         console.print(Text(line), style="yellow", soft_wrap=True)
 
 
@@ -315,7 +318,7 @@ def _search_table(result: BenchResult) -> Table:
             setup.read,
             f"{runs.samples_per_s:,.0f}",
             str(len(runs.runs)),
-            "taken" if best else "",
+            "chosen" if best else "",
             style="bold" if best else "",
         )
     return table
@@ -324,29 +327,29 @@ def _search_table(result: BenchResult) -> Table:
 def _hints(result: BenchResult) -> Iterator[str]:
     raw, threads = result.raw.figures, min(result.setup.num_workers, usable_cores())
     used = raw.cpu_s / raw.seconds
-    # As fast as batches come, waiting for decoding means that its threads have work all the time.
+    # Without a step, a run that waits only for decoding keeps all decode threads busy.
     facts = result.raw.facts
     decodes = facts.wait_decode_s > 0.9 * (facts.wait_s + facts.step_s)
     if decodes and result.workload.device == "cpu" and used < _FREE_CORES * threads:
         yield (
-            f"Threads that could have used {threads} core{'s' * (threads != 1)} all the time got "
-            f"{used:.1f}: something else used the cores too, or a limit held the process. Measure "
-            "again when neither does."
+            f"The decode threads could have used {threads} core{'s' * (threads != 1)} but got only "
+            f"{used:.1f}: another program used the cores, or a CPU limit throttled the process. "
+            "Measure again without them."
         )
     if result.search is not None:
         noise = f"Runs of one setting differed by {result.search.noise:.1%}"
         if result.search.noise > BUSY_NOISE:
-            yield f"{noise}: the machine is busy with something else. Tune again when it isn't."
+            yield f"{noise}: the machine is busy with other work. Tune again when it is idle."
         else:
-            yield f"{noise}; less isn't a difference."
+            yield f"{noise}; smaller differences don't count."
     if result.stepped is None:
         yield (
-            f"That keeps an accelerator fed whose step over {result.setup.batch_size} samples "
-            f"takes {_ms(fed_step_ms(result))} ms or more; --step-ms or --accelerator measures "
-            "its utilisation."
+            f"An accelerator whose step over {result.setup.batch_size} samples takes "
+            f"{_ms(fed_step_ms(result))} ms or more never waits at this rate; --step-ms or "
+            "--accelerator measures its utilisation."
         )
     if result.search is None:
-        yield "These are the loader's defaults; --tune searches for faster settings."
+        yield "The run used the loader's default settings; --tune searches for faster ones."
 
 
 def _python(result: BenchResult) -> str:

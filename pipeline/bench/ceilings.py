@@ -1,18 +1,18 @@
-"""Measure the rate that each stage of a batch reaches alone, to compare a run with.
+"""Measure the rate that each stage of a batch reaches on its own, as the ceiling of a run.
 
-remote: ranges of its objects, fetched and dropped: no cache, no samples, nothing checked. read:
-as many threads as the loader has read batches in a shuffled order, and check them; of a remote
-dataset those that the cache has by then. decode: encoded samples in memory go through the
-recipe's own windows with all sizes divided by 16 and without antialiasing, so that hardly
-anything but decoding those windows is left. augment: the same samples through the whole recipe.
-python: the same without any decoding: views, draws and the hand-over. copy: encoded bytes from
-pinned memory to the GPU, as what crosses the bus.
+- remote: fetch ranges of the dataset's objects and drop them, without cache, samples or checks.
+- read: read batches in a shuffled order and check them, with as many threads as the loader has. Of
+  a remote dataset only the cached shards are read.
+- decode: decode samples that are in memory. The recipe's windows stay, but all output sizes are
+  divided by 16 and antialiasing is off, so that hardly any work but decoding is left.
+- augment: decode and augment the same samples by the whole recipe.
+- python: run the same graph without decoding; what remains are views, draws and the feeding.
+- copy: copy the encoded bytes from pinned memory to the GPU.
 
-progressive: what a progressive JPEG of this dataset costs beside a baseline one, on the job's
-device. Some of the batch's progressive images are rewritten as baseline ones, without loss, and
-both are decoded in turns, in the same windows. Without jpeglib, which rewrites them, the baseline
-images of the batch are compared with the progressive ones, pixel by pixel; where there are none,
-nothing is reported.
+`progressive_cost` compares progressive JPEGs of the dataset with baseline ones on the job's device.
+It rewrites some progressive images of the batch as baseline images without loss, and decodes both
+in turns, in the same windows. Without jpeglib, which rewrites them, it compares the batch's own
+progressive and baseline images by cost per pixel, if the batch has both.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ if TYPE_CHECKING:
     from penstock.augment import CheckedRecipe, Operation
     from penstock.readers import Encoded, EncodedBatch, RemoteShards, Source
 
-_FIRST_BYTES, _FIRST_COUNT = 16 << 10, 64  # what hardly any remote takes long for
+_FIRST_BYTES, _FIRST_COUNT = 16 << 10, 64  # fast on almost any remote
 
 
 def raw_remote(dataset: Source, *, seconds: float) -> Rate | None:
-    """The best that a group of requests gave in about so many seconds; None for a local dataset.
-    Where several lie end to end, the first remote is asked.
+    """Return the best rate of a group of requests in about `seconds`; None for a local dataset.
 
-    Requests begin small and grow, in bytes and in number, while they are answered quickly: up to
-    the loader's own ranges (8 MiB), or the objects. Raises FetchError.
+    Of several concatenated datasets, only the first remote is measured. Requests start small; while
+    they finish quickly, they grow in size and number, up to the loader's own ranges (8 MiB) or
+    whole objects. Raises FetchError.
     """
     remote, contents = dataset.remote_shards, dataset.contents
     if remote is None:
@@ -89,7 +89,7 @@ def raw_remote(dataset: Source, *, seconds: float) -> Rate | None:
 
 
 def _spans(remote: RemoteShards, shards: int, size_bytes: int) -> Iterator[ObjectRange]:
-    """Ranges of one shard of the first remote after the other, over and over."""
+    """Yield ranges of the first remote's shards, one shard after the other, endlessly."""
     for shard in cycle(range(shards)):
         found = remote.find(shard)
         for segment in found[1].segments if found and found[0] is remote.remotes[0] else ():
@@ -103,20 +103,22 @@ def _spans(remote: RemoteShards, shards: int, size_bytes: int) -> Iterator[Objec
 
 
 def _drop(_number: int, _answer: object) -> None:
-    """The bytes aren't for keeping."""
+    """Drop an answer."""
 
 
-TURNS = 2  # of stages that are measured beside one another
+TURNS = 2  # of stages that are measured in turns
 _FED = 2  # runs in flight, as in the loader
-# Memory that a graph touches for the first time costs as much as a tenth of the work.
+# The first touch of a graph's memory costs up to a tenth of the work.
 _WARM_RUNS = 3
 _SETTLE_SHARE = 0.25  # of the time, before counting begins
-_LEAST_RUNS = 3 * TURNS  # in the time; images too large for that come in smaller runs
+_LEAST_RUNS = 3 * TURNS  # in the given time; large images get smaller runs
 
 
-class Clock:
-    """Counts what comes in so many seconds. marks: time, CPU time, samples, bytes; from the start
-    on."""
+class RateClock:
+    """Counts samples and bytes for so many seconds.
+
+    marks: (time, CPU time, samples, bytes) of each count; the first mark is the start.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -126,12 +128,12 @@ class Clock:
     def count(self, samples: int, size_bytes: int) -> None:
         now = time.perf_counter()
         self.marks.append((now, time.process_time(), samples, size_bytes))
-        # Two at least: of runs the first one is what a rate begins at.
+        # At least two counts: the rate of a graph's runs starts at the first one.
         self.is_over = now - self.marks[0][0] >= self._seconds and len(self.marks) > 2
 
     def settled(self) -> Usage:
-        """From the last mark of the settling part on; from the start where that has none, as
-        batches that were read together come together."""
+        """Return the usage since the last mark of the settling part, or since the start if the
+        settling part has no mark: batches that were read together arrive together."""
         until = self.marks[0][0] + _SETTLE_SHARE * self._seconds
         return self.spent(sum(mark[0] <= until for mark in self.marks[:-1]) - 1)
 
@@ -148,7 +150,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Time that samples took."""
+    """The time, the CPU time, the samples and the bytes of a part of a measurement."""
 
     seconds: float
     cpu_s: float
@@ -157,7 +159,7 @@ class Usage:
 
 
 def rate_of(parts: Sequence[Usage]) -> Rate:
-    """The rate over all parts."""
+    """Compute the rate over all parts."""
     seconds, samples = sum(part.seconds for part in parts), sum(part.samples for part in parts)
     return Rate(
         samples_per_s=samples / seconds,
@@ -167,18 +169,18 @@ def rate_of(parts: Sequence[Usage]) -> Rate:
 
 
 class RecipeTimer:
-    """Times a recipe on a batch in memory: one run in work and one behind it, as in the loader."""
+    """Times a recipe on a batch in memory, with two runs in flight, as in the loader."""
 
     def __init__(self, recipe: CheckedRecipe, *, constant: bool = False) -> None:
         self._recipe, self._constant = recipe, constant
-        self._clocks: list[Clock] = []
+        self._clocks: list[RateClock] = []
         self._epochs = itertools.count()
 
     def open(
         self, batch: EncodedBatch, *, device: str, threads: int, seconds: float, whole: bool = False
     ) -> None:
-        """Build the graph, pay for what is built at the first run, and see how many samples a run
-        may have for some of them to fit into the seconds. whole: a run has all of them."""
+        """Build the graph, run it until its memory is allocated, and choose the number of samples
+        of a run so that several runs fit into `seconds`. whole: a run has the whole batch."""
         kind, _, number = device.partition(":")
         self._device = device
         self._graph = Graph(
@@ -204,8 +206,8 @@ class RecipeTimer:
         self._graph.drain()
 
     def play(self, seconds: float) -> None:
-        """Run for so long, and note the runs."""
-        clock = Clock(seconds)
+        """Run the recipe for `seconds` and count its samples."""
+        clock = RateClock(seconds)
         self._clocks.append(clock)
         while not clock.is_over:
             while self._graph.in_flight < _FED:
@@ -215,7 +217,7 @@ class RecipeTimer:
         self._graph.drain()
 
     def rate(self) -> Rate:
-        """The rate over all that was played, from the first run of each turn on."""
+        """Return the rate over all turns, each counted from its first run."""
         return rate_of([clock.spent(1) for clock in self._clocks])
 
     def close(self) -> None:
@@ -233,12 +235,12 @@ class RecipeTimer:
 
 
 def first_of(batch: EncodedBatch, size: int) -> EncodedBatch:
-    """So many samples of a batch, or all."""
+    """Return the first `size` samples of a batch, or all."""
     return batch if size >= len(batch.encoded) else some_of(batch, range(size))
 
 
 def some_of(batch: EncodedBatch, rows: Sequence[int]) -> EncodedBatch:
-    """These samples of a batch."""
+    """Return some samples of a batch."""
     return replace(
         batch,
         ids=batch.ids[list(rows)],
@@ -248,8 +250,7 @@ def some_of(batch: EncodedBatch, rows: Sequence[int]) -> EncodedBatch:
 
 
 def play_in_turns(stages: Sequence[RecipeTimer], seconds: float) -> list[Rate]:
-    """Measure the opened stages in turns, so that other work of the machine slows all of them
-    alike."""
+    """Measure opened stages in turns, so that other load on the machine slows them equally."""
     for _ in range(TURNS):
         for stage in stages:
             stage.play(seconds / TURNS)
@@ -257,14 +258,14 @@ def play_in_turns(stages: Sequence[RecipeTimer], seconds: float) -> list[Rate]:
 
 
 def wait_for(device: str) -> None:
-    """Wait until a GPU has done what was asked of it."""
+    """Wait until the GPU's current stream is idle; on the CPU, return at once."""
     if device.startswith("cuda"):
         import torch
 
         torch.cuda.current_stream().synchronize()
 
 
-# Rewriting takes a third of a second for so many pixels; a few images tell the ratio.
+# Rewriting this many pixels takes a third of a second; a few images are enough for the ratio.
 _MOST_PIXELS = 2**24
 _MOST_IMAGES = 16
 _LEAST_NEIGHBOURS = 4  # of each kind: images of a set differ
@@ -273,9 +274,10 @@ _LEAST_NEIGHBOURS = 4  # of each kind: images of a set differ
 def progressive_cost(
     batch: EncodedBatch, recipe: CheckedRecipe, *, device: str, threads: int, seconds: float
 ) -> ProgressiveCost | None:
-    """Decode some for about `seconds` each. None where the batch has none, or nothing to compare.
+    """Decode progressive and baseline images for about `seconds` and return the ratio of costs.
 
-    recipe: hardly more than decoding. Raises what decoding raises.
+    recipe: decodes, with as little other work as possible. Returns None if the batch has no
+    progressive image, or nothing to compare with. Raises what decoding raises.
     """
     kinds = [_kind(sample) for sample in batch.encoded]
     progressive = _few(batch, [row for row, kind in enumerate(kinds) if kind == "progressive"])
@@ -307,20 +309,20 @@ def _kind(sample: Encoded) -> str:
 
 
 def _few(batch: EncodedBatch, rows: Sequence[int]) -> list[int]:
-    """Return as many of them as may be rewritten; at least one, if there is any."""
-    taken: list[int] = []
+    """Limit the rows to the number and pixels that may be rewritten, but keep at least one."""
+    kept: list[int] = []
     pixels = 0
     for row in rows[:_MOST_IMAGES]:
         height, width = batch.dims[row].tolist()
         pixels += height * width
-        if taken and pixels > _MOST_PIXELS:
+        if kept and pixels > _MOST_PIXELS:
             break
-        taken.append(row)
-    return taken
+        kept.append(row)
+    return kept
 
 
 def _twins(batch: EncodedBatch, rows: Sequence[int]) -> tuple[EncodedBatch, EncodedBatch] | None:
-    """Progressive images and the same as baseline ones; None where none can be rewritten."""
+    """Return progressive images and their baseline copies; None if none can be rewritten."""
     try:
         found = [
             (row, twin) for row in rows if (twin := baseline_twin(batch.encoded[row])) is not None
@@ -370,8 +372,8 @@ def _cost(rate: Rate, device: str) -> float:
 
 
 _SHRINK = 16  # a 224 crop becomes 14 x 14: a two-hundredth of the pixels to resize
-_CHECKED_SHARDS = 4096  # shards, whether they are in the cache
-_FEW = 8  # samples a thread, where they must be fetched
+_CHECKED_SHARDS = 4096  # the most shards that are looked up in the cache
+_FEW = 8  # samples per thread, if they must be fetched
 
 
 def measure_ceilings(
@@ -386,10 +388,10 @@ def measure_ceilings(
 ) -> Ceilings:
     """Measure reading, decoding, augmenting, the copy and Python's part, each for about `seconds`.
 
-    image: the field of images that is decoded, and its recipe (of several fields: one call for
-    each, and `joined_ceilings`); None without images. threads: that decode, 0: all usable cores.
-    seed: of the order that is read in. The dataset stays open. Call it when nothing else of this
-    process runs. Raises ConfigError for numbers that can't be, and what reading and decoding raise.
+    image: the field of images to decode, and its recipe; None without images. For several fields,
+    call it once for each and use `joined_ceilings`. threads: decode threads; 0: all usable cores.
+    seed: of the order of reading. The dataset stays open. Nothing else of this process may run at
+    the same time. Raises ConfigError for numbers out of range, and what reading and decoding raise.
     """
     if batch_size < 1 or threads < 0 or seconds <= 0:
         raise ConfigError(
@@ -404,7 +406,7 @@ def measure_ceilings(
         return Ceilings(remote=remote, read=read, is_cold=is_cold)
     field, recipe = image
     threads = threads or usable_cores()
-    # From a remote only as few as it takes.
+    # Fetch only a few samples from a remote.
     some = next(rows) if read is not None else next(rows)[: _FEW * threads]
     batch, share = _images(dataset, field, some)
     if batch is None:
@@ -434,14 +436,14 @@ def measure_ceilings(
 def _images(
     dataset: Source, field: str, rows: NDArray[np.int64]
 ) -> tuple[EncodedBatch | None, float]:
-    """The images that some rows have, None without any, and the share of the rows that have one."""
+    """Return the images of some rows, None without any, and the share of rows that have one."""
     found = dataset.values(field, rows)
     there = [row for row, image in enumerate(found.encoded(field).encoded) if len(image)]
     return (found.take(there).encoded(field) if there else None), len(there) / max(1, len(rows))
 
 
 def _scaled_rate(rate: Rate, share: float) -> Rate:
-    """A rate by samples, of which this share has an image."""
+    """Convert a rate of images to one of samples, of which this share has an image."""
     return Rate(
         samples_per_s=rate.samples_per_s / share,
         bytes_per_s=rate.bytes_per_s,
@@ -462,7 +464,7 @@ def joined_ceilings(fields: Sequence[Ceilings]) -> Ceilings:
 
 
 def _rate_in_sequence(rates: Sequence[Rate | None]) -> Rate | None:
-    """The rate of pieces of work that each sample takes one after the other."""
+    """Return the rate of stages that each sample passes one after the other."""
     known = [rate for rate in rates if rate is not None]
     if len(known) <= 1:
         return known[0] if known else None
@@ -475,14 +477,14 @@ def _rate_in_sequence(rates: Sequence[Rate | None]) -> Rate | None:
 
 
 def without_augmenting(ops: tuple[Operation, ...]) -> list[Operation]:
-    """The recipe's windows, with hardly any pixels to resize to, and nothing behind them."""
+    """Return the recipe's decoding and windows with tiny output sizes, and no later operation."""
     resizes = any(isinstance(op, Resize | RandomResizedCrop) for op in ops)
     bare: list[Operation] = []
     for op in ops:
         if isinstance(op, Resize | RandomResizedCrop):
             bare.append(replace(op, size=_smaller(op.size), antialias=False))
         elif isinstance(op, CenterCrop | RandomCrop):
-            # In front of any resize it is the window to decode; without one it is all there is.
+            # Before a resize, a crop is the window to decode; without a resize it is the output.
             is_behind = any(isinstance(other, Resize | RandomResizedCrop) for other in bare)
             bare.append(replace(op, size=_smaller(op.size)) if resizes and is_behind else op)
         elif isinstance(op, Decode):
@@ -497,7 +499,8 @@ def _smaller(size: Any) -> Any:
 
 
 def _cached_shards(dataset: Source) -> NDArray[np.bool_] | None:
-    """Which shards of a remote dataset are in the cache, of so many; None for a local one."""
+    """Return a mask of the shards that the cache holds as a whole, of the first _CHECKED_SHARDS
+    shards of a remote dataset; None for a local one."""
     remote = dataset.remote_shards
     if remote is None:
         return None
@@ -510,13 +513,13 @@ def _cached_shards(dataset: Source) -> NDArray[np.bool_] | None:
 def _rows(
     dataset: Source, batch_size: int, *, seed: int, near: NDArray[np.bool_] | None
 ) -> Iterator[NDArray[np.int64]]:
-    """(shard, row) of batch after batch, as a job of this seed would walk them, without an end.
+    """Yield the (shard, row) pairs of batch after batch in the order of a job, endlessly.
 
-    near: shards to take samples of, where any is.
+    near: a mask of the shards to read; None or all False reads every shard.
     """
     contents = dataset.contents
     plan = make_plan(contents, shuffled_settings(contents, seed=seed, global_batch=batch_size))
-    for epoch in itertools.count(1):  # the run itself has had epoch 0 in memory lately
+    for epoch in itertools.count(1):  # the run has just read epoch 0
         for position in range(0, contents.samples, batch_size):
             rows = plan.batch(epoch, position, batch_size)
             if near is not None and near.any():
@@ -526,7 +529,7 @@ def _rows(
 
 
 def _read(dataset: Source, rows: Iterator[NDArray[np.int64]], seconds: float) -> tuple[Rate, bool]:
-    """Measure reading, and whether it waited for the disk."""
+    """Measure reading, and find out if it waited for the disk."""
     is_mapped = not dataset.contents.is_file_per_sample
     workers = MAPPED_READ_THREADS if is_mapped else READ_THREADS
     blocks = _blocks()
@@ -537,7 +540,7 @@ def _read(dataset: Source, rows: Iterator[NDArray[np.int64]], seconds: float) ->
 
     pool = Workers(workers, name="ceiling")
     stream = Ordered(read, rows, pool=pool, ahead=2 * workers)
-    clock = Clock(seconds)
+    clock = RateClock(seconds)
     try:
         while not clock.is_over:
             clock.count(*next(stream))
@@ -551,7 +554,7 @@ def _read(dataset: Source, rows: Iterator[NDArray[np.int64]], seconds: float) ->
 
 
 def _blocks() -> int:
-    """Blocks that this process has had to read from disks."""
+    """Return the number of blocks that this process has read from disks."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_inblock
 
 
@@ -560,7 +563,7 @@ def _copy(batch: EncodedBatch, device: str, seconds: float) -> Rate:
 
     size_bytes = sum(map(len, batch.encoded))
     host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-    clock = Clock(seconds)
+    clock = RateClock(seconds)
     while not clock.is_over:
         host.to(device, non_blocking=True)
         wait_for(device)

@@ -19,23 +19,23 @@ from penstock.cache import PenstockError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-MARK = "penstock-says "  # libraries print to stdout too; only lines that begin so are ours
-# Where our package is; `python -m` puts it first, so that no file of the caller's hides it.
+MARK = "penstock-says "  # libraries print to stdout, too; only lines with this prefix are ours
+# The folder of our package; `python -m` puts it first, so that no file of the caller shadows it.
 HOME = Path(str(penstock.__file__)).resolve().parents[1]
 
 
 class ChildFailedError(PenstockError, RuntimeError):
-    """A child ended unasked; the message carries the end of what it wrote to stderr."""
+    """A child process ended early; the message ends with the last lines of its stderr."""
 
 
 def send_to_parent(message: Mapping[str, Any]) -> None:
-    """Say one thing to the parent; a child calls this."""
+    """Send a message from a child process to its parent."""
     sys.stdout.write(f"{MARK}{json.dumps(message)}\n")
     sys.stdout.flush()
 
 
 class Child:
-    """`python -m module arguments`. Leaving the context ends the process."""
+    """A process that runs `python -m module arguments`. Leaving the context ends the process."""
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         self._module = module
@@ -49,8 +49,8 @@ class Child:
             cwd=HOME,
         )
 
-    def say(self, message: Mapping[str, Any]) -> None:
-        """Write one JSON line to the child's stdin. Raises ChildFailedError if it is gone."""
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Write one JSON line to the child's stdin. Raises ChildFailedError if it has ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
@@ -58,7 +58,7 @@ class Child:
         except BrokenPipeError as error:
             raise self._failed() from error
 
-    def hear(self) -> Iterator[dict[str, Any]]:
+    def messages(self) -> Iterator[dict[str, Any]]:
         """Yield the child's messages until it exits. Raises ChildFailedError if it fails."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -67,15 +67,15 @@ class Child:
         if self._process.wait():
             raise self._failed()
 
-    def answer(self) -> dict[str, Any]:
-        """The next thing that the child tells. Raises ChildFailedError if it ends instead."""
-        message = next(self.hear(), None)
+    def receive(self) -> dict[str, Any]:
+        """Return the child's next message. Raises ChildFailedError if it ends instead."""
+        message = next(self.messages(), None)
         if message is None:
             raise self._failed()
         return message
 
     def kill(self) -> None:
-        """SIGKILL: the process gets no chance to tidy up."""
+        """Kill the process with SIGKILL, without any clean-up of its own."""
         self._process.kill()
         self._process.wait()
 
@@ -83,8 +83,8 @@ class Child:
         code = self._process.wait()
         self._stderr.seek(0)
         return ChildFailedError(
-            f"`python -m {self._module}` ended with {code}, wanted an answer. Its stderr ends:\n"
-            + self._stderr.read()[-2000:]
+            f"`python -m {self._module}` ended with exit code {code} before it answered. The end "
+            "of its stderr:\n" + self._stderr.read()[-2000:]
         )
 
     def __enter__(self) -> Child:
@@ -93,7 +93,7 @@ class Child:
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it is gone already, which is what is wanted
+        with contextlib.suppress(BrokenPipeError):  # the process has ended already
             self._process.stdin.close()
         self._process.terminate()
         self._process.wait()

@@ -85,7 +85,7 @@ def _suffix(head: bytes) -> str:
 
 MOST_SAMPLES = 8192
 """The most samples that are exported as files: enough for some dozens of batches, and few enough
-for the page cache."""
+to fit into the page cache."""
 
 ROUND = RoundSize(stepped=0)
 ROUNDS = 5
@@ -105,9 +105,9 @@ class LoaderFigures:
 class LoaderComparison:
     """The figures of other loaders and of Penstock on one dataset.
 
-    results: by loader's name. ours: Penstock in the same rounds; None if no other could play.
-    skipped: loaders that aren't installed and how to get each. note: what was read, in words.
-    comparison: every round; None likewise.
+    results: figures by the loader's name. ours: Penstock in the same rounds; None if no other
+    loader is installed. skipped: loaders that aren't installed, with how to install each. note: a
+    sentence on which files were read. comparison: every round; None if ours is None.
     """
 
     results: Mapping[str, LoaderFigures]
@@ -133,17 +133,18 @@ def compare_url(
 ) -> LoaderComparison:
     """Play interleaved rounds of Penstock and the named loaders over a dataset, on the CPU.
 
-    A local folder of labelled images is read where it lies. Of anything else other loaders get the
-    samples as files, bytes unchanged, in a temporary folder below `scratch`; neither that nor what
-    loaders convert is timed. Penstock reads a local set where it lies as well, unless it has more
-    than most_samples; of those, and of a remote one, all read the same local copy of so many.
+    All loaders read a local folder of labelled images in place. For any other dataset, the other
+    loaders get its samples as files with unchanged bytes, in a temporary folder below `scratch`;
+    neither this export nor a loader's conversion is timed. Penstock reads a local dataset in place
+    unless it has more than most_samples samples. If it has more, or is remote, all loaders read the
+    same local copy of most_samples samples.
 
-    url: or a Dataset, where it needs options, or a part of one; it stays open. names: of
-    `pipeline.bench.adapters.registry.LOADERS`; what isn't installed is skipped and named. workers:
-    processes or threads of each, this process's cores by default. progress: told (rounds played,
-    rounds in all), counting every loader's. Raises ConfigError (unknown name, another recipe than
-    imagenet_train, a batch larger than the set), NotTheSameWorkError, ChildFailedError, and what
-    Dataset raises.
+    url: a URL, or a Dataset or Source, which stays open. names: from
+    `pipeline.bench.adapters.LOADERS`; loaders that aren't installed are skipped and listed.
+    workers: processes or threads of each loader; by default the number of usable cores. progress:
+    called with (rounds played, rounds in total) over all loaders. Raises ConfigError (unknown
+    name, another recipe than imagenet_train, a batch larger than the dataset), NotTheSameWorkError,
+    ChildFailedError, and what Dataset raises.
     """
     crop = crop_of(recipe)
     there, skipped = split_installed(name for name in names if name not in OURS)
@@ -177,17 +178,17 @@ def compare_url(
 
 
 def check_comparable(dataset: Source, recipe: Recipes) -> None:
-    """Raise ConfigError for batches without images, and for a recipe that others can't play."""
+    """Raise ConfigError for batches without images, and for a recipe that others don't support."""
     if not image_fields(dataset.schema, dataset.fields):
         raise ConfigError(
-            f"--against: other loaders decode images, and the batches of {dataset.url} have "
-            f"{list(dataset.fields)}, none of them an image. Leave it out."
+            f"--against: other loaders are compared on images, and the batches of {dataset.url} "
+            f"have only {list(dataset.fields)}. Leave out --against."
         )
     crop_of(recipe)
 
 
 def crop_of(recipe: Recipes) -> int:
-    """Height and width of imagenet_train's crops. Raises ConfigError for any other recipe."""
+    """Return the size of imagenet_train's crops. Raises ConfigError for any other recipe."""
     for operation in recipe if not isinstance(recipe, Mapping) else ():
         if not isinstance(operation, RandomResizedCrop):
             continue
@@ -196,8 +197,9 @@ def crop_of(recipe: Recipes) -> int:
             if height == width:
                 return height
     raise ConfigError(
-        "against: other loaders play the ImageNet training recipe only, imagenet_train(size) with "
-        f"a square size, got {list(recipe)}. Use `--augment imagenet`, or leave out `--against`."
+        "--against: other loaders are compared only on the ImageNet training recipe, "
+        f"imagenet_train(size) with a square size; got {list(recipe)}. Use `--augment imagenet`, "
+        "or leave out `--against`."
     )
 
 
@@ -213,7 +215,8 @@ def _figures_of(summary: Summary) -> LoaderFigures:
 class _ComparedFiles:
     """The files that a comparison reads.
 
-    folder: for other loaders; ours: for Penstock; samples: in both; note: in words.
+    folder: read by other loaders; ours: read by Penstock; samples: in each of them; note: a
+    sentence for the user.
     """
 
     folder: Path
@@ -222,11 +225,11 @@ class _ComparedFiles:
     note: str
 
     def check_batch(self, size: int) -> None:
-        """Raises ConfigError for a batch larger than the set."""
+        """Raise ConfigError for a batch larger than the dataset."""
         if size > self.samples:
             raise ConfigError(
-                f"batch_size: got {size}, and there are {self.samples} samples. Take a smaller "
-                "batch."
+                f"batch_size: got {size}, but there are only {self.samples} samples. Pass a "
+                "smaller batch size."
             )
 
 
@@ -237,7 +240,7 @@ def _local_files(url: str | Source, place: Path, most_samples: int) -> _Compared
         return _files_of(url, place, most_samples)
     if isinstance(url, Source):
         done, copy = export_files(url, place / "files", most_samples=most_samples), place / "files"
-        note = f"All read a local copy with {done.samples} of {len(url)} samples as files."
+        note = f"All loaders read a local copy of {done.samples} of {len(url)} samples as files."
         return _ComparedFiles(folder=copy, ours=copy, samples=done.samples, note=note)
     with Dataset(url, allow_left_out=1) as dataset:
         return _files_of(dataset, place, most_samples)
@@ -246,21 +249,27 @@ def _local_files(url: str | Source, place: Path, most_samples: int) -> _Compared
 def _files_of(dataset: Dataset, place: Path, most_samples: int) -> _ComparedFiles:
     index = dataset.open()
     if dataset.is_plain and (folder := _labelled_folder(dataset)) is not None:
-        note = "All read the image folder where it lies."
+        note = "All loaders read the image folder in place."
         return _ComparedFiles(folder=folder, ours=folder, samples=index.samples, note=note)
     copy = place / "files"
     done = export_files(dataset, copy, most_samples=most_samples)
     is_local = isinstance(index.origin, LocalFolder)
     if is_local and dataset.is_plain and done.same_labels and done.samples == index.samples:
-        note = f"Others read the {done.samples} samples as files, Penstock the set where it lies."
+        note = (
+            f"The other loaders read the {done.samples} samples as files; Penstock reads the "
+            "dataset in place."
+        )
         return _ComparedFiles(folder=copy, ours=_path(index), samples=done.samples, note=note)
-    where = "" if is_local else "of a remote set "
-    note = f"All read a local copy {where}with {done.samples} of {index.samples} samples as files."
+    whose = "the dataset" if is_local else "the remote dataset"
+    note = (
+        f"All loaders read a local copy of {done.samples} of {index.samples} samples of {whose}, "
+        "as files."
+    )
     return _ComparedFiles(folder=copy, ours=copy, samples=done.samples, note=note)
 
 
 def _labelled_folder(dataset: Dataset) -> Path | None:
-    """The local folder whose files are exactly the dataset's samples."""
+    """Return the local folder whose files are exactly the dataset's samples, or None."""
     index = dataset.index
     if not index.format.is_file_per_sample or not isinstance(index.origin, LocalFolder):
         return None

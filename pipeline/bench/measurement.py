@@ -53,10 +53,10 @@ class DatasetFacts:
 class BenchResult:
     """All measurements of a workload.
 
-    raw: as fast as batches come; stepped: with the emulated step, measured before it, None without
-    one. floor_au: in per cent, of a loader that costs nothing, with the same step on this machine;
-    None without a step. search: what --tune tried. loaders: what other loaders did; None where none
-    was asked for, or where one of them failed: then loaders_error is why.
+    raw: the run that consumes batches as fast as they arrive. stepped: the run with the emulated
+    step, made before raw; None without a step. floor_au: the AU, in per cent, of a loader without
+    any cost on this machine; None without a step. search: the result of --tune. loaders: the
+    comparison with other loaders; None if none was requested, or if one failed with loaders_error.
     """
 
     workload: Workload
@@ -85,7 +85,8 @@ def bench(
     search: bool = False,
     loaders: Sequence[str] = (),
 ) -> BenchResult:
-    """Open the workload's dataset, find settings if asked to, and measure; then other loaders.
+    """Open the workload's dataset, search for settings if requested, and measure; then play other
+    loaders.
 
     Raises what opening and loading raise; PlanError for a batch larger than the dataset.
     """
@@ -94,7 +95,7 @@ def bench(
         return result
     try:
         return replace(result, loaders=_play_loaders(workload, result, loaders, progress))
-    except PenstockError as error:  # what was measured before stands
+    except PenstockError as error:  # the measurements before remain valid
         return replace(result, loaders_error=error)
 
 
@@ -103,7 +104,7 @@ def _alone(
 ) -> BenchResult:
     progress("importing")
     import_all()
-    progress("opening (what has no index yet is indexed once)")
+    progress("opening (a dataset without an index is indexed once)")
     with workload.dataset() as dataset:
         dataset.open()
         workload = workload.settled(dataset)
@@ -113,14 +114,14 @@ def _alone(
         if search:
             found = _search(workload, dataset, setup, progress)
             setup = found.best
-        # The run that the verdict is of comes first: a cache of the user's fills while runs go on.
+        # The run of the verdict comes first: the user's cache fills during the runs.
         stepped = floor = None
         if workload.step_s:
             what = f"with a step of {1000 * workload.step_s:g} ms"
             stepped = _play(workload, dataset, setup, progress, what=what, step_s=workload.step_s)
             floor = _floor(workload, setup, progress)
-        raw = _play(workload, dataset, setup, progress, what="as fast as batches come")
-        progress("each stage alone")
+        raw = _play(workload, dataset, setup, progress, what="without a step")
+        progress("each stage on its own")
         ceilings = workload_ceilings(workload, dataset, setup)
         return BenchResult(
             workload=workload,
@@ -189,7 +190,7 @@ def _search(
         run = _play(workload, dataset, setup, progress, what=what, seconds=seconds)
         return run.figures.samples_per_s
 
-    # A step is over a batch of its size: another batch would be another step.
+    # The length of a step belongs to its batch size.
     given = {"batch_size"} if workload.batch_size is not None or workload.step_s else set()
     decodes = image_fields(dataset.schema, dataset.fields)
     given |= {"num_workers"} if workload.num_workers or not decodes else set()
@@ -224,7 +225,7 @@ def workload_ceilings(workload: Workload, dataset: Dataset, setup: LoaderSetting
         )
         crops = check_array_crops(operations, schema, stored_fields(names, schema))
         checked = check_maps(maps, cropped_schema(schema, crops))
-        # What a Map makes of a field isn't what the dataset holds: it can't be measured alone.
+        # A field that a Map returns isn't in the dataset, so it can't be measured on its own.
         made = {name for each in checked.maps for name in each.returns}
         fields = [name for name in dataset.fields if name not in made]
         if not made or image_fields(dataset.schema, fields):

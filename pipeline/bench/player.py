@@ -1,11 +1,11 @@
-"""Play the rounds of one loader in a process of its own, and report what each cost.
+"""Play the rounds of one loader in a process of its own, and report the figures of each.
 
-Loaders must not share a process: torch's workers are forked, which is unsafe beside DALI's
-threads, and one loader's read-ahead would burn the cores in another's round. Here a round builds
-its loader, measures, and closes it, so that nothing runs between two rounds. Imports are done
-before the first.
+Loaders can't share a process: torch forks its workers, which is unsafe while DALI's threads run,
+and one loader's prefetching would use the cores during another's round. Each round builds its
+loader, measures it and closes it, so that nothing runs between two rounds. Imports are done before
+the first round.
 
-The parent writes one JSON object a line to stdin (a RoundSize) and reads one a line from stdout.
+The parent writes a RoundSize as one JSON line to stdin and reads a Round as one line from stdout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def play(name: str, work: Work, size: RoundSize) -> Round:
-    """One round, from the constructor to close()."""
+    """Play one round, from the constructor to close()."""
     began = time.perf_counter()
     loader = build(name, replace(work, seed=size.seed))
     built = time.perf_counter()
@@ -40,7 +40,7 @@ def play(name: str, work: Work, size: RoundSize) -> Round:
         looked += [_copied(next(batches)) for _ in range(size.looked - 1)]
         pixels = look(looked)
         del looked
-        # Looking let the loader read ahead; use that up, or the first timed batches come for free.
+        # Consume what the loader prefetched meanwhile; otherwise the first timed batches are free.
         for _ in range(size.settle):
             next(batches)
         images, wall_s, cpu_s = _time_batches(batches, size.timed)
@@ -64,7 +64,7 @@ def play(name: str, work: Work, size: RoundSize) -> Round:
 
 
 def _copied(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """A copy: not every loader leaves what it handed out alone."""
+    """Copy a batch: some loaders reuse its memory."""
     images, labels = batch
     return images.clone(), labels.clone()
 
@@ -78,7 +78,8 @@ def _time_batches(batches: Batches, count: int) -> tuple[int, float, float]:
 
 
 def _feed_accelerator(batches: Batches, count: int, *, step_s: float) -> tuple[float, float]:
-    """Seconds waited for data and spent in steps; two steps before let the read-ahead refill."""
+    """Return the seconds of waiting for data and of steps. Two uncounted steps come first, in which
+    the loader's prefetch fills."""
     idle = threading.Event()
     wait_s = busy_s = 0.0
     for number in range(-2, count):
@@ -93,7 +94,7 @@ def _feed_accelerator(batches: Batches, count: int, *, step_s: float) -> tuple[f
 
 
 def main(argv: list[str]) -> None:
-    """argv: the loader's name, and its Work as JSON."""
+    """Play rounds until stdin closes. argv: the loader's name, and its Work as JSON."""
     name, work = argv[0], Work.from_json(argv[1])
     imports(name)
     prepare(name, work)

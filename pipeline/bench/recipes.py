@@ -1,8 +1,8 @@
 """Resolve the name of a recipe that `penstock bench` plays.
 
-A recipe is named by imagenet, imagenet-eval, auto (imagenet where there are images, else the
-fields as they are), none (nothing is decoded, which measures reading alone), or module:name of a
-user's own recipe or function that makes one.
+The names are imagenet, imagenet-eval, auto (imagenet if there are images, else the unchanged
+fields), none (read without decoding, to measure reading alone), or module:name of the user's own
+recipe or of a function that returns one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ RECIPES = (AUTO, "imagenet", "imagenet-eval", "none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedRecipe:
-    """A recipe that a bench can play, and the Python that says the same.
+    """A recipe that a bench can play, and the Python code for it.
 
-    operations: as `augment=` takes them; empty for fields as they are. reads_only: samples are read
-    and nothing is made of them. shuffled: as for training. line: the Python that makes the
-    operations. names: of `penstock` that it needs; imports: further lines."""
+    operations: as for `augment=`; empty for unchanged fields. reads_only: samples are read but not
+    decoded. shuffled: True for training. line: the Python expression of the operations. names: the
+    names of `penstock` that it uses; imports: further lines of imports.
+    """
 
     name: str
     operations: Recipes
@@ -46,15 +47,15 @@ class NamedRecipe:
             return recipe_named("imagenet") if has_images else replace(self, name="fields")
         if self.name.startswith("imagenet") and not has_images:
             raise RecipeError(
-                f"--augment {self.name} works on images, and the batches of this dataset have "
+                f"--augment {self.name} works on images, but the batches of this dataset have "
                 "none. Leave it out, or pass --augment none."
             )
         return self
 
 
 def recipe_named(name: str) -> NamedRecipe:
-    """The recipe of that name. Raises ConfigError for a name that isn't one, RecipeError for a
-    user's recipe that holds no operations."""
+    """Return the recipe of that name. Raises ConfigError for an unknown name, RecipeError if a
+    user's recipe has no operations."""
     from penstock.augment import imagenet_eval, imagenet_train
 
     if name == "imagenet":
@@ -81,13 +82,13 @@ def recipe_named(name: str) -> NamedRecipe:
     if not (colon and module and attribute):
         raise ConfigError(
             f"--augment: got {name!r}, wanted {', '.join(RECIPES)}, or module:name of a list of "
-            "operations or of a function that makes one, such as mytrain:recipe."
+            "operations or of a function that returns one, such as mytrain:recipe."
         )
     return _users_recipe(name, module, attribute)
 
 
 def _users_recipe(name: str, module: str, attribute: str) -> NamedRecipe:
-    # As `python -m` does: a recipe lies beside the training script.
+    # The current folder comes first, as for `python -m`: a recipe is often next to the script.
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -96,8 +97,8 @@ def _users_recipe(name: str, module: str, attribute: str) -> NamedRecipe:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"--augment {name}: {error}. Name a module that can be imported from this folder, and "
-            "what it holds, as module:name."
+            f"--augment {name}: {error}. Pass module:name, with a module that can be imported from "
+            "this folder and a name in it."
         ) from error
     made = callable(found)
     try:

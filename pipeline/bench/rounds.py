@@ -1,9 +1,9 @@
-"""Play interleaved rounds of several loaders over the same work: medians, spreads, paired ratios.
+"""Play interleaved rounds of several loaders on the same work: medians, spreads, paired ratios.
 
-Every round plays all loaders one after the other, in turning order, so that a drifting machine
-drifts for all of them. Ratios are taken inside a round and then the median over the rounds. The
-loaders' tensors are compared before their times are: loaders whose tensors differ are not
-compared, which is an error.
+Every round plays all loaders, in an order that is reversed each time, so that a drift of the
+machine's speed affects all of them equally. Ratios are computed within each round; the result is
+their median. The loaders' tensors are compared first: if they differ, the loaders don't do the same
+work, and the comparison ends with an error.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 class TensorFacts:
     """The statistics of a loader's tensors, which show whether two loaders do the same work.
 
-    samples, label_mean, label_deviation: how many were looked at; of their labels.
-    spread: deviation of the images' own means, of the channel where it is largest: what chance does
-    to a mean over few images.
+    samples: number of compared samples; label_mean, label_deviation: of their labels.
+    spread: the standard deviation of the images' means, of the channel in which it is largest; it
+    bounds the random error of a mean over few images.
     mean, deviation: of each channel over all pixels, in normalised units.
-    detail: mean absolute difference of horizontal neighbours; a resize without antialiasing raises
-    it.
+    detail: mean absolute difference of horizontally neighbouring pixels; a resize without
+    antialiasing raises it.
     """
 
     shape: tuple[int, ...]
@@ -56,13 +56,13 @@ class TensorFacts:
 class RoundSize:
     """The numbers of batches of a round.
 
-    looked: taken at first; their pixels are looked at.
-    settle: taken next, more than any loader keeps ready, so that the timed ones come at the rate at
-    which they are made.
-    timed: taken as fast as they come.
-    stepped: each followed by step_ms in which this process leaves the cores alone, as it does while
-    an accelerator trains.
-    seed: of the order and the crops; another one each round, so that pooled pixels average well.
+    looked: the first batches, whose pixels are compared.
+    settle: consumed next without being timed; more than any loader prefetches, so that the timed
+    batches arrive at the rate at which they are produced.
+    timed: consumed as fast as they arrive.
+    stepped: each followed by a wait of step_ms without CPU use, as while an accelerator trains.
+    seed: of the order and the crops; different in each round, so that the pooled statistics cover
+    more samples.
     """
 
     looked: int = 2
@@ -77,9 +77,10 @@ class RoundSize:
 class Round:
     """The figures of one round.
 
-    build_s: the constructor; first_batch_s: from its return to the first batch.
-    images, wall_s, cpu_s: of the timed batches; cpu_s counts this process and its children.
-    stepped: batches that a step followed; wait_s, step_s: their time in the loader and in the step.
+    build_s: time of the constructor; first_batch_s: from its return to the first batch.
+    images, wall_s, cpu_s: of the timed batches; cpu_s includes child processes.
+    stepped: batches that were followed by a step; wait_s, step_s: their time in the loader and in
+    the step.
     """
 
     build_s: float
@@ -114,7 +115,7 @@ class Round:
 
 
 def round_from_json(values: dict[str, Any]) -> Round:
-    """A round as its process wrote it: JSON has lists where TensorFacts has tuples."""
+    """Convert a round from the JSON values that its process wrote, with lists for tuples."""
     pixels: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in values["pixels"].items()
@@ -122,22 +123,22 @@ def round_from_json(values: dict[str, Any]) -> Round:
     return Round(**(values | {"pixels": TensorFacts(**pixels)}))
 
 
-# Beside what chance may add; a forgotten or doubled normalisation moves a mean by 0.5 and more.
+# On top of the random error. A missing or doubled normalisation moves a mean by 0.5 or more.
 MEAN_TOLERANCE = 0.15
 DEVIATION_TOLERANCE = 0.12
-DETAIL_TOLERANCE = 0.25  # relative; a resize without antialiasing, or nearest, is beyond
-LABEL_TOLERANCE = 0.05  # of the labels' mean and deviation, in deviations
-CHANCE = 4.0  # standard errors of the difference of two means over other samples
-# So many samples of each loader are looked at, at least: enough for these tolerances to tell.
+DETAIL_TOLERANCE = 0.25  # relative; a resize without antialiasing, or nearest, exceeds it
+LABEL_TOLERANCE = 0.05  # of the labels' mean and deviation, in standard deviations
+CHANCE = 4.0  # standard errors of the difference of two means over different samples
+# The least number of compared samples of each loader: enough for these tolerances.
 LOOKED_SAMPLES = 1024
 
 
 class NotTheSameWorkError(PenstockError, ValueError):
-    """Two loaders' tensors differ, so their times say nothing about one another."""
+    """Two loaders' tensors differ, so their times can't be compared."""
 
 
 def look(batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> TensorFacts:
-    """The facts of some batches of (n, 3, size, size) images and (n,) labels."""
+    """Compute the statistics of batches of (n, 3, size, size) images and (n,) labels."""
     import torch
 
     images = torch.cat([images for images, _ in batches]).float()
@@ -157,24 +158,27 @@ def look(batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> TensorFacts:
 
 
 def check_same_work(seen: Mapping[str, Sequence[TensorFacts]], *, pooled: bool) -> None:
-    """Compare every loader's tensors with the first one's; pooled: the statistics of their pixels
-    and labels too, of LOOKED_SAMPLES or more. Raises NotTheSameWorkError."""
+    """Compare every loader's tensors with those of the first loader.
+
+    pooled: also compare the statistics of pixels and labels, over LOOKED_SAMPLES or more. Raises
+    NotTheSameWorkError.
+    """
     looks = {name: pooled_facts(rounds) for name, rounds in seen.items()}
     reference_name, reference = next(iter(looks.items()))
     for name, pixels in looks.items():
         for what, mine, wanted, same in differences(pixels, reference, pooled=pooled):
             if not same:
                 raise NotTheSameWorkError(
-                    f"{name}: {what} of its batches is {mine}, but {wanted} at {reference_name}. "
-                    "They don't do the same work, so they aren't compared. Give both the same "
-                    "images and operations."
+                    f"{name}: {what} of its batches is {mine}, but {wanted} for {reference_name}. "
+                    "The loaders don't do the same work, so they aren't compared. Give both the "
+                    "same images and operations."
                 )
 
 
 def differences(
     pixels: TensorFacts, reference: TensorFacts, *, pooled: bool
 ) -> Iterator[tuple[str, object, object, bool]]:
-    """Yield each compared fact with both values, and whether they count as equal."""
+    """Yield (fact, value, reference value, True if they count as equal) for each compared fact."""
     for what in ("shape", "dtype", "label_dtype"):
         mine, wanted = getattr(pixels, what), getattr(reference, what)
         yield what, mine, wanted, mine == wanted
@@ -195,7 +199,7 @@ def differences(
 
 
 def pooled_facts(looks: Sequence[TensorFacts]) -> TensorFacts:
-    """The statistics of all rounds, from what each saw of equally many samples."""
+    """Pool the statistics of rounds with equal numbers of samples."""
 
     def mean(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
         return tuple(statistics.fmean(column) for column in zip(*rows, strict=True))
@@ -214,9 +218,8 @@ def pooled_facts(looks: Sequence[TensorFacts]) -> TensorFacts:
     )
 
 
-# The accelerator of the stepped batches takes this share of what the fastest loader was heard to
-# deliver: that one can keep up, if its read-ahead is any good, and the others show by how much they
-# can't.
+# The emulated accelerator consumes this share of the fastest loader's rate: with sufficient
+# prefetch that loader keeps up, and the waits of the others show how far they are behind.
 ACCELERATOR_SHARE = 0.8
 
 
@@ -228,16 +231,16 @@ class Player:
         self._child = Child("penstock.pipeline.bench.player", [name, work.to_json()])
 
     def ready(self) -> None:
-        """Wait until it has imported and converted what it needs. Raises ChildFailedError."""
+        """Wait until its imports and its conversion are done. Raises ChildFailedError."""
         with self._named():
-            self._child.answer()
+            self._child.receive()
 
     def play(self, size: RoundSize) -> Round:
         """Play one round. Raises ChildFailedError, which names the loader, if the process ends
         instead."""
         with self._named():
-            self._child.say(asdict(size))
-            return round_from_json(self._child.answer())
+            self._child.send(asdict(size))
+            return round_from_json(self._child.receive())
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
@@ -255,13 +258,13 @@ class Player:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One loader over all rounds.
+    """The figures of one loader over all rounds.
 
-    images_per_s, cpu_s_per_1000 (CPU-seconds per 1,000 images, workers included), first_batch_s
-    (constructor to first batch), wait_share (of the time with a training step; 0 without), and
-    batch_wait_ms, batch_step_ms: how a batch's time with a training step splits.
-    speed_ratio, cpu_ratio: of the first loader to this one, in the same round; above 1 the first is
-    better.
+    cpu_s_per_1000: CPU-seconds per 1,000 images, workers included. first_batch_s: from the
+    constructor to the first batch. wait_share: waiting time over the time with a training step; 0
+    without a step. batch_wait_ms, batch_step_ms: the two parts of a batch's time with a step.
+    speed_ratio, cpu_ratio: the first loader against this one in the same round; above 1 if the
+    first is better.
     """
 
     images_per_s: Figure
@@ -276,7 +279,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Loaders in the order that was asked for; the first is the one that ratios belong to."""
+    """The results of loaders in the requested order; ratios refer to the first one."""
 
     summaries: Mapping[str, Summary]
     rounds: Mapping[str, Sequence[Round]]
@@ -291,12 +294,12 @@ def compare(
     size: RoundSize,
     progress: Callable[[int], None] | None = None,
 ) -> Comparison:
-    """Play `rounds` interleaved rounds. progress: told how many rounds of all loaders are played.
+    """Play `rounds` interleaved rounds. progress: called with the number of rounds played so far.
 
-    Each loader is a process of its own that first converts the data if it has a format of its own,
+    Each loader runs in a process of its own. A loader with its own format first converts the data,
     one loader after the other; that isn't timed.
 
-    Raises NotTheSameWorkError where the loaders' tensors differ, ChildFailedError where one fails.
+    Raises NotTheSameWorkError if the loaders' tensors differ, ChildFailedError if a loader fails.
     """
     size = fitted_size(size, work, rounds=rounds)
     played: dict[str, list[Round]] = {name: [] for name in names}
@@ -320,10 +323,10 @@ def compare(
 
 
 def fitted_size(size: RoundSize, work: Work, *, rounds: int) -> RoundSize:
-    """The round with enough batches for this work.
+    """Return a round with enough batches for this work.
 
-    Enough are looked at to tell whether the work is the same; more are taken to settle than torch's
-    workers keep ready, two each and the one that is being made; and some of each worker are timed.
+    It compares enough samples to detect different work, settles for more batches than torch's
+    workers prefetch (two each, and one in progress), and times several batches of each worker.
     """
     return replace(
         size,
@@ -334,8 +337,9 @@ def fitted_size(size: RoundSize, work: Work, *, rounds: int) -> RoundSize:
 
 
 def _rehearse(players: Sequence[Player], work: Work, size: RoundSize) -> RoundSize:
-    """A short round of every loader that isn't counted: it warms the page cache, refuses unequal
-    tensors before time is spent on them, and says how long a step an accelerator may have.
+    """Play a short round of every loader that doesn't count.
+
+    It warms the page cache, rejects unequal tensors early, and determines the emulated step.
     """
     short = replace(size, looked=1, stepped=0)
     rehearsed = {player.name: [player.play(short)] for player in players}
@@ -351,7 +355,7 @@ def _pixels(played: Mapping[str, Sequence[Round]]) -> dict[str, list[TensorFacts
 
 
 def summarise(rounds: Sequence[Round], first: Sequence[Round]) -> Summary:
-    """The medians of a loader's rounds; ratios are paired with the rounds of the first loader."""
+    """Compute the medians of a loader's rounds, with ratios to the first loader's rounds."""
     pairs = list(zip(first, rounds, strict=True))
     return Summary(
         images_per_s=Figure.of([r.images_per_s for r in rounds]),
@@ -366,7 +370,7 @@ def summarise(rounds: Sequence[Round], first: Sequence[Round]) -> Summary:
 
 
 def comparison_record(done: Comparison, work: Work, dataset: Mapping[str, Any]) -> dict[str, Any]:
-    """A Comparison as JSON values; paths of this machine stay out of it."""
+    """Return a Comparison as JSON values, without paths of this machine."""
     plain = {f.name: getattr(work, f.name) for f in fields(work)}
     return {
         "dataset": dict(dataset),

@@ -1,9 +1,9 @@
 """Search for the fastest loader settings by runs of some seconds.
 
-The search takes one setting after the other, from the default uphill: a value is taken if it is
-faster by more than two runs of the same settings differ, twice over. That finds what is worth
-having (another thread, a deeper read-ahead, another way to read); a grid would take an hour to
-find a per cent that is gone the next day.
+The search varies one setting after the other, beginning with the defaults. It accepts a value if
+two runs are faster by more than two runs with the same settings differ. This finds the large gains
+(another thread, more prefetch, another way to read); a full grid would take an hour to find a gain
+of a per cent that the next day's noise hides.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import ReadMode
 
-# Differences below this are noise even where two runs happened to agree.
+# Smaller differences are noise, even if two runs happened to agree.
 LEAST_NOISE = 0.02
-# Beyond this the machine does something else meanwhile, and a search finds little.
+# With more noise than this the machine is busy with other work, and a search finds little.
 BUSY_NOISE = 0.1
 _BATCH_SIZES = (64, 128, 256, 512)
-# More than this between two runs of one setting: the machine is busy with something else, and a
-# search would take it for a setting's doing only if it demanded more than that.
+# The largest gain that the search demands, however noisy the machine is.
 MOST_NOISE = 0.25
 
 
@@ -47,8 +46,8 @@ class LoaderSettings:
 class Axis:
     """One setting and the values to try, in an order in which speed is expected to have one peak.
 
-    tie: where speeds are equal within 2 %, the first value of the order is better (fewer threads);
-    if False, what is there already.
+    tie: True if the first of values with equal speeds (within 2 %) is better, as fewer threads are;
+    False keeps the current value.
     """
 
     name: str
@@ -88,12 +87,12 @@ def tune(
     *,
     on_run: Callable[[LoaderSettings, float], None] | None = None,
 ) -> SearchResult:
-    """The fastest setup that a walk along the axes finds, beginning at start.
+    """Search along one axis after the other, beginning at start, and return the fastest setup.
 
-    axes: each holds start's own value. measure: samples/s of a short run. on_run: told each run as
-    it ends.
+    axes: each contains start's own value. measure: returns the samples/s of a short run. on_run:
+    called after each run with its setup and samples/s.
 
-    Raises ConfigError for an axis without start's value; what measure raises.
+    Raises ConfigError for an axis without start's value, and what measure raises.
     """
     search = _SettingsSearch(measure, on_run)
     search.run(start)
@@ -137,7 +136,7 @@ class _SettingsSearch:
         return self.setups[setup]
 
     def run(self, setup: LoaderSettings) -> float:
-        """One more run; its samples/s."""
+        """Make one more run and return its samples/s."""
         rate = self._measure(setup)
         self.setups.setdefault(setup, SettingsRuns(setup)).runs.append(rate)
         if self._on_run is not None:
@@ -155,7 +154,8 @@ class _SettingsSearch:
 def _along(
     axis: Axis, best: LoaderSettings, search: _SettingsSearch, noise: float
 ) -> LoaderSettings:
-    """The best setup along one axis: down while that isn't worse or is better, else up."""
+    """Return the best setup along one axis: search downwards first, then upwards if that found
+    nothing better."""
     try:
         begin = axis.values.index(getattr(best, axis.name))
     except ValueError:
@@ -167,7 +167,7 @@ def _along(
     for step, by in ((-1, -LEAST_NOISE if axis.tie else noise), (1, noise)):
         while 0 <= place + step < len(axis.values):
             new = axis.of(best, place + step)
-            # Against the fastest yet: a thread fewer, and fewer again, mustn't add up to a loss.
+            # Compare with the fastest so far, so that several small losses don't add up.
             if not search.beats(new, peak, by=by):
                 break
             best, place = new, place + step

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from penstock.readers import Source
 
 _DISK_BYTES, _BLOCK, _READERS = 2**28, 2**20, 8
-_LEAST_STORE_BYTES = 2**26  # of a dataset whose objects tell what a store gives
+_LEAST_STORE_BYTES = 2**26  # smaller datasets don't show a store's rate
 _PINGS, _PING_BYTES = 8, 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineProbe:
-    """Figures of this machine; None: there is nothing to measure, or no way to.
+    """Figures of this machine; None if a figure can't be measured or doesn't apply.
 
-    cpu_s_per_1000: CPU seconds to decode and augment a thousand samples (of the recipe "imagenet").
-    disk_bytes_per_s: of the cache's folder, read past the kernel's memory. store_bytes_per_s,
-    store_latency_s: of the URL, as one process gets it; the former of 64 MiB or more.
+    cpu_s_per_1000: CPU-seconds to decode and augment 1,000 samples by the recipe "imagenet".
+    disk_bytes_per_s: of the disk of the cache's folder, without the page cache. store_bytes_per_s,
+    store_latency_s: of the URL's store for one process; the rate only for 64 MiB of data or more.
     """
 
     cpu_s_per_1000: float | None
@@ -42,7 +42,7 @@ class MachineProbe:
 
 
 def probe(workload: Workload) -> MachineProbe:
-    """Measure; takes some seconds. Raises what opening, reading and decoding raise."""
+    """Measure the machine in some seconds. Raises what opening, reading and decoding raise."""
     with workload.dataset() as dataset:
         dataset.open()
         settled = workload.settled(dataset)
@@ -59,7 +59,7 @@ def probe(workload: Workload) -> MachineProbe:
 
 
 def store_latency(dataset: Source) -> float | None:
-    """The median time of small requests one after the other; None for a local dataset."""
+    """Return the median time of consecutive small requests; None for a local dataset."""
     remote = dataset.remote_shards
     found = remote.find(0) if remote is not None else None
     if found is None:
@@ -81,10 +81,10 @@ def store_latency(dataset: Source) -> float | None:
 
 
 def disk_rate(folder: Path | None, *, size_bytes: int = _DISK_BYTES) -> float | None:
-    """Bytes a second of a folder's disk, by readers side by side; None where the file system can't
-    be read past the kernel's memory, or has no room for so much."""
+    """Measure the read rate of a folder's disk in bytes a second, with parallel readers; None if
+    its file system doesn't support O_DIRECT or is too full for the test file."""
     place = folder
-    while place is not None and not place.is_dir():  # what isn't there yet will lie on this disk
+    while place is not None and not place.is_dir():  # the nearest existing parent is on its disk
         place = place.parent
     try:
         with tempfile.TemporaryFile(dir=place) as file:
@@ -92,7 +92,7 @@ def disk_rate(folder: Path | None, *, size_bytes: int = _DISK_BYTES) -> float | 
                 file.write(os.urandom(_BLOCK))
             file.flush()
             os.fsync(file.fileno())
-            # Opened anew, by the name that the kernel has for it.
+            # Open the unnamed file again, with O_DIRECT.
             fd = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_DIRECT)
             try:
                 return _read_rate(fd, size_bytes)

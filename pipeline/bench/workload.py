@@ -1,7 +1,7 @@
-"""Describe what one `penstock bench` measures, and build the dataset and the loader that do it.
+"""Describe the workload of one `penstock bench`, and build its dataset and its loader.
 
-`WholeSamples` is the dataset of the recipe "none": it reads and checks samples and makes nothing
-of them, which measures reading alone.
+`WholeSamples` is the dataset of the recipe "none": it reads and checks samples without decoding
+them, to measure reading alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class WholeSamples(Dataset):
-    """A dataset whose batches read and check its fields, and hand out ids alone.
+    """A dataset that reads and checks its fields but delivers only ids.
 
     Its arguments are those of `Dataset`.
     """
@@ -62,18 +62,18 @@ class WholeSamples(Dataset):
         return SampleBatch(ids=batch.ids, columns={}, bytes_read=batch.bytes_read)
 
 
-# ImageNet's usual batch for one accelerator; a smaller dataset gives what it has.
+# ImageNet's usual batch on one accelerator; a smaller dataset is one batch.
 DEFAULT_BATCH = 256
 _SEED = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The workload of one `penstock bench`. Its arguments are checked, its dataset isn't open yet.
+    """The workload of one `penstock bench`, with checked arguments and a dataset that isn't open.
 
-    seconds: of each measured run. step_s: of the emulated training step over a batch, 0 without
-    one; accelerator: whose step that is, "" where its length was given. fields, manifest, format
-    and what else a Dataset takes: as there.
+    seconds: of each measured run. step_s: of the emulated training step, 0 without one;
+    accelerator: the accelerator of the step, "" if the user gave its length. fields, manifest,
+    format and the other arguments of a Dataset: as `Dataset` documents them.
     """
 
     url: str
@@ -94,11 +94,11 @@ class Workload:
 
     @property
     def place(self) -> str:
-        """The URL for people, without what is secret in it."""
+        """The URL without its secrets, for messages."""
         return show(self.url)
 
     def dataset(self) -> Dataset:
-        """The dataset, not open yet; the caller closes it."""
+        """Return the dataset, which isn't open yet; the caller closes it."""
         from penstock.readers import Dataset
 
         kind = WholeSamples if self.recipe.reads_only else Dataset
@@ -115,7 +115,7 @@ class Workload:
         )
 
     def settled(self, dataset: Dataset) -> Workload:
-        """The workload with the recipe that fits the dataset, which is open. Raises RecipeError."""
+        """Return the workload with the recipe for this open dataset. Raises RecipeError."""
         images = image_fields(dataset.schema, dataset.fields)
         return replace(self, recipe=self.recipe.settled(has_images=bool(images)))
 
@@ -127,8 +127,8 @@ class Workload:
         if size > samples:
             whose = f" ({self.accelerator}'s)" if self.accelerator else ""
             raise PlanError(
-                f"--batch-size: got {size}{whose}, and {self.place} has {samples:,} samples: no "
-                f"batch could be filled. Pass --batch-size {samples} or less, or a larger dataset."
+                f"--batch-size: got {size}{whose}, but {self.place} has only {samples:,} samples, "
+                f"less than one batch. Pass --batch-size {samples} or less, or a larger dataset."
             )
         return LoaderSettings(
             batch_size=size,
@@ -137,7 +137,7 @@ class Workload:
         )
 
     def loader(self, dataset: Dataset, setup: LoaderSettings) -> DataLoader:
-        """The loader of a run, on this process alone."""
+        """Build the loader of a run, with a world of this process alone."""
         from penstock.pipeline.loader import DataLoader
 
         return DataLoader(
@@ -161,8 +161,8 @@ class Workload:
         return "\n".join([f"from penstock import {', '.join(sorted(names))}", *self.recipe.imports])
 
     def line(self, setup: LoaderSettings) -> str:
-        """The Python that builds the loader of this setup; what is a default of the loader's is
-        left out. None says what a recipe does that only reads."""
+        """Return the Python expression of the loader of this setup, without arguments that have
+        their default. A recipe that only reads has no equivalent."""
         options = [f"batch_size={setup.batch_size}"]
         if self.recipe.shuffled:
             options += ["shuffle=True", "drop_last=True"]
@@ -188,7 +188,7 @@ class Workload:
             parts.append(f"index={str(self.index)!r}")
         if self.cache is not None:
             parts.append(f"cache={str(self.cache)!r}")
-        if self.storage_options:  # they may hold a secret
+        if self.storage_options:  # they may contain a secret
             parts.append("storage_options=storage_options")
         return f"DataLoader(Dataset({', '.join(parts)}), {', '.join(options)})"
 
@@ -196,14 +196,14 @@ class Workload:
 def step_of(
     *, step_ms: float | None, accelerator: str | None, batch_size: int | None
 ) -> tuple[float, int | None]:
-    """Seconds of a training step, and the batch that it is over (None: whatever is chosen).
+    """Return the seconds of a training step and its batch size (None: any).
 
-    Raises ConfigError where both are given, or a name or number that can't be.
+    Raises ConfigError if both a length and an accelerator are given, or one of them is invalid.
     """
     if step_ms is not None and accelerator is not None:
         raise ConfigError(
-            f"Got --step-ms {step_ms:g} and --accelerator {accelerator}: both say how long a step "
-            "is. Pass one of them."
+            f"Got both --step-ms {step_ms:g} and --accelerator {accelerator}, which each set the "
+            "length of a step. Pass only one of them."
         )
     if accelerator is not None:
         known = accelerator_named(accelerator)

@@ -1,10 +1,10 @@
 """Define the work that every compared loader does, and the adapter that makes a loader do it.
 
 The work: read an encoded image, decode it, cut a random resized crop (area 0.08 to 1, ratio 3/4
-to 4/3), resize it to size by size, bilinear, flip every other one, normalise by ImageNet's mean
-and deviation; batches of float32 CHW tensors and int64 labels. All loaders read the same files,
-and each does the work as its own documentation recommends. An `Adapter` names a loader, what it
-needs, and what builds it.
+to 4/3), resize it bilinearly to size by size, flip every other one and normalise by ImageNet's mean
+and deviation. Batches are float32 CHW tensors and int64 labels. All loaders read the same files,
+and each does the work as its own documentation recommends. An `Adapter` describes a loader, its
+requirements and how to build it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ DEVIATION = tuple(255 * value for value in IMAGENET_STD)
 class Work:
     """The work that every loader does.
 
-    folder: `<class>/**/*.jpg`, what other loaders read or convert from; pack: the same images,
-    which Penstock reads. scratch: where loaders with a format of their own keep what they convert;
-    it may hold that of other folders too. size: height and width of the crops in pixels; workers:
-    processes or threads that decode. Paths are absolute: a loader's process may stand elsewhere.
+    folder: `<class>/**/*.jpg`, which other loaders read or convert; pack: the same images, which
+    Penstock reads. scratch: the folder for data that loaders convert to their own formats; it may
+    also hold those of other image folders. size: height and width of the crops in pixels. workers:
+    processes or threads that decode. Paths are absolute: a loader's process may have another
+    working directory.
     """
 
     folder: Path
@@ -64,7 +65,7 @@ class Work:
 
 
 class PlayedLoader(Protocol):
-    """A built loader. Batches come without end; closing it stops its workers."""
+    """A built loader, with an endless iterator of batches. Closing it stops its workers."""
 
     def batches(self) -> Batches: ...
     def close(self) -> None: ...
@@ -74,7 +75,7 @@ class PlayedLoader(Protocol):
 class Files:
     """The images of a folder in the order of torchvision's ImageFolder, with their labels.
 
-    key: changes with any name, size, time or version; names what was converted from them.
+    key: names the data that were converted from them; it changes with any name, size or time.
     """
 
     paths: list[str]
@@ -85,8 +86,8 @@ class Files:
         return len(self.paths)
 
     def shuffled(self) -> Files:
-        """The same samples in an order that mixes the classes: formats that shuffle inside a shard
-        or between shards only are written from it, as their documentation tells to."""
+        """Return the samples in an order that mixes the classes, from which formats that shuffle
+        only within or between shards are written, as their documentation recommends."""
         import numpy as np
 
         order = np.random.default_rng(0).permutation(len(self)).tolist()
@@ -114,8 +115,8 @@ def list_files(folder: Path) -> Files:
     labels = candidates.values.get("label")
     if not isinstance(labels, DenseColumn):
         raise ConfigError(
-            f"{folder}: no class folders, and loaders are compared with labels. Put the images "
-            "into one sub-folder a class."
+            f"{folder}: got images without class folders, but loaders are compared with labels. "
+            "Put the images into one sub-folder per class."
         )
     return Files(
         paths=[str(folder / os.fsdecode(name)) for name in candidates.names],
@@ -125,10 +126,10 @@ def list_files(folder: Path) -> Files:
 
 
 def converted(work: Work, name: str, write: Callable[[Files, Path], None]) -> Path:
-    """The folder that holds a loader's own format of work.folder; written once, then kept.
+    """Return the folder with work.folder in a loader's own format, which is written once and kept.
 
-    write(files, folder): converts the shuffled files into a folder that is there and empty. What a
-    killed process began is begun anew.
+    write(files, folder): converts the shuffled files into an existing, empty folder. A conversion
+    that was killed starts again.
     """
     files = list_files(work.folder)
     whole = work.scratch / f"{name}-{files.key}"
@@ -150,8 +151,8 @@ def endless(loader: Iterable[Any]) -> Iterator[Any]:
             yield batch
         if empty:
             raise ConfigError(
-                "The loader gives no batch at all: each of its workers has fewer samples than a "
-                "batch. Take a smaller batch size, fewer workers or more samples."
+                "The loader delivers no batch in an epoch: each of its workers has fewer samples "
+                "than a batch. Use a smaller batch size, fewer workers or more samples."
             )
 
 
@@ -164,14 +165,14 @@ IMAGE_MODULES = ("PIL.Image", "PIL.JpegImagePlugin", "numpy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """One loader: its name, what it needs, and how to build it.
+    """A loader that can be compared: its requirements and how to build it.
 
-    build: makes the loader for a work. prepare: of a loader with a format of its own, converts the
-    data. needs: modules that must be importable. imports: what to import before
-    anything is measured. distribution: the package whose version results tell. install: how to get
-    what it needs. reads: what it reads, in words. converts: that is a format of its own, made
-    from the files. decodes: "its own" decoder, or "ours", the fastest that pip installs, where it
-    leaves decoding to its user.
+    build: builds the loader for a work. prepare: converts the data for a loader with its own
+    format. needs: modules that must be importable. imports: modules to import before anything is
+    measured. distribution: the package whose version results record. install: the command that
+    installs the requirements. reads: a phrase for what it reads. converts: True if that is its own
+    format, converted from the files. decodes: "its own" decoder; "ours", the fastest that pip
+    installs, if it leaves decoding to its user.
     """
 
     name: str

@@ -22,8 +22,8 @@ DALI_AHEAD = 2  # DALI's own default depth
 
 
 class DaliLoader:
-    """The pipeline without an iterator class around it, whose outputs torch takes over by DLPack:
-    the leanest way out of DALI."""
+    """DALI's pipeline without an iterator class; torch receives its outputs by DLPack, which is the
+    cheapest way."""
 
     def __init__(self, work: Work) -> None:
         from nvidia.dali import fn, pipeline_def, types
@@ -41,7 +41,7 @@ class DaliLoader:
             encoded, labels = fn.readers.file(
                 files=files.paths, labels=files.labels, random_shuffle=True, name="reader"
             )
-            # Decodes the window only.
+            # Decode only the window.
             images = fn.decoders.image_random_crop(
                 encoded,
                 output_type=types.RGB,
@@ -49,8 +49,8 @@ class DaliLoader:
                 random_aspect_ratio=list(RATIO),
                 num_attempts=10,
             )
-            # Penstock filters the crops that shrink by more than 2. Few do at 224 pixels, so there
-            # this loader runs without the filter, a quarter faster; at small sizes most do.
+            # Penstock filters crops that shrink by more than 2. At 224 pixels these are few, so
+            # this loader runs without the filter, a quarter faster; at small sizes they are many.
             images = fn.resize(
                 images,
                 size=[work.size, work.size],

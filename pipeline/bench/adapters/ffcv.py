@@ -25,7 +25,7 @@ BETON = "images.beton"
 
 
 class EncodedFiles:
-    """(JPEG bytes, label), indexable: what its writer reads."""
+    """The dataset of (JPEG bytes, label) that FFCV's writer reads."""
 
     def __init__(self, files: Files) -> None:
         self._pairs = files.pairs()
@@ -39,8 +39,8 @@ class EncodedFiles:
 
 
 def write(files: Files, folder: Path) -> None:
-    """A beton whose JPEGs are the files' bytes. FFCV's own field would encode them anew, and the
-    loaders then decode other images than it."""
+    """Write a beton with the unchanged bytes of the JPEG files. FFCV's own field would encode the
+    images again, and the other loaders would then decode different images."""
     import io
 
     import numpy as np
@@ -50,7 +50,7 @@ def write(files: Files, folder: Path) -> None:
     from PIL import Image
 
     class EncodedField(RGBImageField):  # type: ignore[misc]
-        """Written as JPEG bytes, read as its base class reads."""
+        """A field that is written as JPEG bytes and read as its base class reads."""
 
         def encode(self, destination: Any, encoded: bytes, malloc: Any) -> None:
             with Image.open(io.BytesIO(encoded)) as image:
@@ -102,7 +102,7 @@ class FfcvLoader:
                     RandomHorizontalFlip(),
                     NormalizeImage(np.array(MEAN), np.array(DEVIATION), np.float32),
                     ToTensor(),
-                    # Its own layout: CHW by strides, no copy.
+                    # FFCV's own layout: CHW by strides, without a copy.
                     ToTorchImage(),
                 ],
                 "label": [IntDecoder(), ToTensor(), Squeeze()],

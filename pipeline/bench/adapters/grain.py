@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class GrainSource:
-    """Its random-access protocol over the files: (encoded bytes, label)."""
+    """A random-access source of (encoded bytes, label), by Grain's protocol."""
 
     def __init__(self, files: Files) -> None:
         self._pairs = files.pairs()
@@ -39,7 +39,7 @@ class GrainSource:
 
 
 class GrainTransform:
-    """Picklable, for the worker processes."""
+    """Decode and crop one sample. Picklable, for worker processes."""
 
     def __init__(self, crop: RandomCropTransform) -> None:
         self._crop = crop
@@ -60,7 +60,7 @@ class GrainLoader:
             .repeat()
             .random_map(GrainTransform(RandomCropTransform(work.size, decoder=fastest())))
             .batch(work.batch_size, drop_remainder=True)
-            # A worker is a core: one thread, and no batches beyond the two that it keeps ready.
+            # One thread per worker, as a worker uses one core, and its default of two batches ahead.
             .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
             .mp_prefetch(
                 grain.MultiprocessingOptions(num_workers=work.workers, per_worker_buffer_size=2),

@@ -1,8 +1,8 @@
 """Decode and crop one image, for the loaders that leave decoding to their user.
 
-There are two ways: Pillow, as most documentation shows, and simplejpeg (libjpeg-turbo) with
-OpenCV, the fastest that pip installs. Loaders that aren't about decoding get the faster one that
-is installed, so that their figure is the best that they can reach.
+There are two ways: Pillow, as in most documentation, and simplejpeg (libjpeg-turbo) with OpenCV,
+the fastest packages that pip installs. Loaders without a decoder of their own use the fastest that
+is installed, so that their figures are the best possible.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _DEVIATION = np.array(DEVIATION, np.float32)[:, None, None]
 
 
 class RandomCropTransform:
-    """Encoded bytes to a random crop: float32 (3, size, size), normalised. Picklable.
+    """Turn encoded bytes into a normalised random crop, float32 (3, size, size). Picklable.
 
-    decoder: "pillow", or "simplejpeg", which resizes by OpenCV where that is installed and hands
-    what isn't JPEG to Pillow.
+    decoder: "pillow", or "simplejpeg", which resizes by OpenCV if that is installed; Pillow decodes
+    images that aren't JPEGs.
     """
 
     def __init__(self, size: int, *, decoder: Decoder) -> None:
@@ -54,7 +54,7 @@ class RandomCropTransform:
             return self._resized(image.convert("RGB"), rng)
 
     def _resized(self, image: Any, rng: np.random.Generator) -> Pixels:
-        """Pillow's resize of a window, always with its filter; maybe mirrored."""
+        """Resize a window by Pillow, always with its filter, and flip every other one."""
         from PIL import Image
 
         left, top, width, height = crop_window(image.width, image.height, rng)
@@ -71,7 +71,7 @@ class RandomCropTransform:
     def _simplejpeg(self, encoded: bytes, rng: np.random.Generator) -> Pixels:
         import simplejpeg
 
-        # Nearest chroma instead of a smooth one, as DALI does by default.
+        # Nearest chroma upsampling, DALI's default.
         whole: Pixels = simplejpeg.decode_jpeg(encoded, colorspace="RGB", fastupsample=True)
         if not self._has_opencv:
             from PIL import Image
@@ -81,7 +81,7 @@ class RandomCropTransform:
 
         left, top, width, height = crop_window(whole.shape[1], whole.shape[0], rng)
         window = whole[top : top + height, left : left + width]
-        # Penstock filters the crops that shrink by more than 2; OpenCV's filter is INTER_AREA.
+        # Penstock filters crops that shrink by more than 2; OpenCV's filter is INTER_AREA.
         shrinks = min(width, height) > 2 * self.size
         pixels = cv2.resize(
             window,
@@ -98,15 +98,15 @@ def has_opencv() -> bool:
 
 
 def fastest() -> Decoder:
-    """The fastest decoder that is installed."""
+    """Return the fastest decoder that is installed."""
     return "simplejpeg" if find_spec("simplejpeg") is not None else "pillow"
 
 
 def crop_window(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """(left, top, width, height) of a random resized crop, by torchvision's documented rule.
+    """Draw (left, top, width, height) of a random resized crop, by torchvision's documented rule.
 
-    Ten attempts at an area and a ratio (uniform in its logarithm); else the largest central crop
-    whose ratio is allowed.
+    The rule makes ten attempts at an area and a ratio (uniform in its logarithm), and then takes
+    the largest central crop with an allowed ratio.
     """
     for _ in range(10):
         area = width * height * rng.uniform(*AREA)
@@ -121,7 +121,7 @@ def crop_window(width: int, height: int, rng: np.random.Generator) -> tuple[int,
 
 
 def normalised(pixels: Pixels) -> Planes:
-    """HWC bytes to CHW float32, ImageNet's mean 0 and deviation 1."""
+    """Convert HWC bytes to CHW float32, normalised by ImageNet's mean and deviation."""
     planes = np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=np.float32)
     planes -= _MEAN
     planes /= _DEVIATION
@@ -129,7 +129,7 @@ def normalised(pixels: Pixels) -> Planes:
 
 
 def torch_rng() -> np.random.Generator:
-    """A generator of draws in a torch worker: torch seeds its own there, not numpy's."""
+    """Return a numpy generator seeded by torch's, which torch seeds in each worker."""
     import torch
 
     return np.random.default_rng(int(torch.randint(2**62, ())))
@@ -141,7 +141,7 @@ def read_bytes(path: str) -> bytes:
 
 
 class TorchWorkerTransform:
-    """A Crop for a torch worker: (encoded, label) to (tensor, label). Picklable."""
+    """Turn (encoded, label) into (tensor, label) in a torch worker. Picklable."""
 
     def __init__(self, crop: RandomCropTransform) -> None:
         self._crop = crop
@@ -153,7 +153,7 @@ class TorchWorkerTransform:
 
 
 def one_thread(_: int) -> None:
-    """A worker process uses one core; torch does this too, but OpenCV has to be told."""
+    """Limit a worker process to one thread, in OpenCV as well as in torch."""
     import torch
 
     torch.set_num_threads(1)
@@ -161,7 +161,7 @@ def one_thread(_: int) -> None:
 
 
 def quiet_opencv() -> None:
-    """OpenCV without threads of its own: the workers are the parallelism that was asked for."""
+    """Turn off OpenCV's own threads: the workers are the requested parallelism."""
     if has_opencv():
         import cv2
 

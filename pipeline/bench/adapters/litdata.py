@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from penstock.pipeline.bench.adapters.adapter import Files, PlayedLoader, Work
 
 NAME = "litdata"
-CHUNK_BYTES = "64MB"  # what its documentation takes
+CHUNK_BYTES = "64MB"  # as in its documentation
 
 
 def sample(pair: tuple[str, int]) -> dict[str, Any]:
-    """One sample to store; runs in a process of LitData's."""
+    """Return one sample to store; runs in a process of LitData."""
     path, label = pair
     return {"image": read_bytes(path), "label": label}
 
 
 class LitDataTransform:
-    """A stored sample to (tensor, label). Picklable."""
+    """Turn a stored sample into (tensor, label). Picklable."""
 
     def __init__(self, crop: RandomCropTransform) -> None:
         self._transform = TorchWorkerTransform(crop)

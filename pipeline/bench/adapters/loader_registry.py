@@ -1,9 +1,8 @@
 """Find a loader by its name among those that `penstock bench --against` can play.
 
-To add a loader, write one module in this folder that ends with its `ADAPTERS` (`adapter.Adapter`
-says what each holds; `spdl` is a short one to begin from), and name it in `_ADAPTER_MODULES`
-below. A module here imports its library inside functions, because a machine that lists the
-loaders has few of them installed.
+To add a loader, write one module in this folder that ends with its `ADAPTERS` (see
+`adapter.Adapter`; `spdl` is a short example), and add its name to `_ADAPTER_MODULES` below. These
+modules import their library inside functions, because few machines have all of them installed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.bench.adapters.adapter import Adapter, PlayedLoader, Work
 
-# A line a module of this folder, in the order in which help and results name them.
+# The modules of this folder, in the order of help texts and results.
 _ADAPTER_MODULES = (
     "penstock",
     "torch_loader",
@@ -54,13 +53,13 @@ def find_adapter(name: str) -> Adapter:
         return ADAPTERS[name]
     except KeyError:
         raise ConfigError(
-            f"--against: got {name!r}, wanted some of {', '.join(LOADERS)}. Leave that one out."
+            f"--against: got {name!r}, wanted some of {', '.join(LOADERS)}. Leave it out."
         ) from None
 
 
 def split_installed(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the installed loaders, in order, and how to install each of the others. Raises
-    ConfigError for an unknown name."""
+    """Return the installed loaders, in order, and the command that installs each of the others.
+    Raises ConfigError for an unknown name."""
     adapters = [find_adapter(name) for name in dict.fromkeys(names)]
     there = [a.name for a in adapters if a.is_installed()]
     return there, {a.name: a.install for a in adapters if a.name not in there}
@@ -78,8 +77,8 @@ def prepare(name: str, work: Work) -> None:
 
 
 def imports(name: str) -> float:
-    """Import a loader's modules, so that no figure includes it, and return the seconds. Raises
-    MissingDependencyError for a missing module."""
+    """Import a loader's modules, so that no figure includes that time, and return the seconds.
+    Raises MissingDependencyError for a missing module."""
     began = time.perf_counter()
     loader = find_adapter(name)
     for module in ("torch", "torch.utils.data", *loader.imports):
@@ -92,6 +91,6 @@ def imports(name: str) -> float:
     if name in OURS:
         from penstock.augment import resample_operator
 
-        # It is imported, or compiled, where a loader first needs it.
+        # A loader imports, or compiles, the operator at its first use.
         resample_operator.is_compiled()
     return time.perf_counter() - began

@@ -24,7 +24,7 @@ SHARD_BYTES = 2**26  # its default, 64 MiB
 
 
 def write(files: Files, folder: Path) -> None:
-    """The files' bytes as MDS shards."""
+    """Write the files' bytes as MDS shards."""
     from streaming import MDSWriter
 
     with MDSWriter(
@@ -45,13 +45,13 @@ def build(work: Work) -> PlayedLoader:
     transform = TorchWorkerTransform(RandomCropTransform(work.size, decoder=fastest()))
 
     class Images(StreamingDataset):  # type: ignore[misc]
-        """The dataset as its documentation tells users to write it: it turns bytes into tensors."""
+        """A dataset that decodes in __getitem__, as Streaming's documentation recommends."""
 
         def __getitem__(self, at: Any) -> Any:
             sample = super().__getitem__(at)
             return transform(sample["image"], sample["label"])
 
-    clean_stale_shared_memory()  # of an earlier run that was killed; it would refuse to start
+    clean_stale_shared_memory()  # left by a killed run; Streaming refuses to start otherwise
     dataset = Images(
         local=str(converted(work, NAME, write)),
         shuffle=True,

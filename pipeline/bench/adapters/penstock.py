@@ -1,4 +1,4 @@
-"""Play Penstock as its README recommends: over a pack, which it reads best, or over the folder."""
+"""Play Penstock as its README recommends: over a pack, its fastest format, or over the folder."""
 
 from __future__ import annotations
 

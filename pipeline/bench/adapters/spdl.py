@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 def order(files: Files, seed: int) -> Iterator[tuple[str, int, int]]:
-    """(path, label, number) without end, each epoch shuffled anew; number tells draws apart."""
+    """Yield (path, label, number) endlessly, shuffled again each epoch; the number keys the
+    draws."""
     pairs = files.pairs()
     numbers = itertools.count()
     for epoch in itertools.count():

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class TfDataLoader:
-    """Names are shuffled over the whole set, images are read and cut in tf.data's private threads,
-    a crop's window is all that is decoded."""
+    """Build the loader: names are shuffled over the whole dataset; tf.data's private threads read
+    the images and decode only the window of a crop."""
 
     def __init__(self, work: Work) -> None:
         import tensorflow as tf
 
-        # Its operators' own threads would be beside those of tf.data; set before first use only.
+        # Operators would add threads of their own; the setting works only before the first use.
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(work.workers)
         self._dlpack = tf.experimental.dlpack

@@ -52,8 +52,8 @@ class TorchDataLoader:
         return endless(self.loader)
 
     def close(self) -> None:
-        # torch has no public way to stop workers that stay but to drop the loader and its iterator,
-        # which hold one another: without the collector they would live on into the next round.
+        # torch stops persistent workers only when the loader and its iterator are freed. They
+        # refer to one another, so without a collection they would live into the next round.
         del self.loader
         gc.collect()
 
@@ -80,12 +80,12 @@ def _build(work: Work, decoder: Decoder) -> PlayedLoader:
 
 
 def build_pillow(work: Work) -> PlayedLoader:
-    """Pillow decodes and resizes, with its filter: what torchvision's transforms do."""
+    """Build a loader in which Pillow decodes and resizes, with its filter, as in torchvision."""
     return _build(work, "pillow")
 
 
 def build_simplejpeg(work: Work) -> PlayedLoader:
-    """libjpeg-turbo decodes, OpenCV resizes where it is installed."""
+    """Build a loader in which libjpeg-turbo decodes, and OpenCV resizes if it is installed."""
     return _build(work, "simplejpeg")
 
 

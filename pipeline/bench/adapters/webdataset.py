@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 NAME = "webdataset"
 SHARDS = 16  # at least; each worker needs some to shuffle
 SHARD_BYTES = 64e6
-BUFFER = 1000  # samples; what its documentation shuffles in
+BUFFER = 1000  # samples of the shuffle buffer in its documentation
 
 
 class WebDatasetTransform:
-    """A sample of an undecoded WebDataset: {"jpg": bytes, "cls": digits, ...}. Picklable."""
+    """Decode a sample of a WebDataset, {"jpg": bytes, "cls": digits, ...}. Picklable."""
 
     def __init__(self, crop: RandomCropTransform) -> None:
         self._transform = TorchWorkerTransform(crop)
@@ -41,7 +41,7 @@ class WebDatasetTransform:
 
 
 def write(files: Files, folder: Path) -> None:
-    """The files' bytes as `shard-000000.tar` …"""
+    """Write the files' bytes as `shard-000000.tar` …"""
     import webdataset
 
     most = -(-len(files) // SHARDS)

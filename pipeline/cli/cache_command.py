@@ -1,6 +1,6 @@
-"""Run `penstock cache ls | stat | verify | evict | clear | gc`: thin over `cache.disk.admin`.
+"""Run `penstock cache ls | stat | verify | evict | clear | gc` by functions of `cache.disk.admin`.
 
-All of them may run while jobs use the cache: what a job has mapped is never taken away from it.
+All of them may run while jobs use the cache: blobs that a job has mapped are never deleted.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="cache",
-    help="Look at a cache folder and care for it; also while jobs use it.",
+    help="Inspect and maintain a cache folder, also while jobs use it.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
-# What is wrong with another user's folder is said in our words, with the remedy.
+# typer doesn't check readability, because our own error names the remedy.
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cache folder.", readable=False)]
 
 
@@ -45,11 +45,12 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cache folder.",
 def list_(
     folder: Folder,
     label: Annotated[
-        str | None, typer.Option("--dataset", help="Only blobs of datasets whose URL has this.")
+        str | None,
+        typer.Option("--dataset", help="List only datasets whose URL contains this text."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the blobs: dataset, size, state, who needs them, when they were last used."""
+    """List the blobs with dataset, size, state, pins and time of last use."""
     from penstock.cache.disk import admin
 
     with _errors(folder):
@@ -76,7 +77,7 @@ def list_(
 
 @app.command("stat", epilog=epilog("cache stat"))
 def stat(folder: Folder, as_json: Json = False) -> None:
-    """Limit, use, datasets and the jobs that share the folder now."""
+    """Show the limit, the used space, the datasets and the jobs that share the folder now."""
     from penstock.cache.disk import admin
 
     with _errors(folder):
@@ -89,9 +90,9 @@ def stat(folder: Folder, as_json: Json = False) -> None:
 
 @app.command("verify", epilog=epilog("cache verify"))
 def verify(folder: Folder, as_json: Json = False) -> None:
-    """Read every whole blob and check it. A bad one is dropped: the next job fetches it again.
+    """Read and check every complete blob, and drop bad ones; the next job fetches them again.
 
-    Leaves with 1 if one was bad.
+    The exit code is 1 if a blob was bad.
     """
     from penstock.cache.disk import admin
 
@@ -110,12 +111,12 @@ def verify(folder: Folder, as_json: Json = False) -> None:
         )
         for blob, why in zip(result.bad, result.why, strict=True):
             name = _plain(blob.uri or blob.key)
-            text = f"{name}: dropped, the next job fetches it again ({_plain(why)})"
+            text = f"{name}: dropped; the next job fetches it again ({_plain(why)})"
             console.print(f"  {text}", soft_wrap=True)
         if result.unknown:
             console.print(
-                f"  {count(result.unknown, 'blob')} without checksums, as the catalogue was "
-                "rebuilt: only the size was looked at",
+                f"  {count(result.unknown, 'blob')} without checksums, because the catalogue was "
+                "rebuilt: only the size was checked",
                 soft_wrap=True,
             )
     if result.bad:
@@ -128,22 +129,22 @@ def evict(
     to: Annotated[
         str | None,
         typer.Option(
-            "--to", metavar="SIZE", help="Until blobs take no more than this, such as 500GB or 0."
+            "--to", metavar="SIZE", help="Evict until blobs use at most this, such as 500GB or 0."
         ),
     ] = None,
     label: Annotated[
         str | None,
-        typer.Option("--dataset", help="Only blobs of this dataset, named as `cache ls` does."),
+        typer.Option("--dataset", help="Evict only blobs of this dataset, as `cache ls` names it."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Take blobs out, least recently used first; none that a live job pins or has mapped."""
+    """Evict blobs, least recently used first, except those that live jobs pin or have mapped."""
     from penstock.cache.disk import admin
 
     if to is None and label is None:
         raise ConfigError(
-            "cache evict: got neither --to nor --dataset, wanted one of them: --to SIZE frees "
-            "space, --dataset URL a dataset's blobs; `penstock cache clear` takes everything."
+            "cache evict: got neither --to nor --dataset, wanted at least one: --to SIZE frees "
+            "space, --dataset URL evicts a dataset's blobs; `penstock cache clear` evicts all."
         )
     to_bytes = None if to is None else _size_or_zero(to)
     with _errors(folder):
@@ -158,24 +159,24 @@ def evict(
         )
     if to_bytes is not None and label is None and left_bytes > to_bytes:
         Console(stderr=True).print(
-            f"[yellow]warning:[/] {format_size(left_bytes)} stay, more than --to "
-            f"{format_size(to_bytes)}: live jobs pin them or have them mapped."
+            f"[yellow]warning:[/] {format_size(left_bytes)} remain, more than --to "
+            f"{format_size(to_bytes)}, because live jobs pin them or have them mapped."
         )
 
 
 @app.command("clear", epilog=epilog("cache clear"))
 def clear(
     folder: Folder,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Take everything out that no live job has mapped; asks first."""
+    """Evict everything except the blobs that live jobs use, after a confirmation."""
     from penstock.cache.disk import admin
 
     with _errors(folder):
         before = admin.stat(folder)
         total = f"{count(before.blobs, 'blob')}, {format_size(before.used_bytes)}"
-        if not yes and not typer.confirm(f"Take all of {folder} out ({total})?", err=True):
+        if not yes and not typer.confirm(f"Evict everything in {folder} ({total})?", err=True):
             raise typer.Exit(1)
         blobs, freed_bytes, left_bytes = admin.clear(folder)
     if as_json:
@@ -183,19 +184,19 @@ def clear(
         return
     console = Console()
     console.print(
-        f"[bold green]done[/] {count(blobs, 'blob')} out, {format_size(freed_bytes)} freed"
+        f"[bold green]done[/] {count(blobs, 'blob')} evicted, {format_size(freed_bytes)} freed"
     )
     if left_bytes:
         console.print(
-            f"[yellow]left:[/] {format_size(left_bytes)}, which live jobs pin, fill or have "
-            "mapped: `penstock cache stat` names them.",
+            f"[yellow]left:[/] {format_size(left_bytes)} that live jobs pin, fill or have mapped; "
+            "`penstock cache stat` lists the jobs.",
             soft_wrap=True,
         )
 
 
 @app.command("gc", epilog=epilog("cache gc"))
 def gc(folder: Folder, as_json: Json = False) -> None:
-    """Put the folder in order: fills and jobs of dead processes, trash, files of no catalogue.
+    """Remove what killed processes left: their fills and jobs, dropped files and stray files.
 
     A job does the same when it starts and when the cache is full.
     """
@@ -207,7 +208,7 @@ def gc(folder: Folder, as_json: Json = False) -> None:
         _print_json({"mended": mended, "bytes": freed_bytes})
         return
     Console().print(
-        f"[bold green]done[/] {count(mended, 'thing')} put right, {format_size(freed_bytes)} freed"
+        f"[bold green]done[/] {count(mended, 'leftover')} removed, {format_size(freed_bytes)} freed"
     )
 
 
@@ -225,7 +226,7 @@ def _columns(blob: BlobRecord, now_s: float) -> tuple[str, ...]:
 
 
 def ago(seconds: float) -> str:
-    """An age for people: "3 min", "5 h", "12 d"; "now" for less, and for a clock that ran back."""
+    """Format an age: "3 min", "5 h", "12 d"; "now" for less, and for a clock that ran backwards."""
     for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= length_s:
             return f"{seconds // length_s:,.0f} {unit}"
@@ -233,13 +234,13 @@ def ago(seconds: float) -> str:
 
 
 def _size_or_zero(text: str) -> int:
-    """A size in bytes, 0 too, which elsewhere makes no sense."""
+    """Parse a size in bytes, which may be 0."""
     return 0 if text.strip() == "0" else parse_size(text, what="--to")
 
 
 @contextlib.contextmanager
 def _errors(folder: Path) -> Iterator[None]:
-    """Raise a disk's OSError in a cache as an error that says what to check."""
+    """Convert OSError and sqlite3.Error to a WriteError that names what to check."""
     try:
         if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             raise PermissionError(f"it belongs to user {folder.stat().st_uid}")
@@ -248,13 +249,13 @@ def _errors(folder: Path) -> Iterator[None]:
         raise
     except (OSError, sqlite3.Error) as error:
         raise WriteError(
-            f"{folder}: the cache can't be opened or changed ({error}). Look at the folder's "
-            f"owner, rights and disk: penstock doctor {folder}. No data was deleted."
+            f"{folder}: the cache can't be opened or changed ({error}). Check the folder's owner, "
+            f"permissions and disk: penstock doctor {folder}. No data was deleted."
         ) from error
 
 
 def _with(what: str, number: int, *, of: int | None = None) -> str:
-    """A number and what it is of; alone where there is nothing to say."""
+    """Format a count with a note, or alone if it is 0. of: the total that it is a part of."""
     if not number:
         return f"{of or 0:,}"
     return f"{number:,}, {what}" if of is None else f"{of:,}, {number:,} {what}"
@@ -263,14 +264,14 @@ def _with(what: str, number: int, *, of: int | None = None) -> str:
 def _print_summary(summary: CacheSummary) -> None:
     rows = [
         ("limit", format_size(summary.max_bytes)),
-        ("used", f"{format_size(summary.used_bytes)} of blobs, fills and what was dropped"),
-        ("for itself", f"{format_size(summary.overhead_bytes)} for the catalogue and indexes"),
+        ("used", f"{format_size(summary.used_bytes)} by blobs, fills and dropped files"),
+        ("overhead", f"{format_size(summary.overhead_bytes)} for the catalogue and indexes"),
         ("pinned", format_size(summary.pinned_bytes)),
         ("disk", f"{format_size(summary.free_bytes)} free"),
         ("blobs", f"{summary.blobs:,}"),
-        ("fills", _with("that nobody works on", summary.dead_fills, of=summary.fills)),
-        ("dropped", _with("still mapped by someone", summary.trash)),
-        ("unverified", _with("of before the last boot", summary.unverified)),
+        ("fills", _with("of dead processes", summary.dead_fills, of=summary.fills)),
+        ("dropped", _with("still mapped by a process", summary.trash)),
+        ("unverified", _with("from before the last boot", summary.unverified)),
     ]
     rows += [
         ("dataset", f"{label or 'unknown'}: {format_size(size_bytes)}")
@@ -295,5 +296,5 @@ def _print_json(values: dict[str, Any]) -> None:
 
 
 def _plain(text: str) -> str:
-    """Brackets that rich would take for its markup stay what they are."""
+    """Escape brackets, which rich would read as markup."""
     return text.replace("[", r"\[")

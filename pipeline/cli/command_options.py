@@ -21,19 +21,18 @@ Recipe = Literal["imagenet", "imagenet-eval", "none"]
 
 # --- of several commands -------------------------------------------------------------------------
 
-Source = Annotated[str, typer.Argument(help="What holds the data: a path or an fsspec URL.")]
+Source = Annotated[str, typer.Argument(help="The dataset: a path or an fsspec URL.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 CacheFolder = Annotated[
-    Path | None,
-    typer.Option("--cache", help="Folder that keeps what is downloaded from a remote URL."),
+    Path | None, typer.Option("--cache", help="Cache folder for the data of a remote URL.")
 ]
 On = Annotated[
     str | None,
     typer.Option(
         "--on",
-        help="Whose workers do it, a shard a task: dask://HOST:PORT, dask-scheduler-file:FILE, "
-        "ray://HOST:PORT, ray (the one that runs here) or mpi (docs/packs.md). Source and "
-        "destination have to lie where all of them reach them.",
+        help="Run one task per shard on other workers: dask://HOST:PORT, "
+        "dask-scheduler-file:FILE, ray://HOST:PORT, ray (the local one) or mpi (docs/packs.md). "
+        "All workers must reach the source and the destination.",
     ),
 ]
 JobCacheFolder = Annotated[
@@ -52,23 +51,23 @@ Format = Annotated[
     str,
     typer.Option(
         "--format",
-        help="What the data are where their names don't tell: folder, tar, pack, zarr, npy (.npz "
-        "too), parquet, arrow (Feather too), tokens.",
+        help="Format of the data, if their names don't show it: folder, tar, pack, zarr, npy (and "
+        ".npz), parquet, arrow (and Feather), tokens.",
     ),
 ]
 ManifestFile = Annotated[
     str | None,
     typer.Option(
         "--manifest",
-        help="Table of a folder's samples, as list.csv or list.jsonl with a column path: below the "
-        "folder or on this machine.",
+        help="Table of a folder's samples, such as list.csv or list.jsonl with a column path; in "
+        "the folder or elsewhere on this machine.",
     ),
 ]
 FieldPlaces = Annotated[
     str | None,
     typer.Option(
         "--fields",
-        help="Where each field lies: a sub-folder, pattern, column, member, or an array's path: "
+        help="Source of each field, as a sub-folder, pattern, column, member or path of an array: "
         "image=images,mask=masks.",
     ),
 ]
@@ -76,79 +75,80 @@ SampleWindow = Annotated[
     list[str] | None,
     typer.Option(
         "--sample",
-        help="What of arrays or tokens is one sample, lengths by axis, - is all of it: 2048, "
-        "8,-,256,256, or image=8,-,256,256 for one array (repeatable); file: each file of arrays; "
-        "row: a step along the first axis.",
+        help="Size of a sample of arrays or tokens, by axis; - is a whole axis: 2048, "
+        "8,-,256,256, or image=8,-,256,256 for one array (repeatable); file: one file is a sample; "
+        "row: one step of the first axis is a sample.",
     ),
 ]
 SampleStride = Annotated[
     list[str] | None,
-    typer.Option("--stride", help="From one sample to the next, as --sample; by default as long."),
+    typer.Option(
+        "--stride", help="Distance between samples, written as --sample; by default their size."
+    ),
 ]
 NumberType = Annotated[
-    str | None, typer.Option("--dtype", help="Of files that don't tell: uint16 for tokens.")
+    str | None, typer.Option("--dtype", help="Number type of raw files, such as uint16 for tokens.")
 ]
 DocumentMode = Annotated[
     str | None,
     typer.Option(
-        "--documents", help="How sequences of tokens go with documents: across, within or pack."
+        "--documents", help="How sequences of tokens treat documents: across, within or pack."
     ),
 ]
 Vocabulary = Annotated[
-    int | None, typer.Option("--vocabulary", help="Token ids that there are: others are bad.")
+    int | None,
+    typer.Option("--vocabulary", help="Number of token ids; a sample with others is bad."),
 ]
 AllowEmpty = Annotated[
     bool,
     typer.Option(
         "--allow-empty",
-        help="A class folder without samples keeps its class number; otherwise it is refused.",
+        help="Keep the class number of a class folder without samples, which is otherwise an "
+        "error.",
     ),
 ]
 MaxPixels = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="Pixels of the largest image or mask that is accepted; by default 134,217,728."
-    ),
+    typer.Option(min=1, help="Largest accepted image or mask, in pixels; by default 134,217,728."),
 ]
 Workers = Annotated[
-    int, typer.Option(min=0, help="Decode threads; 0 is all usable cores.", show_default=True)
+    int, typer.Option(min=0, help="Decode threads; 0: all usable cores.", show_default=True)
 ]
 
 # --- pack ----------------------------------------------------------------------------------------
 
-PackFolder = Annotated[
-    str, typer.Argument(help="Folder to write the pack to: new, or begun before.")
-]
+PackFolder = Annotated[str, typer.Argument(help="Folder of the pack: a new one, or one to resume.")]
 Shuffle = Annotated[
     bool,
     typer.Option(
         "--shuffle/--no-shuffle",
-        help="Shuffle samples across shards, for good; --no-shuffle keeps the source's ids.",
+        help="Shuffle samples across shards once, on disk; --no-shuffle keeps the source's order "
+        "and ids.",
     ),
 ]
 ShuffleSeed = Annotated[int, typer.Option(help="Seed of that shuffle.")]
 ShardBytes = Annotated[
-    str, typer.Option(help="Size of a shard: what is fetched and cached as one.")
+    str, typer.Option(help="Size of a shard, the unit that is fetched and cached.")
 ]
 ForNodes = Annotated[
     int | None,
     typer.Option(
         "--for-nodes",
-        help="Instead of --shard-bytes: as large as a job on so many nodes wants its shards, 64MiB "
-        "at most (docs/sizing.md).",
+        help="Choose the shard size for a job on this many nodes, at most 64MiB, instead of "
+        "--shard-bytes (docs/sizing.md).",
     ),
 ]
 ForBatch = Annotated[
     int | None,
     typer.Option(
-        "--for-batch", help="With --for-nodes: its global batch; by default 2,048 a node."
+        "--for-batch", help="With --for-nodes: the job's global batch; by default 2,048 per node."
     ),
 ]
 PackFields = Annotated[
     str | None,
     typer.Option(
         "--fields",
-        help="Fields to pack, such as image,label; all unless told. Or where each lies in a "
+        help="Fields to pack, such as image,label (default: all), or the source of each in a "
         "folder: image=images,mask=masks.",
     ),
 ]
@@ -156,16 +156,16 @@ ImageFields = Annotated[
     str | None,
     typer.Option(
         "--image",
-        help="Image fields that --short-side, --quality and --baseline act on, such as left,right; "
-        "all unless told.",
+        help="Image fields that --short-side, --quality and --baseline change, such as left,right "
+        "(default: all).",
     ),
 ]
 ShortSide = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Rewrite images whose short side is longer: upright, so many pixels, as baseline "
-        "JPEGs, and their masks, boxes and keypoints with them. Others stay as they are.",
+        help="Shrink larger images to this short side, in pixels, and write them as upright "
+        "baseline JPEGs, with their masks, boxes and keypoints. Other images stay unchanged.",
     ),
 ]
 Quality = Annotated[
@@ -173,60 +173,60 @@ Quality = Annotated[
     typer.Option(
         min=1,
         max=100,
-        help="JPEG quality of what is rewritten (92 by default); without --short-side every "
-        "image is rewritten at its size.",
+        help="JPEG quality of rewritten images (default: 92); without --short-side all images are "
+        "rewritten at their size.",
     ),
 ]
 Baseline = Annotated[
     bool,
     typer.Option(
         "--baseline",
-        help="Rewrite progressive JPEGs as baseline ones without loss; they decode about 3 "
+        help="Rewrite progressive JPEGs as baseline JPEGs without loss; these decode about 3 "
         "times as fast. Needs the extra 'transcode'.",
     ),
 ]
 
 # --- index ---------------------------------------------------------------------------------------
 
-IndexedSource = Annotated[str, typer.Argument(help="What holds the data: a path or an fsspec URL.")]
 IndexOut = Annotated[
     str | None,
     typer.Option(
-        help="Folder for the index, of remote data also a URL of the same store; else it lies "
-        "beside local data (photos.penstock), or in --cache, or in the user's cache directory."
+        help="Folder for the index; for remote data also a URL of the same store. By default it "
+        "is next to local data (photos.penstock), else in --cache, else in the user's cache "
+        "directory."
     ),
 ]
 
 # --- inspect -------------------------------------------------------------------------------------
 
 WalkBatchSize = Annotated[
-    int, typer.Option(min=1, help="Global batch to tell lanes and window for.")
+    int, typer.Option(min=1, help="Global batch for which lanes and window are shown.")
 ]
 ShownSamples = Annotated[
-    int | None, typer.Option(min=1, help="Show so many samples as a model gets them, instead.")
+    int | None,
+    typer.Option(min=1, help="Show a batch of this many samples as the model will receive it."),
 ]
-ShownRecipe = Annotated[Recipe, typer.Option(help="With --batch: what is done to images.")]
-ShownSeed = Annotated[int, typer.Option(help="With --batch: of order and augmentation.")]
-ShownEpoch = Annotated[int, typer.Option(min=0, help="With --batch: whose first batch.")]
+ShownRecipe = Annotated[Recipe, typer.Option(help="With --batch: the recipe for images.")]
+ShownSeed = Annotated[int, typer.Option(help="With --batch: seed of order and augmentation.")]
+ShownEpoch = Annotated[int, typer.Option(min=0, help="With --batch: epoch of the batch.")]
 ContactSheet = Annotated[
-    Path | None, typer.Option(help="With --batch: contact sheet to write, as contact.png.")
+    Path | None,
+    typer.Option(help="With --batch: write the batch as a picture, such as contact.png."),
 ]
 
-# --- warm: of the job that will read -------------------------------------------------------------
+# --- warm ----------------------------------------------------------------------------------------
 
-WarmSource = Annotated[
-    str, typer.Argument(help="What holds the data: any URL that a Dataset takes.")
-]
+WarmSource = Annotated[str, typer.Argument(help="The dataset: a URL, as for Dataset.")]
 MaxBytes = Annotated[
     str | None,
     typer.Option(
-        help="The cache's limit, as \"1.5TB\": the job's. Without: what the folder has, else "
-        "90 % of the free space."
+        help='The cache\'s limit, such as "1.5TB", as the job will set it. By default the '
+        "folder's present limit, else 90 % of the free space."
     ),
 ]
-FetchedShards = Annotated[int, typer.Option(min=1, help="Shards that are fetched at a time.")]
+FetchedShards = Annotated[int, typer.Option(min=1, help="Shards that are fetched in parallel.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Only tell what would be fetched, and if it fits.")
+    bool, typer.Option("--dry-run", help="Only show what would be fetched and whether it fits.")
 ]
 
 # --- bench ---------------------------------------------------------------------------------------
@@ -234,80 +234,79 @@ DryRun = Annotated[
 BenchRecipe = Annotated[
     str,
     typer.Option(
-        help="What is done to samples: auto (imagenet where there are images), imagenet, "
-        "imagenet-eval, none (they are read only), or module:name of your own recipe."
+        help="Recipe: auto (imagenet if there are images), imagenet, imagenet-eval, none (read "
+        "without decoding), or module:name of your own recipe."
     ),
 ]
 BenchFields = Annotated[
     str | None,
     typer.Option(
         "--fields",
-        help="Fields of a batch, such as image,label; or where each lies in a folder: "
+        help="Fields of a batch, such as image,label, or the source of each in a folder: "
         "image=images,mask=masks.",
     ),
 ]
 BatchSize = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Samples of a batch; by default the accelerator's, else 256 or all there is."
+        min=1,
+        help="Samples per batch; by default the accelerator's, else 256 or the whole dataset.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="Where images are decoded: cpu, cuda, cuda:1.")]
+Device = Annotated[str, typer.Option(help="Device that decodes images: cpu, cuda, cuda:1.")]
 Seconds = Annotated[float, typer.Option(help="Length of each measured run.")]
 Against = Annotated[
     str | None,
-    typer.Option(
-        help="Loaders to measure beside, in turns, on the same files: torch,dali,… or all."
-    ),
+    typer.Option(help="Other loaders to measure in turns on the same files: torch,dali,… or all."),
 ]
 StepMs = Annotated[
-    float | None,
-    typer.Option(help="Emulate a training step of that many milliseconds over a batch."),
+    float | None, typer.Option(help="Emulate a training step of this many milliseconds per batch.")
 ]
 AcceleratorName = Annotated[
-    str | None, typer.Option(help="Emulate a known accelerator's step, such as h100-resnet50.")
+    str | None, typer.Option(help="Emulate the step of a known accelerator: h100-resnet50.")
 ]
 DecodeThreads = Annotated[
-    int | None, typer.Option(min=0, help="Decode threads; 0, as by default, is all usable cores.")
+    int | None, typer.Option(min=0, help="Decode threads; 0, the default: all usable cores.")
 ]
 Tune = Annotated[
     bool,
     typer.Option(
         "--tune",
-        help="Search for faster settings by short runs, and show what was tried. Takes about "
-        "four times as long.",
+        help="Search for faster settings by short runs, and list them. Takes about four times as "
+        "long.",
     ),
 ]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", help="Picture to write, as bench.png; needs matplotlib.")
+    Path | None,
+    typer.Option("--plot", help="Write a picture, such as bench.png; needs matplotlib."),
 ]
 
 
 def parse_names(text: str | None) -> tuple[str, ...] | None:
-    """Names of fields that a comma parts; None where none is given."""
+    """Parse comma-separated names of fields; None stays None."""
     return None if text is None else tuple(name.strip() for name in text.split(","))
 
 
 def parse_fields(text: str | None) -> tuple[str, ...] | dict[str, str] | None:
-    """Return the names of fields, or the place of each."""
+    """Parse the names of fields, or their sources."""
     return parse_places(text) if text is not None and "=" in text else parse_names(text)
 
 
-def parse_places(told: str | None) -> dict[str, str] | None:
-    """`image=images,mask=masks` as a dict."""
-    if told is None:
+def parse_places(text: str | None) -> dict[str, str] | None:
+    """Parse `image=images,mask=masks` into a dict. Raises ConfigError."""
+    if text is None:
         return None
-    if "=" not in told:
+    if "=" not in text:
         raise ConfigError(
-            f"--fields got {told!r}, wanted where each field lies, such as "
+            f"--fields: got {text!r}, wanted the source of each field, such as "
             "image=images,mask=masks. Leave it out for the fields that are found without it."
         )
     places: dict[str, str] = {}
-    for pair in told.split(","):
+    for pair in text.split(","):
         field, equals, place = pair.partition("=")
         if not (field and equals and place) or field in places:
             raise ConfigError(
-                f"--fields got {told!r}, wanted each field once with its place, such as "
+                f"--fields: got {text!r}, wanted each field once with its source, such as "
                 "image=images,mask=masks."
             )
         places[field] = place
@@ -322,7 +321,7 @@ def parse_sampling(
     documents: str | None,
     vocabulary: int | None,
 ) -> Sampling:
-    """Return how arrays and tokens are cut into samples. Raises ConfigError."""
+    """Parse the options that cut arrays and tokens into samples. Raises ConfigError."""
     from penstock.readers.formats import check_sampling
 
     return check_sampling(
@@ -334,16 +333,16 @@ def parse_sampling(
     )
 
 
-def _windows(option: str, told: list[str] | None) -> WindowArgument | None:
-    """`8,-,256` for all arrays, or `image=8,-,256` for each that is named; `file` or `row`."""
-    if option == "--sample" and told in (["file"], ["row"]):
-        return cast("Unit", told[0])
+def _windows(option: str, values: list[str] | None) -> WindowArgument | None:
+    """Parse `8,-,256` for all arrays, `image=8,-,256` for one array each, or `file` or `row`."""
+    if option == "--sample" and values in (["file"], ["row"]):
+        return cast("Unit", values[0])
     named: dict[str, tuple[int | None, ...]] = {}
-    for text in told or ():
+    for text in values or ():
         name, equals, lengths = text.rpartition("=")
-        if (not equals and len(told or ()) > 1) or name in named or (equals and not name):
+        if (not equals and len(values or ()) > 1) or name in named or (equals and not name):
             raise ConfigError(
-                f"{option} got {told!r}, wanted lengths once, such as 8,-,256,256, or once for "
+                f"{option}: got {values!r}, wanted lengths once, such as 8,-,256,256, or once for "
                 "each array: image=8,-,256,256."
             )
         named[name] = tuple(_length(option, each) for each in lengths.split(","))
@@ -357,20 +356,20 @@ def _length(option: str, text: str) -> int | None:
         return int(text)
     except ValueError:
         raise ConfigError(
-            f"{option} got {text!r}, wanted a whole number, or - for all of an axis"
+            f"{option}: got {text!r}, wanted a whole number, or - for a whole axis"
             f"{'; or file, or row' if option == '--sample' else ''}."
         ) from None
 
 
 def parse_storage_options(pairs: list[str] | None) -> dict[str, Any] | None:
-    """`KEY=VALUE` pairs as a dict; a value that is JSON (true, 3, {...}) is taken as such."""
+    """Parse `KEY=VALUE` pairs into a dict; values that are JSON (true, 3, {...}) are decoded."""
     if not pairs:
         return None
     options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not (key and equals):
-            raise ConfigError(f"--storage-option got {key!r}, wanted KEY=VALUE such as anon=true.")
+            raise ConfigError(f"--storage-option: got {key!r}, wanted KEY=VALUE such as anon=true.")
         try:
             options[key] = json.loads(value)
         except json.JSONDecodeError:

@@ -27,8 +27,7 @@ Status = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One line of the report. found: the state that was found. remedy: what to do, "" if
-    nothing."""
+    """One line of the report. found: the observed state. remedy: what to do, "" if nothing."""
 
     name: str
     status: Status
@@ -37,7 +36,7 @@ class Check:
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun: 1 rank, 2 ranks, 2 processes."""
+    """Format a number with its noun: 1 rank, 2 ranks, 2 processes."""
     plural = "es" if noun.endswith("s") else "s"
     return f"{number:,} {noun}{plural * (number != 1)}"
 
@@ -47,13 +46,13 @@ _REINSTALL = "pip install --force-reinstall --no-deps penstock"
 
 
 def package_checks(facts: PackageFacts) -> Iterator[Check]:
-    """One line for each thing that is wrong, else one that says so."""
+    """Yield one check per fault of our installed package, or one that reports none."""
     faults = list(_faults(facts))
     yield from faults
     if not faults:
-        state = {"wheel": "as installed, and ", "checkout": "only files of the checkout, and "}
+        state = {"wheel": "as installed; ", "checkout": "only files of the checkout; "}
         begin = state.get(facts.source or "", "")
-        yield Check(name="package", status="ok", found=f"{begin}nothing hides it in this folder")
+        yield Check(name="package", status="ok", found=f"{begin}no file of this folder shadows it")
 
 
 def _faults(facts: PackageFacts) -> Iterator[Check]:
@@ -61,7 +60,7 @@ def _faults(facts: PackageFacts) -> Iterator[Check]:
         yield Check(
             name="package",
             status="warn",
-            found=f"hidden from scripts in this folder by {', '.join(facts.hiding)}",
+            found=f"shadowed in this folder by {', '.join(facts.hiding)}",
             remedy="Rename it, or keep training scripts in another folder.",
         )
     for one in facts.namesakes:
@@ -69,7 +68,7 @@ def _faults(facts: PackageFacts) -> Iterator[Check]:
         yield Check(
             name="package",
             status="fail" if one.is_here else "warn",
-            found=f"{one.distribution} brings a package `penstock` too, {where}",
+            found=f"{one.distribution} installs a package `penstock`, too, {where}",
             remedy=f"Keep {one.distribution} in another environment: pip uninstall "
             f"{one.distribution}{f', then {_REINSTALL}' if one.is_here else ''}.",
         )
@@ -77,19 +76,18 @@ def _faults(facts: PackageFacts) -> Iterator[Check]:
         yield Check(
             name="package",
             status="fail",
-            found=f"{_file_names(facts.altered)} not as installed: another package or a hand wrote "
-            "over it",
-            remedy=f"{_REINSTALL}; what you change yourself belongs in a checkout "
-            "(pip install -e).",
+            found=f"{_file_names(facts.altered)} not as installed: another package or a user "
+            "changed it",
+            remedy=f"{_REINSTALL}; make your own changes in a checkout (pip install -e).",
         )
     if facts.foreign:
         missing = "tracked by this checkout" if facts.source == "checkout" else "of penstock"
         yield Check(
             name="package",
             status="warn",
-            found=f"{_file_names(facts.foreign)} in our folders and not {missing}",
-            remedy="Move it out if it is yours; else delete it: what lies there can be imported "
-            "under our name.",
+            found=f"{_file_names(facts.foreign)} in penstock's folders but not {missing}",
+            remedy="Move it elsewhere if it is yours, otherwise delete it: Python can import it as "
+            "a part of penstock.",
         )
 
 
@@ -104,7 +102,7 @@ OLDEST_ZARR = (3, 0, 8)
 
 
 def software_checks(facts: MachineFacts) -> Iterator[Check]:
-    """Judge torch, DALI and what they can do here."""
+    """Check torch, DALI, a test decode, Zarr and the GPUs."""
     yield _torch(facts)
     yield _dali(facts)
     yield _decoding(facts)
@@ -113,7 +111,7 @@ def software_checks(facts: MachineFacts) -> Iterator[Check]:
 
 
 def python_check(facts: MachineFacts) -> Check:
-    """Judge the interpreter and the system that it runs on."""
+    """Check the interpreter and the operating system."""
     found = f"{'.'.join(map(str, facts.python))}, {facts.system} {facts.machine}"
     if facts.python[:2] < OLDEST_PYTHON:
         wanted = ".".join(map(str, OLDEST_PYTHON))
@@ -140,7 +138,7 @@ def _torch(facts: MachineFacts) -> Check:
         return Check(
             name="torch",
             status="warn",
-            found=f"{found}, though {count(facts.gpu_devices, 'GPU')} stands in /dev",
+            found=f"{found}, but /dev has {count(facts.gpu_devices, 'GPU')}",
             remedy="Install torch's CUDA build to train on the GPU.",
         )
     return Check(name="torch", status="ok", found=found)
@@ -175,7 +173,7 @@ def _dali(facts: MachineFacts) -> Check:
         return Check(
             name="dali",
             status="fail",
-            found=f"{found}; the driver runs CUDA {_dotted(facts.driver_cuda)}",
+            found=f"{found}, but the driver supports CUDA {_dotted(facts.driver_cuda)}",
             remedy=f"Update the driver, or pip uninstall {facts.dali_builds[0]} and "
             f"pip install 'penstock[{_extra(facts)}]'.",
         )
@@ -184,7 +182,7 @@ def _dali(facts: MachineFacts) -> Check:
             name="dali",
             status="warn",
             found=f"{found}; torch is built for CUDA {facts.torch.cuda}",
-            remedy="It works, with two CUDA runtimes in memory; better take both for one CUDA.",
+            remedy="This works but loads two CUDA runtimes; prefer builds for the same CUDA.",
         )
     return Check(name="dali", status="ok", found=found)
 
@@ -197,7 +195,7 @@ def _decoding(facts: MachineFacts) -> Check:
             name="decoding",
             status="warn",
             found="not tried",
-            remedy="It needs DALI and Pillow: pip install 'penstock[dali]' pillow",
+            remedy="The test needs DALI and Pillow: pip install 'penstock[dali]' pillow",
         )
     return Check(
         name="decoding",
@@ -209,15 +207,15 @@ def _decoding(facts: MachineFacts) -> Check:
 
 def _zarr(facts: MachineFacts) -> Check:
     zarr, install = facts.zarr, "pip install -U 'penstock[zarr]'"
-    if zarr.version is None:  # few need it
-        found = f"not installed; datasets in Zarr need it: {install}"
+    if zarr.version is None:  # an optional dependency
+        found = f"not installed; Zarr datasets need it: {install}"
         return Check(name="zarr", status="ok", found=found)
     if zarr.error is not None:
         found = f"{zarr.version}, but doesn't import: {zarr.error}"
         return Check(name="zarr", status="warn", found=found, remedy=install)
     if _numbers(zarr.version) < OLDEST_ZARR:
         wanted = ".".join(map(str, OLDEST_ZARR))
-        found = f"{zarr.version}: codecs that Penstock doesn't know itself need {wanted} or newer"
+        found = f"{zarr.version}: some codecs need {wanted} or newer"
         return Check(name="zarr", status="warn", found=found, remedy=install)
     return Check(name="zarr", status="ok", found=f"{zarr.version}, with numcodecs")
 
@@ -245,7 +243,7 @@ def _extra(facts: MachineFacts) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The leading whole numbers of a version: "2.13.0+cpu" is (2, 13, 0)."""
+    """Return the leading whole numbers of a version: "2.13.0+cpu" is (2, 13, 0)."""
     parts = version.split("+")[0].split(".")
     return tuple(int(part) for part in parts if part.isdecimal())
 
@@ -254,15 +252,15 @@ def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-# Batches of torch's workers pass through /dev/shm: 2 x 4 of 256 float32 images of 224 x 224 are
-# 1.2 GB. Docker's default is 64 MiB.
+# Torch's workers pass batches through /dev/shm: 2 x 4 batches of 256 float32 images of 224 x 224
+# take 1.2 GB. Docker's default is 64 MiB.
 SMALL_SHM_BYTES = 2**30
-# Workers, their pipes and shared tensors, and a folder's files take some hundred.
+# Workers, their pipes and shared tensors, and the files of a folder need some hundreds.
 FEW_OPEN_FILES = 1024
 
 
 def limit_checks(facts: MachineFacts) -> Iterator[Check]:
-    """Judge what the system and the launcher give this process."""
+    """Check the cores, threads, shared memory, open files and ranks of this process."""
     yield _cores(facts)
     yield _threads(facts)
     yield _shm(facts)
@@ -283,7 +281,7 @@ def _cores(facts: MachineFacts) -> Check:
         name="cores",
         status="warn",
         found=found,
-        remedy="Ask the scheduler for more cores per task: decoding and training share this one.",
+        remedy="Request more cores per task: decoding and training share this one.",
     )
 
 
@@ -318,7 +316,7 @@ def _shm(facts: MachineFacts) -> Check:
             name="/dev/shm",
             status="warn",
             found="not there",
-            remedy="Workers of torch datasets need it: mount it, or use num_workers=0.",
+            remedy="Torch's workers need it: mount it, or use num_workers=0.",
         )
     total, free = facts.shm
     found = f"{format_size(total)}, {format_size(free)} free"
@@ -328,8 +326,8 @@ def _shm(facts: MachineFacts) -> Check:
         name="/dev/shm",
         status="warn",
         found=found,
-        remedy="Workers of torch datasets pass batches through it: docker run --shm-size=8g or "
-        "--ipc=host. Native datasets don't use it.",
+        remedy="Torch's workers pass batches through it: use docker run --shm-size=8g or "
+        "--ipc=host. Native datasets don't need it.",
     )
 
 
@@ -359,7 +357,7 @@ def _world(facts: MachineFacts) -> Check:
         )
         return Check(name="world", status="ok", found=found)
     if facts.slurm_batch:
-        found = "one process: a Slurm script, not one of srun's tasks"
+        found = "one process: a Slurm script that wasn't started by srun"
         return Check(name="world", status="ok", found=found)
     return Check(name="world", status="ok", found="one process, no launcher")
 
@@ -373,7 +371,7 @@ _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p")
 
 
 def folder_checks(folder: FolderFacts) -> Iterator[Check]:
-    """Check a folder: first that it exists, then the rest."""
+    """Check a folder: its existence, its free space and its file system."""
     yield _folder(folder)
     if folder.is_folder:
         yield _space(folder)
@@ -396,8 +394,8 @@ def _folder(folder: FolderFacts) -> Check:
             name="folder",
             status="warn",
             found=f"{folder.path}: read-only",
-            remedy="Fine for data: its index lies beside it, or where penstock index --out "
-            "says. A cache needs a folder to write to.",
+            remedy="Fine for data, with an index elsewhere (penstock index --out). A cache needs "
+            "a writable folder.",
         )
     return Check(name="folder", status="ok", found=f"{folder.path}: writable")
 
@@ -408,8 +406,8 @@ def _space(folder: FolderFacts) -> Check:
         return Check(
             name="space",
             status="fail",
-            found=f"{found}, but not one file more may be made (no inodes)",
-            remedy="Delete or pack small files: penstock pack makes one file of thousands.",
+            found=f"{found}, but no inodes are left for new files",
+            remedy="Delete or pack small files: penstock pack joins thousands into one file.",
         )
     if folder.free_bytes >= SMALL_FREE_BYTES:
         return Check(name="space", status="ok", found=found)
@@ -417,7 +415,7 @@ def _space(folder: FolderFacts) -> Check:
         name="space",
         status="warn",
         found=found,
-        remedy="Too little for a pack or a cache: make room or choose another disk.",
+        remedy="Too little for a pack or a cache: free some space or choose another disk.",
     )
 
 
@@ -428,8 +426,8 @@ def _file_system(folder: FolderFacts) -> Check:
             name="file system",
             status="warn",
             found=kind,
-            remedy='Files that change under a map kill the process: DataLoader(read="pread"); a '
-            "pack reads faster here than a folder of small files.",
+            remedy="A mapped file that is truncated kills the process: use "
+            'DataLoader(read="pread") if files may change. A pack is faster here than small files.',
         )
     if kind.startswith("fuse"):
         return Check(
@@ -443,17 +441,17 @@ def _file_system(folder: FolderFacts) -> Check:
             name="file system",
             status="warn",
             found="tmpfs",
-            remedy="What lies here takes memory and is gone after a restart.",
+            remedy="Files here use memory and are lost when the machine restarts.",
         )
     return Check(name="file system", status="ok", found=kind or "unknown")
 
 
-# A blob is a file, and one more while it is filled.
+# A blob is one file, and two while it is filled.
 FEW_FREE_FILES = 10_000
 
 
 def cache_checks(cache: CacheFacts, folder: FolderFacts) -> Iterator[Check]:
-    """Judge a cache folder; jobs and leftovers only where there are any."""
+    """Check a cache folder: owner, limit, inodes, disk, leftovers and jobs."""
     if cache.problem is not None:
         yield Check(name="cache", status="fail", found=cache.problem, remedy=cache.remedy)
         return
@@ -485,14 +483,14 @@ def _owner(cache: CacheFacts) -> Check:
             name="owner",
             status="fail",
             found=f"{found}; this is user {cache.user}",
-            remedy="Jobs of this user would read past it: give them a cache folder of their own.",
+            remedy="Jobs of this user can't use it: give them a cache folder of their own.",
         )
     if cache.mode & 0o022:
         return Check(
             name="owner",
             status="warn",
-            found=f"{found}: others may write here",
-            remedy="chmod go-w: whoever may write here can put bytes into a training job.",
+            found=f"{found}: other users may write here",
+            remedy="chmod go-w: other users could change the bytes that a job trains on.",
         )
     return Check(name="owner", status="ok", found=found)
 
@@ -506,24 +504,24 @@ def _cache_limit(cache: CacheFacts, folder: FolderFacts) -> Check:
             name="limit",
             status="warn",
             found=f"{found}: more than the limit",
-            remedy="penstock cache evict DIR --to SIZE, when no job has them mapped.",
+            remedy="penstock cache evict DIR --to SIZE, when no job uses the folder.",
         )
     room = folder.free_bytes + cache.used_bytes
     if cache.max_bytes > room:
         return Check(
             name="limit",
             status="warn",
-            found=f"{found}, but the disk has room for {format_size(room)} only",
-            remedy="Set max_bytes= to what the disk has, or make room: when it is full, samples "
-            "come from the remote each epoch.",
+            found=f"{found}, but the disk has room for only {format_size(room)}",
+            remedy="Lower max_bytes= or free some space: when the disk is full, the remaining "
+            "samples are fetched from the remote each epoch.",
         )
     return Check(name="limit", status="ok", found=found)
 
 
 def _inodes(folder: FolderFacts) -> Check:
     if folder.free_files is None:
-        return Check(name="inodes", status="ok", found="as many as there is room for")
-    found = f"{folder.free_files:,} more files may be made"
+        return Check(name="inodes", status="ok", found="not limited")
+    found = f"{folder.free_files:,} free"
     if folder.free_files >= FEW_FREE_FILES:
         return Check(name="inodes", status="ok", found=found)
     return Check(
@@ -540,8 +538,8 @@ def _boot(cache: CacheFacts) -> Check:
     return Check(
         name="boot",
         status="ok",
-        found=f"{count(cache.unverified, 'blob')} not yet checked since the last boot: a job "
-        "checks each when it opens it (all at once: penstock cache verify DIR)",
+        found=f"{count(cache.unverified, 'blob')} not checked since the last boot: a job checks "
+        "each one when it opens it (penstock cache verify DIR checks all)",
     )
 
 
@@ -561,13 +559,13 @@ def _leftovers(cache: CacheFacts) -> Check:
         name="leftovers",
         status="warn",
         found=f"{', '.join(found)}, {format_size(cache.leftover_bytes)}",
-        remedy="The next job uses or frees them; at once: penstock cache gc DIR.",
+        remedy="The next job uses or frees them; penstock cache gc DIR does so now.",
     )
 
 
 def _jobs(cache: CacheFacts) -> Iterator[Check]:
     if not cache.jobs:
-        yield Check(name="jobs", status="ok", found="none runs on this cache")
+        yield Check(name="jobs", status="ok", found="none uses this cache now")
     for job in cache.jobs:
         part = job.share_bytes / job.wanted_bytes if job.wanted_bytes else 1.0
         found = (
@@ -580,7 +578,7 @@ def _jobs(cache: CacheFacts) -> Iterator[Check]:
         yield Check(
             name="job",
             status="warn",
-            found=f"{found}: {100 * part:.0f} % stays here",
-            remedy="The rest is fetched each epoch; a larger max_bytes or fewer jobs at once on "
-            "this cache would keep it.",
+            found=f"{found}: {100 * part:.0f} % stays cached",
+            remedy="The rest is fetched each epoch. A larger max_bytes, or fewer jobs on this "
+            "cache, would keep more.",
         )

@@ -1,7 +1,6 @@
-"""Run `penstock doctor`: check that this machine is fit to train, and name remedies.
+"""Run `penstock doctor`: check that this machine is ready to train, and name remedies.
 
-The judgements are pure functions of `doctor_facts.MachineFacts`, so that tests can invent
-machines.
+The checks are pure functions of `doctor_facts.MachineFacts`, so that tests can invent machines.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ AskedPeers = Annotated[
     typer.Option(
         "--peer",
         metavar="HOST:PORT",
-        help="Another node's server: is it reached, does it speak as this side would, is the "
-        "secret the same, how fast is it. May be given several times.",
+        help="Check the server of another node: reachable, same protocol, same secret, speed. "
+        "Repeatable.",
     ),
 ]
 ServedPeer = Annotated[
@@ -47,16 +46,16 @@ ServedPeer = Annotated[
     typer.Option(
         "--serve-peer",
         metavar="HOST:PORT",
-        help="Be such a server, at this node's own address, for ten minutes, so that others can "
-        "try --peer before a job runs. With DIR it serves that cache.",
+        help="Serve at this node's own address for ten minutes, so that other nodes can use "
+        "--peer before a job runs; with DIR, serve that cache.",
     ),
 ]
 NodesTokenFile = Annotated[
     Path | None,
     typer.Option(
         "--peer-token-file",
-        help="With --peer or --serve-peer: the secret that the nodes share; by default what "
-        "PENSTOCK_PEER_TOKEN holds.",
+        help="With --peer or --serve-peer: file with the nodes' shared secret; by default "
+        "PENSTOCK_PEER_TOKEN.",
     ),
 ]
 NodesCertificates = Annotated[
@@ -64,12 +63,12 @@ NodesCertificates = Annotated[
     typer.Option(
         "--peer-certificates",
         metavar="FILE FILE FILE",
-        help="With --peer or --serve-peer: certificate, key and authority, PEM files, where "
-        "the nodes have TlsFiles of their own.",
+        help="With --peer or --serve-peer: certificate, key and authority (PEM files), if the "
+        "nodes use TlsFiles.",
     ),
 ]
 NodesTls = Annotated[
-    bool, typer.Option("--tls/--no-tls", help="--no-tls where the network is declared private.")
+    bool, typer.Option("--tls/--no-tls", help="Use --no-tls on a network declared private.")
 ]
 
 
@@ -79,18 +78,18 @@ def nodes_of(
     certificates: tuple[Path, Path, Path] | None,
     tls: bool,
 ) -> list[Peers]:
-    """Return the answers of the nodes at some addresses. Raises ConfigError."""
+    """Return the peer settings for some addresses. Raises ConfigError."""
     if not addresses:
         if token_file is not None or certificates is not None or not tls:
             raise ConfigError(
-                "--peer-token-file, --peer-certificates and --no-tls go with --peer HOST:PORT or "
-                "--serve-peer HOST:PORT: got neither."
+                "--peer-token-file, --peer-certificates and --no-tls need --peer HOST:PORT or "
+                "--serve-peer HOST:PORT, but got neither."
             )
         return []
     from penstock.cache.base import Peers, TlsFiles
 
     if certificates is not None and not tls:
-        raise ConfigError("--peer-certificates: got some beside --no-tls, which takes none.")
+        raise ConfigError("--peer-certificates: can't be used together with --no-tls.")
     files = None if certificates is None else TlsFiles(*certificates)
     return [
         Peers(address, token_file=token_file, tls=files if tls else False) for address in addresses
@@ -101,7 +100,7 @@ _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 Folder = Annotated[
     Path | None,
-    typer.Argument(metavar="[DIR]", help="Folder for data, packs or a cache, to check too."),
+    typer.Argument(metavar="[DIR]", help="Also check this folder for data, packs or a cache."),
 ]
 
 
@@ -110,8 +109,8 @@ def doctor(
     url: Annotated[
         str | None,
         typer.Option(
-            help="A dataset's URL: does its store answer, accept the credentials, list and serve "
-            "ranges; how long a request takes."
+            help="Check the store of a dataset's URL: answers, credentials, listing, ranges, time "
+            "of a request."
         ),
     ] = None,
     storage_option: StorageOption = None,
@@ -124,15 +123,15 @@ def doctor(
 ) -> None:
     """Check this machine: Python, torch, DALI, Zarr, GPU, cores, threads, memory, limits, launcher.
 
-    With DIR also its disk, and a cache's limit, owner, leftovers and jobs; with --url a store; with
-    --peer the way to other nodes of a job.
-    Each line says ok, warn or fail, and what to do. Leaves with 1 if a check fails.
+    With DIR, also check its disk, and a cache's limit, owner, leftovers and jobs; with --url, a
+    store; with --peer, the connection to other nodes. Each line shows ok, warn or fail, and a
+    remedy. The exit code is 1 if a check fails.
     """
     from penstock.pipeline.cli.doctor_facts import gather
 
     if folder is not None and ":/" in str(folder):
         raise ConfigError(
-            f"doctor: got {str(folder)!r}, wanted a local folder. A dataset's URL goes to --url."
+            f"doctor: got {str(folder)!r}, wanted a local folder. Pass a dataset's URL as --url."
         )
     nodes = nodes_of(
         [*(peer or ()), *filter(None, [serve_peer])], peer_token_file, peer_certificates, tls
@@ -142,10 +141,14 @@ def doctor(
 
         if peer:
             raise ConfigError(
-                "--serve-peer: got --peer beside it. Ask from another shell, or node."
+                "--serve-peer: can't be used together with --peer. Run --peer in another shell or "
+                "on another node."
             )
         if url is not None or as_json or storage_option:
-            raise ConfigError("--serve-peer checks nothing: got --url, -o or --json beside it.")
+            raise ConfigError(
+                "--serve-peer: can't be used together with --url, -o or --json, because it checks "
+                "nothing."
+            )
         serve(nodes[0], folder)
         return
     options = parse_storage_options(storage_option) or {}
@@ -168,7 +171,7 @@ def doctor(
 
 
 def checks(facts: MachineFacts) -> Iterator[Check]:
-    """Judge a machine, in the order in which its faults would show."""
+    """Check a machine, in the order in which its faults would occur."""
     yield python_check(facts)
     yield from package_checks(facts.packages)
     yield from software_checks(facts)
@@ -192,5 +195,5 @@ def _print(found: list[Check]) -> None:
 
 
 def _plain(text: str) -> str:
-    """Brackets that rich would take for its markup stay what they are."""
+    """Escape brackets, which rich would read as markup."""
     return text.replace("[", r"\[")

@@ -1,13 +1,12 @@
 """Collect the facts of a machine for `penstock doctor`, which judges them in `doctor_checks`.
 
-Everything that may be missing or broken here is an answer, never an error: a machine on which
-torch doesn't import is just the one whose doctor must run to its end.
+A part that is missing or broken is a fact, never an error: the doctor must finish even where torch
+can't be imported.
 
-Of a cache folder nothing is changed but a damaged catalogue. So it isn't opened as a job opens
-it, which repairs what the doctor is to report. Only a catalogue that can't be read is rebuilt,
-with a warning, as it is by every job and command. Of our package's folder the facts say whether
-it holds what we put there, and nobody else's files: another distribution, or a hand, may write
-into it, and installers merge folders without a word.
+A cache folder isn't opened as a job opens it, because that would repair the faults that the doctor
+reports. Only a catalogue that can't be read is rebuilt, with a warning, as every job and command
+does. The facts of our package show if its folder holds exactly the installed files: another
+distribution or a user may have changed them, and installers merge folders silently.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderFacts:
-    """A folder that data shall lie in. kind: of its file system, such as ext4; "" if unknown."""
+    """A folder for data. kind: of its file system, such as ext4; "" if unknown."""
 
     path: str
     exists: bool
@@ -68,7 +67,7 @@ class FolderFacts:
 
 
 def folder_facts(path: Path, *, mounts: str | None = None) -> FolderFacts:
-    """Facts of a folder. mounts: instead of /proc/self/mountinfo's text."""
+    """Collect the facts of a folder. mounts: replaces the text of /proc/self/mountinfo."""
     exists = path.exists()
     space = os.statvfs(path) if exists else None
     return FolderFacts(
@@ -88,7 +87,7 @@ def file_system_kind(path: Path, mounts: str) -> str:
     """Return the kind of the file system that holds a path, by the longest mount point above it.
 
     mounts: lines of /proc/self/mountinfo (proc(5)): the fifth word is the mount point with octal
-    escapes, the first word after " - " the kind. A later line lies over an earlier one.
+    escapes, the first word after " - " the kind. A later line hides an earlier one.
     """
     place, kind, longest = os.path.realpath(path), "", -1
     for line in mounts.splitlines():
@@ -111,8 +110,8 @@ def _mounts() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """Live jobs on one dataset. label: its URL, without credentials; wanted_bytes: what they read
-    of it in an epoch; share_bytes: what of that the cache may keep."""
+    """Live jobs on one dataset. label: its URL without credentials; wanted_bytes: the bytes that
+    they read in an epoch; share_bytes: the part of them that the cache may keep."""
 
     label: str
     processes: int
@@ -122,13 +121,13 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheFacts:
-    """A cache folder. problem: why it can't be used, None if it can, and the remedy. owner, user:
-    numbers of the folder's user and of this one; mode: permission bits. network: whether it lies on
-    a file system of another machine.
+    """The facts of a cache folder.
 
-    max_bytes: its limit, None before the first job; used_bytes: of blobs, fills and what was
-    dropped. unverified: blobs that nobody checked since the last boot.
-    dead_fills, dead_jobs, strays, leftover_bytes: what a reconciliation would take away.
+    problem: the reason why it can't be used, with its remedy; None if it can. owner, user: user ids
+    of the folder and of this process; mode: permission bits. network: True on a network file
+    system. max_bytes: its limit, None before the first job; used_bytes: of blobs, fills and
+    dropped files. unverified: blobs that weren't checked since the last boot. dead_fills,
+    dead_jobs, strays, leftover_bytes: what `penstock cache gc` would remove.
     """
 
     problem: str | None = None
@@ -149,7 +148,7 @@ class CacheFacts:
 
 
 def cache_facts(path: Path) -> CacheFacts | None:
-    """Facts of a cache folder; None if the folder isn't one."""
+    """Collect the facts of a cache folder; return None for any other folder."""
     root = os.path.abspath(path)
     if not FolderLayout.is_cache(root):
         return None
@@ -175,12 +174,12 @@ def cache_facts(path: Path) -> CacheFacts | None:
     except StrangeFileError as error:
         found |= {
             "problem": f"{error.filename}: {error.strerror}",
-            "remedy": "A job reads past such a folder. Give each user a folder of their own.",
+            "remedy": "Jobs don't use such a folder. Give each user a folder of their own.",
         }
     except (OSError, sqlite3.Error, StalledError) as error:
         found |= {
             "problem": f"{root}: its catalogue can't be read ({error})",
-            "remedy": "Check the folder's rights and disk. Jobs read past such a cache.",
+            "remedy": "Check the folder's permissions and disk. Jobs don't use such a cache.",
         }
     return CacheFacts(**found)
 
@@ -210,7 +209,7 @@ def _catalogue_facts(layout: FolderLayout) -> dict[str, Any]:
 
 
 def _unverified(layout: FolderLayout, blobs: int) -> int:
-    """After a boot that no job has seen yet it is all of them."""
+    """Count the unchecked blobs: all of them if no job has run since the last boot."""
     seen = layout.boot in (None, boot_id())
     return len(layout.names("unverified")) if seen else blobs
 
@@ -273,7 +272,7 @@ _GIT_TIMEOUT_S = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namesake:
-    """Another distribution that brings a `penstock` too. is_here: its files lie in our folder."""
+    """Another distribution with a package `penstock`. is_here: its files are in our folder."""
 
     distribution: str
     is_here: bool
@@ -283,10 +282,10 @@ class Namesake:
 class PackageFacts:
     """The facts of our installed package.
 
-    source: what tells which files are ours, "wheel" or "checkout"; None if nothing does.
-    foreign: files in our folders that aren't ours; altered: ours that hold something else than was
-    installed (of a checkout nobody asks). All relative to the folder of the package. hiding: files
-    that Python would find instead of ours, if started in the current folder.
+    source: the list of our files, that of a "wheel" or of a git "checkout"; None if there is none.
+    foreign: files in our folders that aren't ours. altered: files of a wheel that differ from the
+    installed ones. Both are relative to the folder of the package. hiding: files that shadow our
+    package for scripts in the current folder.
     """
 
     source: str | None = None
@@ -297,7 +296,7 @@ class PackageFacts:
 
 
 def package_facts(folder: Path, *, home: Path = PACKAGE_HOME) -> PackageFacts:
-    """The facts of the package in `home`, for a script that is started in `folder`."""
+    """Collect the facts of the package in `home`, for a script that is started in `folder`."""
     hidden, namesakes = hiding(folder, home=home), _namesakes(home)
     recorded = _recorded(home)
     owned = _tracked(home) if recorded is None else frozenset(recorded)
@@ -343,7 +342,7 @@ def _files(home: Path) -> Iterator[str]:
 
 
 def _recorded(home: Path) -> Mapping[str, metadata.FileHash | None] | None:
-    """Files of the installed distribution with their checksums; None if `home` isn't one's."""
+    """Return the files of the distribution installed in `home`, with their checksums, or None."""
     marker = f"{PACKAGE}/__init__.py"
     for found in metadata.distributions(name=PACKAGE):
         files = {file.as_posix(): file.hash for file in found.files or ()}
@@ -398,7 +397,7 @@ def _is_here(owner: str, home: Path) -> bool:
     )
 
 
-# By the variable that shows the launcher; in the order in which World.detect asks.
+# Launchers by the variable that reveals them, in the order of World.detect.
 _LAUNCHERS = (
     ("RANK", "torchrun"),
     ("WORLD_SIZE", "torchrun"),
@@ -412,8 +411,8 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleFacts:
-    """An installed module. version: None if it isn't there; error: why it doesn't import; cuda: the
-    CUDA version that it was built for, None for a build without."""
+    """An installed module. version: None if it isn't installed; error: the reason why it can't be
+    imported; cuda: the CUDA version of its build, None for a CPU build."""
 
     version: str | None = None
     error: str | None = None
@@ -430,15 +429,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """All that the doctor's checks look at.
+    """All facts that the doctor's checks use.
 
-    dali_builds: names of the installed DALI distributions.
-    decoded: whether DALI decoded a small JPEG; decode_error: why not, None if it wasn't tried.
-    gpu_devices: device files of GPUs. driver_cuda: newest CUDA version of the driver as (13, 0).
-    cpus: processors of the machine; affinity: of them this process's; usable: after quotas.
-    omp_threads: OMP_NUM_THREADS; torch_threads: what torch would start for CPU operations.
-    world: or the reason why it isn't known. shm: (total, free) bytes of /dev/shm.
-    open_files: (soft, hard) limit. cache: None if the folder isn't one. zarr: with numcodecs.
+    dali_builds: names of the installed DALI distributions. decoded: True if DALI decoded a small
+    JPEG; decode_error: the reason if it failed, None if it wasn't tried. gpu_devices: device files
+    of GPUs. driver_cuda: newest CUDA version that the driver supports, such as (13, 0). cpus:
+    processors of the machine; affinity: those of this process; usable: the same within quotas.
+    omp_threads: OMP_NUM_THREADS; torch_threads: torch's threads for CPU operations. world: the
+    World, or the reason why it is unknown. shm: (total, free) bytes of /dev/shm. open_files: (soft,
+    hard) limit. cache: None if the folder isn't a cache. zarr: includes numcodecs.
     """
 
     python: tuple[int, int, int]
@@ -469,7 +468,7 @@ class MachineFacts:
 
 
 def gather(folder: Path | None = None) -> MachineFacts:
-    """The facts of this machine and process; takes seconds, since torch and DALI are loaded."""
+    """Collect the facts of this machine and process in some seconds: it imports torch and DALI."""
     torch_module, torch = _torch()
     dali_builds, dali = _dali()
     decoded, decode_error = _decode() if dali.version and not dali.error else (False, None)
@@ -506,7 +505,7 @@ def _torch() -> tuple[ModuleFacts, Any]:
     version = _version("torch")
     try:
         torch = importlib.import_module("torch")
-    # A broken install fails in any way; the reason is the answer.
+    # A broken installation can fail in any way; the reason is reported.
     except Exception as error:
         return ModuleFacts(version=version, error=_line(error)), None
     return ModuleFacts(version=torch.__version__, cuda=torch.version.cuda), torch
@@ -522,7 +521,7 @@ def _dali() -> tuple[tuple[str, ...], ModuleFacts]:
     cuda = f"{match[1]}.{match[2]}" if match else None
     try:
         importlib.import_module("nvidia.dali.fn")
-    # As above: missing CUDA libraries, an ABI that doesn't fit, half an install.
+    # As above: missing CUDA libraries, a wrong ABI, an incomplete installation.
     except Exception as error:
         return tuple(builds), ModuleFacts(version=version, error=_line(error), cuda=cuda)
     return tuple(builds), ModuleFacts(version=version, cuda=cuda)
@@ -542,7 +541,7 @@ def _zarr() -> ModuleFacts:
 
 
 def _decode() -> tuple[bool, str | None]:
-    """Decode a small JPEG with DALI: (whether it did, why not)."""
+    """Decode a small JPEG with DALI; return (success, reason of the failure)."""
     try:
         image = importlib.import_module("PIL.Image")
     except ImportError:
@@ -552,7 +551,7 @@ def _decode() -> tuple[bool, str | None]:
     try:
         verify = importlib.import_module("penstock.augment.verify").verify_images
         (fact,) = verify([np.frombuffer(buffer.getvalue(), np.uint8)], threads=1)
-    # Whatever stops DALI here would stop training.
+    # Any failure of DALI here would also end a training job.
     except Exception as error:
         return False, _line(error)
     reason = getattr(fact, "reason", None)
@@ -567,7 +566,10 @@ def _gpus(torch: Any) -> tuple[Gpu, ...]:
 
 
 def _driver_cuda() -> tuple[int, int] | None:
-    """Newest CUDA version that the driver runs (cuDriverGetVersion: 1000 * major + 10 * minor)."""
+    """Return the newest CUDA version that the driver supports, or None without a driver.
+
+    cuDriverGetVersion returns 1000 * major + 10 * minor.
+    """
     version = ctypes.c_int()
     try:
         code = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
@@ -599,5 +601,5 @@ def _version(name: str) -> str | None:
 
 
 def _line(error: BaseException) -> str:
-    """The first line of an error, with its kind."""
+    """Return the class and the first line of an error."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -1,8 +1,8 @@
-"""Test the way between nodes before a job runs (`penstock doctor --peer` and `--serve-peer`).
+"""Test the connection between nodes before a job (`penstock doctor --peer` and `--serve-peer`).
 
-`--peer` connects to other nodes' servers and checks that they admit this machine; `peer_checks`
-is a pure function of what `cache.peers.peer_diagnosis` found. `--serve-peer` stands in for a
-job's node, because servers otherwise run with jobs and warm-ups alone.
+`--peer` connects to other nodes' servers and checks that they accept this machine; `peer_checks` is
+a pure function of the facts from `cache.peers.peer_diagnosis`. `--serve-peer` runs a server in
+place of a job's node, because otherwise only jobs and warm-ups run servers.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 AT_ONCE = 16
 SLOW_BYTES_PER_S = 50e6
-LEAST_RATED_BYTES = 2**20  # of less the request's own time is most
+LEAST_RATED_BYTES = 2**20  # with fewer bytes, latency dominates
 SLOW_REQUEST_S = 0.05
 FAR_CLOCK_S = 60.0
-_SOON_S = 2.0  # what a Date of whole seconds and a request's time leave open
+_SOON_S = 2.0  # the error of a Date header in whole seconds and of a request's time
 
 
 def secret_of(settings: Peers) -> PeerSecret | None:
@@ -50,14 +50,14 @@ def secret_of(settings: Peers) -> PeerSecret | None:
 
 
 def peer_facts(settings: Sequence[Peers]) -> list[PeerFacts]:
-    """Ask all of these servers, many at a time. Raises ConfigError, MissingDependencyError."""
+    """Probe servers in parallel. Raises ConfigError, MissingDependencyError."""
     from penstock.cache import ordered
     from penstock.cache.peers import probe
 
     if unasked := [one.address for one in settings if not one.port]:
         raise ConfigError(
-            f"--peer {unasked[0]}: got port 0, wanted the one at which that node listens: that of "
-            "Peers(…) or --peers there, or what --serve-peer said."
+            f"--peer {unasked[0]}: got port 0, wanted the port at which that node listens, as in "
+            "its Peers(…) or --peers, or as --serve-peer printed it."
         )
     asked = [(one.address, _asking(one)) for one in settings]
     return list(
@@ -71,18 +71,15 @@ def _asking(settings: Peers) -> ProbeSettings:
     from penstock.cache.peers import ProbeSettings, credentials_of, is_loopback
 
     secret = secret_of(settings)
-    if secret is None:  # no certificate of the job's: who speaks TLS shows one that isn't known
+    if secret is None:  # the job's certificate is unknown here, so a TLS server fails verification
         plain = settings.tls is False or (settings.tls is None and is_loopback(settings.host))
         return ProbeSettings(None, None if plain else ssl.create_default_context)
     credentials = credentials_of(settings, secret)
     return ProbeSettings(secret, None if credentials is None else credentials.client_context)
 
 
-# -- judging
-
-
 def peer_checks(facts: PeerFacts) -> Iterator[Check]:
-    """Judge the way to a server, in the order in which its faults would show."""
+    """Check the connection to a server, in the order in which faults would occur."""
     fault = fault_of(facts)
     if facts.failure is None:
         found = f"{facts.address}: reached in {_time(facts.connect_s)}"
@@ -110,16 +107,16 @@ def _secret(facts: PeerFacts) -> Check:
     return Check(
         name="secret",
         status="warn",
-        found=f"{facts.address}: not compared, as none is known here",
-        remedy="A job without a token file draws its own secret, which no command knows. To "
-        "compare: --peer-token-file FILE or PENSTOCK_PEER_TOKEN, as the nodes have it.",
+        found=f"{facts.address}: not compared, because none was given",
+        remedy="To compare, pass the nodes' secret by --peer-token-file FILE or "
+        "PENSTOCK_PEER_TOKEN. A job without a token file draws a secret that no command knows.",
     )
 
 
 def _clock(facts: PeerFacts) -> Check:
     ahead_s = facts.ahead_s
     if abs(ahead_s) <= _SOON_S:
-        return Check(name="clock", status="ok", found=f"{facts.address}: as here")
+        return Check(name="clock", status="ok", found=f"{facts.address}: equal to this node's")
     way = "ahead" if ahead_s > 0 else "behind"
     found = f"{facts.address}: {abs(ahead_s):,.0f} s {way}"
     if abs(ahead_s) < FAR_CLOCK_S:
@@ -128,8 +125,8 @@ def _clock(facts: PeerFacts) -> Check:
         name="clock",
         status="warn",
         found=found,
-        remedy="Nodes serve one another nevertheless, but logs don't fit together and other "
-        "programs may fail: set the clocks (NTP).",
+        remedy="Synchronise the clocks (NTP). Nodes still serve each other, but logs disagree and "
+        "other programs may fail.",
     )
 
 
@@ -138,18 +135,18 @@ def _requests(facts: PeerFacts) -> Check:
         return _failed(
             facts,
             "requests",
-            "it ended the connection in mid-sentence",
-            "Try again; if it stays so, look at what the job there writes to stderr.",
+            "the server closed the connection in the middle of a response",
+            "Try again; if it happens again, read the job's stderr on that node.",
         )
-    found = f"{facts.address}: {_time(facts.request_s)} a request"
+    found = f"{facts.address}: {_time(facts.request_s)} per request"
     if facts.request_s <= SLOW_REQUEST_S:
         return Check(name="requests", status="ok", found=found)
     return Check(
         name="requests",
         status="warn",
         found=found,
-        remedy="Far for nodes of one job: is the address in their own network, and that machine "
-        "not overloaded?",
+        remedy="Slow for nodes of one job: check that the address belongs to their own network and "
+        "that the machine isn't overloaded.",
     )
 
 
@@ -158,11 +155,11 @@ def _rate(facts: PeerFacts) -> Check:
         return _failed(
             facts,
             "rate",
-            "a range of a blob didn't come, or came wrong",
-            "Look at what the job there writes to stderr, and at its disk: penstock doctor DIR.",
+            "a range of a blob was missing or wrong",
+            "Read the job's stderr on that node, and check its disk: penstock doctor DIR.",
         )
     if not facts.size_bytes:
-        found = f"{facts.address}: not measured, as its cache holds nothing yet"
+        found = f"{facts.address}: not measured, because its cache is empty"
         return Check(name="rate", status="ok", found=found)
     rate = facts.size_bytes / max(facts.range_s, 1e-9)
     found = (
@@ -175,13 +172,13 @@ def _rate(facts: PeerFacts) -> Check:
         name="rate",
         status="warn",
         found=found,
-        remedy="Slower than a network of 1 Gbit/s: does the address belong to the nodes' fast "
-        "network? A first range may have waited for the disk: try again.",
+        remedy="Slower than a network of 1 Gbit/s: check that the address belongs to the nodes' "
+        "fast network. The first range may have waited for the disk, so try again.",
     )
 
 
 def _time(time_s: float) -> str:
-    """A time in words: 0.21 ms, 34 ms, 1.2 s."""
+    """Format a time: 0.21 ms, 34 ms, 1.2 s."""
     if time_s >= 1:
         return f"{time_s:.1f} s"
     digits = max(0, 1 - math.floor(math.log10(max(1e-5, 1000 * time_s))))
@@ -192,22 +189,24 @@ SERVED_S = 600.0
 
 
 def serve(settings: Peers, folder: Path | None, *, stop: threading.Event | None = None) -> None:
-    """Serve as a job's node does, for ten minutes or until it is interrupted: a cache folder, or
-    16 MiB of a temporary one. Raises ConfigError, WorkerError, OSError, StalledError."""
+    """Serve a cache folder as a job's node does, for ten minutes or until an interrupt.
+
+    folder: None serves 16 MiB of a temporary folder. Raises ConfigError, WorkerError, OSError,
+    StalledError.
+    """
     from penstock.cache.disk import DiskCache, FolderLayout
 
     if (secret := secret_of(settings)) is None:
         raise ConfigError(
             f"--serve-peer {settings.address}: got no secret, wanted --peer-token-file FILE or "
-            "PENSTOCK_PEER_TOKEN, the same on both nodes. Make one with `python -c 'import "
+            "PENSTOCK_PEER_TOKEN, the same on both nodes. Create one with `python -c 'import "
             "secrets; print(secrets.token_hex(32))' > FILE; chmod 600 FILE`."
         )
     if folder is not None:
         if not FolderLayout.is_cache(str(folder)):
             raise ConfigError(
-                f"--serve-peer {settings.address}: got {folder}, which is no cache folder, and "
-                "none is made. Pass the folder of the job's DiskCache, or none: then 16 MiB of a "
-                "temporary one are served."
+                f"--serve-peer {settings.address}: got {folder}, which isn't a cache folder. Pass "
+                "the folder of the job's DiskCache, or none to serve 16 MiB of a temporary folder."
             )
         _serve(settings, secret, DiskCache.at(folder, peers=settings), stop)
         return
@@ -239,13 +238,14 @@ def _serve(
         try:
             if settings.port and server.address != settings.address:
                 raise WorkerError(
-                    f"--serve-peer {settings.address}: the port is taken, by another program or "
-                    "by the server of a job, which penstock doctor --peer can ask from elsewhere."
+                    f"--serve-peer {settings.address}: the port is in use by another program, or "
+                    "by the server of a job, which penstock doctor --peer on another node can "
+                    "check."
                 )
-            spoken = "TLS" if server.is_encrypted else "plain HTTP"
+            protocol = "TLS" if server.is_encrypted else "plain HTTP"
             typer.echo(
-                f"serving at {server.address} ({spoken}) for {SERVED_S / 60:.0f} minutes; Ctrl-C "
-                "ends it. On another node, with the same secret:\n"
+                f"serving at {server.address} ({protocol}) for {SERVED_S / 60:.0f} minutes; Ctrl-C "
+                "stops it. On another node, with the same secret:\n"
                 f"  penstock doctor --peer {server.address} --peer-token-file FILE",
                 err=True,
             )
@@ -259,7 +259,7 @@ def _serve(
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Have `kill`, `timeout` and a closed terminal end it as Ctrl-C does: with its folder."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C, so that the temporary folder is removed."""
     before = {}
     with contextlib.suppress(ValueError):  # not the main thread
         for number in (signal.SIGTERM, signal.SIGHUP):

@@ -1,8 +1,8 @@
 """Test that a store answers, accepts the credentials, lists and serves ranges.
 
-This is `penstock doctor --url`. `probe` asks each question once, without the retries of a
-training job: a doctor reports what is wrong now and doesn't hide it for two minutes.
-`store_checks` judges what it found.
+This is `penstock doctor --url`. `probe` sends each request once, without the retries of a training
+job, because a doctor must report a fault at once instead of after two minutes. `store_checks`
+turns its facts into checks.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Failure, Store
 
-# Enough for a median that one slow handshake doesn't move, few enough for a metered store.
+# Enough for a stable median, and few enough for a metered store.
 PROBES = 9
 PROBE_BYTES = 64 * 2**10
-# A request of 8 MiB at 100 MB/s takes 80 ms: beyond some times that, waiting is what costs.
+# A request of 8 MiB at 100 MB/s takes 80 ms; far beyond that, latency dominates.
 SLOW_REQUEST_S = 0.5
 MANIFEST = "_penstock/manifest.arrow"
 
 _REMEDIES: dict[Failure, str] = {
-    "denied": "The store knows the URL but not this user: check the key, token or role in "
-    "--storage-option or the environment, and its right to list and read here.",
-    "missing": "Nothing is there: check bucket, prefix, region and endpoint.",
-    "throttled": "The store limits requests now: try again, or ask for a higher limit.",
-    "transient": "No usable answer: check the network, a proxy, the endpoint and DNS.",
-    "unreachable": "Nobody answers there: check the host and the port, that the server is up, "
-    "and the network.",
-    "changed": "The object was replaced while it was read: try again when its writer is done.",
-    "refused": "The store can't do what training needs: read the reason; another endpoint or "
-    "scheme may.",
+    "denied": "The store rejects this user: check the key, token or role in --storage-option or "
+    "the environment, and its permission to list and read this URL.",
+    "missing": "The URL doesn't exist: check bucket, prefix, region and endpoint.",
+    "throttled": "The store throttles requests: try again, or request a higher limit.",
+    "transient": "No usable response: check the network, a proxy, the endpoint and DNS.",
+    "unreachable": "The server can't be reached: check the host, the port, the network, and that "
+    "the server runs.",
+    "changed": "The object was replaced during the read: try again when its writer has finished.",
+    "refused": "The store doesn't support what training needs (see the reason): another endpoint "
+    "or scheme may.",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailure:
-    """Why a request failed. reason: for people, without credentials; remedy: where more is known
-    than the kind."""
+    """A failed request. reason: for people, without credentials; remedy: None uses the remedy of
+    the kind."""
 
     kind: Failure
     reason: str
@@ -53,13 +53,13 @@ class RequestFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFacts:
-    """The answers of a store. url: without credentials.
+    """The facts of a store. url: without credentials.
 
-    unusable: why no store could be made of the URL, None if one was. listing, info, ranges: what
-    failed, None where it worked or wasn't tried. objects, folders: how many stand at the top.
-    sample: an object that was read from, None where none was found; is_pack: a manifest is there.
-    request_s: median time of a range of `PROBE_BYTES`; slowest_s: the longest of them.
-    conditional: whether a read of another version than the object's was refused.
+    unusable: the reason why the URL has no usable store, or None. listing, info, ranges: the
+    failure of each, None if it succeeded or wasn't tried. objects, folders: their numbers at the
+    top level. sample: the object that was read, or None. is_pack: True if it has a manifest.
+    request_s: median time of a range of `PROBE_BYTES`; slowest_s: the longest of these times.
+    conditional: True if the store rejected a read of another version of the object.
     """
 
     url: str
@@ -77,7 +77,7 @@ class StoreFacts:
 
 
 def store_facts(url: str, options: Mapping[str, Any]) -> StoreFacts:
-    """Ask the store of a URL. Raises ConfigError for a URL or options that make no sense."""
+    """Probe the store of a URL. Raises ConfigError for an invalid URL or options."""
     from penstock.cache import redact
     from penstock.cache.stores import open_store
 
@@ -92,7 +92,7 @@ def store_facts(url: str, options: Mapping[str, Any]) -> StoreFacts:
 
 
 def probe(store: Store, *, clock: Callable[[], float] = time.perf_counter) -> StoreFacts:
-    """Ask a store. clock: seconds that only grow, for tests."""
+    """Probe a store. clock: a monotonic clock in seconds."""
     found: dict[str, Any] = {"url": store.url}
     sample: ObjectInfo | None = None
     try:
@@ -119,7 +119,7 @@ def probe(store: Store, *, clock: Callable[[], float] = time.perf_counter) -> St
 
 
 def _read(store: Store, sample: ObjectInfo, clock: Callable[[], float]) -> dict[str, Any]:
-    """Times of some ranges of an object; whether its version is watched."""
+    """Time some ranges of an object, and find out if the store checks its version."""
     taken = []
     span_bytes = min(PROBE_BYTES, sample.size_bytes)
     for number in range(PROBES):
@@ -148,13 +148,13 @@ def _failure_of(error: RequestError) -> RequestFailure:
 
 
 def store_checks(facts: StoreFacts) -> Iterator[Check]:
-    """Judge a store, in the order in which its faults would stop a job."""
+    """Check a store, in the order in which faults would stop a job."""
     if facts.unusable is not None:
         yield Check(
             name="store",
             status="fail",
             found=facts.unusable,
-            remedy="Correct the URL or --storage-option, or install what is named.",
+            remedy="Correct the URL or --storage-option, or install the named package.",
         )
         return
     yield _listing(facts)
@@ -175,19 +175,20 @@ def _listing(facts: StoreFacts) -> Check:
         return Check(
             name="store",
             status="ok",
-            found=f"{facts.url}: a pack; it can't be listed ({facts.listing.reason}), which a "
-            "pack doesn't need",
+            found=f"{facts.url}: a pack; the store can't list it ({facts.listing.reason}), but a "
+            "pack needs no listing",
         )
     if not facts.objects and not facts.folders and not facts.is_pack:
         return Check(
             name="store",
             status="fail",
-            found=f"{facts.url}: answers, but nothing is there",
+            found=f"{facts.url}: the store answers, but the URL is empty",
             remedy=_REMEDIES["missing"],
         )
     kind = "a pack, " if facts.is_pack else ""
     found = (
-        f"{kind}{count(facts.objects, 'object')} and {count(facts.folders, 'folder')} at its top"
+        f"{kind}{count(facts.objects, 'object')} and {count(facts.folders, 'folder')} at the top "
+        "level"
     )
     return Check(name="store", status="ok", found=f"{facts.url}: {found}")
 
@@ -195,21 +196,21 @@ def _listing(facts: StoreFacts) -> Check:
 def _ranges(facts: StoreFacts) -> Check:
     if facts.ranges is not None:
         return _failed("ranges", facts.ranges)
-    return Check(name="ranges", status="ok", found="parts of objects are served")
+    return Check(name="ranges", status="ok", found="the store serves ranges of objects")
 
 
 def _versions(facts: StoreFacts) -> Check:
     sample = facts.sample
     if sample is not None and facts.conditional:
-        return Check(name="versions", status="ok", found="an object that changes is noticed")
+        return Check(name="versions", status="ok", found="changed objects are detected")
     return Check(
         name="versions",
         status="warn",
-        found="the store tells no version of its objects"
+        found="the store reports no versions of its objects"
         if sample is not None and not sample.version
-        else "another version than the one asked for was served",
-        remedy="An object that is replaced in mid-read could be mixed: don't overwrite objects "
-        "that a job reads; write new ones and a new index.",
+        else "the store served another version than the requested one",
+        remedy="A read could mix two versions of a replaced object: don't overwrite objects that a "
+        "job reads; write new objects and a new index.",
     )
 
 
@@ -224,8 +225,8 @@ def _times(facts: StoreFacts) -> Check:
         name="requests",
         status="warn",
         found=found,
-        remedy="Far or busy: use a store in this region, and fill the cache before the job: "
-        "penstock warm URL --cache DIR --max-bytes SIZE.",
+        remedy="The store is far away or busy: use a store in this region, and fill the cache "
+        "before the job: penstock warm URL --cache DIR --max-bytes SIZE.",
     )
 
 

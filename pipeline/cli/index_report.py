@@ -1,7 +1,7 @@
-"""Report what `penstock inspect` finds in an index: figures, fields, walk and labels.
+"""Report the contents of an index for `penstock inspect`: figures, fields, order and labels.
 
-Of fields it reports types, shapes, ranges and what is missing; of the walk, how a job of a batch
-size would read the data.
+For each field it shows the type, shape, range and number of missing values; for the order, the
+lanes and the window that a job of a given batch size would use.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CLASSES = 3
 
 
 def field_values(found: Index) -> dict[str, dict[str, Any]]:
-    """The fields of an index for machines, by name and in order."""
+    """Return the fields of an index as JSON values, by name and in order."""
     return {
         name: _values(type, found.summary(name), samples=found.samples)
         for name, type in found.schema.items()
@@ -58,7 +58,7 @@ def _values(type: FieldType, summary: FieldSummary, *, samples: int) -> dict[str
 
 
 def field_table(values: Mapping[str, Mapping[str, Any]]) -> Table:
-    """The same for people."""
+    """Return the fields of an index as a table."""
     table = Table("field", "type", "of one sample", "values", "missing", box=None, pad_edge=False)
     for name, field in values.items():
         share = f"{field['missing_share']:.2%}" if field["missing"] else "0"
@@ -85,7 +85,7 @@ def _shape(field: Mapping[str, Any]) -> str:
         return f"{high} x {wide} px, {channels} channel{'s' * (channels != '1')}"
     if field["lengths"]:
         return " x ".join(_between(low, high) for low, high in field["lengths"])
-    # Of chunks no sample was looked at: the type tells what is known of them all.
+    # Samples in chunks weren't read, so only the type is known.
     shape = field.get("shape", (None,) if field["kind"] == "tokens" else ())
     return " x ".join("any" if n is None else f"{n:,}" for n in shape) or "-"
 
@@ -117,20 +117,20 @@ def _joined(values: list[Any]) -> str:
 _TITLES = {
     "bytes": "stored size",
     "largest_shard_bytes": "largest shard",
-    "icc": "labels alike in a shard, 0 to 1 (ICC)",
+    "icc": "similarity of labels within a shard, 0 to 1 (ICC)",
     "left_out": "left out",
     "passed_over": "passed over",
     "batch_size": "for a global batch of",
     "lanes": "  lanes",
-    "window": "  shards open a lane",
-    "label_spread": "  variance of its labels, 1 is random",
-    "rank_label_spread": "  of a rank's batch, by ranks",
+    "window": "  open shards per lane",
+    "label_spread": "  variance of its labels (1: random)",
+    "rank_label_spread": "  the same of a rank's batch, by world size",
 }
 """Labels for people, for the JSON fields whose names don't explain themselves."""
 
 
 def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
-    """The fields of `penstock inspect --json`. batch_size: the job's, over all ranks."""
+    """Return the values of `penstock inspect --json`. batch_size: the job's global batch."""
     shards = len(found.sizes)
     settings = shuffled_settings(contents_of(found), seed=0, global_batch=batch_size)
     lanes, window = settings.lanes, settings.window
@@ -160,7 +160,7 @@ def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
 
 
 def show_index(url: str, values: Mapping[str, Any]) -> None:
-    """Print them for people."""
+    """Print the values of an index for people."""
     console = Console()
     table = Table("", url, show_header=True, box=None, pad_edge=False)
     for name, value in values.items():
@@ -176,7 +176,7 @@ def show_index(url: str, values: Mapping[str, Any]) -> None:
 
 
 def warn_of_labels(index: Index) -> None:
-    """Say where labels would make ranks lopsided, beside what a command prints."""
+    """Warn on stderr if the labels of ranks' batches would be unbalanced."""
     if index.icc is None:
         return
     spreads = usual_spreads(len(index.sizes), icc=index.icc, shuffled=index.shuffled)

@@ -29,7 +29,6 @@ from penstock.pipeline.cli.command_options import (
     Format,
     ForNodes,
     ImageFields,
-    IndexedSource,
     IndexOut,
     Json,
     ManifestFile,
@@ -307,7 +306,7 @@ def _warn_of_labels(dst: str) -> None:
 
 
 def index(
-    url: IndexedSource,
+    url: Source,
     out: IndexOut = None,
     format: Format = "auto",
     sample: SampleWindow = None,

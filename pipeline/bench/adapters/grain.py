@@ -60,7 +60,7 @@ class GrainLoader:
             .repeat()
             .random_map(GrainTransform(RandomCropTransform(work.size, decoder=fastest())))
             .batch(work.batch_size, drop_remainder=True)
-            # One thread per worker, as a worker uses one core, and its default of two batches ahead.
+            # One thread, as a worker uses one core, and the default of two batches ahead.
             .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
             .mp_prefetch(
                 grain.MultiprocessingOptions(num_workers=work.workers, per_worker_buffer_size=2),

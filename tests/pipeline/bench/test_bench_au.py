@@ -92,5 +92,5 @@ def test_an_unknown_accelerator_is_answered_with_the_names() -> None:
 
 @pytest.mark.parametrize("batch_size", [0, -3])
 def test_a_step_over_no_sample_is_refused(batch_size: int) -> None:
-    with pytest.raises(ConfigError, match="at least one sample"):
+    with pytest.raises(ConfigError, match="wanted 1 or more"):
         accelerator("dgx-pod").step_for(batch_size)

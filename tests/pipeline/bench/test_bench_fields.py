@@ -101,7 +101,7 @@ def test_other_loaders_need_images_and_that_is_said_before_anything_is_measured(
     )
     assert main(["bench", str(sets / "numbers"), "--against", "torch"]) == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert "other loaders decode images" in told
+    assert "compared on images" in told
     assert "'signal', 'tokens', 'text', 'target', 'number'" in told
 
 

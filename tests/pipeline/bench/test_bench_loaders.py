@@ -23,7 +23,6 @@ from penstock.pipeline.bench import (
     Comparison,
     Player,
     RoundSize,
-    compare,
     compare_url,
     crop_of,
     export_files,
@@ -99,7 +98,7 @@ def test_a_loaders_batches_are_the_work_that_was_asked_for(
 ) -> None:
     told = a_work(coloured, packed, tmp_path).to_json()
     with Child("tests.loader_child", [name, told, "8"]) as child:
-        batches = list(child.hear())
+        batches = list(child.messages())
     assert len(batches) == 8  # over the end of an epoch, which has 6
     for batch in batches:
         assert batch["shape"] == [8, 3, 32, 32]
@@ -190,7 +189,7 @@ def test_what_was_converted_is_kept_and_what_was_begun_is_not(
 
 def test_a_loader_that_gives_nothing_is_an_error_not_a_hang() -> None:
     assert [batch for batch, _ in zip(endless([1, 2]), range(5), strict=False)] == [1, 2, 1, 2, 1]
-    with pytest.raises(ConfigError, match="no batch at all"):
+    with pytest.raises(ConfigError, match="no batch in an epoch"):
         next(endless([]))
 
 
@@ -260,7 +259,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
             size=RoundSize(),
         )
 
-    monkeypatch.setattr(compare, "compare", fake)
+    monkeypatch.setattr("penstock.pipeline.bench.loader_comparison.compare", fake)
     return works
 
 
@@ -325,12 +324,12 @@ def test_nothing_is_played_where_no_loader_is_installed(
     ids=["eval", "none", "not square", "parts"],
 )
 def test_other_loaders_play_the_training_recipe_only(recipe: Any) -> None:
-    with pytest.raises(ConfigError, match="ImageNet training recipe only"):
+    with pytest.raises(ConfigError, match="only on the ImageNet training recipe"):
         crop_of(recipe)
 
 
 def test_a_batch_larger_than_the_set_is_refused(coloured: Path, played: list[Work]) -> None:
-    with pytest.raises(ConfigError, match="49, and there are 48 samples"):
+    with pytest.raises(ConfigError, match="49, but there are only 48 samples"):
         compare_url(["dali"], str(coloured), recipe=imagenet_train(), batch_size=49)
     assert not played
 

@@ -133,7 +133,7 @@ def test_verify_drops_what_is_bad_and_says_so(
     assert told(capsys, "verify", root)["checked"] == 4
     flip(root / "blobs" / a_source("two/[4].tar").key)
     text = shown(capsys, "cache", "verify", root, code=1)
-    assert "s3://b/two/[4].tar: dropped, the next job fetches it again" in text
+    assert "s3://b/two/[4].tar: dropped; the next job fetches it again" in text
     assert "done 3 blobs checked" in shown(capsys, "cache", "verify", root)
 
 
@@ -186,7 +186,7 @@ def test_clear_asks_and_leaves_what_a_job_has_mapped(
     assert len(os.listdir(root / "blobs")) == 6
     monkeypatch.setattr("typer.confirm", lambda *_, **__: True)
     text = shown(capsys, "cache", "clear", root)
-    assert "5 blobs out" in text
+    assert "5 blobs evicted" in text
     assert "left: 100.0 KiB" in text
     assert len(os.listdir(root / "blobs")) == 1
     assert told(capsys, "clear", root, "--yes")["left_bytes"] > 0
@@ -226,7 +226,7 @@ def test_gc_and_the_doctor_find_what_the_dead_left(
     facts = cache_facts(root)
     assert facts is not None
     assert (facts.dead_jobs, facts.strays, facts.leftover_bytes, facts.blobs) == (0, 0, 0, 6)
-    assert "0 things put right" in shown(capsys, "cache", "gc", root)
+    assert "0 leftovers removed" in shown(capsys, "cache", "gc", root)
 
 
 def test_the_doctor_sees_live_jobs_and_a_reboot(root: Path) -> None:

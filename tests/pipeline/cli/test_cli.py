@@ -99,7 +99,7 @@ def test_people_get_a_summary_and_quarantined_names(tmp_path: Path) -> None:
         (["inspect", "FOLDER", "-o", "novalue"], 2, "KEY=VALUE"),
         (["inspect", r"C:\data\photos"], 1, "/mnt/c/data/photos."),
         (["inspect", "s3:/bucket/photos"], 1, "s3://bucket/photos."),
-        (["inspect", "FOLDER", "--fields", "image,label"], 2, "where each field lies"),
+        (["inspect", "FOLDER", "--fields", "image,label"], 2, "the source of each field"),
         (["inspect", "FOLDER", "--batch", "4", "--out", "nofolder/a.png"], 2, "nofolder isn't"),
         (["cache", "stat", "/nowhere/at/all"], 2, "it doesn't exist"),
         (["bench", "FOLDER", "--augment", "penstock:DataLoader"], (1, 2), "without arguments"),

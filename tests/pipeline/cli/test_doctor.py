@@ -169,7 +169,7 @@ def test_a_healthy_machine_has_no_remedy() -> None:
         (broken(folder=replace(FOLDER, is_folder=False)), "folder", "fail", "not a folder"),
         (broken(folder=replace(FOLDER, readable=False)), "folder", "fail", "rights"),
         (broken(folder=replace(FOLDER, writable=False)), "folder", "warn", "--out"),
-        (broken(folder=replace(FOLDER, free_bytes=2**20)), "space", "warn", "room"),
+        (broken(folder=replace(FOLDER, free_bytes=2**20)), "space", "warn", "free some space"),
         (broken(folder=replace(FOLDER, free_files=0)), "space", "fail", "inodes"),
         (broken(folder=replace(FOLDER, kind="nfs4")), "file system", "warn", "pread"),
         (broken(folder=replace(FOLDER, kind="fuse.s3fs")), "file system", "warn", "cache="),
@@ -201,7 +201,7 @@ def test_a_healthy_cache_and_store_have_no_remedy() -> None:
         (broken(mode=0o770), "owner", "warn", "chmod go-w"),
         (broken(max_bytes=None), "limit", "ok", "first job"),
         (broken(max_bytes=2**38), "limit", "warn", "evict"),
-        (broken(max_bytes=2**42), "limit", "warn", "room for 1.5 TiB"),
+        (broken(max_bytes=2**42), "limit", "warn", "room for only 1.5 TiB"),
         (broken(network=True), "cache disk", "fail", "not a local"),
         (broken(unverified=3), "boot", "ok", "3 blobs"),
         (broken(dead_fills=1, leftover_bytes=2**20), "leftovers", "warn", "1 fill of a dead"),
@@ -221,7 +221,7 @@ def test_each_fault_of_a_cache_is_told_with_its_remedy(
 
 def test_a_cache_needs_inodes() -> None:
     few = {c.name: c for c in cache_checks(CACHE, replace(FOLDER, free_files=9))}
-    assert (few["inodes"].status, few["inodes"].found) == ("warn", "9 more files may be made")
+    assert (few["inodes"].status, few["inodes"].found) == ("warn", "9 free")
     many = {c.name: c for c in cache_checks(CACHE, replace(FOLDER, free_files=None))}
     assert many["inodes"].status == "ok"
 
@@ -230,7 +230,7 @@ def test_a_cache_needs_inodes() -> None:
     ("changes", "name", "status", "told"),
     [
         (broken(unusable="needs 'gcsfs'"), "store", "fail", "gcsfs"),
-        (broken(objects=0, folders=0, sample=None), "store", "fail", "nothing is there"),
+        (broken(objects=0, folders=0, sample=None), "store", "fail", "the URL is empty"),
         (broken(is_pack=True), "store", "ok", "a pack, 3 objects and 1 folder"),
         (
             broken(listing=RequestFailure(kind="denied", reason="403")),
@@ -242,7 +242,7 @@ def test_a_cache_needs_inodes() -> None:
             broken(listing=RequestFailure(kind="refused", reason="no listing"), is_pack=True),
             "store",
             "ok",
-            "a pack doesn't need",
+            "a pack needs no listing",
         ),
         (
             broken(info=RequestFailure(kind="transient", reason="reset")),

@@ -65,9 +65,9 @@ def test_a_node_that_is_well_has_no_remedy() -> None:
         (dict(welcome="clock"), "secret", "fail", "NTP"),
         (dict(ahead_s=3600.0), "clock", "warn", "3,600 s ahead"),
         (dict(ahead_s=-90.0), "clock", "warn", "90 s behind"),
-        (dict(request_s=None), "requests", "fail", "mid-sentence"),
+        (dict(request_s=None), "requests", "fail", "in the middle of a response"),
         (dict(request_s=0.2), "requests", "warn", "200 ms"),
-        (dict(size_bytes=None), "rate", "fail", "didn't come"),
+        (dict(size_bytes=None), "rate", "fail", "was missing or wrong"),
         (dict(range_s=2.0), "rate", "warn", "8.0 MiB/s"),
     ],
 )
@@ -143,7 +143,7 @@ def test_what_stands_in_for_a_node_is_asked_as_one(
     doctor_peers.serve(settings, None, stop=Asks())
     assert facts[0].welcome == "same"
     assert facts[0].size_bytes == 2**24
-    with pytest.raises(ConfigError, match="no cache folder"):
+    with pytest.raises(ConfigError, match="isn't a cache folder"):
         doctor_peers.serve(settings, tmp_path, stop=Asks())
     assert not list(tmp_path.iterdir())
     with contextlib.closing(DiskCache(tmp_path / "cache", max_bytes="1GiB")) as cache:
@@ -154,7 +154,7 @@ def test_what_stands_in_for_a_node_is_asked_as_one(
     with (
         socket.create_server(("127.0.0.1", settings.port)),
         pytest.warns(match="is taken"),
-        pytest.raises(WorkerError, match="the port is taken"),
+        pytest.raises(WorkerError, match="the port is in use"),
     ):
         doctor_peers.serve(settings, None, stop=Asks())
     monkeypatch.delenv("PENSTOCK_PEER_TOKEN")
@@ -192,12 +192,15 @@ def test_what_ends_it_leaves_no_folder(
     ("arguments", "told"),
     [
         (["--peer", "10.0.0.8"], "HOST:PORT"),
-        (["--peer", "0.0.0.0:7077"], "every network"),
-        (["--no-tls"], "go with --peer"),
-        (["--peer-token-file", "token"], "go with --peer"),
-        (["--peer", "10.0.0.8:1", "--no-tls", "--peer-certificates", "a", "b", "c"], "beside"),
+        (["--peer", "0.0.0.0:7077"], "all networks"),
+        (["--no-tls"], "need --peer"),
+        (["--peer-token-file", "token"], "need --peer"),
+        (
+            ["--peer", "10.0.0.8:1", "--no-tls", "--peer-certificates", "a", "b", "c"],
+            "together with --no-tls",
+        ),
         (["--peer", "127.0.0.1:0"], "got port 0"),
-        (["--serve-peer", "127.0.0.1:1", "--peer", "127.0.0.1:2"], "Ask from another"),
+        (["--serve-peer", "127.0.0.1:1", "--peer", "127.0.0.1:2"], "in another shell"),
         (["--serve-peer", "127.0.0.1:1", "--json"], "checks nothing"),
     ],
 )

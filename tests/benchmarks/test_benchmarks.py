@@ -244,7 +244,7 @@ def test_a_child_that_fails_tells_why() -> None:
         Child("penstock.pipeline.bench.player", ["penstock", "not json"]) as child,
         pytest.raises(ChildFailedError, match="JSONDecodeError"),
     ):
-        child.answer()
+        child.receive()
 
 
 def test_results_say_when_where_and_with_what(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Open a pack's shard in a blob of the cache.
 
-What locates the samples is fetched first, then what is needed of them.
+The bytes that locate the samples are fetched first, then those of the samples that are read.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from penstock.readers.formats.format import ShardEntry
     from penstock.readers.formats.open_shard import Ints, OpenShard, Places
 
-# Before the samples of a shard's first field lie schema, metadata and 8 bytes of offset a sample;
-# behind those of its last one some columns of numbers, each padded to 64, and the footer.
+# The schema, the metadata and an offset of 8 bytes for each sample precede the samples of a shard's
+# first field. A few columns of numbers, each padded to 64 bytes, and the footer follow its last.
 _HEAD_BYTES, _HEAD_SAMPLE_BYTES = 4096, 8
 _TAIL_BYTES, _TAIL_SAMPLE_BYTES = 4096, 48
 
@@ -37,12 +37,15 @@ _TAIL_BYTES, _TAIL_SAMPLE_BYTES = 4096, 48
 class PackBlob(DenseFields, BlobShard):
     """A pack's shard in a blob.
 
-    Opening it asks for its head and tail, whose sizes are guessed from the number of samples. They
-    tell what else is needed to know where the samples are; that is asked for at once.
+    Opening it fetches its head and tail, whose sizes are guessed from the number of samples. They
+    contain the positions of the other bytes that locate the samples, and these are fetched at once.
     """
 
     def __init__(self, remote: Remote, blob: Blob, entry: ShardEntry) -> None:
-        """entry: what the manifest promises. Raises CorruptShardError, FetchError."""
+        """Fetch what locates the samples. entry: the manifest's record of the shard.
+
+        Raises CorruptShardError, FetchError.
+        """
         self.shown = printable(entry.name)
         columns = _columns(blob, entry)
         quiet: Any = nullcontext()
@@ -52,14 +55,6 @@ class PackBlob(DenseFields, BlobShard):
             table = columns.table(entry.layout, samples=entry.samples, sums=entry.sums)
         BlobShard.__init__(self, remote, blob, table)
         DenseFields.__init__(self, columns)
-
-    def name(self, row: int) -> str:
-        """A sample's name for people, such as "shard-000003.arrow[17]"."""
-        return f"{self.shown}[{row}]"
-
-    def source_names(self) -> list[bytes] | None:
-        """The samples' names in what the pack was made from; see `PackColumns`."""
-        return self.columns.source_names()
 
     def gather(
         self,
@@ -71,15 +66,18 @@ class PackBlob(DenseFields, BlobShard):
         *,
         corners: Ints | None = None,
     ) -> None:
-        """Gather rows, of which only what is needed is fetched."""
+        """Gather rows as `DenseFields.gather` does, and fetch only what they need."""
         if not self.blob.is_cached and self.columns.fields[field].form.has_ranges:
             self._ranges(field, rows, out, places, wrong, corners)
             return
         super().gather(field, rows, out, places, wrong, corners=corners)
 
     def wrong_rows(self, field: str, rows: Ints) -> NDArray[np.bool_] | None:
-        """Which rows have wrong bytes. Of a shard that isn't whole they are brought first: rows
-        that are worth a request by themselves, others in blocks that have a checksum."""
+        """Return a mask of the corrupt rows, as `DenseRows.wrong` does.
+
+        If the shard isn't cached completely, missing bytes are fetched first: large rows one by
+        one, others in blocks, which have a checksum.
+        """
         own, dense = self.columns.fields[field], self.dense(field)
         if self.blob.is_whole:
             return dense.wrong(rows)
@@ -92,11 +90,13 @@ class PackBlob(DenseFields, BlobShard):
         return dense.wrong(rows)
 
     def cold_spans(self, fields: Sequence[str], rows: Ints) -> BlobSpans | None:
-        """What these rows of fields of one shape may lack on the local disk; None of what is whole,
-        and of fields that are brought in blocks."""
+        """Return the bytes of these rows of dense fields that may not be on the local disk.
+
+        Returns None if the shard is cached completely, and for fields that are fetched in blocks.
+        """
         if self.blob.is_whole:
             return None
-        if not self.blob.is_cached:  # its rows are asked for one shard behind the other
+        if not self.blob.is_cached:  # its rows are fetched when they are gathered, shard by shard
             return BlobSpans(blob=self.blob, starts=(), ends=())
         here = self.columns.fields
         alone = [name for name in fields if name in here and here[name].form.has_ranges]
@@ -119,7 +119,10 @@ class PackBlob(DenseFields, BlobShard):
         wrong: dict[int, str],
         corners: Ints | None,
     ) -> None:
-        """Rows by themselves: of a shard that is kept nowhere, a block would be much for one."""
+        """Read single rows by requests of their own.
+
+        A block would be too much to fetch for one row if the shard isn't kept.
+        """
         field = self.columns.fields[name]
         assert field.crcs is not None
         starts = field.start + rows * field.form.row_bytes
@@ -134,7 +137,7 @@ class PackBlob(DenseFields, BlobShard):
         row = tuple(length or 0 for length in field.form.row)
         samples = (sample.view(field.form.dtype).reshape(row) for sample in found)
         if corners is not None:
-            from penstock.readers.fields import put_parts  # images need none of it
+            from penstock.readers.fields import put_parts  # only crops of arrays need it
 
             put_parts(samples, corners, out, slots)
             return
@@ -143,7 +146,7 @@ class PackBlob(DenseFields, BlobShard):
 
 
 class _BlobBytes:
-    """A blob's bytes as far as they are here. Others read as zeros."""
+    """The fetched bytes of a blob. All others read as zeros."""
 
     def __init__(self, blob: Blob) -> None:
         self._blob = blob
@@ -151,7 +154,7 @@ class _BlobBytes:
         self._buffer: Any = None
 
     def fetch(self, spans: Sequence[tuple[int, int]]) -> Any:
-        """The blob as a buffer in which these spans [start, end) are."""
+        """Fetch these spans [start, end), and return a buffer of the whole blob."""
         missing = [piece for span in spans for piece in self._missing(*span)]
         self._here += missing
         if missing or self._buffer is None:
@@ -167,8 +170,10 @@ class _BlobBytes:
 
 
 def _columns(blob: Blob, entry: ShardEntry) -> PackColumns:
-    """A shard's columns, once all is here that tells where its samples are. Raises
-    CorruptShardError, FetchError."""
+    """Fetch all bytes that locate a shard's samples, and return its columns.
+
+    Raises CorruptShardError, FetchError.
+    """
     parts, size_bytes, samples = _BlobBytes(blob), blob.source.size_bytes, entry.samples
     head = min(size_bytes, _HEAD_BYTES + _HEAD_SAMPLE_BYTES * samples)
     behind = entry.overhead_bytes or _TAIL_BYTES + _TAIL_SAMPLE_BYTES * samples
@@ -188,20 +193,20 @@ def _columns(blob: Blob, entry: ShardEntry) -> PackColumns:
 
 @contextmanager
 def _parsing(blob: Blob) -> Iterator[None]:
-    """Inside, nothing is fetched: what goes wrong is the shard's fault."""
+    """Report errors of parsing as those of the shard. Nothing is fetched inside the context."""
     try:
         yield
     except BROKEN as error:
         if machine_remedy(error) is not None:
             raise read_error(blob.source.uri, error) from error
         raise CorruptShardError(
-            f"{blob.source.uri}: not a shard that Penstock wrote, or changed since ({error}). "
+            f"{blob.source.uri}: not a shard that Penstock wrote, or changed since then ({error}). "
             "Upload the pack again."
         ) from error
 
 
 def pack_shard(shard: OpenShard) -> PackShard | PackBlob:
-    """Check that an open shard is a pack's, which has columns that others don't."""
+    """Return an open shard as one of a pack, or raise TypeError if it isn't."""
     if not isinstance(shard, PackShard | PackBlob):
         raise TypeError(f"{shard!r} is not a pack's shard")
     return shard

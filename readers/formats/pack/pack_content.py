@@ -1,6 +1,6 @@
 """Write a pack's shard: an Arrow IPC file of one record batch, which any Arrow tool opens.
 
-It is uncompressed, and what a field's samples hold is one flat buffer.
+The file is uncompressed. All samples of a field lie in one flat buffer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from penstock.readers.formats.pack.pack_forms import (
 from penstock.readers.formats.shard_summary import VERSION, FieldNotes, summarise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -52,17 +52,17 @@ if TYPE_CHECKING:
 
     _Present = NDArray[np.bool_] | None
 
-# A schema whose classes have more names than this takes leaves them to the manifest: the metadata
-# stands at the head and at the tail of every shard.
+# Of a longer schema, the shard omits the names of classes, which the manifest has too: Arrow writes
+# the metadata twice, at the head and at the tail of every shard.
 _MAX_SCHEMA_BYTES = 16 * 2**10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureFacts:
-    """What is noted of n images or masks.
+    """The recorded facts of n images or masks.
 
-    shapes: height, width and channels, int64, shape (n, 3), 0 where a sample has none, as its codec
-    is "" then. progressive: JPEGs of that kind, None of masks.
+    shapes: height, width and channels, int64, shape (n, 3); 0 if a sample lacks the field, whose
+    codec is "" then. progressive: number of progressive JPEGs, None for masks.
     """
 
     shapes: NDArray[np.int64]
@@ -72,12 +72,12 @@ class PictureFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardContent:
-    """What goes into a shard; all of n samples, at least one.
+    """The content of a shard of n samples, at least one.
 
-    columns: of each field. crcs: CRC-32C of each sample's bytes, uint32, shape (n,), where they are
-    known already. pictures: of each image and mask. present: bool, shape (n,), of the fields that
-    some samples lack. source: the sample's id in the source's index, int64, shape (n,); names: of
-    the samples in the source.
+    columns: one for each field. crcs: CRC-32C of each sample's bytes, uint32, shape (n,), for
+    fields whose checksums are known already. pictures: facts of each image and mask field. present:
+    bool, shape (n,), for the fields that some samples lack. source: each sample's id in the
+    source's index, int64, shape (n,). names: each sample's name in the source.
     """
 
     schema: Schema
@@ -90,52 +90,64 @@ class ShardContent:
 
 
 def write_shard(path: bytes, content: ShardContent) -> ShardSummary:
-    """Write a shard whole; returns its contribution to the manifest. Raises ConfigError (a field
-    that packs can't hold), WriteError."""
+    """Write a shard atomically and return its contribution to the manifest.
+
+    Raises ConfigError for a field that packs can't hold, and WriteError.
+    """
     batch, notes = shard_batch(content)
     write_whole(path, lambda temp: write_batch(temp, batch))
     size_bytes = os.stat(path).st_size
+    # Opening a shard reads all its bytes but these.
+    samples_bytes = sum(
+        content.columns[name].size_bytes
+        for name, form in pack_forms(content.schema).items()
+        if form.kind != "value" and not form.is_bits
+    )
     return summarise(
         content.schema,
         notes,
         samples=len(batch),
         size_bytes=size_bytes,
-        overhead_bytes=size_bytes - sum(c.size_bytes for c in _apart(content)),
+        overhead_bytes=size_bytes - samples_bytes,
     )
 
 
-def _apart(content: ShardContent) -> Iterator[Column]:
-    """The columns whose bytes aren't read when a shard is opened."""
-    for name, own in pack_forms(content.schema).items():
-        if own.kind != "value" and not own.is_bits:
-            yield content.columns[name]
-
-
 def shard_batch(content: ShardContent) -> tuple[Any, dict[str, FieldNotes]]:
-    """The record batch of a shard, and what is noted of each field. Raises ConfigError."""
+    """Return a shard's record batch, and the facts of each field for the manifest.
+
+    Raises ConfigError.
+    """
     fields = pack_forms(content.schema)
     columns: dict[str, Any] = {}
     own_columns: dict[str, Any] = {}
     blocks: dict[str, list[int]] = {}
     notes: dict[str, FieldNotes] = {}
-    for name, own in fields.items():
+    for name, form in fields.items():
         column, present = content.columns[name], content.present.get(name)
         if present is not None and present.all():
             present = None
         if present is not None and isinstance(column, DenseColumn):
             gone = np.flatnonzero(~present)
             column = column.patched(gone, DenseColumn(np.zeros_like(column.values[gone])))
-        values = _flat(own, column)
-        columns[name] = _array(own, column, values, present)
-        if own.kind == "dense":
-            bounds, data = block_bounds(own, len(column)).tolist(), values.view(np.uint8)
+        values = _flat(form, column)
+        columns[name] = _array(form, column, values, present)
+        if form.kind == "dense":
+            bounds, data = block_bounds(form, len(column)).tolist(), values.view(np.uint8)
             blocks[name] = [crc32c(data[a:b]) for a, b in pairwise(bounds)]
-        crcs = _crcs(own, column, values, content.crcs.get(name)) if own.has_crcs else None
-        if crcs is not None:
+        crcs = None
+        if form.has_crcs:
+            crcs = content.crcs.get(name)
+            if crcs is None:
+                crcs = np.array(
+                    [crc32c(each) for each in _payloads(form, column, values)], np.uint32
+                )
             own_columns[own_name(CRC, name)] = pa.array(crcs, pa.uint32())
-        if own.is_picture:
-            own_columns |= _noted(name, content.pictures[name])
-        notes[name] = _notes(own, column, crcs, content.pictures.get(name), present)
+        if form.is_picture:
+            facts = content.pictures[name]
+            for number, kind in enumerate((HEIGHT, WIDTH, CHANNELS)):
+                own_columns[own_name(kind, name)] = pa.array(facts.shapes[:, number], pa.int32())
+            own_columns[own_name(CODEC, name)] = pa.array(list(facts.codecs), pa.string())
+        notes[name] = _notes(form, column, crcs, content.pictures.get(name), present)
     own_columns[SOURCE] = pa.array(content.source, pa.int64())
     own_columns[NAME] = pa.array(list(content.names), pa.large_binary())
     metadata = {
@@ -149,33 +161,25 @@ def shard_batch(content: ShardContent) -> tuple[Any, dict[str, FieldNotes]]:
     return batch, notes
 
 
-def _crcs(
-    own: PackForm, column: Column, values: NDArray[Any], known: NDArray[np.uint32] | None
-) -> NDArray[np.uint32]:
-    if known is not None:
-        return known
-    return np.array([crc32c(each) for each in _payloads(own, column, values)], np.uint32)
-
-
 def _notes(
-    own: PackForm,
+    form: PackForm,
     column: Column,
     crcs: NDArray[np.uint32] | None,
     picture: PictureFacts | None,
     present: _Present,
 ) -> FieldNotes:
-    """As `PackField.notes` has them, and what else goes into a manifest."""
+    """Return a field's facts for the manifest: those of `PackField.notes`, and codecs."""
     shapes = values = None
-    if own.kind == "value" and isinstance(column, DenseColumn):
-        values = column.values.astype(own.dtype)
+    if form.kind == "value" and isinstance(column, DenseColumn):
+        values = column.values.astype(form.dtype)
     if picture is not None:
         shapes = picture.shapes
-    elif own.kind == "dense":
-        shapes = dense_shapes(own, len(column))
+    elif form.kind == "dense":
+        shapes = dense_shapes(form, len(column))
     elif isinstance(column, RaggedColumn):
-        shapes = ragged_shapes(own, column.offsets) if column.shapes is None else column.shapes
+        shapes = ragged_shapes(form, column.offsets) if column.shapes is None else column.shapes
     return FieldNotes(
-        storage=own.storage,
+        storage=form.storage,
         crcs=crcs,
         shapes=shapes,
         codecs=() if picture is None else picture.codecs,
@@ -183,15 +187,6 @@ def _notes(
         present=present,
         progressive=None if picture is None else picture.progressive,
     )
-
-
-def _noted(name: str, facts: PictureFacts) -> dict[str, Any]:
-    return {
-        own_name(HEIGHT, name): pa.array(facts.shapes[:, 0], pa.int32()),
-        own_name(WIDTH, name): pa.array(facts.shapes[:, 1], pa.int32()),
-        own_name(CHANNELS, name): pa.array(facts.shapes[:, 2], pa.int32()),
-        own_name(CODEC, name): pa.array(list(facts.codecs), pa.string()),
-    }
 
 
 def _schema_text(schema: Schema) -> bytes:
@@ -203,35 +198,35 @@ def _schema_text(schema: Schema) -> bytes:
     return json.dumps(nameless).encode()
 
 
-def _flat(own: PackForm, column: Column) -> NDArray[Any]:
-    """All numbers of a field as they lie in the file, or all bytes; shape (numbers,)."""
+def _flat(form: PackForm, column: Column) -> NDArray[Any]:
+    """Return all numbers of a field as they are stored, or all its bytes; shape (numbers,)."""
     if isinstance(column, EncodedColumn):
         return np.concatenate(column.samples) if column.samples else np.empty(0, np.uint8)
     assert isinstance(column, DenseColumn | RaggedColumn)
-    values = np.ascontiguousarray(column.values, own.dtype)
-    if own.is_bits:
+    values = np.ascontiguousarray(column.values, form.dtype)
+    if form.is_bits:
         return np.packbits((values != 0).reshape(-1), bitorder="little")
-    flat = values.reshape(-1).view(own.lies)
+    flat = values.reshape(-1).view(form.stored)
     return flat.astype(flat.dtype.newbyteorder("<"), copy=False)
 
 
-def _payloads(own: PackForm, column: Column, values: NDArray[Any]) -> Sequence[NDArray[np.uint8]]:
-    """The bytes of each sample, as arrays of their own dtype have them."""
+def _payloads(form: PackForm, column: Column, values: NDArray[Any]) -> Sequence[NDArray[np.uint8]]:
+    """Return the bytes of each sample, with numbers in the dtype that is read back."""
     if isinstance(column, EncodedColumn):
         return column.samples
     if isinstance(column, RaggedColumn):
-        bounds = column.offsets * own.row_bytes
+        bounds = column.offsets * form.row_bytes
     else:
         assert isinstance(column, DenseColumn)
-        values = np.ascontiguousarray(column.values, own.dtype).reshape(-1)
+        values = np.ascontiguousarray(column.values, form.dtype).reshape(-1)
         bounds = np.arange(len(column) + 1) * (values.nbytes // max(1, len(column)))
     data, ends = values.view(np.uint8), bounds.tolist()
     return [data[a:b] for a, b in pairwise(ends)]
 
 
-def _array(own: PackForm, column: Column, values: NDArray[Any], present: _Present) -> Any:
-    """A field's Arrow column over its flat values."""
-    n, type = len(column), own.arrow
+def _array(form: PackForm, column: Column, values: NDArray[Any], present: _Present) -> Any:
+    """Return a field's Arrow column over its flat values."""
+    n, type = len(column), form.arrow
     validity = None
     if present is not None:
         validity = pa.py_buffer(np.packbits(present, bitorder="little"))
@@ -241,11 +236,11 @@ def _array(own: PackForm, column: Column, values: NDArray[Any], present: _Presen
         buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(values)]
         return pa.Array.from_buffers(type, n, buffers)
     if isinstance(column, DenseColumn):
-        return _rows(type, n, own.numbers, values, validity)
+        return _rows(type, n, form.numbers, values, validity)
     assert isinstance(column, RaggedColumn)
-    offsets = column.offsets * (1 if own.kind == "ragged" else own.numbers)
-    if own.kind == "ragged":
-        child = _rows(type.value_type, int(offsets[-1]), own.numbers, values, None)
+    offsets = column.offsets * (1 if form.kind == "ragged" else form.numbers)
+    if form.kind == "ragged":
+        child = _rows(type.value_type, int(offsets[-1]), form.numbers, values, None)
         return _list(type, n, offsets, child, validity)
     lists, shapes = type.field(VALUES).type, type.field(SHAPES).type
     assert column.shapes is not None
@@ -261,7 +256,7 @@ def _list(type: Any, n: int, offsets: NDArray[np.int64], child: Any, validity: A
 
 
 def _rows(type: Any, n: int, numbers: int, values: NDArray[Any], validity: Any) -> Any:
-    """n numbers, or n rows of so many of them."""
+    """Return an Arrow array of n numbers, or of n rows of `numbers` numbers each."""
     data = pa.py_buffer(np.ascontiguousarray(values))
     if not pa.types.is_fixed_size_list(type):
         return pa.Array.from_buffers(type, n, [validity, data])

@@ -1,6 +1,6 @@
 """Recognise packs, and open their shards: mapped local files, or blobs of the cache.
 
-A pack is Arrow files that carry what an index would say of them.
+A pack consists of Arrow files. They contain everything that an index would record about them.
 """
 
 from __future__ import annotations
@@ -21,33 +21,35 @@ if TYPE_CHECKING:
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.origin import Origin, RemoteFolder
 
-# What is there from the first moment of packing to its end, and what is there after it.
+# The first exists while a pack is being written, the second once it is complete.
 _TRACES = (OWN_FOLDER + b"/pack.json", b"shard-000000.arrow")
 
 
 @dataclass(frozen=True, slots=True)
 class PackFormat:
-    """A pack, whose manifest in its own folder names shard files instead of sidecars."""
+    """The format of packs: a manifest in the pack's own folder lists its shard files."""
 
     name: ClassVar[str] = "pack"
-    least_sample_bytes: ClassVar[int] = 40  # what is noted of it
+    least_sample_bytes: ClassVar[int] = 40  # its checksum, source id and name
     is_file_per_sample: ClassVar[bool] = False
     indexing: ClassVar[Indexing | None] = None
 
     def recognises(self, origin: Origin) -> bool:
-        """Whether there is what an unfinished pack has too; a whole one is known by its
-        manifest."""
+        """Return True if the root holds files that even an unfinished pack has.
+
+        A finished pack is recognised earlier, by its manifest.
+        """
         return origin.selection is None and any(origin.find(name) is not None for name in _TRACES)
 
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
-        """What opens a shard by the manifest alone; the rest stands in the shard."""
+        """Return the opener of a shard. It needs no sidecar: the shard describes itself."""
         del sidecar
         return PackOpener(entry)
 
     def blob_key(
         self, origin: RemoteFolder, *, name: bytes, etag: str, crc32c: int, columns_crc32c: int
     ) -> str:
-        """A key by content, so that copies are told apart without asking the store."""
+        """Return the cache key of a shard's blob: a key by content, so that copies share it."""
         del etag
         return origin.blob_key(name, f"crc32c-{crc32c:08x}-{columns_crc32c:08x}")
 
@@ -59,12 +61,12 @@ class PackOpener:
     entry: ShardEntry
 
     def open_local(self, root: bytes) -> PackShard:
-        """Map its file."""
+        """Map the shard's file."""
         return PackShard(below(root, self.entry.name), self.entry)
 
     def open_blob(self, remote: Remote, blob: Blob) -> PackBlob:
-        """Fetch what tells where its samples are; these come as they are needed."""
-        from penstock.readers.formats.pack.pack_blob import PackBlob  # a local pack has none
+        """Fetch the parts of the blob that locate the samples; samples are fetched when read."""
+        from penstock.readers.formats.pack.pack_blob import PackBlob  # local packs don't need it
 
         return PackBlob(remote, blob, self.entry)
 

@@ -1,15 +1,16 @@
-"""Define the columns of a pack's shard: a natural Arrow type for each field, and our own columns.
+"""Define the columns of a pack's shard: a natural Arrow type for each field, and Penstock's form
+columns.
 
-Bytes lie as large_binary (text as large_string), numbers as primitives, arrays of one shape as
-fixed_size_list (flat; the shape stands in the column's metadata), arrays whose first length differs
-as large_list, and arrays of which others differ too as a struct of their values and their shape. A
-complex number lies as its two parts; a bool of a ragged array as a byte, since bits have no
-address. What a sample lacks is null.
+Bytes are stored as large_binary (text as large_string), numbers as primitives, arrays of one shape
+as fixed_size_list (flat; the column's metadata holds the shape), arrays that differ in their first
+length as large_list, and arrays that differ in other lengths too as a struct of their values and
+their shape. A complex number is stored as its two parts. A bool of a ragged array is stored as a
+byte, because a bit has no address. If a sample lacks a field, its cell is null.
 
-Checksums, dimensions and origins stand in columns of our own. A slash stands in each of their
-names, which no field's name has; so none can hide a field. Fields of one shape have a CRC-32C for
-each block of rows too, in the schema's metadata: so a batch of small arrays is one gather, and a
-block is checked once.
+Checksums, dimensions and origins are columns of our form. Their names contain a slash, which no
+field's name does, so none can hide a field. A field of one shape also has a CRC-32C for each block
+of rows, in the schema's metadata. A batch of small arrays is therefore one gather, and each block
+is checked once.
 """
 
 from __future__ import annotations
@@ -50,9 +51,8 @@ VALUES, SHAPES = "values", "shape"
 
 _MAX_NUMBERS = 2**31 - 1
 
-# Rows of at least so many bytes are worth a request of their own where a shard isn't kept.
+# If a shard isn't kept, rows of at least this size are fetched by requests of their form.
 _LEAST_ROW_BYTES = 128
-
 
 _BYTES = np.dtype(np.uint8)
 _STORAGE: dict[str, Storage] = {
@@ -66,73 +66,78 @@ _STORAGE: dict[str, Storage] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackForm:
-    """How one field lies in a shard.
+    """How one field is stored in a shard.
 
-    kind: "bytes" that somebody decodes; "value", one number; "dense", of one shape; "ragged" in the
-    first length; "shaped", ragged in others too. arrow: the column's type. row: the shape of a
-    sample where dense, of one row of it where ragged, and None where it differs if shaped. dtype:
-    of what is handed out; lies: of the numbers in the file, bool where they lie as bits.
-    is_picture: whether height, width, channels and codec are noted beside it.
+    kind: "bytes", which are decoded later; "value", one number; "dense", arrays of one shape;
+    "ragged", arrays that differ in their first length; "shaped", arrays that differ in others too.
+    arrow: the column's type. row: the shape of a sample if dense, of one of its rows if ragged; if
+    shaped, the sample's shape with None for each length that differs. dtype: of the numbers that
+    are read back. stored: dtype of the numbers in the file, bool if they are stored as bits.
+    is_picture: True if height, width, channels and codec have columns of their form.
     """
 
     kind: Literal["bytes", "value", "dense", "ragged", "shaped"]
     arrow: Any
     row: tuple[int | None, ...] = ()
     dtype: np.dtype[Any] = _BYTES
-    lies: np.dtype[Any] = _BYTES
+    stored: np.dtype[Any] = _BYTES
     is_picture: bool = False
 
     @property
     def is_span(self) -> bool:
-        """Whether samples are byte ranges whose lengths differ."""
+        """Return True if samples are byte ranges whose lengths differ."""
         return self.kind in ("bytes", "ragged", "shaped")
 
     @property
     def storage(self) -> Storage:
-        """How it is stored, in the words of a manifest."""
+        """Return the manifest's name for this kind of storage."""
         return _STORAGE[self.kind]
 
     @property
     def is_bits(self) -> bool:
-        """Whether the numbers lie as single bits."""
-        return self.lies.kind == "b"
+        """Return True if the numbers are stored as single bits."""
+        return self.stored.kind == "b"
 
     @property
     def numbers(self) -> int:
-        """Numbers in the file that make up one row; of what is shaped, one number."""
+        """Return the count of stored numbers in one row; 1 or 2 if shaped."""
         return _numbers(self.row if self.kind != "shaped" else ()) * _parts(self.dtype)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row; not of bits."""
-        return self.numbers * self.lies.itemsize
+        """Return the bytes of one row. Not defined for bits."""
+        return self.numbers * self.stored.itemsize
 
     @property
     def has_crcs(self) -> bool:
-        """Whether each sample has a CRC-32C of its own; one number has that of its column."""
+        """Return True if each sample has its form CRC-32C; single numbers don't."""
         return self.kind != "value"
 
     @property
     def has_ranges(self) -> bool:
-        """Whether one row is worth a request of its own."""
+        """Return True if one row is large enough for a request of its form."""
         return self.kind == "dense" and not self.is_bits and self.row_bytes >= _LEAST_ROW_BYTES
 
 
 def pack_forms(schema: Schema) -> dict[str, PackForm]:
-    """How each field lies in a pack. Raises as `pack_form` does, with the field's name."""
-    found = {}
+    """Return how a pack stores each field. Raises ConfigError as `pack_form` does, with the field's
+    name."""
+    forms = {}
     for name, type in schema.items():
         try:
-            found[name] = pack_form(type)
+            forms[name] = pack_form(type)
         except ConfigError as error:
             raise ConfigError(f'"{name}": {error}') from error
-    return found
+    return forms
 
 
 @lru_cache(maxsize=1024)
 def pack_form(type: FieldType) -> PackForm:
-    """How a field of this type lies in a pack. Raises ConfigError for one whose dtype or number of
-    dimensions nobody knows yet, and for samples that are too large."""
+    """Return how a pack stores a field of this type.
+
+    Raises ConfigError if the type's dtype or number of dimensions isn't settled yet, and if samples
+    are too large.
+    """
     if is_encoded(type):
         arrow = pa.large_string() if isinstance(type, Text) else pa.large_binary()
         return PackForm(kind="bytes", arrow=arrow, is_picture=has_sides(type))
@@ -140,51 +145,51 @@ def pack_form(type: FieldType) -> PackForm:
     if number is not None:
         return replace(_dense(number, ()), kind="value")
     if isinstance(type, MultiLabel):
-        return _dense(np.dtype(np.float32), (len(type.names),), lies=np.dtype(bool))
+        return _dense(np.dtype(np.float32), (len(type.names),), stored=np.dtype(bool))
     if form is None:
         raise ConfigError(
-            f"got the type {type!r}, wanted its dtype and number of dimensions. Name them: "
+            f"got the type {type!r}, wanted its dtype and number of dimensions. Pass them: "
             'schema={"…": Array("float32", (None, 3))}.'
         )
     if not form.is_ragged:
         return _dense(form.dtype, form.shape)
     if form.rest is not None and form.shape[0] is None:
         return _ragged(form.dtype, form.rest)
-    lies = _flat(form.dtype)
+    stored = _flat(form.dtype)
     parts = (
-        pa.field(VALUES, pa.large_list(pa.from_numpy_dtype(lies))),
+        pa.field(VALUES, pa.large_list(pa.from_numpy_dtype(stored))),
         pa.field(SHAPES, pa.list_(pa.int64(), len(form.shape))),
     )
     arrow = pa.struct(parts)
-    return PackForm(kind="shaped", arrow=arrow, row=form.shape, dtype=form.dtype, lies=lies)
+    return PackForm(kind="shaped", arrow=arrow, row=form.shape, dtype=form.dtype, stored=stored)
 
 
 def _dense(
-    dtype: np.dtype[Any], row: tuple[int | None, ...], lies: np.dtype[Any] | None = None
+    dtype: np.dtype[Any], row: tuple[int | None, ...], stored: np.dtype[Any] | None = None
 ) -> PackForm:
-    each = lies or (dtype if dtype.kind == "b" else _flat(dtype))
+    each = stored or (dtype if dtype.kind == "b" else _flat(dtype))
     arrow = _rows(each, row, dtype)
-    return PackForm(kind="dense", arrow=arrow, row=row, dtype=dtype, lies=each)
+    return PackForm(kind="dense", arrow=arrow, row=row, dtype=dtype, stored=each)
 
 
 def _ragged(dtype: np.dtype[Any], row: tuple[int | None, ...]) -> PackForm:
-    lies = _flat(dtype)
-    arrow = pa.large_list(_rows(lies, row, dtype))
-    return PackForm(kind="ragged", arrow=arrow, row=row, dtype=dtype, lies=lies)
+    stored = _flat(dtype)
+    arrow = pa.large_list(_rows(stored, row, dtype))
+    return PackForm(kind="ragged", arrow=arrow, row=row, dtype=dtype, stored=stored)
 
 
-def _rows(lies: np.dtype[Any], row: tuple[int | None, ...], dtype: np.dtype[Any]) -> Any:
-    count, each = _numbers(row) * _parts(dtype), pa.from_numpy_dtype(lies)
+def _rows(stored: np.dtype[Any], row: tuple[int | None, ...], dtype: np.dtype[Any]) -> Any:
+    count, each = _numbers(row) * _parts(dtype), pa.from_numpy_dtype(stored)
     if count > _MAX_NUMBERS:
         raise ConfigError(
-            f"got samples of shape {row}, wanted at most {_MAX_NUMBERS:,} numbers in each. Cut "
-            "them, or give the field a shape whose first length is None."
+            f"got samples of shape {row}, wanted at most {_MAX_NUMBERS:,} numbers in each. Split "
+            "the samples, or give the field a shape whose first length is None."
         )
     return pa.list_(each, count) if row or count > 1 else each
 
 
 def _flat(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """How a number lies among others that are addressed by bytes."""
+    """Return the dtype in which a number is stored if it must start at a byte."""
     if dtype.kind == "c":
         return np.dtype(f"f{dtype.itemsize // 2}")
     return np.dtype(np.uint8) if dtype.kind == "b" else dtype
@@ -198,13 +203,6 @@ def _numbers(row: tuple[int | None, ...]) -> int:
     return math.prod(length or 0 for length in row)
 
 
-def column_metadata(own: PackForm) -> dict[bytes, bytes] | None:
-    """What stands beside a column that Arrow has no type for."""
-    if own.kind in ("dense", "ragged") and len(own.row) > 1:
-        return {SHAPE: json.dumps(own.row).encode()}
-    return None
-
-
 SOURCE, NAME = "penstock/source", "penstock/name"
 
 CRC, HEIGHT, WIDTH, CHANNELS, CODEC = "crc32c", "height", "width", "channels", "codec"
@@ -216,63 +214,61 @@ _PICTURE = {HEIGHT: pa.int32(), WIDTH: pa.int32(), CHANNELS: pa.int32(), CODEC: 
 _BLOCK_BYTES = 2**20
 
 
-_JOINT = b"\0"
-
-
 def own_name(kind: str, field: str) -> str:
-    """Such as "penstock/crc32c/image"."""
+    """Return the name of one of our form columns: "penstock/KIND/FIELD"."""
     return f"penstock/{kind}/{field}"
 
 
 def arrow_schema(fields: Mapping[str, PackForm]) -> Any:
-    """The columns of a shard, in order: the fields, what is noted of each, and where each sample
-    came from."""
-    columns = [
-        pa.field(name, own.arrow, metadata=column_metadata(own)) for name, own in fields.items()
-    ]
-    for name, own in fields.items():
-        if own.has_crcs:
+    """Return the columns of a shard in order: the fields, their facts, and each sample's origin."""
+    columns = []
+    for name, form in fields.items():
+        has_shape = form.kind in ("dense", "ragged") and len(form.row) > 1
+        metadata = {SHAPE: json.dumps(form.row).encode()} if has_shape else None
+        columns.append(pa.field(name, form.arrow, metadata=metadata))
+    for name, form in fields.items():
+        if form.has_crcs:
             columns.append(pa.field(own_name(CRC, name), pa.uint32()))
-        if own.is_picture:
+        if form.is_picture:
             columns += [pa.field(own_name(kind, name), type) for kind, type in _PICTURE.items()]
     columns += [pa.field(SOURCE, pa.int64()), pa.field(NAME, pa.large_binary())]
     return pa.schema(columns)
 
 
-def block_rows(own: PackForm) -> int:
-    """Rows of a field of one shape that have a CRC together: about 1 MiB."""
-    if own.is_bits:  # a block begins with a byte
-        return max(8, 8 * _BLOCK_BYTES // max(1, own.numbers) // 8 * 8)
-    return max(1, _BLOCK_BYTES // max(1, own.row_bytes))
+def block_rows(form: PackForm) -> int:
+    """Return how many rows of a field of one shape share a CRC-32C: about 1 MiB of them."""
+    if form.is_bits:  # a block starts at a whole byte
+        return max(8, 8 * _BLOCK_BYTES // max(1, form.numbers) // 8 * 8)
+    return max(1, _BLOCK_BYTES // max(1, form.row_bytes))
 
 
-def block_bounds(own: PackForm, rows: int) -> NDArray[np.int64]:
-    """Where each block of a field's column begins, in bytes, and the end; int64, shape
-    (blocks + 1,)."""
-    each = block_rows(own)
-    if own.is_bits:
-        end, step = -(-rows * own.numbers // 8), each * own.numbers // 8
+def block_bounds(form: PackForm, rows: int) -> NDArray[np.int64]:
+    """Return the first byte of each block of a field's column, and the end; int64, shape (blocks +
+    1,)."""
+    each = block_rows(form)
+    if form.is_bits:
+        end, step = -(-rows * form.numbers // 8), each * form.numbers // 8
     else:
-        end, step = rows * own.row_bytes, each * own.row_bytes
+        end, step = rows * form.row_bytes, each * form.row_bytes
     starts = np.arange(-(-rows // each), dtype=np.int64) * step
     return np.append(starts, end)
 
 
 def write_block_sums(sums: Mapping[str, Sequence[int]]) -> bytes:
-    """As the schema's metadata has them: 8 hex digits a block."""
+    """Serialise the checksums of blocks for the schema's metadata: 8 hex digits each."""
     return json.dumps(
         {name: "".join(f"{crc:08x}" for crc in crcs) for name, crcs in sums.items()}
     ).encode()
 
 
 def read_block_sums(text: bytes) -> dict[str, NDArray[np.uint32]]:
-    """What a shard says, which may come from anybody. Raises ValueError, TypeError."""
+    """Parse the checksums of blocks, which may be forged. Raises ValueError or TypeError."""
     try:
         found = json.loads(text)
     except RecursionError:
-        raise ValueError("its blocks' checksums are nested too deeply") from None
+        raise ValueError("the checksums of its blocks are nested too deeply") from None
     if not isinstance(found, dict):
-        raise ValueError("its blocks' checksums aren't an object")
+        raise ValueError("the checksums of its blocks aren't a JSON object")
     return {
         name: np.frombuffer(bytes.fromhex(crcs), ">u4").astype(np.uint32)
         for name, crcs in found.items()
@@ -280,5 +276,5 @@ def read_block_sums(text: bytes) -> dict[str, NDArray[np.uint32]]:
 
 
 def sum_of_names(names: Sequence[bytes]) -> bytes:
-    """CRC-32C of all names, in hex."""
-    return f"{crc32c(_JOINT.join(names)):08x}".encode()
+    """Return the CRC-32C of all names, in hex."""
+    return b"%08x" % crc32c(b"\0".join(names))

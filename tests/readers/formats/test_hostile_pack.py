@@ -196,7 +196,7 @@ def promised(columns: PackColumns, **changes: Any) -> Any:
         ({"storage": STORAGE | {"image": "rows"}}, "'image' isn't stored"),
         ({"storage": STORAGE | {"vector": "span"}}, "'vector' isn't stored"),
         ({"storage": STORAGE | {"label": "rows"}}, "'label' isn't stored"),
-        ({"sums": Sums(1, 2)}, "aren't what the manifest promises"),
+        ({"sums": Sums(1, 2)}, "checksums of its columns aren't"),
     ],
 )
 def test_a_manifest_that_promises_something_else_is_refused(

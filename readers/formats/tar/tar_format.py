@@ -1,6 +1,6 @@
-"""Recognise datasets of tar files by name, and list the files or refuse them with a reason.
+"""Recognise datasets of tar files by name, and list the files or reject them with a reason.
 
-The samples are WebDataset's, read where they lie.
+A sample is a group of members with one key, as in WebDataset. Members are read in place.
 """
 
 from __future__ import annotations
@@ -39,16 +39,21 @@ _PART = re.compile(rb".*\.tar\.?(?:part)?[-_.]?(?:[0-9]{1,5}|[a-z]{2})", re.I)
 
 
 def is_archive_name(name: bytes) -> bool:
-    """Whether a name is a tar file's; of compressed ones and parts too, since none of them may be
-    passed over."""
+    """Return True if a name is that of a tar file.
+
+    Compressed archives and parts of split ones count too, because none of them may be skipped
+    silently.
+    """
     return not is_passed_over(name) and bool(
         name.lower().endswith(b".tar") or _COMPRESSED.fullmatch(name) or _PART.fullmatch(name)
     )
 
 
 def holds_tars(origin: Origin) -> bool:
-    """Whether a folder is a set of tar files, or tar files were named. Raises ConfigError where
-    images lie beside them."""
+    """Return True if a folder is a set of tar files, or if a URL names tar files.
+
+    Raises ConfigError if the folder also holds images or sub-folders.
+    """
     names = origin.names()
     archives = [name for name in names.files if is_archive_name(name.rpartition(b"/")[2])]
     if origin.selection is not None or not archives:
@@ -59,9 +64,9 @@ def holds_tars(origin: Origin) -> bool:
     folders = [name for name in top.folders if not is_passed_over(name)]
     images = [name for name in top.others if member_extension(name) in IMAGE_EXTENSIONS]
     if folders or images:
-        beside = printable((folders + images)[0])
+        other = printable((folders + images)[0])
         raise ConfigError(
-            f"{origin.url}: holds tar files, and {beside} beside them. Say which are the dataset: "
+            f"{origin.url}: holds tar files, and also {other}. Choose the dataset by "
             'format="tar" or format="folder" (--format); or give the tar files as a pattern, such '
             "as train-{000000..000009}.tar."
         )
@@ -69,41 +74,37 @@ def holds_tars(origin: Origin) -> bool:
 
 
 def list_archives(origin: Origin) -> list[Entry]:
-    """The tar files of a dataset: in the order of the selection, else by name.
+    """Return the tar files of a dataset, in the order of the selection or sorted by name.
 
-    Raises DatasetNotFoundError (none, or one of a selection is missing), DatasetError (compressed,
-    a part, not a file), FetchError.
+    Raises DatasetNotFoundError (there is none, or one of a selection is missing), DatasetError (a
+    file is compressed, a part, or not a tar file by its name), FetchError.
     """
-    top = origin.top(is_archive_name if origin.selection is None else _any)
+    top = origin.top(is_archive_name if origin.selection is None else bool)
     found, missing = top.entries, top.missing
     if not found and not missing:
         raise DatasetNotFoundError(
-            f"{origin.url}: no *.tar file. Wanted a folder that holds some, the path of one or "
-            "a pattern such as train-{000000..000009}.tar."
+            f"{origin.url}: found no *.tar file. Pass a folder that holds some, the path of one "
+            "or a pattern such as train-{000000..000009}.tar."
         )
     if missing:
         raise DatasetNotFoundError(
-            f"{origin.url}: {len(missing)} of {len(found) + len(missing)} tar files aren't there "
+            f"{origin.url}: {len(missing)} of {len(found) + len(missing)} tar files are missing "
             f"({', '.join(map(printable, missing[:3]))}{', …' if len(missing) > 3 else ''}). Fetch "
-            "them, or name those that are there."
+            "them, or name only those that exist."
         )
     for entry in found:
-        _refuse_by_name(entry.name)
+        _check_name(entry.name)
     return found
 
 
-def _any(name: bytes) -> bool:
-    return bool(name)
-
-
-def _refuse_by_name(name: bytes) -> None:
-    packed = _COMPRESSED.fullmatch(name)
-    if packed:
-        kind = _COMPRESSED_NAME[(packed[1] or packed[2]).lower()]
+def _check_name(name: bytes) -> None:
+    compressed = _COMPRESSED.fullmatch(name)
+    if compressed:
+        kind = _COMPRESSED_NAME[(compressed[1] or compressed[2]).lower()]
         command = next(command for _, known, command in COMPRESSED if known == kind)
         raise compressed_archive_error(printable(name), kind, command)
     if not is_archive_name(name.rpartition(b"/")[2]):
-        raise DatasetError(f"{printable(name)}: isn't a tar file by its name. Wanted *.tar.")
+        raise DatasetError(f"{printable(name)}: the name isn't that of a tar file. Wanted *.tar.")
     if not name.lower().endswith(b".tar"):
         raise DatasetError(
             f"{printable(name)}: looks like one part of a split tar file. Join the parts (cat "
@@ -113,36 +114,39 @@ def _refuse_by_name(name: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TarIndexing:
-    """How tar files get an index: local ones are looked at each time (name, size, time), and where
-    any differs the whole set is indexed anew, since a label more or less may concern every
-    sample."""
+    """How tar files are listed and indexed.
+
+    Each time a dataset is opened, its local files are compared with the index by name, size and
+    time. If any differs, the whole set is indexed again, because one more or fewer label may affect
+    every sample.
+    """
 
     keeps_facts: ClassVar[bool] = False
 
     def list(self, origin: Origin) -> TarListing:
-        """List all archives; raises as `list_archives` does."""
-        from penstock.readers.formats.tar.tar_listing import TarListing  # others are only asked
+        """List all archives. Raises as `list_archives` does."""
+        from penstock.readers.formats.tar.tar_listing import TarListing  # not for recognising
 
         return TarListing(origin, list_archives(origin))
 
     def is_current(
         self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
     ) -> bool:
-        """Whether these are the very archives that were indexed."""
+        """Return True if the archives are exactly those that were indexed."""
         del origin
         return listing().snapshot().fingerprint == snapshot.fingerprint
 
 
 @dataclass(frozen=True, slots=True)
 class TarFormat(SpanFormat):
-    """A folder of tar files, or those that a URL names."""
+    """The format of tar files: all those of a folder, or those that a URL names."""
 
     name: ClassVar[str] = "tar"
-    least_sample_bytes: ClassVar[int] = 1024  # its header and a block
+    least_sample_bytes: ClassVar[int] = 1024  # a header and a block
     indexing: ClassVar[Indexing | None] = TarIndexing()
 
     def recognises(self, origin: Origin) -> bool:
-        """Whether tar files were named, or the root holds some; see `holds_tars`."""
+        """Return True if a URL names tar files, or the root holds some; see `holds_tars`."""
         return holds_tars(origin)
 
 

@@ -1,9 +1,11 @@
 """Parse the headers of a tar archive strictly: ustar, pax, GNU long names; nothing is extracted.
 
-A parser of our own, because Python's `tarfile` is lenient where a dataset must not be: it takes a
-damaged header behind the first for the end of the archive, and skips what follows. Here an archive
-is whole, up to its end mark, or refused with the offset. Every size is compared with the bytes that
-are left before anything is read, so no field makes this allocate more than EXTENDED_BYTES.
+This parser exists because Python's `tarfile` is too lenient for a dataset: it takes a damaged
+header after the first for the end of the archive, and skips the rest. Here an archive is complete
+up to its end mark, or it is rejected with the offset of the problem. Every size is compared with
+the bytes that are left before anything is read, so no field can cause an allocation of more than
+EXTENDED_BYTES.
+
 Source: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic
 Tar Format".
 """
@@ -19,18 +21,27 @@ from penstock.readers.files import printable
 
 BLOCK = 512
 EXTENDED_BYTES = 2**20
-"""Longest pax header or GNU long name that is read; real ones have hundreds of bytes."""
+"""Largest pax header or GNU long name that is accepted; real ones have hundreds of bytes."""
 
 ReadAt = Callable[[int, int], bytes]
-"""read(offset, bytes): that many bytes of the file, fewer only where it ends."""
+"""read(offset, count): return `count` bytes of the file, fewer only at its end."""
 
 _ZEROS = bytes(BLOCK)
 _SCAN_BYTES = 2**20
+COMPRESSED = (
+    (b"\x1f\x8b", "gzip", "gunzip"),
+    (b"BZh", "bzip2", "bunzip2"),
+    (b"\xfd7zXZ\0", "xz", "unxz"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "unzstd"),
+    (b"\x04\x22\x4d\x18", "LZ4", "unlz4"),
+)
+"""First bytes, the compression's name, the command that decompresses it."""
+
 _OCTAL = re.compile(rb"[ \0]*([0-7]*)[ \0]*")
 _RECORD = re.compile(rb"([0-9]{1,7}) ")
 _REGULAR = frozenset((b"0", b"\0", b"7"))
 _DIRECTORY = b"5"
-# What is refused by name. None of them has data blocks, whatever its size field says (POSIX).
+# Types that are rejected. None of them has data blocks, whatever its size field contains (POSIX).
 _WITHOUT_DATA = {
     b"1": "a hard link",
     b"2": "a symbolic link",
@@ -38,14 +49,16 @@ _WITHOUT_DATA = {
     b"4": "a block device",
     b"6": "a FIFO",
 }
-_SPARSE = "a sparse file: pack it again without --sparse"
-_TORN = "Fetch or write this archive again."
+_SPARSE = "a sparse file: write the archive without --sparse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TarMember:
-    """One file in an archive. name: as it stands there, never a path to be used. start, end: its
-    bytes in the archive, end exclusive. refused: why it is none of a dataset, or None."""
+    """One file in an archive.
+
+    name: as the archive records it, never used as a path. start, end: its bytes in the archive, end
+    exclusive. refused: the reason why it can't belong to a dataset, or None.
+    """
 
     name: bytes
     start: int
@@ -62,45 +75,50 @@ class _Header:
 
 
 def archive_members(read: ReadAt, size_bytes: int, *, shown: str) -> Iterator[TarMember]:
-    """All members of an archive in order, folders left out.
+    """Yield all members of an archive in order, except folders.
 
-    size_bytes: of the archive; shown: its name for people. Raises DatasetError, naming the byte
-    where the archive is torn, damaged, compressed, sparse beyond reading, part of a multi-volume
-    set, or followed by something behind its end mark.
+    read: reads the archive's bytes. size_bytes: of the archive. shown: its name for messages.
+    Raises DatasetError with the offset if the archive is truncated, damaged, compressed, a part of
+    a multi-volume set, or followed by data after its end mark.
     """
     at, name, extended = 0, None, _NO_PAX
     while True:
         block = read(at, BLOCK)
         if at == 0:
-            _refuse_compressed(block, shown)
+            for magic, kind, command in COMPRESSED:
+                if block.startswith(magic):
+                    raise compressed_archive_error(shown, kind, command)
         if len(block) < BLOCK:
             raise _without_end(shown, at, whole=at > 0 and not block and at <= size_bytes)
         if block == _ZEROS:
             if name is not None or extended is not _NO_PAX:
-                raise _broken(shown, at, "a long name or pax header stands before the end mark")
-            _refuse_more(read, at + BLOCK, size_bytes, shown)
+                raise _broken(shown, at, "a long name or pax header precedes the end mark")
+            _check_padding(read, at + BLOCK, size_bytes, shown)
             return
         header = _header(block, shown, at)
         start = at + BLOCK
         if header.extended:
             start = _after_sparse_map(read, start, shown)
-        own = header.type in _WITHOUT_DATA or header.type == _DIRECTORY
-        length = 0 if own else (header.size_bytes if extended.size is None else extended.size)
+        length = header.size_bytes if extended.size is None else extended.size
+        if header.type in _WITHOUT_DATA or header.type == _DIRECTORY:
+            length = 0
         if length > size_bytes - start:
             left = max(0, size_bytes - start)
-            raise _broken(
-                shown, at, f"a member says it has {length} bytes, and {left} are left in the file"
-            )
+            raise _broken(shown, at, f"a member of {length} bytes, and {left} are left in the file")
         end = start + length
         at = start + -(-length // BLOCK) * BLOCK
         if header.type in (b"L", b"K", b"x", b"X", b"g"):
-            data = _extension(read, start, length, shown)
+            if length > EXTENDED_BYTES:
+                what = f"a long name or pax header of {length} bytes, wanted <= {EXTENDED_BYTES}"
+                raise _broken(shown, start - BLOCK, what)
+            data = read(start, length)
             if header.type == b"L":
                 name = data.rstrip(b"\0")
             elif header.type in (b"x", b"X"):
                 extended = _pax(data, shown, start)
-            elif header.type == b"g":
-                _refuse_global(_pax(data, shown, start), shown, start)
+            elif header.type == b"g" and _pax(data, shown, start) != _NO_PAX:
+                what = "a global pax header sets one name or size for all members"
+                raise _broken(shown, start, what)
             continue
         if extended.path is not None:
             name = extended.path
@@ -108,23 +126,25 @@ def archive_members(read: ReadAt, size_bytes: int, *, shown: str) -> Iterator[Ta
         sparse, name, extended = extended.sparse, None, _NO_PAX
         if header.type == b"M":
             raise DatasetError(
-                f"{shown}: at byte {start - BLOCK}: part of a multi-volume archive, which goes on "
-                "in another file. Join the volumes with GNU tar (tar --multi-volume -x), then "
-                "write plain archives."
+                f"{shown}: at byte {start - BLOCK}: part of a multi-volume archive, continued in "
+                "another file. Join the volumes with GNU tar (tar --multi-volume -x), then write "
+                "plain archives."
             )
-        if header.type == b"V" or header.type == _DIRECTORY:
-            continue
-        if header.type == b"\0" and found.endswith(b"/"):  # how V7 wrote a folder
+        is_v7_folder = header.type == b"\0" and found.endswith(b"/")
+        if header.type in (b"V", _DIRECTORY) or is_v7_folder:
             continue
         yield TarMember(name=found, start=start, end=end, refused=_refused(header.type, sparse))
 
 
 def _without_end(shown: str, at: int, *, whole: bool) -> DatasetError:
-    """whole: all that is there is well, so that its writer may be one that never ends archives."""
-    remedy = " (if its writer never ends archives: truncate -s +1024)" if whole else ""
-    return _broken(
-        shown, at, f"it ends here without an end mark, so it is torn or still being written{remedy}"
-    )
+    """Return the error for an archive that ends without an end mark.
+
+    whole: all its members are intact, so its writer may be one that never writes an end mark.
+    """
+    what = "it ends without an end mark, so it is truncated or still being written"
+    if whole:
+        what += " (if its writer never writes end marks, append one: truncate -s +1024)"
+    return _broken(shown, at, what)
 
 
 def _refused(kind: bytes, sparse: bool) -> str | None:
@@ -132,19 +152,18 @@ def _refused(kind: bytes, sparse: bool) -> str | None:
         return _SPARSE
     if kind in _REGULAR:
         return None
-    what = _WITHOUT_DATA.get(kind)
-    return what if what is not None else f"a tar member of unknown type {printable(kind)!r}"
+    return _WITHOUT_DATA.get(kind, f"a tar member of unknown type {printable(kind)!r}")
 
 
 def _header(block: bytes, shown: str, at: int) -> _Header:
-    # The checksum counts its own field as spaces; old programs summed signed bytes.
+    # The checksum counts its own field as spaces; old programs added signed bytes.
     rest = block[:148] + b" " * 8 + block[156:]
     total, wanted = sum(rest), _number(block[148:156], shown, at, "checksum")
     if wanted != total and wanted != total - 256 * sum(byte > 127 for byte in rest):
         raise _broken(shown, at, "the header's checksum is wrong")
-    # GNU's own magic is "ustar  ": where ustar has its prefix, GNU keeps times and sparse maps.
-    name = _string(block[:100])
-    prefix = _string(block[345:500]) if block[257:263] == b"ustar\0" else b""
+    # GNU's own magic is "ustar  ". Its headers have times and sparse maps in place of the prefix.
+    name = block[:100].partition(b"\0")[0]
+    prefix = block[345:500].partition(b"\0")[0] if block[257:263] == b"ustar\0" else b""
     kind = block[156:157]
     return _Header(
         name=prefix + b"/" + name if prefix else name,
@@ -152,10 +171,6 @@ def _header(block: bytes, shown: str, at: int) -> _Header:
         size_bytes=_number(block[124:136], shown, at, "size"),
         extended=kind == b"S" and block[482] != 0,
     )
-
-
-def _string(field: bytes) -> bytes:
-    return field.partition(b"\0")[0]
 
 
 def _number(field: bytes, shown: str, at: int, what: str) -> int:
@@ -168,7 +183,7 @@ def _number(field: bytes, shown: str, at: int, what: str) -> int:
 
 
 def _after_sparse_map(read: ReadAt, at: int, shown: str) -> int:
-    """GNU's old sparse format: further blocks of the map, up to one that says it is the last."""
+    """Skip the further blocks of a sparse map in GNU's old format; return the offset after them."""
     while True:
         block = read(at, BLOCK)
         if len(block) < BLOCK:
@@ -176,12 +191,6 @@ def _after_sparse_map(read: ReadAt, at: int, shown: str) -> int:
         at += BLOCK
         if block[504] == 0:
             return at
-
-
-def _extension(read: ReadAt, start: int, length: int, shown: str) -> bytes:
-    if length > EXTENDED_BYTES:
-        raise _broken(shown, start - BLOCK, f"a long name or pax header of {length} bytes")
-    return read(start, length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +204,7 @@ _NO_PAX = _Pax()
 
 
 def _pax(data: bytes, shown: str, start: int) -> _Pax:
-    """Records "length key=value\\n"; the length counts itself."""
+    """Parse records "length key=value\\n"; the length includes its has_no_data digits."""
     path: bytes | None = None
     size: int | None = None
     sparse, at = False, 0
@@ -219,51 +228,31 @@ def _pax(data: bytes, shown: str, start: int) -> _Pax:
     return _Pax(path=path, size=size, sparse=sparse)
 
 
-def _refuse_global(pax: _Pax, shown: str, start: int) -> None:
-    if pax != _NO_PAX:
-        raise _broken(shown, start, "a global pax header gives all members one name or size")
-
-
-def _refuse_compressed(block: bytes, shown: str) -> None:
-    for magic, kind, command in COMPRESSED:
-        if block.startswith(magic):
-            raise compressed_archive_error(shown, kind, command)
-
-
-COMPRESSED = (
-    (b"\x1f\x8b", "gzip", "gunzip"),
-    (b"BZh", "bzip2", "bunzip2"),
-    (b"\xfd7zXZ\0", "xz", "unxz"),
-    (b"\x28\xb5\x2f\xfd", "zstd", "unzstd"),
-    (b"\x04\x22\x4d\x18", "LZ4", "unlz4"),
-)
-"""First bytes, the compression's name, the command that undoes it."""
-
-
 def compressed_archive_error(shown: str, kind: str, command: str) -> DatasetError:
-    """The error for an archive in which nothing can be found by offset."""
+    """Return the error for a compressed archive, whose members can't be read in place."""
     return DatasetError(
-        f"{shown}: compressed with {kind}, and samples are read by their place in the archive. "
-        f"Decompress it ({command} {shown}): encoded images gain nothing from it."
+        f"{shown}: compressed with {kind}, but samples are read in place, by their offsets. "
+        f"Decompress it ({command} {shown}): compression gains nothing on encoded images."
     )
 
 
-def _refuse_more(read: ReadAt, at: int, size_bytes: int, shown: str) -> None:
-    """Behind the end mark only padding may stand: `cat a.tar b.tar` would lose b's members."""
+def _check_padding(read: ReadAt, at: int, size_bytes: int, shown: str) -> None:
+    """Check that only padding follows the end mark: `cat a.tar b.tar` would lose b's members."""
     while at < size_bytes:
         part = read(at, min(_SCAN_BYTES, size_bytes - at))
         if not part:
             return
         if part.count(0) != len(part):
             raise DatasetError(
-                f"{shown}: after byte {at}: there is more behind the archive's end mark, such as a "
-                "second archive. Join archives with `tar --concatenate`, or keep them apart."
+                f"{shown}: after byte {at}: data follow the archive's end mark, such as a second "
+                "archive. Join archives with `tar --concatenate`, or keep them as separate files."
             )
         at += len(part)
 
 
 def _broken(shown: str, at: int, what: str) -> DatasetError:
     return DatasetError(
-        f"{shown}: not a whole tar archive: at byte {at}: {what}. {_TORN} To leave it out, take "
-        "it out of the dataset: none of its samples are used, lest some be lost unseen."
+        f"{shown}: not a complete tar archive: at byte {at}: {what}. Fetch or write this archive "
+        "again. Or remove it from the dataset: none of its samples is used, because some would be "
+        "lost unnoticed."
     )

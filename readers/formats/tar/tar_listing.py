@@ -1,7 +1,7 @@
-"""Join the samples of all tar files into one schema and list them as candidates.
+"""Join the samples of all tar files into one schema, and list them as candidates.
 
-Headers, labels and json members are read; nothing is decoded. What labels and json say becomes
-columns of values. An archive is a shard, its members are read in place.
+Headers, labels and json members are read; nothing is decoded. The contents of labels and json
+become columns of values. An archive is a shard, whose members are read in place.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -47,39 +47,8 @@ if TYPE_CHECKING:
 _UNIT = "sample"
 
 
-@dataclass(slots=True, kw_only=True)
-class NotedValues:
-    """The fields of n samples whose values are known. present: of those that some lack. refused: by
-    sample, why it is none; left_out: keys of json that no field can be, and why; notes: what was
-    decided, a sentence each."""
-
-    types: dict[str, FieldType] = field(default_factory=dict)
-    values: dict[str, Column] = field(default_factory=dict)
-    present: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-
-def note_values(
-    samples: Sequence[ArchiveSample],
-    fields: Collection[MemberField],
-    asked: RequestedFields,
-    *,
-    taken: Collection[str],
-    name: Callable[[int], str],
-    url: str,
-) -> NotedValues:
-    """Gather what the samples' labels and json say.
-
-    fields: of all members; taken: names of fields that lie in members; name: of a sample, for
-    people. Raises DatasetError (labels of two kinds).
-    """
-    return _ValueCollector(samples, asked, name, url).note(fields, taken)
-
-
 class _SampleNames(Sequence[str]):
-    """Names of samples, each made when a message has it."""
+    """The names of samples for messages. Each is made when a message needs it."""
 
     def __init__(self, name: Callable[[int], str], rows: range) -> None:
         self._name, self._rows = name, rows
@@ -98,99 +67,115 @@ class _SampleNames(Sequence[str]):
 
 
 class _ValueCollector:
+    """Collects the columns of values that the labels and the json of n samples hold.
+
+    values, present: by field, present only if some samples lack it. refused: the reason for each
+    rejected sample, by number. left_out: keys of json that can't be fields, with the reason. notes:
+    one sentence for each decision.
+    """
+
     def __init__(
         self,
         samples: Sequence[ArchiveSample],
-        asked: RequestedFields,
+        requested: RequestedFields,
         name: Callable[[int], str],
         url: str,
     ) -> None:
-        self._samples, self._asked, self._name, self._url = samples, asked, name, url
-        self._noted = NotedValues()
+        """name: returns a sample's name for messages, by its number."""
+        self._samples, self._requested, self._name, self._url = samples, requested, name, url
+        self.types: dict[str, FieldType] = {}
+        self.values: dict[str, Column] = {}
+        self.present: dict[str, NDArray[np.bool_]] = {}
+        self.refused: dict[int, str] = {}
+        self.left_out: dict[str, str] = {}
+        self.notes: list[str] = []
 
-    def note(self, fields: Collection[MemberField], taken: Collection[str]) -> NotedValues:
-        """Labels first: json may say the same of other samples."""
-        classes = {each.name: self._values(each) for each in fields if each.kind == "class"}
+    def collect(self, fields: Collection[MemberField], spans: Collection[str]) -> None:
+        """Collect labels first, because json may repeat them for other samples.
+
+        fields: of all members. spans: names of the fields that lie in members. Raises DatasetError
+        for labels of two kinds.
+        """
+        classes = {each.name: self._contents(each) for each in fields if each.kind == "class"}
         columns: dict[str, Sequence[Any]] = dict(classes)
         for each in fields:
             if each.kind != "json":
                 continue
-            for key, values in self._flat(self._values(each)).items():
-                if not self._asked.wants_key(each, key):
+            for key, values in self._flat(self._contents(each)).items():
+                if not self._requested.wants_key(each, key):
                     continue
                 full = f"{each.name}.{key}" if each.name else key
-                full = self._asked.names.get(full, full)
+                full = self._requested.names.get(full, full)
                 if full in classes and (both := _merged(columns[full], values)) is not None:
                     columns[full] = both
                     continue
-                if full in columns or full in taken:
-                    self._noted.notes.append(
-                        f'"{full}" is a member; what json says of it is the field "json.{full}"'
+                if full in columns or full in spans:
+                    self.notes.append(
+                        f'"{full}" is a member; the value in json is the field "json.{full}"'
                     )
                     full = f"json.{full}"
-                if full in columns or full in taken:
-                    self._noted.left_out[full] = "a member has this name, and other json too"
+                if full in columns or full in spans:
+                    self.left_out[full] = "a member and another json have this name too"
                 else:
                     columns[full] = values
         for full, values in columns.items():
             if all(value is None for value in values):
-                self._noted.notes.append(f'no sample has a value under "{full}" of json')
-                continue
-            self._add(full, values, ClassLabel() if full in classes else None)
-        return self._noted
+                self.notes.append(f'no sample has a value under "{full}" of json')
+            else:
+                self._add(full, values, ClassLabel() if full in classes else None)
 
-    def _values(self, field: MemberField) -> list[Any]:
+    def _contents(self, field: MemberField) -> list[Any]:
         return [sample.values.get(field) for sample in self._samples]
 
     def _flat(self, objects: list[Any]) -> Mapping[str, Sequence[Any]]:
-        """Objects as columns; samples whose object can't be one are refused."""
+        """Return objects as columns. Samples whose object can't be a row are rejected."""
         try:
             return self._objects(objects)
         except DatasetError:
-            pass  # one sample's fault, or that of all together: which?
+            pass  # find out whether single objects are wrong, or only all of them together
         for row, each in enumerate(objects):
             try:
                 self._objects([each], first=row)
             except DatasetError as error:
-                self._noted.refused.setdefault(row, str(error))
+                self.refused.setdefault(row, str(error))
                 objects[row] = None
         try:
             return self._objects(objects)
         except DatasetError as error:
-            self._noted.left_out["json"] = str(error)
+            self.left_out["json"] = str(error)
             return {}
 
     def _objects(self, objects: list[Any], first: int = 0) -> Mapping[str, Sequence[Any]]:
         places = _SampleNames(self._name, range(first, first + len(objects)))
         return object_table(objects, source=self._url, places=places, unit=_UNIT).columns
 
-    def _add(self, name: str, values: Sequence[Any], usual: FieldType | None) -> None:
-        """One column by itself: what is odd about it mustn't keep the others out."""
+    def _add(self, name: str, values: Sequence[Any], default: FieldType | None) -> None:
+        """Add one column by itself, so that an error in it doesn't affect the others."""
         places = _SampleNames(self._name, range(len(self._samples)))
         table = TextTable(source=self._url, columns={name: values}, places=places, unit=_UNIT)
-        noted, type = self._noted, self._asked.types.get(name) or usual
+        type = self._requested.types.get(name) or default
         try:
             found = fields_of(table, {} if type is None else {name: type})
         except DatasetError as error:
             if name == LABEL:
                 raise
-            noted.left_out[name] = str(error)
+            self.left_out[name] = str(error)
             return
-        noted.types |= found.types
-        noted.values |= found.values
-        noted.present |= found.present
-        noted.left_out |= found.left_out
-        noted.notes += (
+        self.types |= found.types
+        self.values |= found.values
+        self.present |= found.present
+        self.left_out |= found.left_out
+        self.notes += (
             note.removeprefix(f"{self._url}: ").removesuffix(".") for note in found.notes
         )
         for row, reason in found.rejected.items():
-            noted.refused.setdefault(row, reason)
+            self.refused.setdefault(row, reason)
 
 
-def _merged(labels: Sequence[Any], told: Sequence[Any]) -> list[Any] | None:
-    """Labels of cls and of json as one column, where both never differ; else None."""
+def _merged(labels: Sequence[Any], others: Sequence[Any]) -> list[Any] | None:
+    """Return labels of cls and of json as one column if they never differ, else None."""
     both = []
-    for label, other in zip(labels, told, strict=True):
+    for label, other in zip(labels, others, strict=True):
         if other is not None and (type(other) is not int or label not in (None, other)):
             return None
         both.append(other if label is None else label)
@@ -205,8 +190,8 @@ _IMAGE = "image"
 
 @dataclass(slots=True, kw_only=True)
 class JoinedArchives:
-    """What archives hold together. left_out: keys of json that no field can be, and why; notes:
-    what was decided, a sentence each."""
+    """The samples of all archives. left_out: keys of json that can't be fields, with the reason.
+    notes: one sentence for each decision."""
 
     candidates: Candidates
     left_out: dict[str, str]
@@ -214,23 +199,23 @@ class JoinedArchives:
 
 
 def join_archives(
-    archives: Sequence[ArchiveSamples], asked: RequestedFields, *, url: str
+    archives: Sequence[ArchiveSamples], requested: RequestedFields, *, url: str
 ) -> JoinedArchives:
-    """Join what archives hold. url: of the dataset, for people.
+    """Join the samples of archives. url: of the dataset, for messages.
 
-    Raises ConfigError (a schema of what isn't there), DatasetError (more fields than can be meant;
-    labels of two kinds).
+    Raises ConfigError (the schema or fields= name fields that don't exist), DatasetError (too many
+    fields; labels of two kinds; members of two kinds for one field).
     """
-    return _ArchiveJoin(archives, asked, url).join()
+    return _ArchiveJoin(archives, requested, url).join()
 
 
 class _ArchiveJoin:
     """The samples of all archives, numbered across them."""
 
     def __init__(
-        self, archives: Sequence[ArchiveSamples], asked: RequestedFields, url: str
+        self, archives: Sequence[ArchiveSamples], requested: RequestedFields, url: str
     ) -> None:
-        self._archives, self._asked, self._url = archives, asked, url
+        self._archives, self._requested, self._url = archives, requested, url
         self._samples = [sample for each in archives for sample in each.samples]
         counts = [len(each.samples) for each in archives]
         self._number = np.repeat(np.arange(len(archives)), counts)
@@ -240,7 +225,7 @@ class _ArchiveJoin:
                 self._fields.setdefault(found, set()).update(extensions)
         self._refused: dict[int, str] = {}
         self._sources: dict[str, list[str]] = {}
-        self._noted = NotedValues()
+        self._values = _ValueCollector(self._samples, requested, self._name, url)
 
     def join(self) -> JoinedArchives:
         members, extensions = self._members()
@@ -250,31 +235,32 @@ class _ArchiveJoin:
             name: [e.rpartition(".")[2] for each in names for e in extensions[each]]
             for name, names in self._sources.items()
         }
-        types, notes = span_types(kinds, lasts, self._asked.types)
+        types, notes = span_types(kinds, lasts, self._requested.types)
         self._refuse_without_image([name for name, kind in members.items() if kind == "image"])
-        self._noted = note_values(
-            self._samples, self._fields, self._asked, taken=types, name=self._name, url=self._url
-        )
-        for row, reason in self._noted.refused.items():
+        self._values.collect(self._fields, spans=types)
+        for row, reason in self._values.refused.items():
             self._refused.setdefault(row, reason)
         self._refuse_unlabelled()
-        types |= self._noted.types
-        self._check_asked(types)
+        types |= self._values.types
+        self._check_requested(types)
         images = [name for name, kind in kinds.items() if kind == "image"]
         first = sorted(images, key=lambda name: not isinstance(types[name], Image))
         order = dict.fromkeys((*first, *((LABEL,) if LABEL in types else ()), *types))
         return JoinedArchives(
             candidates=self._candidates(Schema({name: types[name] for name in order})),
-            left_out=self._noted.left_out,
-            notes=[*only, *notes, *self._noted.notes],
+            left_out=self._values.left_out,
+            notes=[*only, *notes, *self._values.notes],
         )
 
     def _sources_of(
         self, kinds: Mapping[str, Kind], extensions: Mapping[str, set[str]]
     ) -> tuple[dict[str, list[str]], list[str]]:
-        """The members' names that each field comes from, and what was decided. It is one, but where
-        no key has several images: then that is the field "image", whatever its member is called."""
-        asked = {*self._asked.types, *self._asked.names.values()} - {_IMAGE}
+        """Return the names of members that each field comes from, and the decision.
+
+        A field has one source, with one exception: if no key has several images, its only image is
+        the field "image", whatever its member is called.
+        """
+        requested = {*self._requested.types, *self._requested.names.values()} - {_IMAGE}
         images = {
             name
             for name, kind in kinds.items()
@@ -283,7 +269,7 @@ class _ArchiveJoin:
         }
         sources = {name: [name] for name in kinds}
         others = images - {_IMAGE}
-        if not others or others & asked or kinds.get(_IMAGE, "image") != "image":
+        if not others or others & requested or kinds.get(_IMAGE, "image") != "image":
             return sources, []
         if any(len(images & sample.spans.keys()) > 1 for sample in self._samples):
             return sources, []
@@ -294,7 +280,8 @@ class _ArchiveJoin:
         return {_IMAGE: named, **sources}, [note]
 
     def _members(self) -> tuple[dict[str, Kind], dict[str, set[str]]]:
-        """Of the names of members that are spans the kind, and extensions. Raises DatasetError."""
+        """Return the kind and the extensions of each name of members that are spans. Raises
+        DatasetError."""
         kinds: dict[str, Kind] = {}
         extensions: dict[str, set[str]] = {}
         for found, parts in self._fields.items():
@@ -302,8 +289,8 @@ class _ArchiveJoin:
             if not found.is_value and kinds.setdefault(found.name, found.kind) != found.kind:
                 both = ", ".join(sorted({kinds[found.name], found.kind}))
                 raise DatasetError(
-                    f'{self._url}: members of the field "{found.name}" are of two kinds ({both}). '
-                    "A field has one kind: rename the others, such as other.EXTENSION."
+                    f'{self._url}: the field "{found.name}" has members of two kinds ({both}). A '
+                    "field has one kind: rename the members of the other, such as other.EXTENSION."
                 )
         if len(kinds) > _MAX_FIELDS:
             some = ", ".join(list(kinds)[:3])
@@ -315,7 +302,7 @@ class _ArchiveJoin:
         return kinds, extensions
 
     def _refuse_without_image(self, names: Sequence[str]) -> None:
-        """Where there are images, a key without one is no sample, and is named."""
+        """If some keys have images, reject the keys without one."""
         images = set(names)
         if not images:
             return
@@ -336,11 +323,14 @@ class _ArchiveJoin:
         return printable(member_path(entry, self._samples[row].name))
 
     def _refuse_unlabelled(self) -> None:
-        """Where samples have classes, one without isn't guessed at and doesn't keep the label from
-        all others; a schema that names the label wants to have it as it is."""
-        present = self._noted.present.get(LABEL)
-        is_class = isinstance(self._noted.types.get(LABEL), ClassLabel)
-        if present is None or not is_class or LABEL in self._asked.types:
+        """If some samples have classes, reject those without one.
+
+        A class is never guessed, and one that is missing doesn't keep the labels from the others.
+        If the schema names the label, such samples are kept.
+        """
+        present = self._values.present.get(LABEL)
+        is_class = isinstance(self._values.types.get(LABEL), ClassLabel)
+        if present is None or not is_class or LABEL in self._requested.types:
             return
         elsewhere = {
             sample.key: row
@@ -351,34 +341,34 @@ class _ArchiveJoin:
             there = elsewhere.get(self._samples[row].key)
             if there is None:
                 reason = (
-                    "no label (cls, or in json), and other samples have one; to keep such samples "
+                    "no label (cls, or in json), but other samples have one; to keep such samples "
                     f'pass schema={{"{LABEL}": ClassLabel()}}'
                 )
             else:
                 reason = (
-                    f"its label lies in another archive ({self._name(there)}): write the members "
-                    "of a key into one"
+                    f"its label lies in another archive ({self._name(there)}): write all members "
+                    "of a key into one archive"
                 )
             self._refused.setdefault(row, reason)
 
-    def _check_asked(self, types: Mapping[str, FieldType]) -> None:
-        for where, name in self._asked.names.items():
-            # Of json every key is a field, whose names begin with what it was called.
+    def _check_requested(self, types: Mapping[str, FieldType]) -> None:
+        for where, name in self._requested.names.items():
+            # Every key of a json is a field, whose name starts with the name that json was given.
             if name not in types and not any(each.startswith(f"{name}.") for each in types):
                 raise ConfigError(
                     f'fields["{name}"]: no member in {self._url} ends in {where!r}, and no json '
-                    f"has that key. Fields: {list(types)}."
+                    f"has that key. The fields are {list(types)}."
                 )
-        missing = [name for name in self._asked.types if name not in types]
+        missing = [name for name in self._requested.types if name not in types]
         if missing:
             raise ConfigError(
-                f"schema: got {missing[0]!r}, and the members in {self._url} are the fields "
-                f"{list(types)}{self._first_refused()}. Name one of these, or an extension that is "
-                "no field yet."
+                f"schema: got {missing[0]!r}, but the members in {self._url} are the fields "
+                f"{list(types)}{self._first_refused()}. Use one of these names, or an extension of "
+                "members that are no field yet."
             )
 
     def _first_refused(self) -> str:
-        """What was left out before: it may be all that had the field."""
+        """Return the first quarantined member for a message: it may have held the missing field."""
         first = next((each for found in self._archives for each in found.quarantined), None)
         return f" (left out: {printable(first.name)}: {first.reason})" if first else ""
 
@@ -391,7 +381,7 @@ class _ArchiveJoin:
             self._archives[int(self._number[row])].refuse(self._samples[row].name, reason)
         passed = sum((each.passed_over for each in self._archives), Counter[str]())
         bounds = np.searchsorted(archives, np.arange(len(self._archives) + 1))
-        noted = self._noted
+        values, all_present = self._values.values, self._values.present
         return Candidates(
             schema=schema,
             files=[each.entry for each in self._archives],
@@ -404,10 +394,10 @@ class _ArchiveJoin:
                 for name in schema
                 if name in self._sources
             },
-            values={name: noted.values[name].take(rows) for name in schema if name in noted.values},
+            values={name: values[name].take(rows) for name in schema if name in values},
             present={
                 name: present[rows]
-                for name, present in noted.present.items()
+                for name, present in all_present.items()
                 if not present[rows].all()
             },
             shards=Grouping(
@@ -443,46 +433,6 @@ _NAMED = 5
 _log = logging.getLogger("penstock")
 
 
-def list_samples(
-    origin: Origin, archives: Sequence[Entry], *, workers: int, warns: bool = True
-) -> Candidates:
-    """Read all headers, labels and json; remote archives are fetched whole for that. warns: of what
-    is left out.
-
-    Raises DatasetError (an archive is torn, damaged or compressed; fields that can't be),
-    ConfigError (the user names fields that aren't there), IndexChangedError (an archive changed
-    meanwhile), FetchError.
-    """
-    arrangement = origin.arrangement
-    names = {where.lower(): name for name, where in arrangement.places}
-    names |= {where: name for name, where in arrangement.places}  # keys of json as they stand
-    asked = RequestedFields(given_types(arrangement), names)
-
-    def read_once(entry: Entry) -> ArchiveSamples:
-        with open_data_file(origin, entry, whole=True) as opened:
-            return archive_samples(entry, opened, asked)
-
-    def read(entry: Entry) -> ArchiveSamples:
-        was_here = is_cached(origin, entry)
-        try:
-            return read_once(entry)
-        except DatasetError:
-            if not was_here:
-                raise
-        drop_cached_copy(origin, entry)
-        return read_once(entry)
-
-    found = list(ordered(read, archives, workers=workers, ahead=workers + 2, name="tar-list"))
-    joined = join_archives(found, asked, url=origin.url)
-    if warns:
-        for note in joined.notes:
-            _log.info("%s: %s.", origin.url, note)
-        _warn_of_members(origin.url, joined.candidates.passed_over)
-        _warn_of_keys(origin.url, joined.left_out)
-        _tell_of_refused(origin.url, joined.candidates)
-    return joined.candidates
-
-
 def _warn_of_members(url: str, passed_over: Mapping[str, int]) -> None:
     kinds = {extension: count for extension, count in passed_over.items() if extension != NO_KEY}
     if not kinds:
@@ -491,11 +441,10 @@ def _warn_of_members(url: str, passed_over: Mapping[str, int]) -> None:
     listed = ", ".join(f"{count:,} .{extension}" for extension, count in some)
     more = " and others" if len(kinds) > _NAMED else ""
     warnings.warn(
-        f"{url}: {listed}{more} members are left out, and were never opened: nothing is known of "
-        f'their kind. schema={{"{next(iter(kinds))}": Bytes()}} hands out their bytes '
-        "(docs/fields.md).",
+        f"{url}: {listed}{more} members are left out and were never opened: their kind is unknown. "
+        f'To read their bytes pass schema={{"{next(iter(kinds))}": Bytes()}} (docs/fields.md).',
         PenstockWarning,
-        stacklevel=8,
+        stacklevel=6,
     )
 
 
@@ -508,13 +457,13 @@ def _warn_of_keys(url: str, left_out: Mapping[str, str]) -> None:
     )
     more = f"; and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
     warnings.warn(
-        f"{url}: keys of json are left out: {listed}{more}. A type in schema= says what is meant.",
+        f"{url}: keys of json are left out: {listed}{more}. To read one, give its type in schema=.",
         PenstockWarning,
-        stacklevel=8,
+        stacklevel=6,
     )
 
 
-def _tell_of_refused(url: str, candidates: Candidates) -> None:
+def _log_refused(url: str, candidates: Candidates) -> None:
     if candidates.quarantined:
         first = candidates.quarantined[0]
         _log.warning(
@@ -528,9 +477,9 @@ def _tell_of_refused(url: str, candidates: Candidates) -> None:
     numbered = [name for name in candidates.spans if name.isdigit()]
     if len(numbered) > 1:
         _log.warning(
-            "%s: the fields %s are numbers: a key ends at the first dot of a name, so that %s is "
-            "of one sample with the others. If each is a sample, rename the members: no dot but "
-            "the last.",
+            "%s: the fields %s are numbers, because a key ends at the first dot of a name. So %s is "
+            "in one sample with the others. If each is a sample of its own, rename the members so "
+            "that their only dot precedes the extension.",
             url,
             ", ".join(map(repr, numbered[:_NAMED])),
             f"NAME.{numbered[0]}.jpg",
@@ -538,37 +487,71 @@ def _tell_of_refused(url: str, candidates: Candidates) -> None:
 
 
 class TarListing:
-    """The tar files of a dataset, in order; nothing of them was read."""
+    """The tar files of a dataset, in order. Listing them reads none of them."""
 
     def __init__(self, origin: Origin, archives: Sequence[Entry]) -> None:
         self._origin, self._archives = origin, archives
 
     def snapshot(self) -> Snapshot:
-        """What an index notes of the archives."""
+        """Return the archives' names, sizes and times for the index."""
         return Snapshot.of(self._archives, {})
 
     def candidates(self, *, workers: int) -> Candidates:
-        """Read all headers and labels; remote archives are fetched whole for that."""
-        return self._candidates(self._archives, workers=workers)
+        """Read all headers, labels and json; for this, remote archives are fetched completely.
+
+        Warns of what is left out. Raises DatasetError (an archive is truncated, damaged or
+        compressed; impossible fields), ConfigError (the user names fields that don't exist),
+        IndexChangedError (an archive changed in the meantime), FetchError.
+        """
+        joined, url = self._joined(self._archives, workers=workers), self._origin.url
+        for note in joined.notes:
+            _log.info("%s: %s.", url, note)
+        _warn_of_members(url, joined.candidates.passed_over)
+        _warn_of_keys(url, joined.left_out)
+        _log_refused(url, joined.candidates)
+        return joined.candidates
 
     def counterparts(
         self, number: int, name: bytes, *, total: int, workers: int
     ) -> Iterator[tuple[Candidates, int]]:
-        """The archive by itself first, then without the cache's copy; then with all others, where
-        what they hold says what is a sample here. See `Listing`."""
+        """Yield candidates for an archive of an earlier index; see `Listing`.
+
+        First the archive by itself, then the same without the cache's copy. Then all archives
+        together, because the others may decide which of its keys are samples.
+        """
         del number, total
         ending = b"-%s.arrow"
-        here = [e for e in self._archives if name.endswith(ending % e.identity.encode())]
-        if not here:
+        same = [e for e in self._archives if name.endswith(ending % e.identity.encode())]
+        if not same:
             return
-        entry = here[0]
-        yield self._candidates([entry], workers=workers, warns=False), 0
+        entry = same[0]
+        yield self._joined([entry], workers=workers).candidates, 0
         drop_cached_copy(self._origin, entry)
-        yield self._candidates([entry], workers=workers, warns=False), 0
-        together = self._candidates(self._archives, workers=workers, warns=False)
+        yield self._joined([entry], workers=workers).candidates, 0
+        together = self._joined(self._archives, workers=workers).candidates
         yield together, self._archives.index(entry)
 
-    def _candidates(
-        self, archives: Sequence[Entry], *, workers: int, warns: bool = True
-    ) -> Candidates:
-        return list_samples(self._origin, archives, workers=workers, warns=warns)
+    def _joined(self, archives: Sequence[Entry], *, workers: int) -> JoinedArchives:
+        origin, arrangement = self._origin, self._origin.arrangement
+        names = {source.lower(): name for name, source in arrangement.places}
+        names |= {
+            source: name for name, source in arrangement.places
+        }  # keys of json keep their case
+        requested = RequestedFields(given_types(arrangement), names)
+
+        def read_once(entry: Entry) -> ArchiveSamples:
+            with open_data_file(origin, entry, whole=True) as opened:
+                return archive_samples(entry, opened, requested)
+
+        def read(entry: Entry) -> ArchiveSamples:
+            was_cached = is_cached(origin, entry)
+            try:
+                return read_once(entry)
+            except DatasetError:
+                if not was_cached:
+                    raise
+            drop_cached_copy(origin, entry)
+            return read_once(entry)
+
+        found = list(ordered(read, archives, workers=workers, ahead=workers + 2, name="tar-list"))
+        return join_archives(found, requested, url=origin.url)

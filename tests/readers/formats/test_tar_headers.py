@@ -141,5 +141,5 @@ def test_compressed_archives_name_the_remedy(pack: object) -> None:
 def test_volumes_and_joined_archives_are_refused() -> None:
     with pytest.raises(DatasetError, match="multi-volume"):
         parse(header("a.jpg", 3, b"M") + padded(b"abc") + END)
-    with pytest.raises(DatasetError, match="behind the archive's end mark"):
+    with pytest.raises(DatasetError, match="data follow the archive's end mark"):
         parse(BASE + BASE)

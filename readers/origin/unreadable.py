@@ -114,16 +114,21 @@ _PROSE = ("readme", "license", "licence", "changelog", "notice", "copying")
 _OF_SAMPLES = ("empty file", "not an .npy file", "not UTF-8 text", "not sound (", "not a video (")
 _OF_PAPERS = (
     *_OF_SAMPLES,
-    "not sound, by",
-    "not a video, by",
+    "its name isn't that of",
     "not an image",
     "not in a class folder",
-    "its folder is no class",
-    "what it lies beside is no sample",
+    "its folder isn't a class",
+    "the file of the same name isn't a sample",
     "a symbolic link",
     "it vanished",
-    "can't be looked at",
+    "can't be examined",
     "not a regular file",
+    # As earlier versions recorded them in an index.
+    "not sound, by",
+    "not a video, by",
+    "its folder is no class",
+    "what it lies beside is no sample",
+    "can't be looked at",
 )
 _LIST_TABLES = frozenset(("csv", "tsv", "jsonl", "ndjson"))
 _READ = frozenset(("npy", "npz", "parquet", "arrow", "feather", "txt", "caption")) | frozenset(

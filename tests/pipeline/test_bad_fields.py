@@ -141,7 +141,7 @@ WRONG: list[tuple[str, Any, Any, str]] = [
 RIGHT: dict[str, Any] = {"vector": [1.0, 2.0], "label": "dog", "boxes": [[1, 1, 5, 5]], "number": 1}
 
 
-@pytest.mark.filterwarnings("ignore:.*are left out, as values don")
+@pytest.mark.filterwarnings("ignore:.*are left out because of their values")
 @pytest.mark.parametrize(("field", "kind", "wrong", "told"), WRONG)
 def test_a_row_that_does_not_fit_is_left_out_by_name(
     tmp_path: Path, field: str, kind: Any, wrong: Any, told: str
@@ -220,7 +220,7 @@ def plain(tmp_path: Path) -> Path:
             r"got 'caption', and .* has \['image', 'y', 'x', 'id'\]",
         ),
         ({"fields": ("image", "z.present")}, "got 'z.present'"),
-        ({"schema": {"z": Value("int64")}}, r'got "z", and .* has \[\'image\', \'y\', \'x\'\]'),
+        ({"schema": {"z": Value("int64")}}, r'got "z", but .* has the fields \[\'image\', \'y\', \'x\'\]'),
         ({"schema": {"x": 3}}, "wanted a field type"),
         ({"manifest": "nowhere.csv"}, "nowhere.csv"),
     ],

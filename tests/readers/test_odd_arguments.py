@@ -8,7 +8,7 @@ import pytest
 
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fields import jsonl_table
-from penstock.readers.formats.folder import ListedTable, listed_samples, place_of
+from penstock.readers.formats.folder import ListedTable, listed_samples, parse_field_place
 from tests.sources import Values
 
 KEYS: list[Any] = [
@@ -40,7 +40,7 @@ def test_ids_are_numbers() -> None:
 def test_names_that_no_file_can_have() -> None:
     """JSON can say half of a character."""
     with pytest.raises(ConfigError, match='fields\\["image"\\]'):
-        place_of("image", "im\ud800")
+        parse_field_place("image", "im\ud800")
     table = jsonl_table(b'{"path": "\\ud800.jpg"}', source="list.jsonl")
     listed = ListedTable(table=table, folders=[b""], paths=("path",))
     with pytest.raises(DatasetError, match="jsonl, line 1"):

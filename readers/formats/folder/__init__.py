@@ -1,4 +1,4 @@
-"""Read folders in which each sample is a file, or files that share a name or a table's row."""
+"""Read folders in which a sample is a file, files that share a name, or a table's row."""
 
 import lazy_loader
 

@@ -8,4 +8,4 @@ from .listed_samples import ListedTable as ListedTable, listed_samples as listed
 from .listed_samples import manifest_table as manifest_table, metadata_table as metadata_table
 from .named_samples import LARGEST_JSON_BYTES as LARGEST_JSON_BYTES
 from .named_samples import class_folder_samples as class_folder_samples
-from .named_samples import paired_samples as paired_samples, place_of as place_of
+from .named_samples import paired_samples as paired_samples, parse_field_place as parse_field_place

@@ -1,6 +1,6 @@
-"""Turn a folder's files into candidates, by the layout that they have or that the user says.
+"""Turn a folder's files into candidates, by their layout or by the layout that the user describes.
 
-Tables and other small files of the folder are read whole for that.
+Tables and other small files of the folder are read completely for this.
 """
 
 from __future__ import annotations
@@ -47,18 +47,19 @@ if TYPE_CHECKING:
     from penstock.readers.formats.folder.folder_samples import FolderSamples
     from penstock.readers.origin import Entry, Origin
 
-_AT_ONCE = 4096
+_BATCH_FILES = 4096
 
 
 def read_whole(origin: Origin, files: Sequence[Entry]) -> list[bytes]:
-    """The bytes of files that a listing named, of remote ones many at once and kept nowhere.
+    """Return the bytes of listed files. Remote files are read in parallel and not kept.
 
-    Raises IndexChangedError (another size since it was listed), DatasetError, FetchError.
+    Raises IndexChangedError (a file's size has changed since it was listed), DatasetError,
+    FetchError.
     """
     if isinstance(origin, RemoteFolder):
         found: list[bytes] = []
-        for first in range(0, len(files), _AT_ONCE):
-            some = files[first : first + _AT_ONCE]
+        for first in range(0, len(files), _BATCH_FILES):
+            some = files[first : first + _BATCH_FILES]
             found += (bytes(data) for data in origin.read([(f, f.size_bytes) for f in some]))
         return found
     if isinstance(origin, LocalFolder):
@@ -67,20 +68,26 @@ def read_whole(origin: Origin, files: Sequence[Entry]) -> list[bytes]:
 
 
 def manifest_entry(origin: Origin) -> Entry:
-    """The table that the user names, as a listing says it; its name is an absolute path where it
-    lies on this machine and not below the dataset's root. Raises ConfigError, FetchError."""
-    told = origin.arrangement.manifest
-    assert told
+    """Return the listing's entry of the user's table.
+
+    Its name is an absolute path if it is a file of this machine outside of the dataset's root.
+    Raises ConfigError, FetchError.
+    """
+    manifest = origin.arrangement.manifest
+    assert manifest
     path = origin.arrangement.local_manifest()
-    name = os.fsencode(told)
+    name = os.fsencode(manifest)
     if path is None and (reason := unsafe_reason(name)) is not None:
-        raise ConfigError(f"manifest: got {told!r}: {reason}. Give a name below {origin.url}.")
-    here = origin if path is None else LocalFolder(b"/")
-    entry = here.entry(name)
+        raise ConfigError(f"manifest: got {manifest!r}: {reason}. Give a name below {origin.url}.")
+    entry = (origin if path is None else LocalFolder(b"/")).entry(name)
     if entry is None:
         raise ConfigError(
             f"manifest: there is no file {printable(name)}"
-            + ("." if path else f" below {origin.url}. Of this machine give its full path.")
+            + (
+                "."
+                if path
+                else f" below {origin.url}. For a file of this machine give its full path."
+            )
         )
     if entry.size_bytes > MAX_TABLE_BYTES:
         raise ConfigError(
@@ -91,7 +98,7 @@ def manifest_entry(origin: Origin) -> Entry:
 
 
 def read_manifest(origin: Origin, entry: Entry) -> bytes:
-    """The bytes of that table; raises as `read_whole` does."""
+    """Return the bytes of the user's table. Raises as `read_whole` does."""
     if os.path.isabs(entry.name):
         return _read(entry.name, entry)
     return read_whole(origin, [entry])[0]
@@ -107,29 +114,29 @@ def _read(path: bytes, file: Entry) -> bytes:
         raise unreadable_file_error(path, error) from error
     if len(data) != file.size_bytes:
         raise changed_file_error(
-            file.name, f"it had {file.size_bytes} bytes and has another number"
+            file.name, f"its size was {file.size_bytes} bytes and is another now"
         )
     return data
 
 
 MAX_NOTED_FILES = 2**14
-"""Of so many tables, JSON files and texts an index notes the times, to see by itself that one
-changed: each is looked at when it is opened."""
+"""An index records the modification times of at most this many tables, JSON files and texts. They
+are checked each time the index is opened, to detect changes."""
 
-_OWN = {"array": ARRAYS, "text": TEXTS, "audio": AUDIO, "video": VIDEO}
+_EXTENSIONS = {"array": ARRAYS, "text": TEXTS, "audio": AUDIO, "video": VIDEO}
 _EDITED = (b".json", b".JSON", b".txt", b".TXT", b".caption")
 
 
 class FolderFiles:
-    """The files of a folder, listed."""
+    """The listed files of a folder."""
 
     def __init__(self, origin: Origin, listing: FolderListing) -> None:
-        """Raises ConfigError (a manifest that isn't there), FetchError."""
+        """Find the user's table. Raises ConfigError (it doesn't exist), FetchError."""
         self._origin, self._listing = origin, listing
         self._manifest = manifest_entry(origin) if origin.arrangement.manifest else None
 
     def snapshot(self) -> Snapshot:
-        """What an index notes of the files, and of the times of folders and tables."""
+        """Return the facts of the files, and the times of directories and tables, for the index."""
         files, directories = self._listing.files, dict(self._listing.directories)
         if self._manifest is not None and self._manifest not in files:
             files = [*files, self._manifest]
@@ -138,25 +145,27 @@ class FolderFiles:
         return Snapshot.of(files, directories)
 
     def candidates(self, *, workers: int) -> Candidates:
-        """What may be samples; tables and JSON files are read for that."""
+        """Return what may be samples, and warn of what is left out. Reads tables and JSON files."""
         del workers
         return self._candidates
 
     def counterparts(
         self, number: int, name: bytes, *, total: int, workers: int
     ) -> Iterator[tuple[Candidates, int]]:
-        """The shard of that number, and those that it can be instead: virtual shards of which no
-        file decodes aren't in the index."""
+        """Yield the shard of that number, then those that it may correspond to today.
+
+        An index omits virtual shards in which no file decodes, so its numbers may be smaller.
+        """
         del name, workers
         candidates = self._candidates
         without_samples = candidates.shards.shards - total
-        for here in range(number, number + without_samples + 1):
-            yield candidates, here
+        for candidate in range(number, number + without_samples + 1):
+            yield candidates, candidate
 
     @cached_property
     def _candidates(self) -> Candidates:
         schema = given_types(self._origin.arrangement)
-        samples = self._samples(schema).good()
+        samples = self._samples(schema).without_rejected()
         url = self._origin.url
         if samples.left_out:
             warnings.warn(f"{url}: {' '.join(samples.left_out)}", PenstockWarning, stacklevel=9)
@@ -164,7 +173,7 @@ class FolderFiles:
         return candidates_of(replace(samples, quarantined=quarantined), schema, url=url)
 
     def _tables(self) -> list[Entry]:
-        """The files that are read for the index, and texts, which people edit in place."""
+        """Return the files that are read for the index, and texts, which people edit in place."""
         if self._manifest is not None:
             return [self._manifest]
         arrangement = self._origin.arrangement
@@ -185,15 +194,20 @@ class FolderFiles:
         if self._manifest is not None:
             data = read_manifest(origin, self._manifest)
             name = printable(self._manifest.name)
-            told = manifest_table(data, name=name, places=arrangement.places, schema=schema)
-            return self._listed(told, schema)
+            table = manifest_table(data, name=name, places=arrangement.places, schema=schema)
+            return self._listed(table, schema)
         if arrangement.places:
             return paired_samples(url, files, arrangement.places, schema)
         names = [file.name for file in files]
         check_store(url, names)
         if arrangement.manifest != NO_TABLE:
             found = self._metadata()
-            self._refuse_parquet(names)
+            unread = next((n for n in names if n.rpartition(b"/")[2] == UNREAD_METADATA), None)
+            if unread is not None:
+                raise DatasetError(
+                    f"{url}: {printable(unread)} isn't supported yet. Convert it to metadata.csv "
+                    "or metadata.jsonl; or pass manifest=False to read only the images."
+                )
             if found:
                 if all(b"/" in file.name for file in found):
                     check_splits(url, names)
@@ -210,32 +224,24 @@ class FolderFiles:
             allow_empty=arrangement.allow_empty,
             url=url,
         )
-        own = _OWN.get(next(iter(samples.types)), frozenset())
-        mine = (*samples.names, *(each.name for each in samples.quarantined))
-        others = [name for name in mine if extension(name) not in own]
+        own = _EXTENSIONS.get(next(iter(samples.types)), frozenset())
+        considered = (*samples.names, *(each.name for each in samples.quarantined))
+        others = [name for name in considered if extension(name) not in own]
         passed_over = warn_of_left_out(url, others, labelled="label" in samples.types)
-        hints = hints_of_names(url, samples.names, samples.types, asked="label" in schema)
+        hints = hints_of_names(url, samples.names, samples.types, has_labels="label" in schema)
         left_out = [*samples.left_out, *hints]
         return replace(samples, passed_over=passed_over, left_out=left_out, has_papers=True)
 
     def _folders(self) -> list[bytes]:
-        """The folders directly below the root, empty ones too; none where the URL names files."""
+        """Return the folders directly below the root, empty ones too; none if a URL names files."""
         if self._origin.selection is not None:
             return []
         if isinstance(self._origin, LocalFolder):
             return [name for name in self._listing.directories if name and b"/" not in name]
         return [name for name in self._origin.names().folders if not is_passed_over(name)]
 
-    def _listed(self, told: ListedTable, schema: Mapping[str, FieldType]) -> FolderSamples:
+    def _listed(self, table: ListedTable, schema: Mapping[str, FieldType]) -> FolderSamples:
         by_name = {file.name: file for file in self._listing.files}
         origin = self._origin
         root = origin.root if isinstance(origin, LocalFolder) else b""
-        return listed_samples(origin.url, by_name, told, schema, root=root)
-
-    def _refuse_parquet(self, names: list[bytes]) -> None:
-        found = next((n for n in names if n.rpartition(b"/")[2] == UNREAD_METADATA), None)
-        if found is not None:
-            raise DatasetError(
-                f"{self._origin.url}: {printable(found)} isn't read yet. Write it as metadata.csv "
-                "or metadata.jsonl; or pass manifest=False, for the folders' images alone."
-            )
+        return listed_samples(origin.url, by_name, table, schema, root=root)

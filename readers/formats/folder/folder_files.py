@@ -1,6 +1,6 @@
-"""List the files of a folder, and tell from a file's name the type of field that it can be.
+"""List the files of a folder, and infer the type of field from a file's name.
 
-Files are listed by name, size and time; nothing is read.
+Files are listed by name, size and time; none is read.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from penstock.readers.origin import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from penstock.readers.fields import FieldType
     from penstock.readers.origin import Origin
@@ -38,34 +39,40 @@ TEXTS = frozenset(("txt", "caption"))
 ARRAYS = frozenset(("npy",))
 AUDIO = frozenset(("wav", "flac", "mp3", "ogg", "opus", "m4a"))
 VIDEO = frozenset(("mp4", "mkv", "avi", "mov", "webm"))
+_TYPES: tuple[tuple[Collection[str], FieldType], ...] = (
+    (TEXTS, Text()),
+    (ARRAYS, Array()),
+    (AUDIO, Audio()),
+    (VIDEO, Video()),
+    (("bin", "json", "xml", "pt", "npz", "mat"), Bytes()),
+)
 
 
 def stem(name: bytes) -> bytes:
-    """A file's name without its extension, folders included."""
+    """Return a file's name without its extension, folders included."""
     return name.rpartition(b".")[0] if b"." in name.rpartition(b"/")[2] else name
 
 
+def type_by_names(names: Iterable[bytes]) -> FieldType:
+    """Return the type of most files. Checking reports what is wrong with the others."""
+    return next((type for type, _ in Counter(map(type_by_name, names)).most_common(1)), Image())
+
+
 def type_by_name(name: bytes) -> FieldType:
-    """The type that a file has by its name alone; what says nothing is an image, as many have no
-    extension."""
-    found = extension(name)
-    if found in TEXTS:
-        return Text()
-    if found in ARRAYS:
-        return Array()
-    if found in AUDIO:
-        return Audio()
-    if found in VIDEO:
-        return Video()
-    return Bytes() if found in ("bin", "json", "xml", "pt", "npz", "mat") else Image()
+    """Return the type of a file according to its name alone.
+
+    Without a known extension, it is an image: many images have none.
+    """
+    own = extension(name)
+    return next((type for extensions, type in _TYPES if own in extensions), Image())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderListing:
     """All files of a folder.
 
-    files: sorted by name, as bytes. directories: modification time in ns of each local folder that
-    was listed, by name. quarantined: what is no file of a sample.
+    files: sorted by name, as bytes. directories: modification time in ns of each local directory,
+    by name. quarantined: entries that can't be files of a sample.
     """
 
     files: list[Entry]
@@ -74,10 +81,10 @@ class FolderListing:
 
 
 def list_folder(origin: Origin) -> FolderListing:
-    """All files of a folder, or those that a URL names.
+    """List all files of a folder, or those that a URL names.
 
-    Raises DatasetNotFoundError (missing, empty), ConfigError (a file), FetchError, DatasetError (a
-    folder that may not be listed).
+    Raises DatasetNotFoundError (the folder is missing or empty), ConfigError (it is a file),
+    FetchError, DatasetError (a directory can't be listed).
     """
     quarantined: list[QuarantineEntry] = []
     directories: dict[bytes, int] = {}
@@ -93,8 +100,8 @@ def list_folder(origin: Origin) -> FolderListing:
         raise TypeError(f"unknown origin {origin!r}")
     if not found and not quarantined:
         raise DatasetNotFoundError(
-            f"{origin.url}: the folder is empty. Wanted images, in one sub-folder a class or "
-            "directly."
+            f"{origin.url}: the folder is empty. Wanted images, in one sub-folder for each class "
+            "or directly in it."
         )
     return FolderListing(
         files=sorted(found, key=lambda file: file.name),
@@ -116,7 +123,7 @@ def _walk_local(
         raise not_seen(origin.root, error, is_folder=True) from error
     if not stat.S_ISDIR(root.st_mode):
         raise ConfigError(not_a_folder(printable(origin.root)))
-    # Each folder comes with the identities of those above it: a link back to one of them is a loop.
+    # Each directory is listed with the identities of those above it, so that links can't loop.
     stack: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(b"", frozenset())]
     while stack:
         folder, above = stack.pop()
@@ -128,7 +135,7 @@ def _walk_local(
                 reason = "a symbolic link that leads back to a folder above it"
                 quarantined.append(QuarantineEntry(name=folder, reason=reason))
                 continue
-            # Before the scan: what is added while it runs must look newer than it.
+            # Taken before the scan, so that a file added during the scan changes the time.
             directories[folder] = found.st_mtime_ns
             with os.scandir(path) as entries:
                 inside = [entry for entry in entries if not is_passed_over(entry.name)]
@@ -148,11 +155,12 @@ def _local_file(name: bytes, entry: os.DirEntry[bytes]) -> Entry | str:
     try:
         found = entry.stat()
     except FileNotFoundError:
-        return "a symbolic link to nothing" if entry.is_symlink() else "it vanished while listed"
+        missing = "a symbolic link whose target is missing"
+        return missing if entry.is_symlink() else "it vanished during listing"
     except OSError as error:
         if error.errno == errno.ELOOP:
             return "a symbolic link that leads back to itself"
-        # A mount that fails and a right that lacks are no file's fault.
+        # A failing mount or a missing permission isn't a fault of the file.
         if error.errno != errno.ENAMETOOLONG:
             raise not_seen(entry.path, error) from error
         return f"can't be examined ({error.strerror})"
@@ -172,12 +180,15 @@ def _walk_remote(origin: RemoteFolder, quarantined: list[QuarantineEntry]) -> It
 
 
 def changed_directories(origin: LocalFolder, directories: Mapping[bytes, int]) -> list[bytes]:
-    """Folders whose time differs from the one noted: files came, went or were renamed there."""
+    """Return the directories whose modification time differs from the recorded one.
+
+    Files were added, removed or renamed there.
+    """
     return [name for name, mtime_ns in directories.items() if _mtime_ns(origin, name) != mtime_ns]
 
 
 def _mtime_ns(origin: LocalFolder, name: bytes) -> int | None:
     try:
         return os.stat(os.path.join(origin.root, name)).st_mtime_ns
-    except OSError:  # gone, or not ours to see any more: changed either way
+    except OSError:  # removed, or no longer accessible: changed either way
         return None

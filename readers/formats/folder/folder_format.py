@@ -1,6 +1,6 @@
-"""Recognise folders of files, one file a sample, grouped into virtual shards.
+"""Recognise folders of files that hold one sample each, grouped into virtual shards.
 
-What makes candidates of the files is loaded when a folder is indexed.
+The code that turns files into candidates is imported only when a folder is indexed.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FolderIndexing:
-    """How a folder gets an index: by the times of its folders it is known whether files came or
-    went, so a local one isn't listed at each opening. A file that changed in place is found when it
-    is read, by its size and CRC-32C."""
+    """How a folder is listed and indexed.
+
+    The modification times of a local folder's directories show whether files were added or removed,
+    so it isn't listed each time it is opened. A file that changed in place is found when it is
+    read, by its size and CRC-32C.
+    """
 
     keeps_facts: ClassVar[bool] = True
 
     def list(self, origin: Origin) -> FolderFiles:
-        """List all files; raises as `list_folder` does."""
-        from penstock.readers.formats.folder.folder_candidates import (
-            FolderFiles,  # an index needs none
-        )
+        """List all files. Raises as `list_folder` does."""
+        # Opening an existing index doesn't need this module.
+        from penstock.readers.formats.folder.folder_candidates import FolderFiles
 
         return FolderFiles(origin, list_folder(origin))
 
     def is_current(
         self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
     ) -> bool:
-        """Whether no folder's time has changed, or of a remote dataset no file."""
+        """Return True if no directory's time has changed, or for a remote dataset no file."""
         if isinstance(origin, LocalFolder) and origin.selection is None:
             return not changed_directories(origin, snapshot.directories)
         return listing().snapshot().fingerprint == snapshot.fingerprint
@@ -48,15 +50,18 @@ class FolderIndexing:
 
 @dataclass(frozen=True, slots=True)
 class FolderFormat(SpanFormat):
-    """A folder of images, in one sub-folder a class or directly."""
+    """The format of folders of images, in one sub-folder for each class or directly in the root."""
 
     name: ClassVar[str] = "folder"
     is_file_per_sample: ClassVar[bool] = True
     indexing: ClassVar[Indexing | None] = FolderIndexing()
 
     def recognises(self, origin: Origin) -> bool:
-        """Whether it is a folder, or images of one were named: of a folder that no other format
-        takes, listing says what is wrong."""
+        """Return True if it is a folder, or if a URL names images in one.
+
+        This is the last format that is tried. If a folder isn't one of images, listing it raises an
+        error that explains what is wrong.
+        """
         if origin.selection is None:
             return True
         names = origin.names().files

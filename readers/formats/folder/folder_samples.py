@@ -1,7 +1,7 @@
-"""Collect the files and values that make up each sample of a folder, whatever its layout.
+"""Define the samples of a folder, whatever its layout: the files and values of each.
 
-The samples are grouped into virtual shards. What file names suggest and nobody acts on is reported,
-so that wrong labels are seen.
+The samples are grouped into virtual shards. If file names suggest another meaning than the one that
+was chosen, a warning reports it, so that wrong labels are noticed.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ _NUMBERS = ("depth", "depths", "disp", "disparity", "disparities")
 
 
 def hints_of_names(
-    url: str, names: Sequence[bytes], types: Mapping[str, FieldType], *, asked: bool
+    url: str, names: Sequence[bytes], types: Mapping[str, FieldType], *, has_labels: bool
 ) -> list[str]:
-    """Sentences on samples that are a file each. names: theirs; asked: the user spoke of labels."""
+    """Return warnings about samples of one file each.
+
+    names: of the samples. has_labels: the user's schema contains labels.
+    """
     label = types.get("label")
     classes = label.names if isinstance(label, ClassLabel) else ()
-    hints = [] if asked else _lone_class(url, classes)
-    return hints if classes else [*hints, *_pairs(names)]
-
-
-def _lone_class(url: str, classes: Sequence[str]) -> list[str]:
-    if len(classes) != 1 or role_of(classes[0]) is None:
+    if not classes:
+        return _pairs(names)
+    if has_labels or len(classes) != 1 or role_of(classes[0]) is None:
         return []
     return [
-        f"{classes[0]!r} is the only folder, and read as the only class: every label is 0. If it "
-        f"is none, give {url.rstrip('/')}/{classes[0]}; if it is, say so by "
+        f"{classes[0]!r} is the only folder, and is read as the only class: every label is 0. If "
+        f"it isn't a class, give {url.rstrip('/')}/{classes[0]} as the URL; if it is one, pass "
         'schema={"label": ClassLabel()}.'
     ]
 
 
 def _pairs(names: Iterable[bytes]) -> list[str]:
-    """Images whose names are those of others and a word: 1_mask.png beside 1.jpg."""
+    """Return a warning if images are named like others plus a suffix: 1_mask.png next to 1.jpg."""
     by_stem = {stem(name): name for name in names if extension(name) in IMAGES}
     found: Counter[tuple[bytes, bytes]] = Counter()
     example: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
@@ -82,20 +82,23 @@ def _pairs(names: Iterable[bytes]) -> list[str]:
         return []
     kind, count = found.most_common(1)[0]
     first, second = map(printable, example[kind])
-    told = {"image": f"*{printable(kind[0])}"}
-    told[field_of(printable(kind[1].rpartition(b".")[0].lstrip(b"_")))] = f"*{printable(kind[1])}"
-    listed = ", ".join(f'"{field}": "{place}"' for field, place in told.items())
+    places = {"image": f"*{printable(kind[0])}"}
+    name = field_of(printable(kind[1].rpartition(b".")[0].lstrip(b"_")))
+    places[name] = f"*{printable(kind[1])}"
+    listed = ", ".join(f'"{field}": "{place}"' for field, place in places.items())
     return [
-        f"{count:,} images seem to belong to others, such as {second} to {first}; here each is a "
-        f"sample of its own. To pair them by name pass fields={{{listed}}}."
+        f"{count:,} images seem to belong to others, such as {second} to {first}, but each is read "
+        f"as a sample of its own. To pair them by name pass fields={{{listed}}}."
     ]
 
 
 def pictures_of_numbers(
     types: Mapping[str, FieldType], extensions: Mapping[str, Iterable[str]]
 ) -> list[str]:
-    """Sentences on fields that are images, and are numbers by their names. extensions: of those
-    whose type nobody gave."""
+    """Return warnings about image fields whose names suggest numbers.
+
+    extensions: of the fields whose types weren't given.
+    """
     images = [name for name, type in types.items() if isinstance(type, Image)]
     hints = []
     for name in images:
@@ -106,14 +109,14 @@ def pictures_of_numbers(
         other = next(each for each in images if each != name)
         if is_mask_name(name, ()) and not is_mask_name(name, found):
             hints.append(
-                f'"{name}" is read as pictures: class numbers are kept by PNG, TIFF and BMP, and '
-                f"its files are {', '.join(f'.{each}' for each in sorted(found))}. Convert them "
-                f'for masks, schema={{"{name}": Mask(of="{other}")}}.'
+                f'"{name}" is read as pictures: only PNG, TIFF and BMP preserve class numbers, and '
+                f"its files are {', '.join(f'.{each}' for each in sorted(found))}. To read masks, "
+                f'convert them and pass schema={{"{name}": Mask(of="{other}")}}.'
             )
         elif word in _NUMBERS and not {"jpg", "jpeg"} & found:
             hints.append(
-                f'"{name}" is read as pictures, of 8 bits when they are decoded. For the numbers '
-                f'as they are stored pass schema={{"{name}": Mask(of="{other}")}}.'
+                f'"{name}" is read as pictures, which are decoded to 8 bits. To read the stored '
+                f'numbers pass schema={{"{name}": Mask(of="{other}")}}.'
             )
     return hints
 
@@ -121,24 +124,23 @@ def pictures_of_numbers(
 _log = logging.getLogger("penstock")
 
 VIRTUAL_SHARD_BYTES = 64 * 2**20
-"""Mean size of a virtual shard: what one fetch of an object store moves well (8 ranges of 8
-MiB)."""
+"""Mean size of a virtual shard: an efficient fetch from an object store (8 ranges of 8 MiB)."""
 
-# Part of the index format: another salt is another order of every folder.
+# Part of the index format: with another salt, every folder would have another order.
 _GROUP_SALT = b"penstock-group-1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FolderSamples:
-    """n samples of a folder, as names, sizes and tables tell them.
+    """n samples of a folder, derived from names, sizes and tables.
 
-    names: each sample's own, as a rule its first file's. files: what fields lie in. places: of each
-    field that lies in files, the file's number for each sample or MISSING, int64, shape (n,).
-    types: of all fields, in order. values, present: of the fields that are known by now. rejected:
-    by sample, why it is none. quarantined: other files that can't be one; passed_over: files that
-    are no part of a sample, by extension. notes: what was decided, a sentence each; left_out: what
-    isn't read though it seems to be meant, a sentence each. has_papers, unnamed: see
-    `Candidates`.
+    names: one for each sample, usually that of its first file. files: all files that fields lie in.
+    places: for each field that lies in files, the file's number for each sample or MISSING, int64,
+    shape (n,). types: of all fields, in order. values, present: of the fields that are known
+    already. rejected: the reason for each rejected sample, by number. quarantined: other files that
+    can't be samples. passed_over: counts of files that belong to no sample, by extension. notes:
+    one sentence for each decision. left_out: one sentence for each thing that isn't read though it
+    seems to be meant. has_papers, unnamed: see `Candidates`.
     """
 
     names: Sequence[bytes]
@@ -156,7 +158,7 @@ class FolderSamples:
     unnamed: Mapping[str, LeftOut] = field(default_factory=dict)
 
     def with_table(self, found: TableFields) -> FolderSamples:
-        """With a table's fields behind the others; a field that is there already stays."""
+        """Return these samples with a table's fields added; fields that exist already are kept."""
         new = [name for name in found.types if name not in self.types]
         return replace(
             self,
@@ -170,8 +172,8 @@ class FolderSamples:
             notes=(*self.notes, *found.notes),
         )
 
-    def good(self) -> FolderSamples:
-        """Without the rejected ones, which are quarantined by name."""
+    def without_rejected(self) -> FolderSamples:
+        """Return the samples without the rejected ones, which are quarantined by name."""
         if not self.rejected:
             return self
         rows = np.array([i for i in range(len(self.names)) if i not in self.rejected], np.int64)
@@ -180,14 +182,14 @@ class FolderSamples:
             for row, reason in sorted(self.rejected.items())
         )
         first = min(self.rejected)
-        told = (
-            f"{len(self.rejected):,} samples are left out, as values don't fit, such as "
+        message = (
+            f"{len(self.rejected):,} samples are left out because of their values, such as "
             f"{printable(self.names[first])}: {self.rejected[first]}. All are in the index's "
             "quarantine.jsonl."
         )
         return replace(
             self,
-            left_out=[*self.left_out, told],
+            left_out=[*self.left_out, message],
             names=[self.names[row] for row in rows.tolist()],
             places={name: numbers[rows] for name, numbers in self.places.items()},
             values={name: column.take(rows) for name, column in self.values.items()},
@@ -200,10 +202,10 @@ class FolderSamples:
 def candidates_of(
     samples: FolderSamples, schema: Mapping[str, FieldType], *, url: str
 ) -> Candidates:
-    """Good samples as what an index is built from. schema: types that were given,
-    which the values have by now.
+    """Return the candidates from which an index is built.
 
-    Raises ConfigError for types of fields that aren't there, or that their files can't have.
+    schema: given types, which are already those of the values. Raises ConfigError for types of
+    fields that don't exist or that can't lie in files.
     """
     types = _merged(samples, schema, url)
     for note in samples.notes:
@@ -215,7 +217,7 @@ def candidates_of(
         )
         for name, numbers in samples.places.items()
     }
-    # Of what is fetched: noted values lie in the index.
+    # Only of fetched bytes: values lie in the index.
     sizes = np.zeros(len(samples.names), np.int64)
     for each in spans.values():
         sizes += each.sizes
@@ -240,15 +242,15 @@ def _merged(samples: FolderSamples, schema: Mapping[str, FieldType], url: str) -
     unknown = [name for name in schema if name not in samples.types]
     if unknown:
         raise ConfigError(
-            f'schema: got "{unknown[0]}", and {url} has {list(samples.types)}. Give types of '
-            "those, or of a table's columns."
+            f'schema: got "{unknown[0]}", but {url} has the fields {list(samples.types)}. Give '
+            "types of these, or of a table's columns."
         )
     types = {**samples.types, **{n: t for n, t in schema.items() if n in samples.places}}
     for name, type in schema.items():
         if name in samples.places and isinstance(type, Value | ClassLabel | MultiLabel):
             raise ConfigError(
-                f'schema["{name}"]: got {type!r}, and "{name}" lies in files of its own, whose '
-                f"content is no such value. Put the values into a table (manifest=), or say Text()."
+                f'schema["{name}"]: got {type!r}, but "{name}" lies in files of its own, which '
+                f"can't hold such values. Put the values into a table (manifest=), or use Text()."
             )
     in_files = {name: type for name, type in types.items() if name in samples.places}
     extensions = {name: _extensions(samples, name) for name in in_files if name not in schema}
@@ -269,10 +271,10 @@ def _extensions(samples: FolderSamples, name: str) -> set[str]:
 def virtual_shards(
     names: Sequence[bytes], sizes: NDArray[np.int64], *, shard_bytes: int = VIRTUAL_SHARD_BYTES
 ) -> Grouping:
-    """Group samples into about total bytes / shard_bytes shards by a hash of their names.
+    """Group samples into about total bytes / shard_bytes shards, by a hash of their names.
 
-    Depends on names and sizes alone, and is decided before any file is judged, so that an index and
-    an unshuffled pack agree.
+    The grouping depends on names and sizes alone. It is computed before any file is checked, so
+    that an index and an unshuffled pack agree.
     """
     count = max(1, -(-int(sizes.sum()) // shard_bytes))
     if count == 1:

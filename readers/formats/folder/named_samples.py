@@ -1,13 +1,13 @@
-"""Make up the samples of a folder from the names of its files alone.
+"""Derive the samples of a folder from the names of its files alone.
 
-Without a word from the user, samples are images where there are any, else arrays, texts, sound or
-video, each in a file. Class = first-level sub-folder, files below it recursively: torchvision's
-ImageFolder, in its order. Next to x.jpg, x.txt is its caption, x.json its values, x.npy its array.
-Two images of one sample are never guessed from their names.
+By default, samples are images if there are any, else arrays, texts, audio or video, each in a file.
+The class is the first-level sub-folder, with all files below it: torchvision's ImageFolder, in its
+order. Next to x.jpg, x.txt is its caption, x.json holds its values, x.npy is its array. Names never
+decide that two images belong to one sample.
 
-`Dataset(url, fields={"image": "images", "mask": "masks"})` says which folder holds which field;
-files are paired by name: images/a/x.jpg with masks/a/x.png. A place with a star is a pattern, whose
-star is the name that pairs: "masks/*_mask.png".
+`Dataset(url, fields={"image": "images", "mask": "masks"})` names the folder of each field. Files
+are then paired by name: images/a/x.jpg with masks/a/x.png. A place with a star is a pattern; the
+part that the star matches is the name that pairs: "masks/*_mask.png".
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from penstock.readers.formats.folder.folder_files import (
     TEXTS,
     VIDEO,
     stem,
-    type_by_name,
+    type_by_names,
 )
 from penstock.readers.formats.folder.folder_samples import FolderSamples
 from penstock.readers.origin import QuarantineEntry, is_other_kind, is_prose
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from penstock.readers.origin import Entry
 
 LARGEST_JSON_BYTES = 2**20
-"""As large a JSON file beside a sample is read."""
+"""The largest JSON file of a sample that is read."""
 
 _CAPTION, _ARRAY, _JSON, _AUDIO, _VIDEO = "caption", "array", "json", "audio", "video"
 _ROLES = {
@@ -66,12 +66,12 @@ _ROLES = {
     **dict.fromkeys(sorted(AUDIO), _AUDIO),
     **dict.fromkeys(sorted(VIDEO), _VIDEO),
 }
-# The role of files that are samples, by the field that they are; "" are all without a role.
+# The role of the files that are samples, by their field; "" stands for all files without a role.
 _OWN = {"image": "", _ARRAY: _ARRAY, "text": _CAPTION, _AUDIO: _AUDIO, _VIDEO: _VIDEO}
-_OTHER = {_AUDIO: "not sound, by its name", _VIDEO: "not a video, by its name"}
+_OTHER = {_AUDIO: "its name isn't that of audio", _VIDEO: "its name isn't that of a video"}
 _SHOWN_CLASSES = 5
-_BESIDE = "not in a class folder (a file beside the class folders has no label)"
-_NO_CLASS = "its folder is no class: nothing in it can be a sample"
+_IN_ROOT = "not in a class folder (a file next to the class folders has no label)"
+_NO_CLASS = "its folder isn't a class: it holds no file that can be a sample"
 
 
 def class_folder_samples(
@@ -83,33 +83,31 @@ def class_folder_samples(
     allow_empty: bool = False,
     url: str = "",
 ) -> FolderSamples:
-    """The samples of a folder. found: all files; read: their bytes; schema: types that were given;
-    folders: directly below the root, empty ones too; allow_empty: these are classes all the same.
+    """Return the samples of a folder without fields=.
 
-    Raises DatasetError (class folders that a schema doesn't name, values that fit nothing),
+    found: all files. read: returns the bytes of files. schema: given types. folders: those directly
+    below the root, empty ones too. allow_empty: count empty folders as classes.
+
+    Raises DatasetError (the schema lacks a class folder, or a value doesn't fit its type),
     DatasetNotFoundError (a class folder without samples).
     """
     main, companions, field, type = _roles(found)
     stray: list[QuarantineEntry] = []
-    if field in _OTHER:  # as Bytes any file would do
-        is_own = [_ROLES.get(extension(file.name)) == field for file in main]
-        stray = [
-            QuarantineEntry(name=file.name, reason=_OTHER[field])
-            for file, is_mine in zip(main, is_own, strict=True)
-            if not is_mine
-        ]
-        main = [file for file, is_mine in zip(main, is_own, strict=True) if is_mine]
+    if field in _OTHER:  # unlike for images, names decide
+        others = [file for file in main if _ROLES.get(extension(file.name)) != field]
+        stray = [QuarantineEntry(name=file.name, reason=_OTHER[field]) for file in others]
+        main = [file for file in main if _ROLES.get(extension(file.name)) == field]
     files = sorted(main, key=_class_order)
     classes = _classes(files, field)
     given = schema.get("label")
-    # A list of classes numbers them by itself, whichever folders there are.
+    # A given list of classes numbers them, whichever folders exist.
     is_listed = isinstance(given, ClassLabel) and bool(given.names)
     if classes and not is_listed:
         classes = _with_empty(classes, folders, allow_empty=allow_empty, url=url)
     if classes:
         known = set(classes)
         stray += [
-            QuarantineEntry(name=file.name, reason=_NO_CLASS if _class_of(file.name) else _BESIDE)
+            QuarantineEntry(name=file.name, reason=_NO_CLASS if _class_of(file.name) else _IN_ROOT)
             for file in files
             if _class_of(file.name) not in known
         ]
@@ -118,6 +116,7 @@ def class_folder_samples(
     values: dict[str, Column] = {}
     if classes:
         types["label"], values["label"] = _labels(files, classes, given)
+    images = [each for each in stray if extension(each.name) in IMAGES]
     samples = FolderSamples(
         names=[file.name for file in files],
         files=files,
@@ -125,26 +124,19 @@ def class_folder_samples(
         types=types,
         values=values,
         quarantined=stray,
-        left_out=_lost(stray),
+        left_out=[
+            f"{len(images):,} images are left out, such as {printable(each.name)}: {each.reason}."
+            for each in images[:1]
+        ],
     )
     return _with_companions(samples, companions, read, schema) if companions else samples
-
-
-def _lost(stray: Sequence[QuarantineEntry]) -> list[str]:
-    """Images without a class are no paper that lies about."""
-    lost = [each for each in stray if extension(each.name) in IMAGES]
-    if not lost:
-        return []
-    return [
-        f"{len(lost):,} images are left out, such as {printable(lost[0].name)}: {lost[0].reason}."
-    ]
 
 
 def _roles(
     found: Iterable[Entry],
 ) -> tuple[list[Entry], dict[tuple[bytes, str], Entry], str, FieldType]:
-    """The files that are samples, what lies beside them by stem and role, and the field that the
-    samples are."""
+    """Return the files that are samples, their companions by stem and role, and the field that
+    the samples are."""
     files = list(found)
     extensions = [extension(file.name) for file in files]
     field, type = _field(files, extensions)
@@ -162,12 +154,12 @@ def _roles(
         if role in _KINDS and key[0] in stems and key not in companions:
             companions[key] = file
         else:
-            main.append(file)  # whoever reads it says why it is no sample
+            main.append(file)  # checking it reports why it isn't a sample
     return main, companions, field, type
 
 
 def _field(files: Sequence[Entry], extensions: Sequence[str]) -> tuple[str, FieldType]:
-    """What the samples are: images where there are any, or anything that may be one."""
+    """Return the field of the samples: images if any file may be one."""
     if any(_may_be_image(file.name) for file in files):
         return "image", Image()
     counts = Counter(_ROLES.get(each) for each in extensions)
@@ -183,14 +175,16 @@ def _field(files: Sequence[Entry], extensions: Sequence[str]) -> tuple[str, Fiel
 
 
 def _may_be_image(name: bytes) -> bool:
-    """Images may have any extension, or none; what has that of another kind is none."""
+    """Return True unless the name is that of another kind of file. Images may lack an extension."""
     return not is_other_kind(name) and not is_prose(name)
 
 
 def _classes(files: Sequence[Entry], field: str) -> list[bytes]:
-    """The first-level folders with a file that may be a sample, by its name. If none has one: none
-    where such files lie beside the folders, else all, so that the message says what is wrong with
-    their files."""
+    """Return the first-level folders with a file that may be a sample, by its name.
+
+    If there are none, return none if such files lie directly in the root, else all folders, so that
+    the error reports what is wrong with their files.
+    """
     own = _OWN[field]
     tops = {top for file in files if (top := _class_of(file.name)) is not None}
     usable = {
@@ -204,8 +198,11 @@ def _classes(files: Sequence[Entry], field: str) -> list[bytes]:
 def _with_empty(
     classes: list[bytes], folders: Iterable[bytes], *, allow_empty: bool, url: str
 ) -> list[bytes]:
-    """The classes of all folders. Raises DatasetNotFoundError for folders without a sample, which
-    would shift the numbers of the classes behind them."""
+    """Return the classes of all folders.
+
+    Raises DatasetNotFoundError for folders without a sample, because they would shift the numbers
+    of the classes after them.
+    """
     empty = sorted({*folders} - {*classes})
     if not empty:
         return classes
@@ -215,11 +212,11 @@ def _with_empty(
     are = "are folders" if len(empty) > 1 else "is a folder"
     raise DatasetNotFoundError(
         f"{url}: {some}{', …' if len(empty) > _SHOWN_CLASSES else ''} {are} without a sample "
-        f"beside {len(classes):,} class folder{'s' * (len(classes) != 1)}. Classes are numbered by "
-        "the sorted names of their folders, so a class that lacks its files here, and has them "
-        "elsewhere, would shift the labels. Put the files there or remove the folder; pass "
-        "allow_empty=True (--allow-empty), which numbers it too, as in torchvision; or list the "
-        'classes by schema={"label": ClassLabel([…])}.'
+        f"next to {len(classes):,} class folder{'s' * (len(classes) != 1)}. Classes are numbered "
+        "by the sorted names of their folders, so a class that lacks its files in this dataset but "
+        "has them in another would shift the labels. Add the files or remove the folder; pass "
+        "allow_empty=True (--allow-empty), which numbers it too, as torchvision does; or list the "
+        'classes with schema={"label": ClassLabel([…])}.'
     )
 
 
@@ -230,7 +227,7 @@ def _labels(
     type = ClassLabel(names)
     if given is not None and not isinstance(given, ClassLabel):
         raise ConfigError(
-            f'schema["label"]: got {given!r}, and labels are class folders here: wanted '
+            f'schema["label"]: got {given!r}, but the labels are class folders: wanted '
             "ClassLabel(names), whose order numbers them."
         )
     if given is not None and given.names:
@@ -238,8 +235,8 @@ def _labels(
         if unknown:
             raise DatasetError(
                 f'schema["label"]: the class folder {unknown[0]!r} is not among its '
-                f"{len(given.names):,} names, and {len(unknown):,} folders aren't. Add the names, "
-                "or take the folders out of the dataset."
+                f"{len(given.names):,} names (folders without a name: {len(unknown):,}). Add the "
+                "names, or remove the folders from the dataset."
             )
         type = given
     numbers = {name: number for number, name in enumerate(type.names)}
@@ -255,7 +252,7 @@ def _with_companions(
     read: Callable[[Sequence[Entry]], Sequence[bytes]],
     schema: Mapping[str, FieldType],
 ) -> FolderSamples:
-    """The samples with the fields that lie beside them."""
+    """Add the fields of the files that share the samples' names."""
     stems = [stem(name) for name in samples.names]
     used = {each for each in stems if any((each, role) in companions for role in _KINDS)}
     files = list(samples.files)
@@ -269,7 +266,7 @@ def _with_companions(
     jsons = {row: each for row, s in enumerate(stems) if (each := companions.get((s, _JSON)))}
     here = set(stems)
     alone = [
-        QuarantineEntry(name=file.name, reason="what it lies beside is no sample")
+        QuarantineEntry(name=file.name, reason="the file of the same name isn't a sample")
         for (of, _), file in companions.items()
         if of not in here
     ]
@@ -281,10 +278,11 @@ def _with_companions(
         given = {name: type for name, type in schema.items() if name not in types}
         found = fields_of(table, given, is_lenient=True)
         left_out += [
-            f'"{n}" of the json files is left out: {w}.' for n, w in found.left_out.items()
+            f'"{name}" of the json files is left out: {why}.'
+            for name, why in found.left_out.items()
         ]
         left_out += [
-            f'"{name}" of the json files is left out: a field of this name lies beside them.'
+            f'"{name}" of the json files is left out: other files are a field of this name.'
             for name in found.types
             if name in types
         ]
@@ -301,7 +299,8 @@ def _numbers(
     companions: Mapping[tuple[bytes, str], Entry],
     files: list[Entry],
 ) -> NDArray[np.int64] | None:
-    """The companion of each sample, as numbers of files, to which it is added."""
+    """Return the number of each sample's companion, which is appended to files, or None if there
+    is none."""
     number_of: dict[bytes, int] = {}
     numbers = np.full(len(stems), MISSING, np.int64)
     for row, each in enumerate(stems):
@@ -318,7 +317,7 @@ def _numbers(
 def _objects(
     jsons: Mapping[int, Entry], count: int, read: Callable[[Sequence[Entry]], Sequence[bytes]]
 ) -> tuple[list[dict[str, object] | None], dict[int, str]]:
-    """Each sample's JSON object, and why a sample's can't be one."""
+    """Return each sample's JSON object, and the reasons for those that can't be read."""
     objects: list[dict[str, object] | None] = [None] * count
     rejected: dict[int, str] = {}
     small = {row: file for row, file in jsons.items() if file.size_bytes <= LARGEST_JSON_BYTES}
@@ -335,11 +334,11 @@ def _objects(
 def _table(
     objects: list[dict[str, object] | None], places: Sequence[str], rejected: dict[int, str]
 ) -> TextTable:
-    """The objects as a table; one that can't be a row is rejected."""
+    """Return the objects as a table. An object that can't be a row is rejected."""
     try:
         return object_table(objects, source="json", places=places, unit="file")
     except DatasetError:
-        pass  # one file's fault, or that of all together: which?
+        pass  # find out whether single files are wrong, or only all of them together
     for row, each in enumerate(objects):
         try:
             object_table([each], source="json", places=[places[row]], unit="file")
@@ -363,16 +362,16 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class _FieldPlace:
-    """Where a field lies: what its files' names begin and end with."""
+    """The place of a field: the prefix and the suffix of its files' names."""
 
     field: str
-    told: str
+    given: str
     prefix: bytes
     suffix: bytes
     is_pattern: bool
 
     def pair(self, name: bytes) -> bytes | None:
-        """What pairs a file with those of other fields; None for a file that isn't of this one."""
+        """Return the part of a name that pairs fields, or None if the file isn't of this field."""
         enough = len(name) > len(self.prefix) + len(self.suffix)
         if not (enough and name.startswith(self.prefix) and name.endswith(self.suffix)):
             return None
@@ -380,20 +379,23 @@ class _FieldPlace:
         return middle if self.is_pattern else stem(middle)
 
 
-def place_of(field: str, told: str) -> _FieldPlace:
-    """A folder below the dataset's root, or a pattern with one star. Raises ConfigError."""
-    parts = told.replace("\\", "/").split("/")
+def parse_field_place(field: str, place: str) -> _FieldPlace:
+    """Parse the place of a field: a folder below the dataset's root, or a pattern with one star.
+
+    Raises ConfigError.
+    """
+    parts = place.replace("\\", "/").split("/")
     path = encoded_name("/".join(part for part in parts if part not in ("", ".")))
-    odd = told.startswith("/") or ".." in parts or told.count("*") > 1 or not told
-    if odd or path is None:
+    is_odd = place.startswith("/") or ".." in parts or place.count("*") > 1 or not place
+    if is_odd or path is None:
         raise ConfigError(
-            f'fields["{field}"]: got {told!r}, wanted a folder below the dataset\'s root, or a '
+            f'fields["{field}"]: got {place!r}, wanted a folder below the dataset\'s root, or a '
             'pattern with one star such as "masks/*_mask.png".'
         )
     if b"*" in path:
         prefix, _, suffix = path.partition(b"*")
-        return _FieldPlace(field, told, prefix, suffix, is_pattern=True)
-    return _FieldPlace(field, told, path + b"/" if path else b"", b"", is_pattern=False)
+        return _FieldPlace(field, place, prefix, suffix, is_pattern=True)
+    return _FieldPlace(field, place, path + b"/" if path else b"", b"", is_pattern=False)
 
 
 def paired_samples(
@@ -402,18 +404,18 @@ def paired_samples(
     places: Sequence[tuple[str, str]],
     schema: Mapping[str, FieldType],
 ) -> FolderSamples:
-    """The samples: names that all fields have, in the order of the first field's files. What one
-    field lacks is quarantined, file by file.
+    """Return a sample for each name that all fields have, in the order of the first field's files.
 
-    Raises ConfigError, and DatasetError where a field has no file, or nothing pairs.
+    Files whose name a field lacks are quarantined. Raises ConfigError, and DatasetError if a field
+    has no file or if no name pairs.
     """
-    wanted = _wanted(places)
+    wanted = _parse_places(places)
     files, others = _by_pair(found, wanted)
     for place in wanted:
         if not files[place.field]:
             raise DatasetError(
-                f'fields["{place.field}"]: {url} has no file in {place.told!r}. '
-                f"Folders there: {_folders(others, files)}."
+                f'fields["{place.field}"]: {url} has no file in {place.given!r}. '
+                f"Its folders are {_folders(others, files)}."
             )
     first = files[wanted[0].field]
     whole = [
@@ -423,14 +425,14 @@ def paired_samples(
     ]
     if not whole:
         raise DatasetError(f"{url}: {_nothing(files, wanted)}")
-    whole.sort(key=lambda pair: _name_order(first[pair][0].name))
+    whole.sort(key=lambda pair: first[pair][0].name.rpartition(b"/"))
     unpaired = list(_unpaired(files, wanted))
     ordered: list[Entry] = []
     numbers = {}
     types = {}
     for place in wanted:
         mine = [files[place.field][pair][0] for pair in whole]
-        types[place.field] = schema.get(place.field) or _type(mine)
+        types[place.field] = schema.get(place.field) or type_by_names(f.name for f in mine)
         numbers[place.field] = np.arange(len(ordered), len(ordered) + len(mine), dtype=np.int64)
         ordered += mine
     return FolderSamples(
@@ -441,22 +443,22 @@ def paired_samples(
         quarantined=unpaired,
         passed_over=Counter(extension(file.name) or "(none)" for file in others),
         left_out=[
-            f"{len(unpaired):,} files are left out, as a field lacks their name, such as "
+            f"{len(unpaired):,} files are left out because a field lacks their name, such as "
             f"{printable(each.name)}: {each.reason}. All are in the index's quarantine.jsonl."
             for each in unpaired[:1]
         ],
     )
 
 
-def _wanted(places: Sequence[tuple[str, str]]) -> list[_FieldPlace]:
-    wanted = [place_of(field, told) for field, told in places]
-    taken: dict[tuple[bytes, bytes], str] = {}
+def _parse_places(places: Sequence[tuple[str, str]]) -> list[_FieldPlace]:
+    wanted = [parse_field_place(field, place) for field, place in places]
+    field_at: dict[tuple[bytes, bytes], str] = {}
     for place in wanted:
-        other = taken.setdefault((place.prefix, place.suffix), place.field)
+        other = field_at.setdefault((place.prefix, place.suffix), place.field)
         if other != place.field:
             raise ConfigError(
-                f'fields: "{other}" and "{place.field}" lie in one place, {place.told!r}. Tell '
-                'them apart by a pattern with a star, such as "*.jpg" and "*_mask.png".'
+                f'fields: "{other}" and "{place.field}" have the same place, {place.given!r}. '
+                'Distinguish them by patterns with a star, such as "*.jpg" and "*_mask.png".'
             )
     return wanted
 
@@ -464,22 +466,24 @@ def _wanted(places: Sequence[tuple[str, str]]) -> list[_FieldPlace]:
 def _nothing(
     files: Mapping[str, Mapping[bytes, Sequence[Entry]]], wanted: Sequence[_FieldPlace]
 ) -> str:
-    """Why no sample is whole."""
+    """Explain why no sample is complete."""
     if len(wanted) == 1:
-        return f"each name in {wanted[0].told!r} is there twice, with several extensions."
+        return f"each name in {wanted[0].given!r} occurs several times, with several extensions."
     a, b = wanted[:2]
     return (
-        f"nothing pairs: no file in {a.told!r} (such as {_example(files[a.field])}) has the name "
-        f"of one in {b.told!r} (such as {_example(files[b.field])}). Names must be the same but "
-        'for the extension; say what else differs with a star: "masks/*_mask.png".'
+        f"nothing pairs: no file in {a.given!r} (such as {_example(files[a.field])}) has the name "
+        f"of one in {b.given!r} (such as {_example(files[b.field])}). Names must be equal except "
+        'for the extension; if they differ otherwise, use a pattern such as "masks/*_mask.png".'
     )
 
 
 def _by_pair(
     found: Iterable[Entry], wanted: Sequence[_FieldPlace]
 ) -> tuple[dict[str, dict[bytes, list[Entry]]], list[Entry]]:
-    """The files of each field by what pairs them, and the files of none. A file belongs to the
-    field whose place says most of its name."""
+    """Return the files of each field by the name that pairs them, and the files of no field.
+
+    A file belongs to the field whose prefix and suffix match most of its name.
+    """
     files: dict[str, dict[bytes, list[Entry]]] = {place.field: {} for place in wanted}
     others: list[Entry] = []
     closest = sorted(wanted, key=lambda place: -len(place.prefix) - len(place.suffix))
@@ -505,9 +509,9 @@ def _unpaired(
                 if len(theirs) == 1:
                     continue
                 problem = (
-                    f"no file of its name in {other.told!r}"
+                    f"no file of its name in {other.given!r}"
                     if not theirs
-                    else f"{len(theirs)} files of its name in {other.told!r}"
+                    else f"{len(theirs)} files of its name in {other.given!r}"
                 )
                 for file in mine:
                     yield QuarantineEntry(
@@ -517,11 +521,6 @@ def _unpaired(
                     )
                     seen.add(pair)
                 break
-
-
-def _type(files: Sequence[Entry]) -> FieldType:
-    """What most files are; checking the others says what is wrong with them."""
-    return Counter(type_by_name(file.name) for file in files).most_common(1)[0][0]
 
 
 def _folders(others: Sequence[Entry], files: Mapping[str, Mapping[bytes, Sequence[Entry]]]) -> str:
@@ -534,8 +533,3 @@ def _folders(others: Sequence[Entry], files: Mapping[str, Mapping[bytes, Sequenc
 
 def _example(files: Mapping[bytes, Sequence[Entry]]) -> str:
     return printable(min(file.name for each in files.values() for file in each))
-
-
-def _name_order(name: bytes) -> tuple[bytes, bytes]:
-    folder, _, base = name.rpartition(b"/")
-    return folder, base

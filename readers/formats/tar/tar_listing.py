@@ -477,7 +477,7 @@ def _log_refused(url: str, candidates: Candidates) -> None:
     numbered = [name for name in candidates.spans if name.isdigit()]
     if len(numbered) > 1:
         _log.warning(
-            "%s: the fields %s are numbers, because a key ends at the first dot of a name. So %s is "
+            "%s: the fields %s are numbers, because a key ends at the first dot of a name. %s is "
             "in one sample with the others. If each is a sample of its own, rename the members so "
             "that their only dot precedes the extension.",
             url,

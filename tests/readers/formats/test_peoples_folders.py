@@ -125,9 +125,9 @@ def test_full_paths_below_the_root(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("a/1", r"a/1\.jpg is there: write names with their extension"),
-        ("1.jpg", r"a/1\.jpg is there: give .*/set/a as the URL"),
-        (r"a\1.jpg", r"Write / where the table has"),
+        ("a/1", r"a/1\.jpg exists: write names with their extension"),
+        ("1.jpg", r"a/1\.jpg exists: give .*/set/a as the URL"),
+        (r"a\1.jpg", r"Write / instead of"),
         ("b/2.jpg", r"to its folder\.$"),
     ],
 )
@@ -142,8 +142,8 @@ def test_masks_beside_their_images_in_one_folder(tmp_path: Path) -> None:
     files = {"1.jpg": JPEG, "1_mask.png": MASK, "2.jpg": JPEG, "2_mask.png": MASK}
     root = images.write_folder(tmp_path / "set", files)
     places = {"image": "*.jpg", "mask": "*_mask.png"}
-    told = r'1_mask.png to 1.jpg; here each is.*fields={"image": "\*.jpg", "mask": "\*_mask.png"}'
-    with pytest.warns(PenstockWarning, match=told):
+    message = r'1_mask.png to 1.jpg, but each is.*fields={"image": "\*.jpg", "mask": "\*_mask.png"}'
+    with pytest.warns(PenstockWarning, match=message):
         assert Dataset(root).open(verify=images.verify).samples == 4
     assert Dataset(root, fields=places).open(verify=images.verify).samples == 2
 
@@ -152,7 +152,7 @@ def test_masks_beside_their_images_in_one_folder(tmp_path: Path) -> None:
 def test_one_folder_that_may_be_no_class(tmp_path: Path, folder: str) -> None:
     files = {f"{folder}/a/1.jpg": JPEG, f"{folder}/b/2.jpg": JPEG}
     root = images.write_folder(tmp_path / "set", files)
-    with pytest.warns(PenstockWarning, match=rf"every label is 0.*give .*/set/{folder};"):
+    with pytest.warns(PenstockWarning, match=rf"every label is 0.*give .*/set/{folder} as"):
         Dataset(root).open(verify=images.verify)
     asked = Dataset(root, schema={"label": ClassLabel()}).open(verify=images.verify)
     assert asked.schema["label"] == ClassLabel((folder,))
@@ -165,7 +165,7 @@ def test_pictures_that_are_numbers_by_their_name(
     root = images.write_folder(tmp_path / "set", files)
     with caplog.at_level(logging.WARNING, "penstock"):
         Dataset(root, fields={"image": "rgb", "depth": "depth"}).open(verify=images.verify)
-    assert '"depth" is read as pictures, of 8 bits' in caplog.text
+    assert '"depth" is read as pictures, which are decoded to 8 bits' in caplog.text
     assert 'schema={"depth": Mask(of="image")}' in caplog.text
 
 

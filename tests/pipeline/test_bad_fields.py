@@ -220,7 +220,7 @@ def plain(tmp_path: Path) -> Path:
             r"got 'caption', and .* has \['image', 'y', 'x', 'id'\]",
         ),
         ({"fields": ("image", "z.present")}, "got 'z.present'"),
-        ({"schema": {"z": Value("int64")}}, r'got "z", but .* has the fields \[\'image\', \'y\', \'x\'\]'),
+        ({"schema": {"z": Value("int64")}}, r'got "z", but .* has \[\'image\', \'y\', \'x\'\]'),
         ({"schema": {"x": 3}}, "wanted a field type"),
         ({"manifest": "nowhere.csv"}, "nowhere.csv"),
     ],

@@ -242,7 +242,7 @@ def _merged(samples: FolderSamples, schema: Mapping[str, FieldType], url: str) -
     unknown = [name for name in schema if name not in samples.types]
     if unknown:
         raise ConfigError(
-            f'schema: got "{unknown[0]}", but {url} has the fields {list(samples.types)}. Give '
+            f'schema: got "{unknown[0]}", but {url} has {list(samples.types)}. Give '
             "types of these, or of a table's columns."
         )
     types = {**samples.types, **{n: t for n, t in schema.items() if n in samples.places}}

@@ -459,7 +459,7 @@ def test_a_built_index_is_opened_with_the_same_arguments(tmp_path: Path) -> None
 
 def test_unknown_fields_of_a_schema_and_bad_arguments(tmp_path: Path) -> None:
     place = Place(tmp_path / "set", is_remote=False).write({"1.jpg": JPEGS[0]})
-    with pytest.raises(ConfigError, match=r'schema: got "n", but .* has the fields \[\'image\'\]'):
+    with pytest.raises(ConfigError, match=r'schema: got "n", but .* has \[\'image\'\]'):
         place.open(schema={"n": Value("int64")})
     for arguments, words in (
         ({"schema": {"image": "Image"}}, "wanted a field type"),

@@ -192,7 +192,7 @@ def test_two_images_of_one_name_share_their_caption() -> None:
 
 
 def test_schemas_name_what_is_there() -> None:
-    with pytest.raises(ConfigError, match=r"got \"depth\", but data has the fields \['image', 'caption'\]"):
+    with pytest.raises(ConfigError, match=r"got \"depth\", but data has \['image', 'caption'\]"):
         lying("1.jpg", "1.txt", depth=Image())
     with pytest.raises(ConfigError, match="lies in files of its own"):
         lying("1.jpg", "1.txt", caption=Value("int64"))

@@ -83,8 +83,8 @@ def _pairs(names: Iterable[bytes]) -> list[str]:
     kind, count = found.most_common(1)[0]
     first, second = map(printable, example[kind])
     places = {"image": f"*{printable(kind[0])}"}
-    name = field_of(printable(kind[1].rpartition(b".")[0].lstrip(b"_")))
-    places[name] = f"*{printable(kind[1])}"
+    other_field = field_of(printable(kind[1].rpartition(b".")[0].lstrip(b"_")))
+    places[other_field] = f"*{printable(kind[1])}"
     listed = ", ".join(f'"{field}": "{place}"' for field, place in places.items())
     return [
         f"{count:,} images seem to belong to others, such as {second} to {first}, but each is read "

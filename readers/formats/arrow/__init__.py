@@ -1,5 +1,1 @@
-"""Read Arrow IPC files and streams, Feather's too."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+"""Read Arrow IPC files and streams, and Feather files of version 2."""

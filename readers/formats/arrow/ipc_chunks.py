@@ -1,7 +1,7 @@
 """Decode one column of one Arrow record batch, from its own bytes.
 
-A chunk is the nodes and buffers that make up a column in a record batch. An index notes them
-(`ArrowNotes`), so that opening a shard needs no request.
+A chunk is the nodes and buffers of a column in a record batch. The index notes them (`ArrowNotes`),
+so opening a shard needs no request.
 """
 
 from __future__ import annotations
@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.cache import CorruptShardError
 from penstock.cache.base import machine_remedy
 from penstock.readers.formats.arrow.ipc_metadata import CODECS
-from penstock.readers.formats.tables import ShardUnits, values_table
+from penstock.readers.formats.tables import (
+    ShardUnits,
+    corrupt_notes_error,
+    max_decoded_bytes,
+    tensor_of_json,
+    values_table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +33,6 @@ if TYPE_CHECKING:
     from penstock.readers.formats.tables import Tensor
     from penstock.readers.types import Encoded
 
-_MOST_TIMES, _FREE_BYTES = 1000, 2**28
 _MAX_DEPTH = 32
 _LISTS: tuple[tuple[Any, Any], ...] = (
     (pa.types.is_list, pa.list_),
@@ -40,7 +44,7 @@ _LISTS: tuple[tuple[Any, Any], ...] = (
 
 @dataclass(slots=True)
 class NodeCursor:
-    """Where the next array's nodes, buffers and variadic counts begin."""
+    """The numbers of the next array's node, first buffer and variadic count in a record batch."""
 
     node: int = 0
     buffer: int = 0
@@ -48,7 +52,8 @@ class NodeCursor:
 
 
 def storage_type(arrow: Any, depth: int = 0) -> Any:
-    """A type without extensions, as it lies in a file. Raises ValueError for too deep a one."""
+    """Return a type without extensions, as a file stores it. Raises ValueError if it nests too
+    deep."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"its types nest deeper than {_MAX_DEPTH}")
     if isinstance(arrow, pa.BaseExtensionType):
@@ -70,14 +75,17 @@ def storage_type(arrow: Any, depth: int = 0) -> Any:
 
 
 def child_types(arrow: Any) -> list[Any]:
-    """The types of the arrays inside of one."""
+    """Return the types of the arrays that an array contains."""
     if pa.types.is_dictionary(arrow):
         return []
     return [arrow.field(i).type for i in range(arrow.num_fields)]
 
 
 def own_buffers(arrow: Any, variadic: Callable[[], int]) -> int:
-    """How many buffers an array has itself. variadic: the next count of views' buffers."""
+    """Return how many buffers an array has, without those of the arrays inside it.
+
+    variadic: returns the next count of buffers of views.
+    """
     types = pa.types
     if types.is_null(arrow) or types.is_run_end_encoded(arrow):
         return 0
@@ -96,12 +104,12 @@ def own_buffers(arrow: Any, variadic: Callable[[], int]) -> int:
 def skip_array(
     arrow: Any, at: NodeCursor, variadic: Sequence[int]
 ) -> Iterator[tuple[int, int, int, int | None]]:
-    """Go over an array and those inside of it: the node, first buffer and buffers of each, and of
-    an array of views how many of these the views look into."""
+    """Yield the node, first buffer and number of buffers of an array and of each array inside it,
+    and of an array of views the number of data buffers. Moves the cursor behind them."""
 
     def views() -> int:
         if at.view >= len(variadic) or not 0 <= variadic[at.view] < 2**16:
-            raise ValueError("it doesn't tell how many buffers its views have")
+            raise ValueError("it lacks the number of buffers of its views")
         at.view += 1
         return variadic[at.view - 1]
 
@@ -118,7 +126,7 @@ def skip_array(
 
 @dataclass(slots=True)
 class ColumnParts:
-    """The nodes, buffers (by number) and counts of views' buffers that make up a column."""
+    """The nodes and buffers of a column, by number, and the counts of its views' data buffers."""
 
     nodes: list[int]
     buffers: list[int]
@@ -132,8 +140,11 @@ def pick_column(
     variadic: Sequence[int],
     into: ColumnParts | None,
 ) -> None:
-    """Go over a column and note what its part at a path is made of, structs around it too. path:
-    names below the column; into: None passes over it."""
+    """Collect the nodes and buffers of the part of a column at a path, and of the structs around
+    it. Moves the cursor behind the column.
+
+    path: names below the column. into: None skips the column.
+    """
     if into is None or not path:
         for node, buffer, count, views in skip_array(arrow, at, variadic):
             if into is not None:
@@ -145,16 +156,14 @@ def pick_column(
     into.nodes.append(at.node)
     into.buffers.append(at.buffer)
     at.node, at.buffer = at.node + 1, at.buffer + 1
-    taken = False
+    names = [arrow.field(i).name for i in range(arrow.num_fields)]
+    wanted = names.index(path[0]) if path[0] in names else -1
     for i in range(arrow.num_fields):
-        field = arrow.field(i)
-        is_it = field.name == path[0] and not taken
-        taken = taken or is_it
-        pick_column(field.type, path[1:], at, variadic, into if is_it else None)
+        pick_column(arrow.field(i).type, path[1:], at, variadic, into if i == wanted else None)
 
 
 def pruned_type(arrow: Any, path: Sequence[str]) -> Any:
-    """A column's type with nothing but what lies at a path in it."""
+    """Return a column's type with only the part at a path and the structs around it."""
     if not path:
         return arrow
     inside = arrow.field(arrow.get_field_index(path[0]))
@@ -164,8 +173,11 @@ def pruned_type(arrow: Any, path: Sequence[str]) -> Any:
 def make_array(
     arrow: Any, nodes: Iterator[tuple[int, int]], buffers: Iterator[Any], variadic: Iterator[int]
 ) -> Any:
-    """The array of a storage type. nodes: length and nulls of it and those inside of it; buffers:
-    of them. Of a dictionary its indices. Raises ValueError."""
+    """Return an array of a storage type; of a dictionary array its indices.
+
+    nodes: length and nulls of the array and of those inside it; buffers: theirs. Raises ValueError
+    for a dictionary inside another type than a struct.
+    """
     length, nulls = next(nodes)
     kind = arrow.index_type if pa.types.is_dictionary(arrow) else arrow
     count = own_buffers(kind, lambda: next(variadic))
@@ -175,29 +187,30 @@ def make_array(
     inside = [make_array(each, nodes, buffers, variadic) for each in child_types(arrow)]
     if pa.types.is_null(kind):
         return pa.nulls(length)
-    if pa.types.is_struct(kind):  # a dictionary inside is its places so far
+    if pa.types.is_struct(kind):  # a dictionary inside is only its indices so far
         kind = pa.struct([kind.field(i).with_type(each.type) for i, each in enumerate(inside)])
-    elif [each.type for each in inside] != child_types(kind):  # pyarrow would end the process
-        raise ValueError(f"it holds {arrow}, and a dictionary there isn't read")
+    elif [each.type for each in inside] != child_types(kind):  # pyarrow would abort the process
+        raise ValueError(f"it holds {arrow}, and a dictionary inside it isn't read")
     if pa.types.is_run_end_encoded(kind):
         own = [None]
     return pa.Array.from_buffers(kind, length, own, -1 if nulls else 0, 0, inside)
 
 
 def plain_buffer(data: Encoded, start: int, size: int, codec: int) -> Any:
-    """A buffer of a record batch, decompressed. start: in data. Raises ValueError for damage."""
+    """Return a buffer of a record batch, decompressed. start: its first byte in data. Raises
+    ValueError for damage."""
     part = data[start : start + size]
     if not codec or not size:
         return pa.py_buffer(part)
-    told = int.from_bytes(part[:8].tobytes(), "little", signed=True)
-    if told == -1:  # it didn't shrink
+    decoded = int.from_bytes(part[:8].tobytes(), "little", signed=True)
+    if decoded == -1:  # stored without compression, because it didn't shrink
         return pa.py_buffer(part[8:])
-    if size < 8 or not 0 <= told <= max(_FREE_BYTES, _MOST_TIMES * size):
-        raise ValueError(f"a buffer of {size:,} bytes would take {told:,} decompressed")
-    if not told:
+    if size < 8 or not 0 <= decoded <= max_decoded_bytes(size):
+        raise ValueError(f"a buffer of {size:,} bytes would take {decoded:,} decompressed")
+    if not decoded:
         return pa.py_buffer(np.empty(0, np.uint8))
     try:
-        return pa.Codec(CODECS[codec]).decompress(pa.py_buffer(part[8:]), told)
+        return pa.Codec(CODECS[codec]).decompress(pa.py_buffer(part[8:]), decoded)
     except (pa.ArrowException, OSError) as error:
         if machine_remedy(error) is not None:
             raise
@@ -206,11 +219,11 @@ def plain_buffer(data: Encoded, start: int, size: int, codec: int) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnChunk:
-    """How a chunk is decoded.
+    """What is needed to decode a chunk.
 
-    form: number of its type; codec: in `messages.CODECS`. nodes: length and nulls of each array;
-    buffers: place in the chunk, and size; views: buffers of each array of views. dictionaries: the
-    chunks that hold the values of its dictionary, in order.
+    form: the number of its type in ArrowNotes; codec: a number into CODECS. nodes: length and nulls
+    of each array; buffers: first byte in the chunk, and size; views: data buffers of each array of
+    views. dictionaries: the chunks that hold the values of its dictionary, in order.
     """
 
     form: int
@@ -221,14 +234,14 @@ class ColumnChunk:
     dictionaries: tuple[int, ...] = ()
 
     def to_json(self) -> list[Any]:
-        """As `of_json` reads it."""
-        told = (self.nodes, self.buffers, self.views, self.dictionaries)
-        return [self.form, self.codec, *(list(each) for each in told)]
+        """Return a list that `of_json` reads."""
+        lists = (self.nodes, self.buffers, self.views, self.dictionaries)
+        return [self.form, self.codec, *(list(each) for each in lists)]
 
     @classmethod
-    def of_json(cls, told: Any) -> ColumnChunk:
-        """Raises ValueError, TypeError."""
-        form, codec, nodes, buffers, views, dictionaries = told
+    def of_json(cls, notes: Any) -> ColumnChunk:
+        """Read a chunk from a list. Raises ValueError, TypeError."""
+        form, codec, nodes, buffers, views, dictionaries = notes
         return cls(
             form=int(form),
             codec=int(codec),
@@ -241,7 +254,7 @@ class ColumnChunk:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
-    """Where a chunk lies: bytes [start, start + size) of its file."""
+    """The bytes [start, start + size) of a file that hold a chunk."""
 
     start: int
     size: int
@@ -250,14 +263,17 @@ class ChunkPlace:
 def chunk_of(
     batch: BatchMetadata, types: Sequence[Any], column: int, path: Sequence[str], *, form: int
 ) -> tuple[ColumnChunk, ChunkPlace, ColumnParts]:
-    """The chunk of a column, or of what lies at a path below it. types: of the record batch's
-    columns, as they lie. Raises ValueError where its nodes and buffers are too few."""
+    """Return the chunk of a column, or of its part at a path; its place; and its parts.
+
+    types: the storage types of the record batch's columns. Raises ValueError if the batch has too
+    few nodes or buffers.
+    """
     at, parts = NodeCursor(), ColumnParts([], [], [])
-    for number, arrow in enumerate(types[: column + 1]):
-        is_it = number == column
-        pick_column(arrow, path if is_it else (), at, batch.variadic, parts if is_it else None)
+    for arrow in types[:column]:
+        pick_column(arrow, (), at, batch.variadic, None)
+    pick_column(types[column], path, at, batch.variadic, parts)
     if at.node > len(batch.nodes) or at.buffer > len(batch.buffers):
-        raise ValueError("a record batch of it lacks columns that its schema has")
+        raise ValueError("one of its record batches lacks columns of its schema")
     buffers = batch.buffers[parts.buffers]
     some = buffers[buffers[:, 1] > 0]
     start = int(some[:, 0].min()) if len(some) else 0
@@ -272,24 +288,17 @@ def chunk_of(
     return chunk, ChunkPlace(start, end - start), parts
 
 
-def form_of(column: Any, path: Sequence[str]) -> bytes:
-    """The type of chunks of a column, or of what lies at a path below it, for notes."""
-    arrow = pruned_type(storage_type(column), path)
-    found: bytes = pa.schema([pa.field("", arrow)]).serialize().to_pybytes()
-    return found
+def type_to_text(arrow: Any) -> str:
+    """Return an Arrow type as text that `type_of_text` reads."""
+    return base64.b64encode(pa.schema([pa.field("", arrow)]).serialize()).decode()
 
 
-def form_to_text(form: bytes) -> str:
-    """For JSON."""
-    return base64.b64encode(form).decode()
-
-
-def form_of_text(text: str) -> Any:
-    """The Arrow type of a form. Raises ValueError."""
+def type_of_text(text: str) -> Any:
+    """Read an Arrow type. Raises ValueError."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))).field(0).type
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"a type that can't be read ({error})") from error
+        raise ValueError(f"a type can't be read ({error})") from error
 
 
 def decode_chunk(
@@ -301,13 +310,15 @@ def decode_chunk(
     dictionary: Sequence[tuple[Encoded, ColumnChunk, Any]],
     tensor: Tensor | None = None,
 ) -> Any:
-    """The table (`values.values_table`) of a chunk. arrow: its type; parts: names of the structs'
-    parts inside of which the values lie; dictionary: chunks of its values; tensor: how its tensors
-    are stored. Raises ValueError for
-    damage."""
+    """Decode a chunk, and return its values as `values_table` does.
+
+    arrow: its type. parts: the names that lead through structs to the values. dictionary: bytes,
+    chunk and type of each part of its dictionary. tensor: how its tensors are stored. Raises
+    ValueError for damage.
+    """
     array = _array(data, chunk, arrow)
     if dictionary:
-        values = [_array(each, told, kind) for each, told, kind in dictionary]
+        values = [_array(*each) for each in dictionary]
         array = _with_dictionary(array, arrow, pa.concat_arrays(values), parts)
     try:
         return values_table(type, array, parts, tensor)
@@ -328,10 +339,10 @@ def _array(data: Encoded, chunk: ColumnChunk, arrow: Any) -> Any:
 
 
 def _with_dictionary(array: Any, arrow: Any, values: Any, parts: Sequence[str]) -> Any:
-    """An array whose innermost part are places in a dictionary, with the dictionary."""
+    """Return an array whose innermost part is a dictionary array instead of its indices."""
     if parts:
         inside = arrow.field(0)
-        # What stands below a null may be no place in the dictionary.
+        # Without the nulls of the struct: an index under one may be outside of the dictionary.
         (below,) = array.flatten()
         child = _with_dictionary(below, inside.type, values, parts[1:])
         mask = array.is_null() if array.null_count else None
@@ -341,101 +352,57 @@ def _with_dictionary(array: Any, arrow: Any, values: Any, parts: Sequence[str]) 
     try:
         return pa.DictionaryArray.from_arrays(array, values, safe=True)
     except pa.ArrowException as error:
-        raise ValueError(f"it has places beyond its dictionary ({str(error)[:200]})") from error
-
-
-def units_to_json(units: ShardUnits) -> dict[str, Any]:
-    """As `units_of_json` reads them."""
-    return {
-        "names": list(units.names),
-        "files": units.files.tolist(),
-        "firsts": units.firsts.tolist(),
-        "extents": units.chunks.tolist(),
-        "lacking": sorted(units.lacking),
-    }
-
-
-def units_of_json(told: Any, shard: ChunkedShardFacts) -> ShardUnits:
-    """The units of a shard, checked. Raises ValueError, TypeError, KeyError."""
-    units = ShardUnits(
-        names=[str(name) for name in told["names"]],
-        files=np.array(told["files"], np.int64),
-        firsts=np.array(told["firsts"], np.int64),
-        chunks=np.array(told["extents"], np.int64).reshape(-1, len(shard.schema)),
-        lacking=frozenset(told["lacking"]),
-    )
-    counts = {len(shard.units), len(units.files), len(units.firsts), len(units.chunks)}
-    if len(counts) > 1 or not len(shard.units) or int(shard.units.sum()) != shard.samples:
-        raise ValueError("its units differ in number")
-    if not units.chunks.min() >= -1 or int(units.chunks.max()) >= len(shard.extents):
-        raise ValueError("its units have chunks that aren't there")
-    if not (units.files.min() >= 0 and units.files.max() < len(units.names)):
-        raise ValueError("its units lie in files that aren't there")
-    if units.firsts.min() < 0:
-        raise ValueError("its units begin before their files")
-    return units
-
-
-def tensor_of_json(told: Any) -> Tensor:
-    """How tensors are stored, checked. Raises ValueError, TypeError."""
-    shape, axes = (tuple(map(int, each)) for each in told)
-    if sorted(axes) != list(range(len(shape))) or not shape or min(shape) < 0:
-        raise ValueError("its tensors have axes that aren't there")
-    return shape, axes
-
-
-def torn_notes_error(error: Exception) -> CorruptShardError:
-    """The error for notes that can't be so."""
-    return CorruptShardError(
-        f"What an index notes of a shard of tables can't be so ({error}). Run `penstock index` on "
-        "the dataset again."
-    )
+        raise ValueError(f"it has indices beyond its dictionary ({str(error)[:200]})") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowNotes:
-    """The units of a shard; of each field the names of structs' parts inside of which its values
-    lie; how each extent is decoded, and the types of chunks, as `chunks.form_of` has them. tensors:
-    how a field's tensors are stored, by its number, of those that have any."""
+    """What an index notes of a shard, to read it without its files' metadata.
+
+    parts: of each field, the names that lead through structs to its values. chunks: of each extent;
+    types: of chunks, by `ColumnChunk.form`, as `type_to_text` returns them. tensors: how the
+    tensors of a field are stored, by the field's number.
+    """
 
     units: ShardUnits
     parts: Sequence[Sequence[str]]
     chunks: Sequence[ColumnChunk]
-    forms: Sequence[str]
+    types: Sequence[str]
     tensors: Mapping[int, Tensor] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """As `read_notes` reads it."""
-        told = {
-            **units_to_json(self.units),
+        """Return JSON that `read_notes` reads."""
+        notes = {
+            **self.units.to_json(),
             "parts": [list(each) for each in self.parts],
             "chunks": [chunk.to_json() for chunk in self.chunks],
-            "forms": list(self.forms),
+            "forms": list(self.types),
         }
         if self.tensors:
-            told["tensors"] = [[number, *tensor] for number, tensor in self.tensors.items()]
-        return json.dumps(told).encode()
+            notes["tensors"] = [[number, *tensor] for number, tensor in self.tensors.items()]
+        return json.dumps(notes).encode()
 
 
 def read_notes(shard: ChunkedShardFacts) -> tuple[ArrowNotes, list[Any]]:
-    """What was noted of a shard, and the types of its chunks. Raises CorruptShardError."""
+    """Return the notes of a shard, checked, and the Arrow types of its chunks. Raises
+    CorruptShardError."""
     try:
-        told = json.loads(shard.notes)
+        found = json.loads(shard.notes)
         notes = ArrowNotes(
-            units=units_of_json(told, shard),
-            parts=[[str(part) for part in each] for each in told["parts"]],
-            chunks=[ColumnChunk.of_json(each) for each in told["chunks"]],
-            forms=[str(form) for form in told["forms"]],
+            units=ShardUnits.of_json(found, shard),
+            parts=[[str(part) for part in each] for each in found["parts"]],
+            chunks=[ColumnChunk.of_json(each) for each in found["chunks"]],
+            types=[str(text) for text in found["forms"]],
             tensors={
                 int(number): tensor_of_json([shape, axes])
-                for number, shape, axes in told.get("tensors", ())
+                for number, shape, axes in found.get("tensors", ())
             },
         )
-        forms = [form_of_text(form) for form in notes.forms]
+        types = [type_of_text(text) for text in notes.types]
         _check(shard, notes)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise torn_notes_error(error) from error
-    return notes, forms
+        raise corrupt_notes_error(error) from error
+    return notes, types
 
 
 def _check(shard: ChunkedShardFacts, notes: ArrowNotes) -> None:
@@ -445,7 +412,7 @@ def _check(shard: ChunkedShardFacts, notes: ArrowNotes) -> None:
     for chunk, size in zip(notes.chunks, shard.extents.sizes.tolist(), strict=True):
         places = (start >= 0 and 0 <= length <= size - start for start, length in chunk.buffers)
         others = (0 <= other < count for other in chunk.dictionaries)
-        if not (0 <= chunk.form < len(notes.forms) and all(places) and all(others)):
-            raise ValueError("a chunk has parts that aren't there")
+        if not (0 <= chunk.form < len(notes.types) and all(places) and all(others)):
+            raise ValueError("a chunk has parts that don't exist")
         if any(not 0 <= nulls <= length for length, nulls in chunk.nodes):
-            raise ValueError("a chunk has arrays of no length")
+            raise ValueError("a chunk has arrays of invalid lengths")

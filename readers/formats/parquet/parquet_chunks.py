@@ -1,15 +1,15 @@
 """Decode one column chunk of one Parquet row group, from its bytes alone.
 
-pyarrow reads files, not chunks: so each chunk is given to it as the only one of a file of its own,
-whose footer is written here from numbers that were checked. The bytes aren't copied for that. Page
-headers are checked before anything is decompressed.
+pyarrow reads files, not chunks, so it is given each chunk as the only one of a file, whose footer
+this module writes from checked numbers. This copies no bytes of the chunk. Page headers are checked
+before anything is decompressed.
 
-pyarrow copies each value out of its page. Of photographs that is as much as reading them again, so
-where pages hold nothing but values one after the other (encoding PLAIN, no nulls), or places in a
-dictionary of such values, large binary values are views of the pages instead. Pages that are
-compressed are decompressed, once.
+pyarrow copies each value out of its page, which for photographs costs as much as reading them
+again. Large binary values are therefore views of their pages if these contain only values without
+nulls (encoding PLAIN), or indices into a dictionary of such values. Compressed pages are
+decompressed once.
 
-An index notes how each chunk is decoded (`ParquetNotes`), so that opening a shard needs no footer.
+The index notes how each chunk is decoded (`ParquetNotes`), so opening a shard needs no footer.
 """
 
 from __future__ import annotations
@@ -26,15 +26,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.cache.base import machine_remedy
-from penstock.readers.formats.arrow import (
-    tensor_of_json,
-    torn_notes_error,
-    units_of_json,
-    units_to_json,
+from penstock.readers.formats.parquet.parquet_footer import as_file
+from penstock.readers.formats.parquet.thrift import (
+    BINARY,
+    I32,
+    I64,
+    STRUCT,
+    ThriftReader,
+    write_list,
+    write_number,
+    write_struct,
+    write_text,
 )
-from penstock.readers.formats.parquet.parquet_footer import as_file, column_footer
-from penstock.readers.formats.parquet.thrift import ThriftReader
-from penstock.readers.formats.tables import values_table
+from penstock.readers.formats.tables import (
+    ShardUnits,
+    corrupt_notes_error,
+    max_decoded_bytes,
+    tensor_of_json,
+    values_table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,7 +53,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fields import FieldType
     from penstock.readers.formats.chunked import ChunkedShardFacts
-    from penstock.readers.formats.tables import ShardUnits, Tensor
+    from penstock.readers.formats.tables import Tensor
     from penstock.readers.types import Encoded
 
     Views = NDArray[np.int32]
@@ -51,25 +61,20 @@ if TYPE_CHECKING:
 DATA_V1, INDEX, DICTIONARY, DATA_V2 = range(4)
 PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY = 0, 2, 8
 
-_HEAD_BYTES, _MOST_HEAD_BYTES = 128, 2**20  # statistics in a header can be long
-_FREE_BYTES = 2**28
-"""So much a chunk may always take when it is decompressed; beyond it a share of what it takes in
-the file."""
-_MOST_TIMES = 1000
+_HEAD_BYTES, _MAX_HEAD_BYTES = 128, 2**20  # statistics in a header can be long
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of a chunk.
+    """A page of a chunk, from its header.
 
-    kind: of page; head: where its header begins in the chunk; start, size: of its bytes behind
-    that; decoded: bytes decompressed; values: nulls too; encoding: of them; crc: CRC-32 of the
-    bytes, None where it isn't told. levels: bytes before the values, of version 2, which aren't
-    compressed; is_compressed: the values are.
+    start, size: its bytes in the chunk, without the header. decoded: its bytes decompressed.
+    values: their number, with nulls; encoding: of the values. crc: CRC-32 of its bytes, None if the
+    header has none. levels: bytes of version 2 before the values, which aren't compressed;
+    is_compressed: the values are.
     """
 
     kind: int
-    head: int
     start: int
     size: int
     decoded: int
@@ -81,9 +86,9 @@ class Page:
 
 
 def pages_of(data: Encoded) -> Iterator[Page]:
-    """The pages of a chunk, from its first byte on. Raises ValueError."""
-    at, count = 0, len(data)
-    while at < count:
+    """Yield the pages of a chunk. Raises ValueError."""
+    at = 0
+    while at < len(data):
         page = _page(data, at)
         yield page
         at = page.start + page.size
@@ -95,53 +100,41 @@ def _page(data: Encoded, at: int) -> Page:
         head = data[at : at + length].tobytes()
         reader = ThriftReader(head)
         try:
-            told = reader.struct()
+            header = reader.struct()
             break
         except ValueError:
-            if at + length >= len(data) or length >= _MOST_HEAD_BYTES:
-                raise ValueError(f"its bytes at {at:,} are no page's header") from None
+            if at + length >= len(data) or length >= _MAX_HEAD_BYTES:
+                raise ValueError(f"its bytes at {at:,} are no page header") from None
             length *= 8
-    kind, decoded, size = told.count(1), told.count(2), told.count(3)
+    kind, decoded, size = header.count(1), header.count(2), header.count(3)
     start = at + reader.at
     if min(kind, decoded, size) < 0:
         raise ValueError(f"its page at byte {at:,} has no kind or size")
     if size > len(data) - start:
-        raise ValueError(f"its page at byte {at:,} has {size:,} bytes, more than are there")
-    own = told.part({DATA_V1: 5, DICTIONARY: 7, DATA_V2: 8}.get(kind, -1))
+        raise ValueError(f"its page at byte {at:,} has {size:,} bytes, more than are left")
+    own = header.part({DATA_V1: 5, DICTIONARY: 7, DATA_V2: 8}.get(kind, -1))
     if own is None:
-        return Page(kind, at, start, size, decoded)
+        return Page(kind, start, size, decoded)
     values, encoding = own.count(1), own.count(4 if kind == DATA_V2 else 2)
     if min(values, encoding) < 0:
         raise ValueError(f"its page at byte {at:,} has no number of values")
-    crc = told.get(4)
-    found = Page(
-        kind,
-        at,
-        start,
-        size,
-        decoded,
-        values,
-        encoding,
-        crc & 0xFFFFFFFF if type(crc) is int else None,
+    crc = header.get(4)
+    page = Page(
+        kind, start, size, decoded, values, encoding, crc & 0xFFFFFFFF if type(crc) is int else None
     )
     if kind != DATA_V2:
-        return found
+        return page
     levels = max(own.count(5), 0) + max(own.count(6), 0)
-    return replace(found, levels=levels, is_compressed=own.get(7, True) is not False)
+    return replace(page, levels=levels, is_compressed=own.get(7, True) is not False)
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What the headers of a chunk's pages tell. is_dictionary: all values are of a dictionary;
-    largest: bytes that the values may take decoded, if each is the largest of a dictionary."""
+def check_pages(pages: Sequence[Page], *, values: int, size_bytes: int) -> tuple[bool, int]:
+    """Return whether all values of a chunk are in a dictionary, and how many bytes the values may
+    take decoded, if each is the largest of the dictionary.
 
-    is_dictionary: bool
-    largest: int
-
-
-def survey(pages: Sequence[Page], *, values: int, size_bytes: int) -> Survey:
-    """Look at all pages of a chunk. values: what the footer says; size_bytes: of the chunk. Raises
-    ValueError where they can't be so, or where the pages would take far more memory than that."""
+    values: their number in the footer; size_bytes: of the chunk. Raises ValueError if the pages
+    have another number, or would take far more memory than the chunk's bytes can decode to.
+    """
     total = numbers = of_dictionary = entry = 0
     for page in pages:
         total += page.decoded
@@ -152,21 +145,22 @@ def survey(pages: Sequence[Page], *, values: int, size_bytes: int) -> Survey:
             if page.encoding in (PLAIN_DICTIONARY, RLE_DICTIONARY):
                 of_dictionary += page.values
         if numbers > values:
-            raise ValueError(f"its pages have {numbers:,} values or more, and {values:,} were told")
-        if total > max(_FREE_BYTES, _MOST_TIMES * size_bytes):
+            raise ValueError(
+                f"its pages have {numbers:,} values or more, and its footer says {values:,}"
+            )
+        if total > max_decoded_bytes(size_bytes):
             raise ValueError(
                 f"its pages would take {total:,} bytes decompressed, of {size_bytes:,} in the file"
             )
     if numbers != values:
-        raise ValueError(f"its pages have {numbers:,} values, and {values:,} were told: truncated")
-    return Survey(
-        is_dictionary=bool(numbers) and of_dictionary == numbers,
-        largest=total + of_dictionary * entry,
-    )
+        raise ValueError(
+            f"its pages have {numbers:,} values, and its footer says {values:,}: it is truncated"
+        )
+    return bool(numbers) and of_dictionary == numbers, total + of_dictionary * entry
 
 
-LEAST_BYTES = 1024
-"""Mean size of values from which this is the quicker way."""
+_MIN_VIEW_BYTES = 1024
+"""The mean size of values from which views are faster than pyarrow's copies."""
 
 _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 _LENGTH = struct.Struct("<I")
@@ -174,8 +168,8 @@ _INLINE_BYTES, _LARGEST_PAGE, _WIDEST = 12, 2**31 - 1, 32
 
 
 def are_plain(pages: Sequence[Page], codec: int) -> bool:
-    """Whether all values lie so, in pages or in a dictionary, and could be told where. Nulls and
-    lists aren't looked for."""
+    """Return True if `plain_values` can read these pages, provided that they have neither nulls nor
+    lists."""
     return codec in _CODECS and all(
         page.encoding in (PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY) and page.decoded <= _LARGEST_PAGE
         for page in pages
@@ -186,8 +180,10 @@ def are_plain(pages: Sequence[Page], codec: int) -> bool:
 def plain_values(
     data: Encoded, pages: Sequence[Page], *, codec: int, has_levels: bool, values: int
 ) -> Any:
-    """The values as an array of views. has_levels: pages say of each value that it is there.
-    Raises ValueError for damage."""
+    """Return the values of plain pages as an array of views.
+
+    has_levels: each page begins with definition levels. Raises ValueError for damage.
+    """
     parts: list[Views] = []
     dictionary = np.empty((0, 4), np.int32)
     buffers: list[Any] = []
@@ -196,10 +192,10 @@ def plain_values(
             continue
         body, at = _body(data, page, codec, has_levels=has_levels and page.kind == DATA_V1)
         if page.kind != DICTIONARY and page.encoding != PLAIN:
-            places = read_indices(body, at, page.values)
-            if len(places) and int(places.max()) >= len(dictionary):
-                raise ValueError("it has places beyond its dictionary")
-            parts.append(dictionary[places])
+            indices = read_indices(body, at, page.values)
+            if len(indices) and int(indices.max()) >= len(dictionary):
+                raise ValueError("it has indices beyond its dictionary")
+            parts.append(dictionary[indices])
             continue
         views = _views(body, at, page.values, len(buffers))
         buffers.append(pa.py_buffer(body))
@@ -214,24 +210,27 @@ def plain_values(
 
 
 def _views(body: Encoded, at: int, count: int, number: int) -> Views:
-    """Views of values that lie behind one another: length, first bytes, buffer, place in it; a
-    short value stands in its view. number: of the buffer."""
+    """Return Arrow's views of values that follow one another, int32, shape (count, 4): length,
+    first bytes, buffer, and place in the buffer. A short value is inside its view.
+
+    number: of the buffer.
+    """
     size, view = len(body), body.data
     if 4 * count > size:
-        raise ValueError("a page of it ends before its values do")
-    told: list[tuple[int, int, int, int]] = []
+        raise ValueError("one of its pages ends before its values")
+    values: list[tuple[int, int, int, int]] = []
     for _ in range(count):
         if at + 4 > size:
-            raise ValueError("a page of it ends before its values do")
+            raise ValueError("one of its pages ends before its values")
         (length,) = _LENGTH.unpack_from(view, at)
         at += 4
         if length > size - at:
-            raise ValueError("a value of it would end behind its page")
-        told.append((length, 0, number, at))
+            raise ValueError("one of its values is longer than its page")
+        values.append((length, 0, number, at))
         at += length
-    views = np.array(told, np.int32).reshape(-1, 4)
+    views = np.array(values, np.int32).reshape(-1, 4)
     bytes_ = views.view(np.uint8)
-    for place, (length, _, _, start) in enumerate(told):
+    for place, (length, _, _, start) in enumerate(values):
         if length <= _INLINE_BYTES:
             bytes_[place, 4:] = 0
             bytes_[place, 4 : 4 + length] = body[start : start + length]
@@ -241,37 +240,36 @@ def _views(body: Encoded, at: int, count: int, number: int) -> Views:
 
 
 def read_indices(body: Encoded, at: int, count: int) -> NDArray[np.int64]:
-    """Places in a dictionary, as runs of one place and packed ones (RLE and bit-packing hybrid).
-    Raises ValueError for damage."""
+    """Read indices into a dictionary: runs of one index, and packed ones (Parquet's hybrid of RLE
+    and bit-packing). Returns int64, shape (count,). Raises ValueError for damage."""
     found = np.empty(count, np.int64)
     if not count:
         return found
     if at >= len(body) or body[at] > _WIDEST:
-        raise ValueError("its places in a dictionary have no width")
+        raise ValueError("its dictionary indices have an invalid width")
     width, at, filled = int(body[at]), at + 1, 0
     powers = 1 << np.arange(width, dtype=np.int64)
     while filled < count:
         head, at = _varint(body, at)
         run = head >> 1
         if not run:
-            raise ValueError("it has a run of no places in a dictionary")
+            raise ValueError("it has an empty run of dictionary indices")
         if head & 1:
             size = min(run * width, len(body) - at)
             bits = np.unpackbits(body[at : at + size], bitorder="little")
             if width:
-                here = bits[: len(bits) // width * width].reshape(-1, width) @ powers
+                indices = bits[: len(bits) // width * width].reshape(-1, width) @ powers
             else:
-                here = np.zeros(min(8 * run, count), np.int64)
+                indices = np.zeros(min(8 * run, count), np.int64)
         else:
             size = (width + 7) // 8
-            here = np.full(
-                min(run, count), int.from_bytes(body[at : at + size].tobytes(), "little")
-            )
-        taken = min(len(here), count - filled)
-        if not taken:
-            raise ValueError("its places in a dictionary end early")
-        found[filled : filled + taken] = here[:taken]
-        filled, at = filled + taken, at + size
+            index = int.from_bytes(body[at : at + size].tobytes(), "little")
+            indices = np.full(min(run, count), index)
+        used = min(len(indices), count - filled)
+        if not used:
+            raise ValueError("its dictionary indices end early")
+        found[filled : filled + used] = indices[:used]
+        filled, at = filled + used, at + size
     return found
 
 
@@ -284,18 +282,18 @@ def _varint(body: Encoded, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
         shift += 7
-    raise ValueError("its places in a dictionary end early")
+    raise ValueError("its dictionary indices end early")
 
 
 def _body(data: Encoded, page: Page, codec: int, *, has_levels: bool) -> tuple[Encoded, int]:
-    """A page's bytes decompressed, and where in them its values begin."""
+    """Return a page's bytes decompressed, and the place of its first value in them."""
     part = data[page.start : page.start + page.size]
     if page.crc is not None and zlib.crc32(part.data) != page.crc:
         raise ValueError("the checksum of a page is wrong")
     levels = page.levels if page.kind == DATA_V2 else 0
     if levels > min(page.size, page.decoded):
-        raise ValueError("a page of it is smaller than its levels")
-    part, wanted = part[levels:], page.decoded - levels  # those of version 2 aren't compressed
+        raise ValueError("one of its pages is smaller than its levels")
+    part, wanted = part[levels:], page.decoded - levels
     name = _CODECS[codec] if page.is_compressed else None
     if name is not None and wanted:
         try:
@@ -307,21 +305,24 @@ def _body(data: Encoded, page: Page, codec: int, *, has_levels: bool) -> tuple[E
     if not has_levels:
         return part, 0
     if len(part) < 4:
-        raise ValueError("a page of it ends before its values do")
+        raise ValueError("one of its pages ends before its values")
     return part, 4 + int(_LENGTH.unpack_from(part.data, 0)[0])
 
 
 BYTE_ARRAY = 6
-_EXPANDS_TO = 2**30
-"""Values of a dictionary are copied out of it while they can't take more than this."""
+_MAX_EXPANDED_BYTES = 2**30
+"""Values are copied out of their dictionary if they can't take more than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkForm:
-    """What chunks of one column have in common. path, elements, physical: see `footer.Leaf`;
-    parts: names of path that lead to the values, the others are lists'; writer: of the file;
-    codec: its number; is_flat: it has no lists; has_levels: its pages say of each value whether it
-    is there; tensor: how its tensors are stored."""
+    """What the chunks of one column have in common.
+
+    path, elements, physical: see `Leaf`. parts: how many names of path lead through structs to the
+    values; the others are those of lists. writer: the file's `created_by`; codec: its number.
+    is_flat: it has no lists. has_levels: its pages begin with definition levels. tensor: how its
+    tensors are stored.
+    """
 
     path: tuple[str, ...]
     elements: tuple[bytes, ...]
@@ -344,45 +345,36 @@ def decode_chunk(
     decoded: int,
     nulls: int,
 ) -> Any:
-    """The table (`values.values_table`) of a chunk. values, decoded, nulls: as the footer tells
-    them. Raises ValueError for damage."""
+    """Decode a chunk, and return its values as `values_table` does.
+
+    rows, values, decoded, nulls: the footer's numbers of rows, values, decompressed bytes and
+    nulls. Raises ValueError for damage.
+    """
     pages = list(pages_of(data))
-    found = survey(pages, values=values, size_bytes=len(data))
+    is_dictionary, max_bytes = check_pages(pages, values=values, size_bytes=len(data))
     if (
         form.physical == BYTE_ARRAY
         and form.is_flat
         and not nulls
-        and decoded >= LEAST_BYTES * rows
-        # Statistics of pyarrow's writer don't count the nulls of the structs around a dictionary.
-        and not (found.is_dictionary and len(form.path) > 1)
+        and decoded >= _MIN_VIEW_BYTES * rows
+        # pyarrow's writer doesn't count the nulls of the structs around a dictionary.
+        and not (is_dictionary and len(form.path) > 1)
         and are_plain(pages, form.codec)
     ):
         array = plain_values(
             data, pages, codec=form.codec, has_levels=form.has_levels, values=values
         )
         return values_table(type, array, ())
-    is_kept = form.physical == BYTE_ARRAY and (found.is_dictionary or found.largest > _EXPANDS_TO)
-    footer = as_file(
-        column_footer(
-            form.elements,
-            form.path,
-            physical=form.physical,
-            codec=form.codec,
-            rows=rows,
-            values=values,
-            size=len(data),
-            decoded=decoded,
-            writer=form.writer,
-        )
-    )
+    is_kept = form.physical == BYTE_ARRAY and (is_dictionary or max_bytes > _MAX_EXPANDED_BYTES)
+    footer = _chunk_footer(form, rows=rows, values=values, size=len(data), decoded=decoded)
     try:
-        metadata = pq.ParquetFile(pa.BufferReader(footer)).metadata
+        metadata = pq.ParquetFile(pa.BufferReader(as_file(footer))).metadata
         file = pq.ParquetFile(
             pa.BufferReader(pa.py_buffer(data)),
             metadata=metadata,
             read_dictionary=[".".join(form.path)] if is_kept else None,
-            # Large, since the values of a row group may be; dictionaries are read as they are only
-            # where no type is asked for.
+            # Values of a row group may take more than 2 GiB. A dictionary is only kept if no type
+            # is requested.
             binary_type=None if is_kept else pa.large_binary(),
             list_type=pa.LargeListType,
             page_checksum_verification=True,
@@ -394,30 +386,56 @@ def decode_chunk(
     except (pa.ArrowException, OSError, MemoryError) as error:
         if machine_remedy(error) is not None:
             raise
-        why = _first_line(error)
+        reason = (str(error).splitlines() or [error.__class__.__name__])[0][:200]
         raise ValueError(
-            f"its bytes are damaged, or pyarrow doesn't read what wrote them ({why})"
+            f"its bytes are damaged, or pyarrow can't read files of their writer ({reason})"
         ) from error
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+def _chunk_footer(form: ChunkForm, *, rows: int, values: int, size: int, decoded: int) -> bytes:
+    """Return the footer of a file whose one column chunk begins at its first byte."""
+    root = write_struct({4: write_text(b"schema"), 5: write_number(1)})
+    meta = {
+        1: write_number(form.physical),
+        2: write_list(I32, []),
+        3: write_list(BINARY, [write_text(name.encode())[1] for name in form.path]),
+        4: write_number(form.codec),
+        5: write_number(values, I64),
+        6: write_number(decoded, I64),
+        7: write_number(size, I64),
+        # A dictionary page that comes first is recognised by its own header.
+        9: write_number(0, I64),
+    }
+    chunk = write_struct({2: write_number(0, I64), 3: (STRUCT, write_struct(meta))})
+    group = write_struct(
+        {1: write_list(STRUCT, [chunk]), 2: write_number(decoded, I64), 3: write_number(rows, I64)}
+    )
+    fields = {
+        1: write_number(2),
+        2: write_list(STRUCT, [root, *form.elements]),
+        3: write_number(rows, I64),
+        4: write_list(STRUCT, [group]),
+        6: write_text(form.writer),
+    }
+    return write_struct(fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParquetNotes:
-    """The units of a shard, and how each chunk of it is decoded. chunks: of each extent the number
-    of its form, its values, its bytes decompressed and its nulls (-1: not told), int64, shape
-    (extents, 4)."""
+    """What an index notes of a shard, to read it without its files' footers.
+
+    chunks: of each extent the number of its form, its values, its bytes decompressed and its nulls
+    (-1: unknown), int64, shape (extents, 4).
+    """
 
     units: ShardUnits
     forms: Sequence[ChunkForm]
     chunks: NDArray[np.int64]
 
     def to_bytes(self) -> bytes:
-        """As `read_notes` reads it."""
-        told: dict[str, Any] = {
-            **units_to_json(self.units),
+        """Return JSON that `read_notes` reads."""
+        notes: dict[str, Any] = {
+            **self.units.to_json(),
             "chunks": self.chunks.tolist(),
             "forms": [
                 {
@@ -434,18 +452,18 @@ class ParquetNotes:
                 for form in self.forms
             ],
         }
-        return json.dumps(told).encode()
+        return json.dumps(notes).encode()
 
 
 def read_notes(shard: ChunkedShardFacts) -> ParquetNotes:
-    """What was noted of a shard. Raises CorruptShardError."""
+    """Return the notes of a shard, checked. Raises CorruptShardError."""
     try:
-        told = json.loads(shard.notes)
-        units = units_of_json(told, shard)
+        notes = json.loads(shard.notes)
+        units = ShardUnits.of_json(notes, shard)
         forms = [
             ChunkForm(
                 path=tuple(each["path"]),
-                elements=tuple(base64.b64decode(one) for one in each["elements"]),
+                elements=tuple(map(base64.b64decode, each["elements"])),
                 physical=int(each["physical"]),
                 parts=int(each["parts"]),
                 writer=base64.b64decode(each["writer"]),
@@ -454,13 +472,13 @@ def read_notes(shard: ChunkedShardFacts) -> ParquetNotes:
                 has_levels=bool(each["has_levels"]),
                 tensor=tensor_of_json(each["tensor"]) if "tensor" in each else None,
             )
-            for each in told["forms"]
+            for each in notes["forms"]
         ]
-        chunks = np.array(told["chunks"], np.int64).reshape(-1, 4)
+        chunks = np.array(notes["chunks"], np.int64).reshape(-1, 4)
         if len(chunks) != len(shard.extents):
             raise ValueError("its chunks differ in number")
         if len(chunks) and not (chunks[:, :3].min() >= 0 and chunks[:, 0].max() < len(forms)):
-            raise ValueError("its chunks have forms that aren't there")
+            raise ValueError("its chunks have forms that don't exist")
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise torn_notes_error(error) from error
+        raise corrupt_notes_error(error) from error
     return ParquetNotes(units=units, forms=forms, chunks=chunks)

@@ -1,6 +1,6 @@
 """Choose which columns of a table's files are fields, under which names and types.
 
-The columns should be the same in all files of a dataset; `SchemaDrift` gathers and compares them.
+`SchemaDrift` collects the columns of all files of a dataset, which must agree.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.readers.origin import Arrangement, Entry
 
 _log = logging.getLogger("penstock")
-_SHOWN, _TOLD = 20, 5
+_MAX_NAMES, _MAX_REASONS = 20, 5
 _NAMES_OF_PATHS = re.compile(
     "image|img|photo|picture|frame|mask|file|path|audio|sound|wav|video|clip|ur[il]", re.IGNORECASE
 )
@@ -49,10 +49,10 @@ _FILE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldChoice:
-    """The fields that a user's arguments make of a file's columns.
+    """The columns that are fields, by the user's arguments.
 
-    columns, types: by field, in order; a type is None where the first values have to tell.
-    left_out: columns that are no field, by name, and why.
+    columns, types: by field, in order; a type is None if it depends on the first values.
+    left_out: the reasons of the columns that are no fields, by name.
     """
 
     columns: Mapping[str, ArrowColumn]
@@ -65,19 +65,19 @@ def choose_columns(
     arrangement: Arrangement,
     *,
     file: str,
-    refused: Mapping[str, str] | None = None,
+    refused: Mapping[str, str],
 ) -> FieldChoice:
-    """The fields of a file's columns. file: its name, for people; refused: why columns, by name,
-    are none, whatever their type, as their values say.
+    """Return the columns that are fields.
 
-    Raises ConfigError for what was asked for and isn't there or doesn't fit, DatasetError for what
-    can't be a field.
+    file: its name, for messages. refused: the reasons why the values of columns, by name, can't be
+    a field. Raises ConfigError if a requested column doesn't exist or doesn't fit its type,
+    DatasetError if it can't be a field.
     """
-    there = {column.name: column for column in columns}
+    names = [column.name for column in columns]
     given, places = given_types(arrangement), dict(arrangement.places)
     for name, place in places.items():
-        if place not in there:
-            raise ConfigError(f'fields["{name}"]: got {place!r}, and {file} has {_shown(there)}.')
+        if place not in names:
+            raise ConfigError(f'fields["{name}"]: got {place!r}, and {file} has {_shown(names)}.')
     renamed = {place: name for name, place in places.items()}
     found: dict[str, ArrowColumn] = {}
     left_out: dict[str, str] = {}
@@ -86,73 +86,78 @@ def choose_columns(
             continue  # another column has this name now
         name = renamed.get(column.name, column.name)
         if not is_field_name(name) or name.endswith(PRESENT):
-            rename = f'fields={{"…": "{column.name}"}} gives it another'
+            rename = f'fields={{"…": "{column.name}"}} gives it another one'
             left_out[name] = f"no field can have this name; {rename}"
         else:
             found[name] = column
     for name in given:
         if name not in found:
             raise ConfigError(
-                f'schema["{name}"]: there is no such column; {file} has {_shown(there)}.'
+                f'schema["{name}"]: there is no such column; {file} has {_shown(names)}.'
             )
     types: dict[str, FieldType | None] = {}
     for name, column in list(found.items()):
         type = given.get(name)
-        if (why := (refused or {}).get(column.name)) is not None and type is not None:
-            raise ConfigError(f'schema["{name}"]: the column "{column.name}": {why}.')
-        why = why or (column.refusal if type is None else misfit(type, column.arrow))
-        if why is None:
+        reason = refused.get(column.name)
+        if reason is not None and type is not None:
+            raise ConfigError(f'schema["{name}"]: the column "{column.name}": {reason}.')
+        reason = reason or (column.refusal if type is None else misfit(type, column.arrow))
+        if reason is None:
             types[name] = column.type if type is None else completed_type(type, column.arrow)
             continue
         if type is not None:
             paths = is_encoded(type) and not isinstance(type, Text) and is_text(column.arrow)
-            files = ". Name a type that it can become (docs/parquet.md), or leave it out of schema="
-            files = f". If these are paths of files: {FILES_BY_PATHS}" if paths else files
-            raise ConfigError(f'schema["{name}"]: got {why} ({file}){files}.')
+            advice = "Name a type that it can become (docs/parquet.md), or leave it out of schema="
+            advice = f"If these are paths of files: {FILES_BY_PATHS}" if paths else advice
+            raise ConfigError(f'schema["{name}"]: got {reason} ({file}). {advice}.')
         if column.name in renamed:
-            raise DatasetError(f'fields["{name}"]: {file}: the column "{column.name}": {why}.')
-        left_out[name] = why
+            raise DatasetError(f'fields["{name}"]: {file}: the column "{column.name}": {reason}.')
+        left_out[name] = reason
         del found[name]
     return FieldChoice(columns=found, types=types, left_out=left_out)
 
 
-def _shown(there: Mapping[str, object]) -> str:
-    names = list(there)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{names[:_SHOWN]}{more}"
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"{names[:_MAX_NAMES]}{more}"
 
 
 def warn_of_left_out(url: str, choice: FieldChoice) -> None:
-    """Say once which columns are no fields, and why."""
+    """Log which columns are no fields, and why."""
     if choice.left_out:
-        told = [f'"{name}" ({why})' for name, why in choice.left_out.items()]
-        more = f" and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
-        _log.warning("%s: columns that are no fields: %s%s.", url, "; ".join(told[:_TOLD]), more)
+        shown = [f'"{name}" ({reason})' for name, reason in choice.left_out.items()]
+        more = f" and {len(shown) - _MAX_REASONS} more" if len(shown) > _MAX_REASONS else ""
+        _log.warning(
+            "%s: columns that are no fields: %s%s.", url, "; ".join(shown[:_MAX_REASONS]), more
+        )
 
 
 def refusal_of(table: Any, *, file: str, first: int) -> str | None:
-    """Why a column is refused, by the values of some rows (`values.values_table`): lists that are
-    no arrays. None where they are, or a value alone doesn't fit. first: the row where they begin in
-    the file, whose name is for people."""
+    """Return why a column can't be a field, if its values in some rows are lists that are no
+    arrays. A value that doesn't fit is no reason: it makes one bad sample.
+
+    table: as `values_table` returns it. file: its name, for messages; first: the first row in it.
+    """
     for row, reason in reasons(table, np.arange(len(table))):
         if reason in (NULL_INSIDE, RAGGED_INSIDE):
-            advice = "fill it in" if reason == NULL_INSIDE else "pad them, or flatten them"
-            return f"{reason} ({file}, row {first + row}): {advice} when the file is written"
+            advice = "replace the null" if reason == NULL_INSIDE else "pad or flatten the lists"
+            return f"{reason} ({file}, row {first + row}): {advice} when you write the file"
     return None
 
 
 def may_be_paths(name: str, type: FieldType) -> bool:
-    """Return True for a field of texts whose name is one that paths of files have."""
+    """Return True if a field of texts has a name that is usual for paths of files."""
     return isinstance(type, Text) and bool(_NAMES_OF_PATHS.search(name))
 
 
 def warn_of_paths(url: str, column: str, values: Sequence[bytes]) -> None:
-    """Warn of a column of texts that are paths of pictures, sound or video. values: some."""
-    some = [value for value in values if value]
-    if some and all(map(_FILE.search, some)):
-        shown = some[0].decode(errors="replace")
+    """Warn if a column's values are paths of images, sound, video or arrays. values: some of
+    them."""
+    paths = [value for value in values if value]
+    if paths and all(map(_FILE.search, paths)):
+        shown = paths[0].decode(errors="replace")
         warnings.warn(
-            f'{url}: the column "{column}" holds paths of files ({shown!r:.200}), and they '
+            f'{url}: the column "{column}" holds paths of files ({shown!r:.200}), which '
             f"are read as text. To read the files, {FILES_BY_PATHS}.",
             PenstockWarning,
             stacklevel=9,
@@ -160,35 +165,38 @@ def warn_of_paths(url: str, column: str, values: Sequence[bytes]) -> None:
 
 
 def warn_of_partitions(url: str, files: Iterable[bytes], choice: FieldChoice) -> None:
-    """Warn of columns that stand in the names of folders alone (`label=3/`), as partitioned tables
-    have them. files: the names of the table's files."""
-    there = {column.name for column in choice.columns.values()} | set(choice.left_out)
+    """Warn if columns of a partitioned table are only in the names of its folders (`label=3/`).
+
+    files: the names of the table's files.
+    """
+    known = {column.name for column in choice.columns.values()} | set(choice.left_out)
     folders = dict.fromkeys(part for name in files for part in name.split(b"/")[:-1])
     lacking: dict[str, bytes] = {}
     for folder in folders:
         name, equals, _ = folder.partition(b"=")
-        if equals and (column := name.decode(errors="replace")) not in there:
+        if equals and (column := name.decode(errors="replace")) not in known:
             lacking.setdefault(column, folder)
     if lacking:
         shown = ", ".join(folder.decode(errors="replace") for folder in lacking.values())
         warnings.warn(
-            f"{url}: the table is partitioned ({shown:.200}), and a column that stands only in the "
-            f"names of folders isn't read: {_shown(lacking)}. Write such columns into the files "
-            "too, or the table without partitions.",
+            f"{url}: the table is partitioned ({shown:.200}), and a column that is only in the "
+            f"names of folders isn't read: {_shown(list(lacking))}. Write such columns into the "
+            "files too, or write the table without partitions.",
             PenstockWarning,
             stacklevel=9,
         )
 
 
 def no_field_error(url: str, choice: FieldChoice) -> DatasetError:
-    """The error for files none of whose columns is a field."""
-    told = "; ".join(f'"{name}": {why}' for name, why in list(choice.left_out.items())[:_TOLD])
-    return DatasetError(f"{url}: no column can be a field ({told}).")
+    """Return the error for a table none of whose columns can be a field."""
+    shown = list(choice.left_out.items())[:_MAX_REASONS]
+    listed = "; ".join(f'"{name}": {reason}' for name, reason in shown)
+    return DatasetError(f"{url}: no column can be a field ({listed}).")
 
 
 def kind_of(values: Sequence[bytes]) -> FieldType:
-    """What binary values are, by the first bytes of some of them: pictures, sound or video where
-    all are, else bytes."""
+    """Return the type of binary values: images, sound or video if the first bytes of all of them
+    are of that kind, else bytes."""
     from penstock.readers.fields import HEAD_BYTES, Audio, Image, Video, refusal_by_head
 
     heads = [value[:HEAD_BYTES] for value in values if value]
@@ -200,41 +208,44 @@ def kind_of(values: Sequence[bytes]) -> FieldType:
 
 @dataclass(slots=True, kw_only=True)
 class SchemaDrift:
-    """Gathers the columns of files whose schemas should be one, in the order in which they come."""
+    """The columns of all files of a dataset, in the order in which they are added.
+
+    given: the types that the user declared. files: the first file with each column.
+    """
 
     given: Mapping[str, FieldType]
     columns: dict[str, ArrowColumn]
     files: dict[str, Entry]
 
     def add(self, columns: Sequence[ArrowColumn], entry: Entry) -> None:
-        """The columns of one more file. Raises DatasetError where one is of another type than in
-        an earlier file."""
+        """Add the columns of one more file. Raises DatasetError if one has another type than in an
+        earlier file, unless the user declared a type that both can become."""
         for column in columns:
             first = self.columns.get(column.name)
             if first is None or pa.types.is_null(first.arrow):
                 self.columns[column.name], self.files[column.name] = column, entry
             elif first.path != column.path and not pa.types.is_null(column.arrow):
                 raise DatasetError(
-                    f'{printable(entry.name)}: its column "{column.name}" lies at '
+                    f'{printable(entry.name)}: its column "{column.name}" is at '
                     f"{list(column.path)}, and in {printable(self.files[column.name].name)} at "
                     f"{list(first.path)}. Write both alike, or read them as two datasets."
                 )
-            elif not _is_alike(first, column) and not self._is_meant(column):
+            elif not _agree(first, column) and not self._is_declared(column):
                 raise DatasetError(
                     f'{printable(entry.name)}: its column "{column.name}" holds {column.arrow}, '
                     f"and in {printable(self.files[column.name].name)} it holds {first.arrow}. "
-                    "Write both alike, read them as two datasets, or say which is meant by "
-                    f'schema={{"{column.name}": …}}, where one can become the other.'
+                    "Write both alike, read them as two datasets, or declare a type that both can "
+                    f'become: schema={{"{column.name}": …}}.'
                 )
 
-    def _is_meant(self, column: ArrowColumn) -> bool:
+    def _is_declared(self, column: ArrowColumn) -> bool:
         type = self.given.get(column.name)
         return type is not None and misfit(type, column.arrow) is None
 
 
-def _is_alike(first: ArrowColumn, other: ArrowColumn) -> bool:
+def _agree(first: ArrowColumn, other: ArrowColumn) -> bool:
     if pa.types.is_null(other.arrow):
-        return True  # no row of that file has it
+        return True  # no row of that file has a value
     if first.tensor != other.tensor:
         return False
     if first.refusal is not None or other.refusal is not None:
@@ -243,12 +254,13 @@ def _is_alike(first: ArrowColumn, other: ArrowColumn) -> bool:
 
 
 def features_in_metadata(schema: Any, entry: Entry) -> Mapping[str, Feature]:
-    """What features in a file's metadata say; nothing, with a warning, where they are broken."""
+    """Return Hugging Face's features from a file's metadata; none, with a warning, if they are
+    invalid."""
     try:
         return features_of(schema.metadata)
     except ValueError as error:
         _log.warning(
-            "%s: Hugging Face's features in its metadata are passed over: %s",
+            "%s: Hugging Face's features in its metadata are ignored: %s",
             printable(entry.name),
             error,
         )

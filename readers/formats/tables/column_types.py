@@ -1,6 +1,6 @@
-"""Infer the type of a field from a column's Arrow type and name alone.
+"""Infer the type of a field from a column's Arrow type and name.
 
-Hugging Face's `Features`, which a schema's metadata may hold, count for more than the Arrow type.
+Hugging Face's `Features` in a schema's metadata take precedence over the Arrow type.
 """
 
 from __future__ import annotations
@@ -43,48 +43,51 @@ _ARRAYS = {f"Array{n}D": n for n in (2, 3, 4, 5)}
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """What the features say of one column. type: where they tell; refusal: why it can't be a
-    field."""
+    """A column's entry in Hugging Face's `Features`.
+
+    type: the field's type, None if the entry adds nothing to the Arrow type. refusal: the reason
+    why the column can't be a field.
+    """
 
     type: FieldType | None = None
     refusal: str | None = None
 
 
 def features_of(metadata: Mapping[bytes, bytes] | None) -> dict[str, Feature]:
-    """The features by column, those that say more than the column's own type. Raises ValueError for
-    what isn't `Features`."""
-    told = (metadata or {}).get(KEY)
-    if told is None:
+    """Return the features in a schema's metadata, by column. Raises ValueError if they are
+    invalid."""
+    text = (metadata or {}).get(KEY)
+    if text is None:
         return {}
-    if len(told) > _MAX_FEATURES_BYTES:
-        raise ValueError(f"its features take {len(told):,} bytes")
+    if len(text) > _MAX_FEATURES_BYTES:
+        raise ValueError(f"its features take {len(text):,} bytes")
     try:
-        columns = json.loads(told)["info"]["features"]
+        columns = json.loads(text)["info"]["features"]
         return {name: _feature(each) for name, each in columns.items()}
     except (KeyError, TypeError, AttributeError, RecursionError, ConfigError) as error:
-        raise ValueError(f"its features can't be understood ({error})") from error
+        raise ValueError(f"its features can't be read ({error})") from error
 
 
-def _feature(told: Any) -> Feature:
-    if not isinstance(told, Mapping):  # a list of something, or a dict of columns
+def _feature(entry: Any) -> Feature:
+    if not isinstance(entry, Mapping):  # a list of something, or a dict of columns
         return Feature()
-    kind = str(told.get("_type"))
+    kind = str(entry.get("_type"))
     if kind in _MEDIA:
         return Feature(_MEDIA[kind])
     if kind == "ClassLabel":
-        return Feature(ClassLabel(tuple(told.get("names") or ())))
+        return Feature(ClassLabel(tuple(entry.get("names") or ())))
     if kind in _ARRAYS:
-        shape = tuple(told["shape"])
+        shape = tuple(entry["shape"])
         if len(shape) != _ARRAYS[kind]:
             raise ValueError(f"{kind} of shape {shape}")
-        return Feature(Array(told["dtype"], shape))
+        return Feature(Array(entry["dtype"], shape))
     if kind in ("Translation", "TranslationVariableLanguages"):
         return Feature(refusal="it holds translations: texts by language")
     return Feature()
 
 
 TOKEN_NAMES = frozenset(("input_ids", "token_ids", "tokens"))
-"""Lists of integers of these names are tokens; others are arrays of any length."""
+"""Columns of these names that hold lists of integers are tokens; others are ragged arrays."""
 
 _MAX_DEPTH = 8
 _MEDIA_PARTS = frozenset(("bytes", "path"))
@@ -96,21 +99,21 @@ FILES_BY_PATHS = (
 PATHS_ALONE = (
     f"it holds paths of files without their bytes: write the bytes into it, or {FILES_BY_PATHS}"
 )
-"""Why a struct of bytes and path is refused where no row has bytes."""
+"""The reason why a struct of bytes and path is refused if no row has bytes."""
 
 Tensor = tuple[tuple[int, ...], tuple[int, ...]]
-"""The shape in which a column of fixed-shape tensors stores each of them in one flat list, and the
-axes of that shape in the order in which a sample has them."""
+"""The shape of each fixed-shape tensor that a column stores as a flat list, and the axes of that
+shape in the order of a sample's axes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowColumn:
-    """A column, or a part of one of structs, that may be a field.
+    """A column, or a part of a column of structs, that may be a field.
 
-    name: "a.b" of the part b of a; path: its names from the top; arrow: its type there. type: it is
-    as a field, None where a look at its first values has to tell (binary: pictures, sound, or
-    bytes); refusal: why it can't be a field. tensor: how its tensors are stored, None of others.
-    in_dictionary: its values are those of a dictionary.
+    name: "a.b" for the part b of a; path: its names from the top; arrow: its Arrow type. type: its
+    type as a field, None if its first values decide (binary: images, sound or other bytes);
+    refusal: the reason why it can't be a field. tensor: how its tensors are stored, None for other
+    columns. in_dictionary: its values are those of a dictionary.
     """
 
     name: str
@@ -123,13 +126,13 @@ class ArrowColumn:
 
     @property
     def is_media(self) -> bool:
-        """Whether its values are the bytes of structs of bytes and path."""
+        """True if its values are the bytes of structs of bytes and path."""
         return len(self.path) > 1 and self.path[-1] == "bytes" and not self.name.endswith("bytes")
 
 
 def arrow_columns(schema: Any, features: Mapping[str, Feature]) -> Iterator[ArrowColumn]:
-    """What may be fields, in order. Where a column is called "a.b", the part b of a struct a is
-    called "a['b']", and where one is called that too, "['a']['b']"."""
+    """Yield the columns and parts of structs that may be fields, in order. If a column is named
+    "a.b", the part b of a struct a is named "a['b']"; if that is taken too, "['a']['b']"."""
     known = set(schema.names)
     for field in schema:
         for column in _columns(field.name, (field.name,), field.type, features.get(field.name)):
@@ -155,8 +158,8 @@ def _columns(
     elif _is_encoded(outer) and (
         pa.types.is_struct(arrow) or _is_encoded(_without_extension(outer.value_type))
     ):
-        why = f"it holds {outer}, encoded twice or encoded structs: write the values themselves"
-        yield ArrowColumn(name=name, path=path, arrow=arrow, refusal=why)
+        reason = f"it holds {outer}, encoded twice or encoded structs: write the values themselves"
+        yield ArrowColumn(name=name, path=path, arrow=arrow, refusal=reason)
     elif pa.types.is_struct(arrow):
         yield from _parts(name, path, arrow, feature, depth)
     else:
@@ -168,35 +171,35 @@ def _parts(
     name: str, path: tuple[str, ...], arrow: Any, feature: Feature | None, depth: int
 ) -> Iterator[ArrowColumn]:
     parts = {arrow.field(i).name: arrow.field(i).type for i in range(arrow.num_fields)}
-    told = None if feature is None else feature.type
-    media = isinstance(told, Image | Audio | Video)
-    if media or (parts.keys() <= _MEDIA_PARTS and is_binary(parts.get("bytes"))):
+    type = None if feature is None else feature.type
+    is_media = isinstance(type, Image | Audio | Video)
+    if is_media or (parts.keys() <= _MEDIA_PARTS and is_binary(parts.get("bytes"))):
         if is_binary(parts.get("bytes")):
-            yield ArrowColumn(name=name, path=(*path, "bytes"), arrow=parts["bytes"], type=told)
+            yield ArrowColumn(name=name, path=(*path, "bytes"), arrow=parts["bytes"], type=type)
         else:
             yield ArrowColumn(name=name, path=path, arrow=arrow, refusal=PATHS_ALONE)
     elif depth >= _MAX_DEPTH or len(parts) < arrow.num_fields or not parts:
-        why = "it holds structs that nest too deep, or whose parts have no names of their own"
-        yield ArrowColumn(name=name, path=path, arrow=arrow, refusal=why)
+        reason = "it holds structs that nest too deep, are empty, or have two parts of one name"
+        yield ArrowColumn(name=name, path=path, arrow=arrow, refusal=reason)
     else:
-        for part, type in parts.items():
-            yield from _columns(f"{name}.{part}", (*path, part), type, None, depth + 1)
+        for part, kind in parts.items():
+            yield from _columns(f"{name}.{part}", (*path, part), kind, None, depth + 1)
 
 
 def _column(name: str, path: tuple[str, ...], arrow: Any, feature: Feature | None) -> ArrowColumn:
-    told = None if feature is None else feature.type
-    if told is None:
+    found: FieldType | str | None
+    if feature is None or feature.type is None:
         found = inferred_type(arrow, name=path[-1])
     else:
-        found = told if misfit(told, arrow) is None else str(misfit(told, arrow))
+        found = misfit(feature.type, arrow) or feature.type
     if isinstance(found, str):
         return ArrowColumn(name=name, path=path, arrow=arrow, refusal=found)
     return ArrowColumn(name=name, path=path, arrow=arrow, type=found)
 
 
 def value_type(arrow: Any) -> Any:
-    """The type under extensions, dictionaries and run-end encoding; of tensors nested lists in the
-    shape of a sample."""
+    """Return the type under extensions, dictionaries and run-end encoding; for tensors, nested
+    lists in the shape of a sample."""
     tensor = tensor_of(arrow)
     if tensor is not None:
         shape, axes = tensor
@@ -209,7 +212,7 @@ def value_type(arrow: Any) -> Any:
 
 
 def tensor_of(arrow: Any) -> Tensor | None:
-    """How a type of fixed-shape tensors stores them; None of others."""
+    """Return how a type of fixed-shape tensors stores them, None for other types."""
     if not isinstance(arrow, pa.FixedShapeTensorType) or not arrow.shape:
         return None
     axes = arrow.permutation
@@ -227,36 +230,35 @@ def _without_extension(arrow: Any) -> Any:
 
 
 def without_dictionaries(arrow: Any) -> Any:
-    """A type as Parquet stores it: values inside of lists as they are, even where Arrow's schema
-    says that they are of a dictionary."""
+    """Return a type as Parquet stores it: Parquet has no dictionaries inside lists, even if the
+    Arrow schema in a file's metadata has them."""
     if pa.types.is_struct(arrow):
         parts = [arrow.field(i) for i in range(arrow.num_fields)]
         return pa.struct([part.with_type(without_dictionaries(part.type)) for part in parts])
     if not is_listed(arrow):
         return arrow
     inner = arrow.value_type
-    is_apart = pa.types.is_dictionary(inner)
-    plain = inner.value_type if is_apart else without_dictionaries(inner)
+    plain = inner.value_type if pa.types.is_dictionary(inner) else without_dictionaries(inner)
     size = (arrow.list_size,) if pa.types.is_fixed_size_list(arrow) else ()
     return arrow if plain == inner else pa.list_(plain, *size)
 
 
 def is_binary(arrow: Any) -> bool:
-    """Whether values are bytes of any length."""
+    """Return True for bytes of any length."""
     return arrow is not None and bool(
         pa.types.is_binary(arrow) or pa.types.is_large_binary(arrow) or arrow == pa.binary_view()
     )
 
 
 def is_text(arrow: Any) -> bool:
-    """Whether values are texts."""
+    """Return True for texts."""
     return bool(
         pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or arrow == pa.string_view()
     )
 
 
 def is_listed(arrow: Any) -> bool:
-    """Whether values are lists, of one length or any."""
+    """Return True for lists, of one length or any."""
     types = pa.types
     return bool(
         types.is_list(arrow)
@@ -268,7 +270,8 @@ def is_listed(arrow: Any) -> bool:
 
 
 def number_of(arrow: Any) -> np.dtype[Any] | None:
-    """numpy's dtype of a type of numbers; None of others. Times, dates and durations are int64."""
+    """Return the NumPy dtype of a type of numbers, None for other types. Times, dates and durations
+    are int64."""
     types = pa.types
     if types.is_boolean(arrow) or types.is_integer(arrow) or types.is_floating(arrow):
         found: np.dtype[Any] = np.dtype(arrow.to_pandas_dtype())
@@ -277,8 +280,8 @@ def number_of(arrow: Any) -> np.dtype[Any] | None:
 
 
 def inferred_type(arrow: Any, *, name: str) -> FieldType | str | None:
-    """The type of a column of which nothing is said; why it can't be a field; or None where its
-    values have to be looked at."""
+    """Return the type of a column that neither features nor the user describe, or the reason why it
+    can't be a field, or None if its first values decide."""
     dtype = number_of(arrow)
     if dtype is not None:
         is_class = name == LABEL and dtype.kind in "iu" and pa.types.is_integer(arrow)
@@ -302,7 +305,7 @@ def inferred_type(arrow: Any, *, name: str) -> FieldType | str | None:
 
 
 def _instead(arrow: Any) -> str:
-    """What to write in place of a type that isn't read, in lists or alone."""
+    """Return the advice for a type that isn't read, alone or in lists."""
     types = pa.types
     if types.is_struct(arrow):
         return "write a column for each part, each of lists of numbers"
@@ -331,24 +334,24 @@ def _array(arrow: Any, name: str) -> FieldType | str:
 
 
 def _is_void(arrow: Any) -> bool:
-    """Whether all values have the length 0."""
+    """Return True if all values have the length 0."""
     if pa.types.is_fixed_size_binary(arrow) and not pa.types.is_decimal(arrow):
         return not arrow.byte_width
     return 0 in shape_of(arrow)[0]
 
 
 def shape_of(arrow: Any) -> tuple[tuple[int | None, ...], Any]:
-    """Lengths of lists by depth, None where any, and the type inside of them."""
+    """Return the lengths of nested lists, None for any length, and the type inside them."""
     shape: list[int | None] = []
     while is_listed(arrow) and len(shape) <= _MAX_DEPTH:
         shape.append(arrow.list_size if pa.types.is_fixed_size_list(arrow) else None)
-        inner = arrow.value_type  # tensors in lists lie flat, and dictionaries apart
+        inner = arrow.value_type  # neither tensors nor dictionaries are read inside lists
         arrow = inner if tensor_of(inner) is not None else _without_extension(inner)
     return tuple(shape), arrow
 
 
 def misfit(type: FieldType, arrow: Any) -> str | None:
-    """Why a column of an Arrow type can't be a field of this type; None where it can."""
+    """Return why a column of an Arrow type can't be a field of this type, or None if it can."""
     wanted = f"{type!r}, and it holds {arrow}"
     if isinstance(type, Text):
         return None if is_text(arrow) or is_binary(arrow) else wanted
@@ -358,47 +361,44 @@ def misfit(type: FieldType, arrow: Any) -> str | None:
         return f"{type!r}, which isn't read from a column yet"
     if isinstance(type, ClassLabel) and type.names and is_text(arrow):
         return None
-    if number_dtype(type) is not None:
+    if (dtype := number_dtype(type)) is not None:
         found = _number_under(arrow)
-        return wanted if found is None or not _holds(type, found) else None
+        if found is None:
+            return wanted
+        is_class = isinstance(type, ClassLabel)
+        return None if (found.kind in "iu" if is_class else _casts(found, dtype)) else wanted
     form = array_form(type)
     if _is_void(arrow):
         return wanted
     if pa.types.is_fixed_size_binary(arrow) and not pa.types.is_decimal(arrow):
         return None if form is None or form.shape in ((None,), (arrow.byte_width,)) else wanted
     shape, inner = shape_of(arrow)
-    dtype = _number_under(inner)
-    if dtype is None or not shape:
+    found = _number_under(inner)
+    if found is None or not shape:
         return wanted
     if form is None:
         return None
     fits = len(form.shape) == len(shape) and all(
         a is None or b is None or a == b for a, b in zip(shape, form.shape, strict=True)
     )
-    return None if fits and _casts(dtype, form.dtype) else wanted
-
-
-def _holds(type: FieldType, found: np.dtype[Any]) -> bool:
-    if isinstance(type, ClassLabel):
-        return found.kind in "iu"
-    dtype = number_dtype(type)
-    return dtype is not None and _casts(found, dtype)
+    return None if fits and _casts(found, form.dtype) else wanted
 
 
 def _casts(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Numbers become others of their kind, and integers fractions."""
+    """Return True if numbers can be cast: to another size of their kind, or integers to floats."""
     return found == wanted or (
         wanted.kind in "iuf" and found.kind != "b" and (wanted.kind == "f" or found.kind != "f")
     )
 
 
 def _number_under(arrow: Any) -> np.dtype[Any] | None:
-    """As `number_of`, for a type that the user names: decimals become fractions then."""
+    """Return `number_of` for a type that the user declared, by which decimals become floats."""
     return np.dtype(np.float64) if pa.types.is_decimal(arrow) else number_of(arrow)
 
 
 def completed_type(type: FieldType, arrow: Any) -> FieldType:
-    """A given type, with what it leaves open taken from the column."""
+    """Return the user's type; an Array gets the dtype and shape that it leaves open from the
+    column. Raises ConfigError if the column holds no arrays."""
     if not isinstance(type, Array) or type.is_settled:
         return type
     found = inferred_type(arrow, name="")

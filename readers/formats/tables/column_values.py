@@ -1,9 +1,9 @@
-"""Convert one column of one unit to the table in which its values are kept, and take rows from it.
+"""Convert one column of one unit to a table of values, and take rows of a batch from it.
 
-The form is an Arrow table, so that it can be kept and mapped: "values" are numbers (bools as
-bytes), lists of numbers of one length (dense arrays) or any (ragged ones), or bytes, null where a
-sample lacks the field; "shapes" are there where samples differ in more than the first length,
-"wrong" where some can't be samples: why. Rows go from there into columns of a batch.
+It is an Arrow table, so that the cache of decoded chunks can store and map it. Its column "values"
+holds numbers (bools as bytes), lists of numbers of one length (dense arrays) or any (ragged ones),
+or bytes, and is null if a sample lacks the field. A column "shapes" holds the samples' shapes if
+these differ in more than the first length, and a column "wrong" the reason of each bad sample.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from penstock.readers.fields import (
     ClassLabel,
-    DenseColumn,
     EncodedColumn,
     RaggedColumn,
     array_form,
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import ArrayForm, Column, FieldType
+    from penstock.readers.fields import ArrayForm, FieldType
     from penstock.readers.formats.tables.column_types import Tensor
     from penstock.readers.types import Encoded
 
@@ -46,9 +45,11 @@ RAGGED_INSIDE = "its lists differ in length, so it is no array"
 def values_table(
     type: FieldType, column: Any, parts: Sequence[str], tensor: Tensor | None = None
 ) -> Any:
-    """A column's table. column: an Arrow array or chunked one; parts: names of the structs' parts
-    inside of which the values lie; tensor: how its tensors are stored. Raises ValueError where the
-    types don't fit."""
+    """Return the table of a column's values.
+
+    column: an Arrow array or chunked array. parts: the names that lead through structs to the
+    values. tensor: how its tensors are stored. Raises ValueError if the types don't fit.
+    """
     array = _inside(column, parts)
     dtype, form = number_dtype(type), array_form(type)
     if dtype is not None:
@@ -59,44 +60,36 @@ def values_table(
 
 
 def _inside(column: Any, parts: Sequence[str]) -> Any:
-    """The array inside of structs, null where one of these is."""
-    array = _whole(column)
+    """Return the array inside structs, which is null if one of these is."""
+    array = _combined(column) if isinstance(column, pa.ChunkedArray) else column
     for part in parts:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
         if not pa.types.is_struct(array.type):
-            raise ValueError(f"it holds {array.type} where a struct was")
+            raise ValueError(f"it holds {array.type}, and a struct was indexed")
         array = array.flatten()[array.type.get_field_index(part)]
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
-    return _places_of_runs(array) if pa.types.is_run_end_encoded(array.type) else array
+    return _runs_as_dictionary(array) if pa.types.is_run_end_encoded(array.type) else array
 
 
-def _places_of_runs(array: Any) -> Any:
-    """A run-end encoded array as places in a dictionary of its values. Raises ValueError."""
+def _runs_as_dictionary(array: Any) -> Any:
+    """Return a run-end encoded array as a dictionary array of its values. Raises ValueError."""
     rows = np.arange(array.offset, array.offset + len(array))
-    places = np.searchsorted(array.run_ends.to_numpy(), rows, side="right")
-    if len(places) and int(places[-1]) >= len(array.values):
-        raise ValueError("its runs end before its rows do")
-    return pa.DictionaryArray.from_arrays(pa.array(places, pa.int64()), array.values)
+    indices = np.searchsorted(array.run_ends.to_numpy(), rows, side="right")
+    if len(indices) and int(indices[-1]) >= len(array.values):
+        raise ValueError("its runs end before its rows")
+    return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int64()), array.values)
 
 
-def _in_dictionary(array: Any) -> Any:
-    """The places that a dictionary array has in its dictionary, null where the value is."""
+def _dictionary_indices(array: Any) -> Any:
+    """Return the indices of a dictionary array, null if the index or its value is."""
     values = array.dictionary
     if not values.null_count:
         return array.indices
-    places, there = raw_numbers(array.indices).astype(np.int64), _present(array.indices)
-    there[there] = _present(values)[places[there]]
-    return pa.array(np.where(there, places, 0), mask=~there)
-
-
-def _whole(column: Any) -> Any:
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return column.combine_chunks() if column.num_chunks else pa.array([], column.type)
+    indices, present = raw_numbers(array.indices).astype(np.int64), _present(array.indices)
+    present[present] = _present(values)[indices[present]]
+    return pa.array(np.where(present, indices, 0), mask=~present)
 
 
 def _numbers(type: FieldType, array: Any, dtype: np.dtype[Any]) -> Any:
@@ -115,7 +108,7 @@ def _numbers(type: FieldType, array: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _class_numbers(array: Any, names: Sequence[str]) -> tuple[Any, dict[int, str]]:
-    """Classes by number, of their names."""
+    """Return the numbers of classes from their names, and the reasons of unknown names by row."""
     numbers = {name: number for number, name in enumerate(names)}
     texts = array.to_pylist()
     wrong = {
@@ -127,8 +120,8 @@ def _class_numbers(array: Any, names: Sequence[str]) -> tuple[Any, dict[int, str
 
 
 def _plain(array: Any) -> Any:
-    """Numbers as an array of numpy's types: bools as bytes, times as integers, decimals as the
-    nearest fractions."""
+    """Return numbers in types that NumPy has: bools as bytes, times as integers, decimals as the
+    nearest floats."""
     array = _decoded(array)
     kind = array.type
     if pa.types.is_decimal(kind):  # pyarrow's own cast gives other numbers: 1.2000000000000002
@@ -142,14 +135,14 @@ def _plain(array: Any) -> Any:
 
 
 def _decoded(array: Any) -> Any:
-    """The values of a dictionary where they are used; any other array as it is."""
+    """Return a dictionary array's values, one per row; any other array unchanged."""
     if not pa.types.is_dictionary(array.type):
         return array
-    return array.dictionary.take(_in_dictionary(array))
+    return array.dictionary.take(_dictionary_indices(array))
 
 
 def _cast(array: Any, dtype: np.dtype[Any]) -> tuple[Any, Bools | None]:
-    """Numbers as a dtype, 0 where they don't fit it, and where that is; None where all do."""
+    """Return numbers as a dtype, 0 if they don't fit it, and which don't, or None if all do."""
     wanted = pa.uint8() if dtype.kind == "b" else pa.from_numpy_dtype(dtype)
     if array.type == wanted:
         return array, None
@@ -164,7 +157,7 @@ def _cast(array: Any, dtype: np.dtype[Any]) -> tuple[Any, Bools | None]:
 
 
 def raw_numbers(array: Any) -> NDArray[Any]:
-    """The numbers of a primitive array, anything where one is null."""
+    """Return the numbers of a primitive array; those of nulls are undefined."""
     dtype = np.dtype(array.type.to_pandas_dtype())
     data = array.buffers()[1]
     if data is None:
@@ -183,10 +176,10 @@ def _table(values: Any, wrong: dict[int, str], shapes: Any | None = None) -> Any
 
 
 def _bytes(array: Any) -> Any:
-    """Bytes whose values lie behind one another, or where views say, or those of a dictionary."""
+    """Return texts and bytes as an array of bytes, of views, or of a dictionary of these."""
     if pa.types.is_dictionary(array.type):
         values = _bytes(array.dictionary)
-        return pa.DictionaryArray.from_arrays(_in_dictionary(array), values)
+        return pa.DictionaryArray.from_arrays(_dictionary_indices(array), values)
     kind = array.type
     if pa.types.is_large_binary(kind) or pa.types.is_binary(kind) or kind == pa.binary_view():
         return array
@@ -196,7 +189,7 @@ def _bytes(array: Any) -> Any:
         return array.view(pa.binary())
     if kind == pa.string_view():
         return array.view(pa.binary_view())
-    raise ValueError(f"it holds {kind} where bytes were")
+    raise ValueError(f"it holds {kind}, and bytes were indexed")
 
 
 def _arrays(type: FieldType, array: Any, form: ArrayForm, tensor: Tensor | None) -> Any:
@@ -209,7 +202,8 @@ def _arrays(type: FieldType, array: Any, form: ArrayForm, tensor: Tensor | None)
     flat, unfit = _cast(plain, form.dtype)
     if flat.null_count:
         lists.nulls |= lists.rows_with(~_present(flat))
-    numbers = _view(flat.fill_null(0) if flat.null_count else flat)
+    flat = flat.fill_null(0) if flat.null_count else flat
+    numbers = flat.to_numpy(zero_copy_only=True)
     wrong = _misfits(lists, form, present)
     unfit_rows = present & False if unfit is None else lists.rows_with(unfit) & present
     for row in np.flatnonzero(unfit_rows).tolist():
@@ -219,18 +213,16 @@ def _arrays(type: FieldType, array: Any, form: ArrayForm, tensor: Tensor | None)
         wrong.setdefault(row, f"{value!r} {mismatch(type)}")
     good = present.copy()
     good[list(wrong)] = False
-    starts, ends = lists.starts, lists.ends
-    if form.is_ragged:
-        starts, ends = np.where(good, starts, 0), np.where(good, ends, 0)
     if not form.is_ragged:
         mask = pa.array(~present) if not present.all() else None
         size = math.prod(form.fixed_shape)
-        dense = _dense(numbers, starts, good, size)
-        values = pa.FixedSizeListArray.from_arrays(_arrow(dense), size, mask=mask)
+        dense = _dense(numbers, lists.starts, good, size)
+        values = pa.FixedSizeListArray.from_arrays(pa.array(dense), size, mask=mask)
         return _table(values, wrong)
-    # A list that is null is an empty one: what files tell of their nulls doesn't part the two.
+    # A null list counts as an empty one, because the statistics of files don't distinguish them.
+    starts, ends = np.where(good, lists.starts, 0), np.where(good, lists.ends, 0)
     joined, offsets = _joined(numbers, starts, ends)
-    values = pa.LargeListArray.from_arrays(pa.array(offsets), _arrow(joined))
+    values = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(joined))
     shapes = None
     if form.rest is None or form.shape[0] is not None:
         lengths = np.where(good[:, None], lists.shapes, 0)
@@ -239,47 +231,49 @@ def _arrays(type: FieldType, array: Any, form: ArrayForm, tensor: Tensor | None)
 
 
 class _NestedLists:
-    """Nested lists, taken apart.
+    """Nested lists as flat numbers, with the place and the shape of each row.
 
-    values: the numbers inside. starts, ends: of each row in them; shapes: of each row, int64,
-    shape (rows, depth); odd: rows whose lists differ in length, or that have a null inside.
+    values: the numbers. starts, ends: each row's place in them, int64, shape (rows,). shapes: of
+    each row, int64, shape (rows, depth). uneven: rows whose inner lists differ in length; nulls:
+    rows with a null inside.
     """
 
     def __init__(self, array: Any, depth: int) -> None:
         count = len(array)
         self.shapes = np.zeros((count, depth), np.int64)
-        self.odd, self.nulls = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        self.uneven, self.nulls = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         self.starts = np.arange(count, dtype=np.int64)
         self.ends = self.starts + 1
         for axis in range(depth):
             if axis and array.null_count:
                 self.nulls |= self.rows_with(~_present(array))
-            starts, ends, array = _opened(array)
+            starts, ends, array = _elements(array)
             lengths = ends - starts
             if axis == 0:
                 self.shapes[:, 0] = lengths
                 self.starts, self.ends = starts, ends
                 continue
-            some = self.ends > self.starts
-            if not some.any():
+            filled = self.ends > self.starts
+            if not filled.any():
                 self.starts, self.ends = np.zeros_like(self.starts), np.zeros_like(self.ends)
                 continue
-            first = np.where(some, lengths[np.where(some, self.starts, 0)], 0)
-            # Rows lie behind one another: how many elements differ from their row's first one.
+            first = np.where(filled, lengths[np.where(filled, self.starts, 0)], 0)
+            # A row is uneven if the length of a list differs from that of its first one.
             row = np.repeat(np.arange(count), self.ends - self.starts)
             places = _spread(self.starts, self.ends)
             differs = lengths[places] != first[row]
-            self.odd |= np.bincount(row[differs], minlength=count).astype(np.bool_)
+            self.uneven |= np.bincount(row[differs], minlength=count).astype(np.bool_)
             self.shapes[:, axis] = first
-            last = np.where(some, self.ends - 1, 0)
-            self.starts = np.where(some, starts[np.where(some, self.starts, 0)], 0)
-            self.ends = np.where(some, ends[last], 0)
+            last = np.where(filled, self.ends - 1, 0)
+            self.starts = np.where(filled, starts[np.where(filled, self.starts, 0)], 0)
+            self.ends = np.where(filled, ends[last], 0)
         if pa.types.is_fixed_size_list(array.type) or hasattr(array, "offsets"):
-            raise ValueError(f"it holds lists of {array.type} where numbers were")
+            raise ValueError(f"it holds lists of {array.type}, and numbers were indexed")
         self.values = array
 
     def rows_with(self, marks: Bools) -> Bools:
-        """The rows that have a mark among the elements where they are now."""
+        """Return the rows that have a mark among their elements. marks: of each element at the
+        depth that `starts` and `ends` have reached, bool."""
         if not marks.any():
             return np.zeros(len(self.starts), np.bool_)
         before = np.concatenate(([0], np.cumsum(marks)))
@@ -287,23 +281,23 @@ class _NestedLists:
         return found
 
     def shape_tensors(self, tensor: Tensor, present: Bools) -> None:
-        """Give flat lists the shape of a sample's tensor, its axes in their order."""
+        """Give flat lists the shape of a sample's tensor, and reorder its axes."""
         stored_shape, axes = tensor
         size = math.prod(stored_shape)
-        whole = present & (self.shapes[:, 0] == size)
-        self.odd = present & ~whole
+        complete = present & (self.shapes[:, 0] == size)
+        self.uneven = present & ~complete
         shape = [stored_shape[axis] for axis in axes]
-        self.shapes = np.where(whole[:, None], np.array(shape, np.int64), 0)
+        self.shapes = np.where(complete[:, None], np.array(shape, np.int64), 0)
         if list(axes) == sorted(axes):
             return
         places = np.arange(size, dtype=np.int64).reshape(stored_shape).transpose(axes).reshape(-1)
-        self.values = self.values.take(pa.array((self.starts[whole, None] + places).reshape(-1)))
-        self.starts = np.where(whole, (np.cumsum(whole) - 1) * size, 0)
-        self.ends = np.where(whole, self.starts + size, 0)
+        self.values = self.values.take(pa.array((self.starts[complete, None] + places).reshape(-1)))
+        self.starts = np.where(complete, (np.cumsum(complete) - 1) * size, 0)
+        self.ends = np.where(complete, self.starts + size, 0)
 
 
 def _spread(starts: Ints, ends: Ints) -> Ints:
-    """All places in [start, end) of each row, behind one another."""
+    """Return all places in [start, end) of each row, one row after the other."""
     counts = ends - starts
     total = int(counts.sum())
     first = np.repeat(starts - (np.cumsum(counts) - counts), counts)
@@ -311,8 +305,9 @@ def _spread(starts: Ints, ends: Ints) -> Ints:
     return places
 
 
-def _opened(array: Any) -> tuple[Ints, Ints, Any]:
-    """Where each list begins and ends in what they hold, and that; nulls are empty."""
+def _elements(array: Any) -> tuple[Ints, Ints, Any]:
+    """Return the start and the end of each list in the array of their elements, and that array. A
+    null list is empty."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     kind, count = array.type, len(array)
@@ -331,28 +326,28 @@ def _opened(array: Any) -> tuple[Ints, Ints, Any]:
         ends, inside = starts + array.sizes.to_numpy(), array.values
         ends = np.where(_present(array), ends, starts)
         counts = ends - starts
-        if not np.array_equal(starts[1:], ends[:-1]):  # lists go on where the one before ends
+        if not np.array_equal(starts[1:], ends[:-1]):  # make each list begin where the last ends
             inside = inside.take(pa.array(_spread(starts, ends)))
             ends = np.cumsum(counts)
             starts = ends - counts
         return starts, ends, inside
     else:
-        raise ValueError(f"it holds {kind} where lists were")
+        raise ValueError(f"it holds {kind}, and lists were indexed")
     present = _present(array)
     return starts, np.where(present, ends, starts), inside
 
 
 def _misfits(lists: _NestedLists, form: ArrayForm, present: Bools) -> dict[int, str]:
-    """Rows that can't be samples of a form, and why."""
+    """Return the rows that can't be samples of a form, and the reasons."""
     wanted = np.array([-1 if length is None else length for length in form.shape])
     differ = ((lists.shapes != wanted) & (wanted >= 0)).any(axis=1)
-    if form.is_ragged:  # an empty list has no lengths inside
+    if form.is_ragged:  # an empty list has no inner lists
         differ &= ~((lists.shapes[:, 0] == 0) & (wanted[0] <= 0))
     wrong: dict[int, str] = {}
-    for row in np.flatnonzero((differ | lists.odd | lists.nulls) & present).tolist():
+    for row in np.flatnonzero((differ | lists.uneven | lists.nulls) & present).tolist():
         if lists.nulls[row]:
             wrong[row] = NULL_INSIDE
-        elif lists.odd[row]:
+        elif lists.uneven[row]:
             wrong[row] = RAGGED_INSIDE
         else:
             wrong[row] = f"its shape is {tuple(lists.shapes[row].tolist())}, not {form.shape}"
@@ -360,7 +355,7 @@ def _misfits(lists: _NestedLists, form: ArrayForm, present: Bools) -> dict[int, 
 
 
 def _dense(numbers: NDArray[Any], starts: Ints, good: Bools, size: int) -> NDArray[Any]:
-    """The numbers of rows of one size, behind one another; zeros where a row isn't good."""
+    """Return the numbers of rows of one size, one row after the other; zeros for bad rows."""
     count = len(starts)
     if count and good.all() and int(starts[-1] - starts[0]) == (count - 1) * size:
         return numbers[int(starts[0]) : int(starts[0]) + count * size]
@@ -371,40 +366,26 @@ def _dense(numbers: NDArray[Any], starts: Ints, good: Bools, size: int) -> NDArr
 
 
 def _joined(numbers: NDArray[Any], starts: Ints, ends: Ints) -> tuple[NDArray[Any], Ints]:
-    """Rows behind one another, and where each begins."""
+    """Return the numbers of rows, one row after the other, and the offset of each."""
     counts = ends - starts
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    some = np.flatnonzero(counts)
-    if not len(some):
+    filled = np.flatnonzero(counts)
+    if not len(filled):
         return numbers[:0], offsets
-    first = int(starts[some[0]])
-    if np.array_equal(starts[some], first + offsets[some]):
+    first = int(starts[filled[0]])
+    if np.array_equal(starts[filled], first + offsets[filled]):
         return numbers[first : first + int(offsets[-1])], offsets
     return numbers[_spread(starts, ends)], offsets
 
 
-def _arrow(numbers: NDArray[Any]) -> Any:
-    """Numbers as an Arrow array, without a copy."""
-    return pa.array(numbers)
-
-
-def _view(array: Any) -> NDArray[Any]:
-    found: NDArray[Any] = array.to_numpy(zero_copy_only=True)
-    return found
-
-
 def _present(array: Any) -> Bools:
-    """Which values aren't null."""
-    if not array.null_count:
-        return np.ones(len(array), np.bool_)
-    bits = np.frombuffer(array.buffers()[0], np.uint8)
-    rows = np.arange(array.offset, array.offset + len(array))
-    found: Bools = ((bits[rows >> 3] >> (rows & 7)) & 1).astype(np.bool_)
-    return found
+    """Return which values aren't null."""
+    found = present_rows(array, np.arange(len(array)))
+    return np.ones(len(array), np.bool_) if found is None else found
 
 
 def present_rows(array: Any, rows: Ints) -> Bools | None:
-    """Which of some rows aren't null; None for all."""
+    """Return which of some rows aren't null, or None if none is null."""
     if not array.null_count:
         return None
     at = rows + array.offset
@@ -417,36 +398,34 @@ _EMPTY = np.empty(0, np.uint8)
 _EMPTY.flags.writeable = False
 
 
-_INLINE_BYTES = 12  # values that short stand in their view
+_INLINE_BYTES = 12  # shorter values are inside their view
 _VIEWED_SHARE = 4
-"""Samples that make up at least one in so many bytes of a unit are views, which keep all of it in
-memory; of others there are copies."""
+"""Samples are views of a unit's bytes, which stay in memory, if they make up at least one byte in
+so many; else they are copies."""
 
 
 def values_of(table: Any) -> Any:
-    """The values of a table, as one array."""
-    column = table.column(VALUES)
+    """Return the values of a table as one array."""
+    return _combined(table.column(VALUES))
+
+
+def _combined(column: Any) -> Any:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def is_there(table: Any, rows: Ints) -> Bools | None:
-    """Which rows have the field; None for all."""
-    return present_rows(values_of(table), rows)
-
-
 def reasons(table: Any, rows: Ints) -> Iterator[tuple[int, str]]:
-    """Rows that can't be samples: their place in rows, and why."""
+    """Yield the place in rows of each bad sample, and the reason."""
     if WRONG not in table.column_names:
         return
-    told = table.column(WRONG)
+    column = table.column(WRONG)
     for place, row in enumerate(rows.tolist()):
-        reason = told[row].as_py()
+        reason = column[row].as_py()
         if reason is not None:
             yield place, reason
 
 
 def dense_values(table: Any, form: ArrayForm) -> NDArray[Any]:
-    """The samples of a unit where they have one shape: (rows, *shape), a view."""
+    """Return the samples of a unit, which have one shape, as a view of shape (rows, *shape)."""
     array = values_of(table)
     if isinstance(array, pa.FixedSizeListArray):
         size = array.type.list_size
@@ -458,27 +437,27 @@ def dense_values(table: Any, form: ArrayForm) -> NDArray[Any]:
 
 
 class EncodedRows:
-    """Collects encoded samples, texts among them, in the order of a batch."""
+    """Collects encoded samples, such as images and texts, in the order of a batch."""
 
     def __init__(self, count: int) -> None:
         self.samples: list[Encoded] = [_EMPTY] * count
 
     def add(self, table: Any, rows: Ints, places: Iterable[int]) -> None:
-        """Views of some rows' bytes, in their places."""
+        """Add some rows of a table at their places. Raises ValueError for damage."""
         array = values_of(table)
-        there = present_rows(array, rows)
+        present = present_rows(array, rows)
         if isinstance(array, pa.DictionaryArray):
             indices = raw_numbers(array.indices)[rows].astype(np.int64)
             array = array.dictionary
-            if there is not None:
-                indices[~there] = 0
-            if not len(array) and there is not None and not there.any():
+            if present is not None:
+                indices[~present] = 0
+            if not len(array) and present is not None and not present.any():
                 return
             if len(indices) and not (indices.min() >= 0 and indices.max() < len(array)):
-                raise ValueError("it has places beyond its dictionary")
+                raise ValueError("it has indices beyond its dictionary")
             rows = indices
         if array.type == pa.binary_view():
-            self._add_views(array, rows, list(places), there)
+            self._add_views(array, rows, list(places), present)
             return
         wide = pa.types.is_large_binary(array.type)
         _, offsets, data = array.buffers()
@@ -488,43 +467,43 @@ class EncodedRows:
         bytes_ = np.frombuffer(data, np.uint8)
         bytes_.flags.writeable = False
         samples = self.samples
-        begins, stops = at[rows], at[rows + 1]
-        if _VIEWED_SHARE * int((stops - begins).sum()) < len(bytes_):
-            bytes_, begins, stops = _copied(bytes_, begins, stops)
-        starts, ends = begins.tolist(), stops.tolist()
-        if there is None:
-            for place, start, end in zip(places, starts, ends, strict=True):
+        starts, ends = at[rows], at[rows + 1]
+        if _VIEWED_SHARE * int((ends - starts).sum()) < len(bytes_):
+            bytes_, starts, ends = _copied(bytes_, starts, ends)
+        bounds = zip(places, starts.tolist(), ends.tolist(), strict=True)
+        if present is None:
+            for place, start, end in bounds:
                 samples[place] = bytes_[start:end]
             return
-        for place, start, end, is_here in zip(places, starts, ends, there.tolist(), strict=True):
-            if is_here:
+        for (place, start, end), is_present in zip(bounds, present.tolist(), strict=True):
+            if is_present:
                 samples[place] = bytes_[start:end]
 
-    def _add_views(self, array: Any, rows: Ints, places: list[int], there: Bools | None) -> None:
-        _, views, *buffers = array.buffers()
-        told = np.frombuffer(views, np.int32).reshape(-1, 4)[array.offset + rows]
-        short = told.view(np.uint8).reshape(-1, 16)
+    def _add_views(self, array: Any, rows: Ints, places: list[int], present: Bools | None) -> None:
+        _, buffer, *buffers = array.buffers()
+        views = np.frombuffer(buffer, np.int32).reshape(-1, 4)[array.offset + rows]
+        short = views.view(np.uint8).reshape(-1, 16)
         data = [np.frombuffer(buffer or b"", np.uint8) for buffer in buffers]
         total = sum(map(len, data))
-        is_copied = _VIEWED_SHARE * int(told[:, 0].sum(dtype=np.int64)) < total
-        for row, (length, _, buffer, start) in enumerate(told.tolist()):
-            if there is not None and not there[row]:
+        is_copied = _VIEWED_SHARE * int(views[:, 0].sum(dtype=np.int64)) < total
+        for row, (length, _, number, start) in enumerate(views.tolist()):
+            if present is not None and not present[row]:
                 continue
             if length <= _INLINE_BYTES:
                 sample = short[row, 4 : 4 + length].copy()
             else:
-                sample = data[buffer][start : start + length]
+                sample = data[number][start : start + length]
                 sample = sample.copy() if is_copied else sample
             sample.flags.writeable = False
             self.samples[places[row]] = sample
 
     def column(self) -> EncodedColumn:
-        """The samples."""
+        """Return the samples as a column."""
         return EncodedColumn(self.samples)
 
 
 class RaggedRows:
-    """Collects samples that differ in shape, in the order of a batch."""
+    """Collects arrays that differ in shape, in the order of a batch."""
 
     def __init__(self, count: int, form: ArrayForm) -> None:
         self._form = form
@@ -533,7 +512,7 @@ class RaggedRows:
         self._samples: list[NDArray[Any]] = [np.empty(0, form.dtype)] * count
 
     def add(self, table: Any, rows: Ints, places: Iterable[int]) -> None:
-        """Some rows, in their places."""
+        """Add some rows of a table at their places."""
         array = values_of(table)
         numbers = raw_numbers(array.values)
         if self._form.dtype.kind == "b":
@@ -544,12 +523,12 @@ class RaggedRows:
         for place, start, end in zip(places, starts, ends, strict=True):
             self._samples[place] = numbers[start:end]
         if SHAPES in table.column_names:
-            told = table.column(SHAPES).combine_chunks()
-            lengths = raw_numbers(told.values).reshape(-1, self._shapes.shape[1])
-            self._shapes[places] = lengths[told.offset + rows]
+            shapes = table.column(SHAPES).combine_chunks()
+            lengths = raw_numbers(shapes.values).reshape(-1, self._shapes.shape[1])
+            self._shapes[places] = lengths[shapes.offset + rows]
 
     def column(self) -> RaggedColumn:
-        """The samples."""
+        """Return the samples as a column."""
         counts = [len(sample) for sample in self._samples]
         width = int(np.prod(self._rest or (), dtype=np.int64))
         flat = np.concatenate([np.empty(0, self._form.dtype), *self._samples])
@@ -560,7 +539,7 @@ class RaggedRows:
 
 
 def _copied(data: Encoded, starts: Ints, ends: Ints) -> tuple[Encoded, Ints, Ints]:
-    """Some parts of a unit's bytes by themselves, and where they begin and end there."""
+    """Copy some parts of a unit's bytes; return the copy, and where each part starts and ends."""
     parts = [data[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
     joined = np.concatenate([_EMPTY, *parts])
     joined.flags.writeable = False
@@ -569,16 +548,6 @@ def _copied(data: Encoded, starts: Ints, ends: Ints) -> tuple[Encoded, Ints, Int
 
 
 def collector(type: FieldType, count: int) -> EncodedRows | RaggedRows:
-    """What collects a field whose samples aren't of one shape."""
+    """Return a collector for a field whose samples don't have one shape."""
     form = array_form(type)
     return EncodedRows(count) if form is None else RaggedRows(count, form)
-
-
-def missing_column(type: FieldType, count: int) -> Column:
-    """A column of samples that all lack the field."""
-    dtype, form = number_dtype(type), array_form(type)
-    if dtype is not None:
-        return DenseColumn(np.zeros(count, dtype))
-    if form is not None and not form.is_ragged:
-        return DenseColumn(np.zeros((count, *form.fixed_shape), form.dtype))
-    return collector(type, count).column()

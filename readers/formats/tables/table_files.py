@@ -1,57 +1,114 @@
-"""Recognise and list the files of a table, and cut their units into shards.
+"""Recognise the files of a table, choose its fields, and cut its units into shards.
 
-A shard is contiguous units of a large file (row groups, record batches), or a group of small files.
+Parquet and Arrow share this module; each of them reads its own metadata (`TableMetadata`). A shard
+is contiguous units (row groups, record batches) of a large file, or a group of small files.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from penstock.cache import DatasetError
-from penstock.readers.fields import array_form
-from penstock.readers.files import extension, is_passed_over
-from penstock.readers.formats.candidates import PART_BYTES, part_bounds
+from penstock.cache import DatasetError, DatasetNotFoundError
+from penstock.readers.fields import Schema, array_form
+from penstock.readers.files import extension, is_passed_over, printable
+from penstock.readers.formats.candidates import PART_BYTES, Candidates, part_bounds
+from penstock.readers.formats.chunked import ChunkFormat
+from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.format import Snapshot
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
+from penstock.readers.formats.tables.column_choice import (
+    SchemaDrift,
+    choose_columns,
+    kind_of,
+    may_be_paths,
+    no_field_error,
+    warn_of_left_out,
+    warn_of_partitions,
+    warn_of_paths,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.readers.fields import FieldType
-    from penstock.readers.formats.candidates import Candidates
+    from penstock.readers.formats.extents import ChunkedShard
+    from penstock.readers.formats.format import Listing
+    from penstock.readers.formats.tables.column_choice import FieldChoice
+    from penstock.readers.formats.tables.column_types import ArrowColumn
     from penstock.readers.origin import Entry, Origin, QuarantineEntry
 
     Ints = NDArray[np.int64]
 
 
-def are_tables(origin: Origin, extensions: Collection[str]) -> bool:
-    """Whether files with these extensions lie at the root, and neither pictures, of which they may
-    be the table, nor folders; or whether all files that were named have them. Raises DatasetError
-    for a table whose folder holds files of older versions too."""
-    from penstock.readers.formats.folder import IMAGES
+class TableFormat(ChunkFormat, ABC):
+    """The base of the formats of tables. extensions: of their files' names."""
 
-    top = origin.top(lambda name: extension(name) in extensions and not is_passed_over(name))
-    if origin.selection is not None:
-        return bool(top.entries) and not top.others
-    if b".hoodie" in top.folders:
-        raise DatasetError(
-            f"{origin.url}: this is a Hudi table (.hoodie), whose folder holds files of older "
-            "versions too. Give the Parquet files of its current version as a list."
+    extensions: ClassVar[frozenset[str]]
+    least_sample_bytes: ClassVar[int] = 0
+
+    def recognises(self, origin: Origin) -> bool:
+        """Return True if the root has such files but no folders or images, whose table these files
+        may be; of a list of files, if all are such. Raises DatasetError for a Hudi table."""
+        from penstock.readers.formats.folder import IMAGES
+
+        top = origin.top(
+            lambda name: extension(name) in self.extensions and not is_passed_over(name)
         )
-    folders = [name for name in top.folders if not is_passed_over(name)]
-    pictures = [name for name in top.others if extension(name) in IMAGES]
-    return bool(top.entries) and not folders and not pictures
+        if origin.selection is not None:
+            return bool(top.entries) and not top.others
+        if b".hoodie" in top.folders:
+            raise DatasetError(
+                f"{origin.url}: this is a Hudi table (.hoodie), whose folder holds files of older "
+                "versions too. Give the Parquet files of its current version as a list."
+            )
+        folders = [name for name in top.folders if not is_passed_over(name)]
+        images = [name for name in top.others if extension(name) in IMAGES]
+        return bool(top.entries) and not folders and not images
+
+
+class TableIndexing(ABC):
+    """How a table gets an index; names, sizes and times of files show if it is current."""
+
+    extensions: ClassVar[frozenset[str]]
+    keeps_facts: ClassVar[bool] = False
+
+    def list(self, origin: Origin) -> TableListing:
+        """List all files, those in folders too. Raises the errors of `list_folder`."""
+        from penstock.readers.formats.folder import list_folder
+
+        if origin.selection is not None:  # in the order of the user's list
+            return self.listing(origin, origin.top(bool).entries, ())
+        found = list_folder(origin)
+        files = [entry for entry in found.files if extension(entry.name) in self.extensions]
+        return self.listing(origin, files, found.quarantined)
+
+    @abstractmethod
+    def listing(
+        self, origin: Origin, files: Sequence[Entry], quarantined: Sequence[QuarantineEntry]
+    ) -> TableListing:
+        """Return the listing of these files."""
+
+    def is_current(
+        self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
+    ) -> bool:
+        """Return True if the files are those that were indexed."""
+        del origin
+        return listing().snapshot().fingerprint == snapshot.fingerprint
 
 
 class TableListing(ABC):
-    """The files of a table, in the order of its rows; nothing of them was read."""
+    """The files of a table, in the order of its rows, before any is read."""
+
+    kind: ClassVar[str]
+    """The format's name in messages."""
 
     def __init__(
         self, origin: Origin, files: Sequence[Entry], quarantined: Sequence[QuarantineEntry]
@@ -59,67 +116,166 @@ class TableListing(ABC):
         self._origin, self._files, self._quarantined = origin, files, quarantined
 
     def snapshot(self) -> Snapshot:
-        """What an index notes of the files."""
+        """Return what an index notes of the files."""
         return Snapshot.of(self._files, {})
 
     def candidates(self, *, workers: int) -> Candidates:
-        """Read all footers. Raises DatasetError with the file's name."""
+        """Read the metadata of all files and return the table's shards, with warnings about columns
+        that aren't read. Raises DatasetError with the file's name."""
         return self._candidates(workers=workers, warns=True)
 
     def counterparts(
         self, number: int, name: bytes, *, total: int, workers: int
     ) -> Iterator[tuple[Candidates, int]]:
-        """The same shard, made anew."""
+        """Yield the same shard of today's files, if these have as many shards."""
         del name
         found = self._candidates(workers=workers, warns=False)
         if len(found.chunked) == total:
             yield found, number
 
-    @abstractmethod
     def _candidates(self, *, workers: int, warns: bool) -> Candidates:
-        """The shards, as the footers tell them. warns: of columns that are left out."""
+        url = self._origin.url
+        if not self._files:
+            raise DatasetNotFoundError(
+                f"{url}: no {self.kind} file. Wanted a folder that holds some, or the path of one."
+            )
+        table = self._read(workers=workers)
+        choice, schema = table.choose({})
+        refused = {
+            column.name: reason
+            for number, (name, column) in enumerate(choice.columns.items())
+            if (reason := table.refusal(number, column, schema[name], workers=workers)) is not None
+        }
+        if refused:
+            choice, schema = table.choose(refused)
+        if warns:
+            for number, (name, column) in enumerate(choice.columns.items()):
+                if may_be_paths(name, schema[name]):
+                    warn_of_paths(url, column.name, table.first_values(number))
+            warn_of_left_out(url, choice)
+            warn_of_partitions(url, (entry.name for entry in self._files), choice)
+        shards = table.shards(schema)
+        if not shards:
+            raise DatasetNotFoundError(
+                f"{url}: its {len(self._files)} {self.kind} files have no rows."
+            )
+        candidates = Candidates.of_chunks(schema, shards, left_out=choice.left_out)
+        return replace(candidates, quarantined=list(self._quarantined))
+
+    @abstractmethod
+    def _read(self, *, workers: int) -> TableMetadata:
+        """Read the metadata of all files. Raises DatasetError with the file's name."""
+
+
+class TableMetadata(ABC):
+    """The columns of a table's files and the places of their chunks, read from the metadata.
+
+    A field's number is its place among the columns of the last choice.
+    """
+
+    def __init__(self, origin: Origin, files: Sequence[Entry]) -> None:
+        """A subclass adds the columns of each file to `_drift`."""
+        self._origin, self._files = origin, files
+        self._drift = SchemaDrift(given=given_types(origin.arrangement), columns={}, files={})
+
+    def choose(self, refused: Mapping[str, str]) -> tuple[FieldChoice, Schema]:
+        """Choose the fields and settle their types, which may need the first values of binary
+        columns. refused: see `choose_columns`. Raises ConfigError, DatasetError."""
+        choice = choose_columns(
+            list(self._drift.columns.values()),
+            self._origin.arrangement,
+            file=printable(self._files[0].name),
+            refused=refused,
+        )
+        self._locate(choice)
+        types = {
+            name: type or kind_of(self.first_values(number))
+            for number, (name, type) in enumerate(choice.types.items())
+        }
+        if not types:
+            raise no_field_error(self._origin.url, choice)
+        return choice, Schema(types)
+
+    @abstractmethod
+    def _locate(self, choice: FieldChoice) -> None:
+        """Find the chosen columns in each file. Raises DatasetError with the file's name."""
+
+    @abstractmethod
+    def first_values(self, field: int) -> list[bytes]:
+        """Return some of the first values of an encoded field, none if reading them costs too
+        much."""
+
+    @abstractmethod
+    def refusal(
+        self, field: int, column: ArrowColumn, type: FieldType, *, workers: int
+    ) -> str | None:
+        """Return why a column's values can't be a field although its type can, or None: lists that
+        have nulls inside or aren't arrays; structs of paths without bytes.
+
+        Reads up to MAX_CHECKED_BYTES of the column: the chunks whose metadata don't exclude such
+        values, but only the first of them for nested lists and on a remote store.
+        """
+
+    @abstractmethod
+    def shards(self, schema: Schema) -> list[ChunkedShard]:
+        """Return all shards with rows, in the order of the files. Raises DatasetError."""
 
 
 FileUnits = tuple[int, int, int]
-"""A file's number, and its units [begin, end)."""
+"""A file's number, its first unit, and the unit after its last."""
 
-_FREE_BYTES, _MOST_TIMES = 2**28, 1000
-_ROW_BYTES = PART_BYTES // (MAX_SHARD_SAMPLES // 2)
-"""A row counts as so many bytes at least: units that take few bytes may have many rows."""
+MAX_CHECKED_BYTES = 2**28
+"""How many bytes of a column are read at most when a dataset is opened."""
+
+_FREE_BYTES, _MAX_RATIO = 2**28, 1000
+ROW_BYTES = PART_BYTES // (MAX_SHARD_SAMPLES // 2)
+"""A row counts as so many bytes at least, because small units may have many rows."""
 
 
 def cut_units(rows: Sequence[Ints], sizes: Sequence[Ints]) -> Iterator[list[FileUnits]]:
-    """The units of each shard, in the order of the files. rows, sizes: of each unit of each file,
-    its samples and bytes."""
-    shares = [np.maximum(each, _ROW_BYTES * own) for each, own in zip(sizes, rows, strict=True)]
+    """Yield the units of each shard, in the order of the files.
+
+    rows, sizes: the samples and the bytes of each file's units, int64, shape (units,).
+    """
+    shares = [np.maximum(each, ROW_BYTES * own) for each, own in zip(sizes, rows, strict=True)]
     totals = [int(each.sum()) for each in shares]
+
+    def grouped(files: list[int]) -> Iterator[list[FileUnits]]:
+        for a, b in pairwise(part_bounds([totals[number] for number in files]).tolist()):
+            yield [(number, 0, len(rows[number])) for number in files[a:b]]
+
     small: list[int] = []
     for number, share in enumerate(shares):
         if totals[number] <= PART_BYTES:
             small.append(number)
             continue
-        yield from _grouped(small, totals, rows)
+        yield from grouped(small)
         small = []
         yield from ([(number, a, b)] for a, b in pairwise(part_bounds(share).tolist()))
-    yield from _grouped(small, totals, rows)
+    yield from grouped(small)
+
+
+def max_decoded_bytes(size_bytes: int) -> int:
+    """Return how many bytes of memory `size_bytes` of a file may decode to; more is damage."""
+    return max(_FREE_BYTES, _MAX_RATIO * size_bytes)
 
 
 def check_claim(type: FieldType, *, rows: int, size_bytes: int) -> None:
-    """Raise ValueError for samples of one shape that would take far more memory than their unit's
-    bytes can be. size_bytes: of the chunk."""
+    """Raise ValueError if samples of a fixed shape need more memory than the size_bytes of their
+    chunk may decode to."""
     form = array_form(type)
     if form is None or form.is_ragged:
         return
     claimed = math.prod(form.fixed_shape) * form.dtype.itemsize * rows
-    if claimed > max(_FREE_BYTES, _MOST_TIMES * size_bytes):
+    if claimed > max_decoded_bytes(size_bytes):
         raise ValueError(
             f"its {rows:,} rows of {form.dtype} of shape {form.shape} would take {claimed:,} "
-            f"bytes, and lie in {size_bytes:,}"
+            f"bytes, and its chunk has {size_bytes:,}"
         )
 
 
-def _grouped(
-    files: list[int], totals: Sequence[int], rows: Sequence[Ints]
-) -> Iterator[list[FileUnits]]:
-    for a, b in pairwise(part_bounds([totals[number] for number in files]).tolist()):
-        yield [(number, 0, len(rows[number])) for number in files[a:b]]
+def refused_file_error(entry: Entry, error: object) -> DatasetError:
+    """Return the error for a file that can't be read."""
+    return DatasetError(
+        f"{printable(entry.name)}: {error}. Write or fetch it again, or take it out of the dataset."
+    )

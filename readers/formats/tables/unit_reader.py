@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.cache import CorruptShardError, PenstockError
 from penstock.readers.fields import (
     PRESENT,
     ArrayForm,
@@ -19,7 +20,13 @@ from penstock.readers.fields import (
     number_dtype,
     upright_sizes,
 )
-from penstock.readers.formats.tables.column_values import collector, dense_values, is_there, reasons
+from penstock.readers.formats.tables.column_values import (
+    collector,
+    dense_values,
+    present_rows,
+    reasons,
+    values_of,
+)
 from penstock.readers.types import UNFIT
 
 if TYPE_CHECKING:
@@ -30,26 +37,27 @@ if TYPE_CHECKING:
     from penstock.readers.fields import Column, ColumnCrop, FieldType
     from penstock.readers.formats.chunked import ChunkedShardFacts, ShardData
     from penstock.readers.formats.open_shard import Places
+    from penstock.readers.formats.tables.column_types import Tensor
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
 
-NOT_THERE = -1
-"""In a chunk's place: the file has no such column."""
+NO_CHUNK = -1
+"""The number of the chunk if a unit's file lacks the column."""
 
 _NULL = (
-    "it is null, and the file's statistics don't say so: write it with statistics, and parts of "
-    "structs not as dictionaries"
+    "it is null, which the file's statistics don't record: write the file with statistics, and "
+    "don't write parts of structs as dictionaries"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShardUnits:
-    """What a shard's units are.
+    """The units of a shard and their chunks, as an index notes them.
 
-    names: of its files, for people. files: number among them, of each unit; firsts: its first row
-    in its file. chunks: the extent of each field in each unit, NOT_THERE where there is none,
-    int64, shape (units, fields of the schema). lacking: fields that some samples of it lack.
+    names: the shard's files, for messages. files: the file of each unit, as a number into names;
+    firsts: the unit's first row in that file. chunks: the extent of each field in each unit, or
+    NO_CHUNK, int64, shape (units, fields of the schema). lacking: fields that some samples lack.
     """
 
     names: Sequence[str]
@@ -58,9 +66,56 @@ class ShardUnits:
     chunks: Ints
     lacking: frozenset[str]
 
+    def to_json(self) -> dict[str, Any]:
+        """Return an object that `of_json` reads."""
+        return {
+            "names": list(self.names),
+            "files": self.files.tolist(),
+            "firsts": self.firsts.tolist(),
+            "extents": self.chunks.tolist(),
+            "lacking": sorted(self.lacking),
+        }
+
+    @classmethod
+    def of_json(cls, notes: Any, shard: ChunkedShardFacts) -> ShardUnits:
+        """Read the units of a shard and check them. Raises ValueError, TypeError, KeyError."""
+        units = cls(
+            names=[str(name) for name in notes["names"]],
+            files=np.array(notes["files"], np.int64),
+            firsts=np.array(notes["firsts"], np.int64),
+            chunks=np.array(notes["extents"], np.int64).reshape(-1, len(shard.schema)),
+            lacking=frozenset(notes["lacking"]),
+        )
+        counts = {len(shard.units), len(units.files), len(units.firsts), len(units.chunks)}
+        if len(counts) > 1 or not len(shard.units) or int(shard.units.sum()) != shard.samples:
+            raise ValueError("its units differ in number")
+        if not units.chunks.min() >= NO_CHUNK or int(units.chunks.max()) >= len(shard.extents):
+            raise ValueError("its units have chunks that don't exist")
+        if not (units.files.min() >= 0 and units.files.max() < len(units.names)):
+            raise ValueError("its units are in files that don't exist")
+        if units.firsts.min() < 0:
+            raise ValueError("its units begin before their files")
+        return units
+
+
+def tensor_of_json(notes: Any) -> Tensor:
+    """Read how a column stores its tensors, and check it. Raises ValueError, TypeError."""
+    shape, axes = (tuple(map(int, each)) for each in notes)
+    if sorted(axes) != list(range(len(shape))) or not shape or min(shape) < 0:
+        raise ValueError("its tensors have axes that don't exist")
+    return shape, axes
+
+
+def corrupt_notes_error(error: Exception) -> CorruptShardError:
+    """Return the error for a shard whose notes in the index are invalid."""
+    return CorruptShardError(
+        f"The index describes a shard of a table in an invalid way ({error}). Run `penstock index` "
+        "on the dataset again."
+    )
+
 
 class UnitReader(ABC):
-    """The base of such readers; how a chunk is decoded isn't common."""
+    """The base of readers of tables; a subclass decodes its format's chunks."""
 
     def __init__(self, shard: ChunkedShardFacts, units: ShardUnits) -> None:
         self._schema, self._units = shard.schema, units
@@ -68,38 +123,35 @@ class UnitReader(ABC):
         self._bounds = np.concatenate(([0], np.cumsum(shard.units))).astype(np.int64)
 
     @abstractmethod
-    def decode(self, extent: int, type: FieldType, data: Encoded, beside: Sequence[Encoded]) -> Any:
-        """A chunk's table (`values.values_table`). beside: of the extents that it needs too. Raises
-        ValueError for damage."""
+    def decode(
+        self, extent: int, type: FieldType, data: Encoded, dictionaries: Sequence[Encoded]
+    ) -> Any:
+        """Return a chunk's values, as `column_values.values_table` does. dictionaries: the bytes
+        of the extents that `dictionaries` names. Raises ValueError if the bytes are damaged."""
 
     def is_plain(self, extent: int) -> bool:
-        """Whether a chunk's table looks into its bytes, where these are mapped."""
+        """Return True if a chunk's table consists of views of its bytes when these are mapped."""
         del extent
         return False
 
-    def beside(self, extent: int) -> Sequence[int]:
-        """Extents that a chunk is decoded with, such as those of dictionaries."""
+    def dictionaries(self, extent: int) -> Sequence[int]:
+        """Return the extents of the dictionaries that a chunk is decoded with."""
         del extent
         return ()
-
-    def decoded_bytes(self, extent: int) -> int:
-        """What a chunk takes decoded, about; 0 where nobody knows."""
-        del extent
-        return 0
 
     def needs(
         self, rows: Ints, fields: Sequence[str], crops: Mapping[str, ColumnCrop]
     ) -> list[int]:
-        """The chunks of these rows, in the order of the file."""
+        """Return the extents that these rows need, in the order of the file."""
         del crops
         units = np.unique(self._unit_of(rows))
         columns = [self._numbers[name] for name in fields]
         chunks = self._units.chunks[units][:, columns]
-        found = set(chunks[chunks != NOT_THERE].tolist())
-        return sorted(found.union(*map(self.beside, found)))
+        found = set(chunks[chunks != NO_CHUNK].tolist())
+        return sorted(found.union(*map(self.dictionaries, found)))
 
     def name(self, row: int) -> str:
-        """The file, and the row in it."""
+        """Return a row's file and its number in that file."""
         unit = int(self._unit_of(np.array([row], np.int64))[0])
         units = self._units
         at = int(units.firsts[unit]) + row - int(self._bounds[unit])
@@ -116,28 +168,29 @@ class UnitReader(ABC):
         wrong: dict[int, str],
         corners: Ints | None = None,
     ) -> None:
-        """Rows of a field of numbers, each in its place."""
+        """Read rows of a dense field into their places."""
         assert corners is None, "a table's rows have no windows"
         self._fill(field, rows, out, places, data=data, wrong=wrong)
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
     ) -> Mapping[str, Column]:
-        """Rows of other fields, and who has them."""
+        """Read rows of other fields, and `<name>.present` of those that some samples lack."""
         found: dict[str, Column] = {}
         for field in fields:
             form = self._dense_form(field)
             if form is not None:
                 out = np.empty((len(rows), *form.fixed_shape), form.dtype)
-                here = self._fill(field, rows, out, slice(0, len(rows)), data=data, wrong=wrong)
+                present = self._fill(field, rows, out, slice(0, len(rows)), data=data, wrong=wrong)
                 found[field] = DenseColumn(out)
             else:
-                found[field], here = self._collect(field, rows, data, wrong)
+                found[field], present = self._collect(field, rows, data, wrong)
             if field in self._units.lacking:
-                found[field + PRESENT] = DenseColumn(here)
+                found[field + PRESENT] = DenseColumn(present)
         return found
 
     def _dense_form(self, field: str) -> ArrayForm | None:
+        """Return the form of a field's samples if they all have one shape."""
         type = self._schema[field]
         dtype, form = number_dtype(type), array_form(type)
         if dtype is not None:
@@ -154,12 +207,12 @@ class UnitReader(ABC):
         data: ShardData,
         wrong: dict[int, str],
     ) -> NDArray[np.bool_]:
-        """Rows of a dense field; returns which are there."""
+        """Read rows of a dense field into their places; return which rows have the field."""
         form = self._dense_form(field)
         assert form is not None
-        there = np.ones(len(rows), np.bool_)
+        present = np.ones(len(rows), np.bool_)
         slots = np.arange(len(out))[places] if isinstance(places, slice) else np.asarray(places)
-        for here, local, table in self._tables(field, rows, data, wrong, there):
+        for here, local, table in self._tables(field, rows, data, wrong, present):
             if table is None:
                 out[slots[here]] = 0
                 continue
@@ -168,18 +221,19 @@ class UnitReader(ABC):
                 np.take(values, local, axis=0, out=out[places])
             else:
                 out[slots[here]] = values[local]
-            gone = here[~there[here]]
-            if len(gone):
-                out[slots[gone]] = 0
-        return there
+            lacking = here[~present[here]]
+            if len(lacking):
+                out[slots[lacking]] = 0
+        return present
 
     def _collect(
         self, field: str, rows: Ints, data: ShardData, wrong: dict[int, str]
     ) -> tuple[Column, NDArray[np.bool_]]:
+        """Return rows of an encoded or ragged field, and which of them have it."""
         type = self._schema[field]
-        there = np.ones(len(rows), np.bool_)
+        present = np.ones(len(rows), np.bool_)
         samples = collector(type, len(rows))
-        for here, local, table in self._tables(field, rows, data, wrong, there):
+        for here, local, table in self._tables(field, rows, data, wrong, present):
             if table is None:
                 continue
             try:
@@ -190,10 +244,10 @@ class UnitReader(ABC):
         if has_sides(type):
             assert isinstance(column, EncodedColumn)
             dims = upright_sizes(column.samples)
-            for row in np.flatnonzero((dims[:, 0] == 0) & there).tolist():
-                _mark(wrong, [row], f"{field}: its first bytes are those of no image that is read")
+            unknown = np.flatnonzero((dims[:, 0] == 0) & present).tolist()
+            _mark(wrong, unknown, f"{field}: its first bytes are those of no image that is read")
             column = EncodedColumn(column.samples, dims)
-        return column, there
+        return column, present
 
     def _tables(
         self,
@@ -201,21 +255,21 @@ class UnitReader(ABC):
         rows: Ints,
         data: ShardData,
         wrong: dict[int, str],
-        there: NDArray[np.bool_],
+        present: NDArray[np.bool_],
     ) -> Iterator[tuple[Ints, Ints, Any]]:
-        """Of each unit: which of the rows lie in it, their places there, and its table; None where
-        there is none. there: is told which samples lack the field."""
+        """Yield for each unit: which of the rows are in it, their places in it, and its table, or
+        None if it has none. Rows that lack the field become False in `present`."""
         units, number = self._unit_of(rows), self._numbers[field]
         may_lack = field in self._units.lacking
         chunks = {unit: int(self._units.chunks[unit, number]) for unit in np.unique(units).tolist()}
-        unit_of = {chunk: unit for unit, chunk in chunks.items() if chunk != NOT_THERE}
-        order = [unit for unit, chunk in chunks.items() if chunk == NOT_THERE]
+        unit_of = {chunk: unit for unit, chunk in chunks.items() if chunk != NO_CHUNK}
+        order = [unit for unit, chunk in chunks.items() if chunk == NO_CHUNK]
         for unit in chain(order, (unit_of[chunk] for chunk in data.in_order([*unit_of]))):
             here = np.flatnonzero(units == unit)
             local = rows[here] - self._bounds[unit]
             chunk = chunks[unit]
-            if chunk == NOT_THERE:
-                there[here] = False
+            if chunk == NO_CHUNK:
+                present[here] = False
                 yield here, local, None
                 continue
             table = self._table(chunk, field, data, unit, len(here))
@@ -225,35 +279,25 @@ class UnitReader(ABC):
                 continue
             for place, reason in reasons(table, local):
                 _mark(wrong, [int(here[place])], f"{field}: {reason}. {UNFIT}")
-            some = is_there(table, local)
-            if some is not None:
-                gone = here[~some]
-                there[gone] = False
+            has_field = present_rows(values_of(table), local)
+            if has_field is not None:
+                lacking = here[~has_field]
+                present[lacking] = False
                 if not may_lack:
-                    _mark(wrong, gone.tolist(), f"{field}: {_NULL}")
+                    _mark(wrong, lacking.tolist(), f"{field}: {_NULL}")
             yield here, local, table
 
-    def _in_order(self, units: Ints, number: int, data: ShardData) -> list[int]:
-        """ShardUnits in the order in which to take their chunks of a field."""
-        if len(units) < 2:
-            return [int(unit) for unit in units]
-        of = {int(self._units.chunks[unit, number]): int(unit) for unit in units.tolist()}
-        there = [chunk for chunk in of if chunk != NOT_THERE]
-        is_there = self._units.chunks[units, number] != NOT_THERE
-        lacking: list[int] = units[~is_there].tolist()
-        return lacking + [of[chunk] for chunk in data.in_order(there)]
-
     def _table(self, chunk: int, field: str, data: ShardData, unit: int, taken: int) -> Any:
-        """A chunk's table, or why it can't be had."""
+        """Return a chunk's table, or the reason why it can't be decoded."""
         type, count = self._schema[field], int(self._bounds[unit + 1] - self._bounds[unit])
 
         def decode() -> Any:
-            seen, beside = data.view(chunk), self.beside(chunk)
-            read = data.read([*beside] if seen is not None else [chunk, *beside])
-            seen = read.pop(0) if seen is None else seen
-            table = self.decode(chunk, type, seen, read)
+            view, dictionaries = data.view(chunk), self.dictionaries(chunk)
+            read = data.read([*dictionaries] if view is not None else [chunk, *dictionaries])
+            view = read.pop(0) if view is None else view
+            table = self.decode(chunk, type, view, read)
             if len(table) != count:
-                raise ValueError(f"it has {len(table):,} rows where {count:,} were told")
+                raise ValueError(f"it has {len(table):,} rows, and the index has {count:,}")
             return table
 
         try:
@@ -265,8 +309,6 @@ class UnitReader(ABC):
                 is_view=self.is_plain(chunk) and data.view(chunk, size_bytes=0) is not None,
             )
         except ValueError as error:
-            from penstock.cache import PenstockError
-
             if isinstance(error, PenstockError):
                 raise
             return str(error)

@@ -86,7 +86,7 @@ def test_a_large_file_is_many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         "penstock.readers.formats.candidates.part_bounds.__kwdefaults__", {"target_bytes": 2**16}
     )
-    monkeypatch.setattr("penstock.readers.formats.tables.table_files._ROW_BYTES", 1)
+    monkeypatch.setattr("penstock.readers.formats.tables.table_files.ROW_BYTES", 1)
     table = many_types(3000)
     root = write(tmp_path / "set", table, rows=100, compression="none")
     pq.write_table(table.slice(0, 50), root / "small.parquet")
@@ -320,7 +320,7 @@ def test_nulls_that_nothing_tells_of_make_bad_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Columns larger than what is read for that when a dataset is opened."""
-    monkeypatch.setattr(parquet_listing, "_MOST_BYTES", 0)
+    monkeypatch.setattr(parquet_listing, "MAX_CHECKED_BYTES", 0)
     root = write(tmp_path / "set", with_nulls(20), write_statistics=False)
     with Dataset(root, fields=("x", "y")) as dataset:
         bad: dict[int, str] = {}
@@ -333,7 +333,7 @@ def test_a_list_with_a_null_or_of_odd_lengths_is_a_bad_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it isn't seen when the dataset is opened."""
-    monkeypatch.setattr(parquet_listing, "_MOST_BYTES", 0)
+    monkeypatch.setattr(parquet_listing, "MAX_CHECKED_BYTES", 0)
     root = tmp_path / "set"
     root.mkdir()
     table = pa.table(

@@ -100,7 +100,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "deep": (footer(schema=[*deep(99), LEAF]), "nests deeper"),
     "nested": (NESTED, "nest deeper"),
     "list": (write_struct({2: (LIST, b"\xfc\xff\xff\xff\xff\x0f")}), "more than it has bytes"),
-    "text": (write_struct({6: (8, b"\xff\xff\xff\xff\x0f")}), "more than there are"),
+    "text": (write_struct({6: (8, b"\xff\xff\xff\xff\x0f")}), "more than are left"),
     "encrypted": (footer(more={8: (STRUCT, b"\0")}), "encrypted"),
     "nothing": (b"\0", "lacks the schema"),
     "name": (

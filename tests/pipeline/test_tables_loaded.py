@@ -1,4 +1,4 @@
-"""Photographs in Parquet and Arrow, from the loader: the same tensors as from their folder."""
+"""A loader delivers the same photographs from Parquet and Arrow as from their folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def table_of(folder: Path) -> Any:
-    """The images of a class folder with Hugging Face's features, in its order."""
+    """Return a table of a class folder's images with Hugging Face's features, in its order."""
     paths = sorted(folder.glob("*/*"))
     names = sorted({path.parent.name for path in paths})
     picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -35,7 +35,7 @@ def table_of(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_photographs_are_those_of_their_folder(tmp_path: Path, folder: Path, kind: str) -> None:
+def test_photographs_equal_those_of_their_folder(tmp_path: Path, folder: Path, kind: str) -> None:
     root = tmp_path / "set"
     root.mkdir()
     table = table_of(folder)
@@ -56,7 +56,7 @@ def test_photographs_are_those_of_their_folder(tmp_path: Path, folder: Path, kin
         assert torch.equal(labels, theirs)
 
 
-def test_a_picture_that_is_none_is_a_bad_sample(tmp_path: Path, folder: Path) -> None:
+def test_an_image_that_doesnt_decode_is_a_bad_sample(tmp_path: Path, folder: Path) -> None:
     root = tmp_path / "set"
     root.mkdir()
     rows = table_of(folder).to_pylist()[:64]
@@ -78,7 +78,7 @@ def test_a_picture_that_is_none_is_a_bad_sample(tmp_path: Path, folder: Path) ->
         DataLoader(dataset, 16, augment=imagenet_train(64), resident=True)
 
 
-def test_the_benchmark_plays_what_is_installed(tmp_path: Path, folder: Path) -> None:
+def test_the_benchmark_runs(tmp_path: Path, folder: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()
     assert parquet.write_files(files, folder) == len(list(folder.glob("*/*")))

@@ -1,4 +1,4 @@
-"""Tables of many types as Parquet and Arrow files, and what their rows must be as samples."""
+"""Make tables of many types, and compare rows of a table with the samples of a batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def jpeg(seed: int, *, height: int = 24, width: int = 40, kind: str = "JPEG") ->
 
 
 def many_types(count: int, first: int = 0) -> Any:
-    """A table with a column of each type that is read, none of which has nulls."""
+    """Return a table with a column of each type that is read, without nulls."""
     i = range(first, first + count)
     return pa.table(
         {
@@ -68,7 +68,7 @@ def many_types(count: int, first: int = 0) -> Any:
 
 
 def wanted(table: Any, name: str) -> list[Any]:
-    """The values of a field, as plain objects."""
+    """Return the values of a table that a field should have, as plain objects."""
     column, *parts = name.split(".")
     array = table.column(column)
     if pa.types.is_temporal(array.type):
@@ -86,7 +86,7 @@ def wanted(table: Any, name: str) -> list[Any]:
 
 
 def plain(column: Column) -> list[Any]:
-    """The samples of a batch's column as plain objects."""
+    """Return the samples of a batch's column as plain objects."""
     if isinstance(column, EncodedColumn):
         return [bytes(sample) for sample in column.samples]
     if isinstance(column, DenseColumn):
@@ -96,19 +96,19 @@ def plain(column: Column) -> list[Any]:
 
 
 def same(found: Any, value: Any) -> bool:
-    """Whether a sample is a value: texts are bytes, an empty list has no depth."""
+    """Return True if a sample equals a value of a table, whose texts are str."""
     if isinstance(value, str):
         return bool(found == value.encode())
     return bool(found == value)
 
 
 def check(dataset: Dataset, table: Any, fields: Sequence[str], *, seed: int = 0) -> SampleBatch:
-    """Compare all rows of some fields with a table, read in batches of a shuffled order."""
+    """Compare all rows of some fields with a table, read in shuffled batches; return the last."""
     order = np.random.default_rng(seed).permutation(len(dataset))
     batch: Any = None
     for places in np.array_split(order, 3):
         rows = dataset.contents.rows(places)
-        batch = dataset.read(rows, fields=[name for name in fields])
+        batch = dataset.read(rows, fields=list(fields))
         for name in fields:
             values = wanted(table, name)
             found = plain(batch.columns[name])
@@ -122,6 +122,6 @@ def check(dataset: Dataset, table: Any, fields: Sequence[str], *, seed: int = 0)
     return found_last
 
 
-def features(**told: Any) -> dict[bytes, bytes]:
-    """Hugging Face's metadata."""
-    return {b"huggingface": json.dumps({"info": {"features": told}}).encode()}
+def features(**columns: Any) -> dict[bytes, bytes]:
+    """Return the metadata in which Hugging Face stores its features."""
+    return {b"huggingface": json.dumps({"info": {"features": columns}}).encode()}

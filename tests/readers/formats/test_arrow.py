@@ -1,4 +1,4 @@
-"""Arrow IPC files and streams, Feather, compressed and not, compared with what pyarrow says."""
+"""Arrow IPC files, streams and Feather files, compared with the tables that were written."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_each_type_comes_back_as_it_was_written(tmp_path: Path, kind: str) -> No
 
 
 @pytest.mark.parametrize("compression", ["lz4", "uncompressed"])
-def test_feather_is_read(tmp_path: Path, compression: str) -> None:
+def test_feather_files_are_read(tmp_path: Path, compression: str) -> None:
     root = tmp_path / "set"
     root.mkdir()
     table = many_types(90)

@@ -1,4 +1,4 @@
-"""Numbers that a schema has no room for are bad samples with a reason, never other numbers."""
+"""Numbers that don't fit the schema make bad samples with a reason, and never wrap around."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(root: Path, kind: str, values: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["npz", "compressed npz", "zarr"])
 @pytest.mark.parametrize(("values", "type", "reason"), CASES)
-def test_what_doesnt_fit_is_named(
+def test_a_number_that_doesnt_fit_is_named(
     tmp_path: Path, kind: str, values: Any, type: Any, reason: str
 ) -> None:
     write(tmp_path / "set", kind, values)
@@ -55,7 +55,7 @@ def test_what_doesnt_fit_is_named(
 
 
 @pytest.mark.parametrize("kind", ["npz", "zarr"])
-def test_arrays_whose_samples_are_empty_are_refused_in_words(tmp_path: Path, kind: str) -> None:
+def test_arrays_whose_samples_are_empty_are_refused(tmp_path: Path, kind: str) -> None:
     write(tmp_path / "set", kind, np.zeros((5, 0, 3)))
     with (
         Dataset(tmp_path / "set") as dataset,

@@ -1,4 +1,4 @@
-"""What is there and can't be a field is refused by name, with the reason."""
+"""Columns, arrays and members that can't be fields are refused by name, with the reason."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ TABLE = pa.table(
 
 
 def refusal(root: Path, name: str) -> str:
-    """What is said of a field, when the index is built and when it is kept."""
-    said = []
+    """Return the message for a field, which is the same from a new and from an existing index."""
+    messages = []
     for _ in range(2):
         with pytest.raises(ConfigError) as refused, Dataset(root, fields=(name,)) as dataset:
             dataset.open()
-        said.append(str(refused.value))
-    assert said[0] == said[1]
+        messages.append(str(refused.value))
+    assert messages[0] == messages[1]
     with Dataset(root, fields=("x",)) as dataset:
         assert len(dataset) == 2
-    return said[0]
+    return messages[0]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])

@@ -1,4 +1,4 @@
-"""Parquet files of many writers' options, read by rows and compared with what pyarrow says."""
+"""Parquet files of many writer options, compared with the tables they were written from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from penstock.readers.fields import (
     Tokens,
     Value,
 )
+from penstock.readers.formats import candidates
 from penstock.readers.formats.parquet import parquet_listing
+from penstock.readers.formats.tables import table_files
 from tests.readers.formats.tables import check, features, jpeg, many_types, plain
 from tests.readers.formats.zarr.hierarchies import Requests
 
@@ -81,16 +83,16 @@ def test_each_type_comes_back_as_it_was_written(tmp_path: Path, writer: str) -> 
         assert dataset.names([0, 229]) == ["part-0.parquet, row 0", "part-1.parquet, row 114"]
 
 
-def test_a_large_file_is_many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.readers.formats.tables.table_files.PART_BYTES", 2**16)
-    monkeypatch.setattr(
-        "penstock.readers.formats.candidates.part_bounds.__kwdefaults__", {"target_bytes": 2**16}
-    )
-    monkeypatch.setattr("penstock.readers.formats.tables.table_files.ROW_BYTES", 1)
+def test_a_large_file_becomes_several_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (candidates, table_files):
+        monkeypatch.setattr(module, "PART_BYTES", 2**16)
+    monkeypatch.setattr(table_files, "ROW_BYTES", 1)
     table = many_types(3000)
     root = write(tmp_path / "set", table, rows=100, compression="none")
     pq.write_table(table.slice(0, 50), root / "small.parquet")
-    pq.write_table(table.slice(0, 0), root / "nothing.parquet")
+    pq.write_table(table.slice(0, 0), root / "empty.parquet")
     with Dataset(root) as dataset:
         assert len(dataset.contents.sizes) > 4
         assert dataset.contents.units is not None
@@ -98,7 +100,7 @@ def test_a_large_file_is_many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyP
         check(dataset, pa.concat_tables([table, table.slice(0, 50)]), ["int8", "text", "grid"])
 
 
-def test_users_say_types_and_names(tmp_path: Path) -> None:
+def test_users_declare_types_and_names(tmp_path: Path) -> None:
     table = many_types(60).rename_columns(
         [{"int8": "id", "text": "a/b"}.get(n, n) for n in many_types(1).column_names]
     )
@@ -125,7 +127,7 @@ def test_users_say_types_and_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "told"),
+    ("arguments", "error", "message"),
     [
         ({"fields": {"x": "nowhere"}}, ConfigError, "nowhere"),
         ({"schema": {"nowhere": Text()}}, ConfigError, "nowhere"),
@@ -136,22 +138,22 @@ def test_users_say_types_and_names(tmp_path: Path) -> None:
         ({"fields": {"p": "pairs"}}, DatasetError, "struct"),
     ],
 )
-def test_what_cant_be_is_refused_by_name(
-    tmp_path: Path, arguments: dict[str, Any], error: type[Exception], told: str
+def test_columns_that_cant_be_fields_are_refused_by_name(
+    tmp_path: Path, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     table = many_types(20)
     table = table.append_column("price", pa.array([1] * 20, pa.decimal128(9, 2)))
     table = table.append_column("map", pa.array([[(1, 2)]] * 20, pa.map_(pa.int8(), pa.int8())))
     table = table.append_column("pairs", pa.array([[{"a": 1, "b": 2}]] * 20))
     root = write(tmp_path / "set", table)
-    with Dataset(root, **arguments) as dataset, pytest.raises(error, match=told):
+    with Dataset(root, **arguments) as dataset, pytest.raises(error, match=message):
         dataset.open()
-    with Dataset(root) as dataset:  # the rest stays readable
+    with Dataset(root) as dataset:  # the other columns stay readable
         assert not {"price", "map", "pairs"} & set(dataset.index.schema)
         check(dataset, table, ["int8", "text"])
 
 
-def test_columns_may_differ_in_order_and_be_missing_but_not_in_type(tmp_path: Path) -> None:
+def test_files_may_lack_or_reorder_columns_but_not_change_their_types(tmp_path: Path) -> None:
     root = tmp_path / "set"
     root.mkdir()
     a = pa.table({"x": pa.array([1, 2], pa.int32()), "y": ["p", "q"]})
@@ -173,7 +175,7 @@ def test_columns_may_differ_in_order_and_be_missing_but_not_in_type(tmp_path: Pa
         assert plain(dataset.read(dataset.rows(np.arange(4))).columns["x"]) == [1, 2, 3, 1]
 
 
-def test_features_of_hugging_face_are_the_schema(tmp_path: Path) -> None:
+def test_the_schema_follows_hugging_faces_features(tmp_path: Path) -> None:
     root = tmp_path / "set"
     root.mkdir()
     sizes = [(24, 40), (30, 20), (25, 25), (8, 9)]
@@ -222,7 +224,9 @@ def test_features_of_hugging_face_are_the_schema(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
-def test_columns_that_only_folders_names_hold_are_told(tmp_path: Path, form: str) -> None:
+def test_a_warning_names_columns_that_are_only_in_names_of_folders(
+    tmp_path: Path, form: str
+) -> None:
     for label in (0, 1):
         folder = tmp_path / "set" / "split=train" / f"label={label}"
         folder.mkdir(parents=True)
@@ -247,7 +251,7 @@ def test_columns_that_only_folders_names_hold_are_told(tmp_path: Path, form: str
 
 
 @pytest.mark.filterwarnings("ignore:.*holds paths of files")
-def test_binary_columns_are_looked_at_once(tmp_path: Path) -> None:
+def test_binary_columns_get_their_type_from_their_first_values(tmp_path: Path) -> None:
     root = tmp_path / "set"
     root.mkdir()
     picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -273,7 +277,7 @@ def test_binary_columns_are_looked_at_once(tmp_path: Path) -> None:
         assert "no image" in bad[0]
 
 
-def test_nothing_there_is_named(tmp_path: Path) -> None:
+def test_datasets_without_rows_or_files_raise(tmp_path: Path) -> None:
     root = tmp_path / "set"
     root.mkdir()
     pq.write_table(many_types(0), root / "a.parquet")
@@ -301,7 +305,7 @@ def with_nulls(count: int) -> Any:
     )
 
 
-def test_who_lacks_a_field_is_told_by_statistics(tmp_path: Path) -> None:
+def test_statistics_show_which_samples_lack_a_field(tmp_path: Path) -> None:
     table = with_nulls(100)
     root = write(tmp_path / "set", table)
     with Dataset(root) as dataset:
@@ -316,10 +320,10 @@ def test_who_lacks_a_field_is_told_by_statistics(tmp_path: Path) -> None:
         assert images.dims.tolist() == [[0, 0], [12, 40]]
 
 
-def test_nulls_that_nothing_tells_of_make_bad_samples(
+def test_nulls_that_nothing_counted_make_bad_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Columns larger than what is read for that when a dataset is opened."""
+    """A column may be larger than what is read when a dataset is opened."""
     monkeypatch.setattr(parquet_listing, "MAX_CHECKED_BYTES", 0)
     root = write(tmp_path / "set", with_nulls(20), write_statistics=False)
     with Dataset(root, fields=("x", "y")) as dataset:
@@ -332,7 +336,7 @@ def test_nulls_that_nothing_tells_of_make_bad_samples(
 def test_a_list_with_a_null_or_of_odd_lengths_is_a_bad_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it isn't seen when the dataset is opened."""
+    """Opening the dataset may not find such a list."""
     monkeypatch.setattr(parquet_listing, "MAX_CHECKED_BYTES", 0)
     root = tmp_path / "set"
     root.mkdir()
@@ -353,7 +357,7 @@ def test_a_list_with_a_null_or_of_odd_lengths_is_a_bad_sample(
         assert plain(batch.columns["b"])[1] == [[1], [2]]
 
 
-def test_many_remote_files_are_told_by_a_request_each(
+def test_a_remote_file_is_listed_with_one_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory, place = fsspec.filesystem("memory"), f"/parquet-many-{tmp_path.name}"
@@ -365,23 +369,23 @@ def test_many_remote_files_are_told_by_a_request_each(
         memory.pipe(f"{place}/a/{number}.parquet", file.getvalue())
     memory.pipe(f"{place}/b/wide.parquet", wide.getvalue())
     try:
-        asked = Requests.watch(monkeypatch)
+        requests = Requests.watch(monkeypatch)
         cache = tmp_path / "cache"
         given = {"bytes": Bytes()}
         with Dataset(f"memory:/{place}/a", schema=given, cache=cache) as dataset:
             dataset.open()
-            parts = [path for kind, path in asked if kind == "cat_file"]
-            lists = 4  # of each that may have nulls inside one row group is read
+            parts = [path for kind, path in requests if kind == "cat_file"]
+            lists = 4  # one row group is read of each column of lists that may have nulls inside
             assert len(set(parts)) == 50
             assert len(parts) == 50 + lists
-            # Of what is read only the column's own bytes come: nothing else is asked for.
+            # A read fetches only the column's own bytes.
             before = dataset.bytes_fetched
             dataset.read(dataset.contents.rows(np.array([7])), fields=("digest",))
             assert 0 < dataset.bytes_fetched - before < len(file.getvalue())
-        asked.clear()
+        requests.clear()
         with Dataset(f"memory:/{place}/b", cache=cache) as dataset:
             dataset.open()
-            assert len([path for kind, path in asked if kind == "cat_file"]) == 2
+            assert len([path for kind, path in requests if kind == "cat_file"]) == 2
     finally:
         memory.rm(place, recursive=True)
 
@@ -405,8 +409,10 @@ def test_only_the_bytes_of_wanted_columns_and_row_groups_are_fetched(tmp_path: P
     file = io.BytesIO()
     pq.write_table(many_types(600), file, row_group_size=100, compression="none")
     memory.pipe(f"{place}/a.parquet", file.getvalue())
-    told = pq.read_metadata(file)
-    columns = {told.row_group(0).column(c).path_in_schema: c for c in range(told.num_columns)}
+    metadata = pq.read_metadata(file)
+    columns = {
+        metadata.row_group(0).column(c).path_in_schema: c for c in range(metadata.num_columns)
+    }
     try:
         with Dataset(
             f"memory:/{place}", cache=tmp_path / "cache", fields=("float64", "text")
@@ -415,7 +421,7 @@ def test_only_the_bytes_of_wanted_columns_and_row_groups_are_fetched(tmp_path: P
             before = dataset.bytes_fetched
             dataset.read(dataset.contents.rows(np.arange(150, 350)))
             needed = sum(
-                told.row_group(group).column(columns[name]).total_compressed_size
+                metadata.row_group(group).column(columns[name]).total_compressed_size
                 for group in (1, 2, 3)
                 for name in ("float64", "text")
             )

@@ -1,4 +1,4 @@
-"""Values of Parquet by their pages: large ones that aren't copied, other writers' files."""
+"""The decoding of Parquet's pages: large values without a copy, and other writers' files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from penstock.readers import Dataset
 from penstock.readers.formats.parquet import parquet_chunks
-from penstock.readers.formats.parquet import parquet_chunks as pages
 from tests.readers.formats.tables import plain
 
 FILES = Path(__file__).with_name("parquet_files")
@@ -47,23 +46,21 @@ def test_large_values_are_views_of_their_pages(
         write_page_checksum=True,
         **LARGE[kind],
     )
-    taken: list[int] = []
-    monkeypatch.setattr(parquet_chunks, "plain_values", _noted(pages.plain_values, taken))
+    calls: list[int] = []
+    plain_values = parquet_chunks.plain_values
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        return plain_values(*args, **options)
+
+    monkeypatch.setattr(parquet_chunks, "plain_values", counted)
     with Dataset(root) as dataset:
         batch = dataset.read(dataset.rows(np.arange(150)), fields=("a", "b"))
         assert plain(batch.columns["a"]) == picked
         assert plain(batch.columns["b"]) == picked[::-1]
         batch = dataset.read(dataset.rows(np.array([149, 2])), fields=("a",))  # copies
         assert plain(batch.columns["a"]) == [picked[149], picked[2]]
-    assert taken
-
-
-def _noted(real: Any, taken: list[int]) -> Any:
-    def call(*args: Any, **options: Any) -> Any:
-        taken.append(1)
-        return real(*args, **options)
-
-    return call
+    assert calls
 
 
 def runs(width: int) -> st.SearchStrategy[Any]:
@@ -73,10 +70,10 @@ def runs(width: int) -> st.SearchStrategy[Any]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 12).flatmap(runs))
-def test_places_in_a_dictionary_are_unpacked(case: tuple[int, list[tuple[bool, int, int]]]) -> None:
-    width, told = case
+def test_dictionary_indices_are_unpacked(case: tuple[int, list[tuple[bool, int, int]]]) -> None:
+    width, runs_of_case = case
     body, wanted = bytearray([width]), []
-    for is_packed, count, first in told:
+    for is_packed, count, first in runs_of_case:
         if is_packed:
             places = [(first + k) % 2**width for k in range(8 * count)]
             bits = sum(place << (k * width) for k, place in enumerate(places))
@@ -85,15 +82,15 @@ def test_places_in_a_dictionary_are_unpacked(case: tuple[int, list[tuple[bool, i
             places = [first] * count
             body += bytes([count << 1]) + first.to_bytes((width + 7) // 8, "little")
         wanted += places
-    found = pages.read_indices(np.frombuffer(bytes(body), np.uint8), 0, len(wanted))
+    found = parquet_chunks.read_indices(np.frombuffer(bytes(body), np.uint8), 0, len(wanted))
     assert found.tolist() == wanted
-    with pytest.raises(ValueError, match=r"end early|no places"):
-        pages.read_indices(np.frombuffer(bytes(body), np.uint8), 0, len(wanted) + 9)
+    with pytest.raises(ValueError, match=r"end early|empty run"):
+        parquet_chunks.read_indices(np.frombuffer(bytes(body), np.uint8), 0, len(wanted) + 9)
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FILES.iterdir()))
 def test_files_of_other_writers_are_read(tmp_path: Path, name: str) -> None:
-    """Written by fastparquet (gzip, two row groups), polars and duckdb."""
+    """The files were written by fastparquet (gzip, two row groups), polars and duckdb."""
     root = tmp_path / "set"
     root.mkdir()
     shutil.copy(FILES / name, root / name)

@@ -1,4 +1,4 @@
-"""Damaged and hostile Parquet and Arrow files: one named error each, or samples that are marked."""
+"""Damaged and hostile files of tables raise an error with their name, or make bad samples."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ ROOT = write_struct({4: write_text(b"schema"), 5: write_number(1)})
 LEAF = write_struct({1: write_number(2), 3: write_number(0), 4: write_text(b"x")})
 
 
-def chunk(**told: int) -> bytes:
-    """A column chunk's Thrift; numbers of it by name, others as they should be."""
-    said = {"type": 2, "codec": 0, "values": 4, "decoded": 40, "size": 40, "data": 4} | told
+def chunk(**changed: int) -> bytes:
+    """Return a column chunk's Thrift. changed: numbers that differ from the valid ones."""
+    numbers = {"type": 2, "codec": 0, "values": 4, "decoded": 40, "size": 40, "data": 4} | changed
     meta = {
-        1: write_number(said["type"]),
+        1: write_number(numbers["type"]),
         2: write_list(5, []),
         3: write_list(8, [write_text(b"x")[1]]),
-        4: write_number(said["codec"]),
-        5: write_number(said["values"], I64),
-        6: write_number(said["decoded"], I64),
-        7: write_number(said["size"], I64),
-        9: write_number(said["data"], I64),
+        4: write_number(numbers["codec"]),
+        5: write_number(numbers["values"], I64),
+        6: write_number(numbers["decoded"], I64),
+        7: write_number(numbers["size"], I64),
+        9: write_number(numbers["data"], I64),
     }
     return write_struct({2: write_number(4, I64), 3: (STRUCT, write_struct(meta))})
 
@@ -60,7 +60,7 @@ def footer(
     total: int | None = None,
     more: Mapping[int, tuple[int, bytes]] | None = None,
 ) -> bytes:
-    """A footer of one row group."""
+    """Return a footer with one row group."""
     group = write_struct(
         {
             1: write_list(STRUCT, [chunk()] if columns is None else columns),
@@ -112,16 +112,16 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_footer_is_refused_by_name(tmp_path: Path, case: str) -> None:
-    data, told = HOSTILE[case]
+    data, message = HOSTILE[case]
     root = tmp_path / "set"
     root.mkdir()
     (root / "bad.parquet").write_bytes(b"PAR1" + bytes(100) + as_file(data)[4:])
-    with Dataset(root) as dataset, pytest.raises(DatasetError, match=rf"bad\.parquet: .*{told}"):
+    with Dataset(root) as dataset, pytest.raises(DatasetError, match=rf"bad\.parquet: .*{message}"):
         dataset.open()
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "message"),
     [
         (b"", "doesn't end as a Parquet file"),
         (b"PAR1", "doesn't end as a Parquet file"),
@@ -131,16 +131,18 @@ def test_a_hostile_footer_is_refused_by_name(tmp_path: Path, case: str) -> None:
         (bytes(MAX_FOOTER_BYTES + 99) + b"\1\0\0\1PAR1", "wanted at most"),
     ],
 )
-def test_a_file_that_is_none_is_refused_by_name(tmp_path: Path, data: bytes, told: str) -> None:
+def test_a_file_that_isnt_parquet_is_refused_by_name(
+    tmp_path: Path, data: bytes, message: str
+) -> None:
     root = tmp_path / "set"
     root.mkdir()
     pq.write_table(many_types(10), root / "a.parquet")
     (root / "bad.parquet").write_bytes(data)
-    with Dataset(root) as dataset, pytest.raises(DatasetError, match=rf"bad\.parquet: .*{told}"):
+    with Dataset(root) as dataset, pytest.raises(DatasetError, match=rf"bad\.parquet: .*{message}"):
         dataset.open()
 
 
-def test_many_structs_of_a_byte_each_take_no_memory_to_speak_of() -> None:
+def test_many_structs_of_one_byte_each_take_little_memory() -> None:
     count = 2**20
     head = b"\x19" + b"\xfc" + b"\x80\x80\x40"  # a list of 2^20 structs, each empty
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -163,7 +165,7 @@ def write(kind: str, table: Any, **options: Any) -> bytes:
 
 
 def outcome(folder: Path, kind: str, data: bytes, trial: int) -> str:
-    """What comes of a file: an error of ours, or samples, some of which may be marked."""
+    """Return the class of the error that a file raises, or "bad" or "good" for its samples."""
     root = folder / f"{kind}{trial}"
     root.mkdir()
     (root / f"bad.{'parquet' if kind == 'parquet' else 'arrow'}").write_bytes(data)
@@ -222,8 +224,8 @@ def test_checksums_of_pages_find_flipped_values(tmp_path: Path) -> None:
         dataset.open()
         with path.open("r+b") as file:
             for column in range(2):
-                told = metadata.row_group(1).column(column)
-                file.seek(told.data_page_offset + told.total_compressed_size - 9)
+                chunk = metadata.row_group(1).column(column)
+                file.seek(chunk.data_page_offset + chunk.total_compressed_size - 9)
                 file.write(b"\x55\xaa")
         for field in ("x", "image"):
             bad: dict[int, str] = {}
@@ -233,10 +235,10 @@ def test_checksums_of_pages_find_flipped_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", ["gzip", "zstd", "snappy", "none"])
-def test_pages_that_claim_much_are_refused_before_they_are_decompressed(
+def test_pages_that_claim_too_much_memory_are_never_decompressed(
     tmp_path: Path, codec: str
 ) -> None:
-    """A header that says a page takes 2 GB: nothing is allocated for it."""
+    """Nothing is allocated for a page whose header claims 2 GB."""
     root = tmp_path / "set"
     root.mkdir()
     file = io.BytesIO()
@@ -245,15 +247,15 @@ def test_pages_that_claim_much_are_refused_before_they_are_decompressed(
     start = pq.read_metadata(io.BytesIO(data)).row_group(0).column(0).data_page_offset
     page = ThriftReader(data, start).struct()
     own = {k: write_number(v) for k, v in page[5].items() if type(v) is int}
-    told = {
+    header = {
         1: write_number(0),
         2: write_number(2**31 - 1),
         3: write_number(page[3]),
         5: (STRUCT, write_struct(own)),
     }
-    spare = page.end - page.start - len(write_struct(told)) - 2
-    told[9] = write_text(bytes(spare))  # whatever that is
-    damaged = data[:start] + write_struct(told) + data[page.end :]
+    spare = page.end - page.start - len(write_struct(header)) - 2
+    header[9] = write_text(bytes(spare))  # an unknown field
+    damaged = data[:start] + write_struct(header) + data[page.end :]
     assert len(damaged) == len(data)
     (root / "a.parquet").write_bytes(damaged)
     with Dataset(root) as dataset:

@@ -1,4 +1,4 @@
-"""A dataset gives of a table what pyarrow's `to_pylist` says, whatever the column's type."""
+"""The samples of a table equal pyarrow's `to_pylist`, for columns of every type that is read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LISTS = [pa.list_, pa.large_list, pa.list_view, pa.large_list_view]
 
 
 def value_of(draw: st.DrawFn, kind: Any) -> Any:
-    """One value of a type, not null."""
+    """Draw one value of a type that isn't null."""
     types = pa.types
     if types.is_boolean(kind):
         return draw(st.booleans())
@@ -82,7 +82,7 @@ def value_of(draw: st.DrawFn, kind: Any) -> Any:
 
 @st.composite
 def arrays(draw: st.DrawFn, kind: Any, *, most: int = 12, nulls: bool = True) -> Any:
-    """An array of a type, sliced out of a larger one."""
+    """Draw an array of a type, sliced out of a larger one."""
     can_lack = st.booleans() if nulls and draw(st.booleans()) else st.just(True)
     count = draw(st.integers(1, most))
     values = [value_of(draw, kind) if draw(can_lack) else None for _ in range(count + 2)]
@@ -96,7 +96,7 @@ def arrays(draw: st.DrawFn, kind: Any, *, most: int = 12, nulls: bool = True) ->
 
 @st.composite
 def columns(draw: st.DrawFn) -> Any:
-    """A column: values as they are, in a dictionary, in runs, in views in any order, in structs."""
+    """Draw a column: plain values, a dictionary, runs, views in any order, or structs."""
     scalar = st.sampled_from([*NUMBERS, *TIMES, *DECIMALS, *BYTES, pa.binary(3)])
     number = st.sampled_from(NUMBERS)
     kind = draw(
@@ -135,7 +135,7 @@ def columns(draw: st.DrawFn) -> Any:
 
 
 def wanted(value: Any, kind: Any) -> Any:
-    """A value of `to_pylist` as a sample has it."""
+    """Return a value of `to_pylist` in the form of a sample."""
     types = pa.types
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return wanted(value, kind.value_type)
@@ -143,7 +143,7 @@ def wanted(value: Any, kind: Any) -> Any:
         return wanted(None if value is None else value["inner"], kind.field(0).type)
     if value is None:
         is_ragged = kind.num_fields and not types.is_fixed_size_list(kind)
-        return [] if is_ragged else None  # as documented: a null list is an empty one
+        return [] if is_ragged else None  # as documented: a null list counts as an empty one
     if types.is_fixed_size_binary(kind) and not types.is_decimal(kind):
         return list(value)
     if types.is_decimal(kind):
@@ -154,7 +154,7 @@ def wanted(value: Any, kind: Any) -> Any:
 
 
 def numbers(array: Any) -> Any:
-    """An array whose times are numbers, which is what a field has."""
+    """Return an array with its times as numbers, as fields have them."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         return pa.DictionaryArray.from_arrays(array.indices, numbers(array.dictionary))
@@ -183,7 +183,7 @@ def write(root: Path, batches: list[Any], kind: str) -> None:
 
 
 def check(array: Any, kind: str, *, cut: int) -> None:
-    """Write an array as two record batches, and compare what is read with `to_pylist`."""
+    """Write an array as two record batches, and compare the samples with `to_pylist`."""
     batches = [
         pa.record_batch({"x": part, "k": pa.array(range(len(part)))})
         for part in (array.slice(0, cut), array.slice(cut))
@@ -199,29 +199,29 @@ def check(array: Any, kind: str, *, cut: int) -> None:
         root = Path(folder) / "set"
         root.mkdir()
         write(root, batches, kind)
-        if kind == "parquet":  # it has fewer units of time
+        if kind == "parquet":  # Parquet has fewer units of time
             array = pq.read_table(root / "a.parquet").column("x").combine_chunks()
-        told = [wanted(value, array.type) for value in numbers(array).to_pylist()]
+        expected = [wanted(value, array.type) for value in numbers(array).to_pylist()]
         with Dataset(root, schema=schema) as dataset:
             order = np.random.default_rng(0).permutation(len(dataset))
             batch = dataset.read(dataset.rows(order), fields=(name,))
             found, there = plain(batch.columns[name]), batch.has(name).tolist()
             lacking = dataset.index.lacking.get(name, 0)
-    assert [told[row] is not None for row in order] == there
+    assert [expected[row] is not None for row in order] == there
     assert bool(lacking) >= (not all(there))
     for place, row in enumerate(order.tolist()):
         if there[place]:
-            assert found[place] == told[row], (row, found[place], told[row])
+            assert found[place] == expected[row], (row, found[place], expected[row])
 
 
 @settings(max_examples=60, deadline=None)
 @given(columns(), st.sampled_from(("file", "stream", "lz4", "zstd")), st.integers(0, 6))
-def test_arrow_gives_what_pyarrow_does(array: Any, kind: str, cut: int) -> None:
+def test_samples_of_arrow_files_equal_pyarrows_values(array: Any, kind: str, cut: int) -> None:
     check(array, kind, cut=cut)
 
 
 def _is_written(kind: Any) -> bool:
-    """Whether pyarrow writes a type to Parquet."""
+    """Return True if pyarrow writes a type to Parquet."""
     types = pa.types
     if types.is_dictionary(kind):
         inner = kind.value_type
@@ -231,7 +231,7 @@ def _is_written(kind: Any) -> bool:
 
 @settings(max_examples=60, deadline=None)
 @given(columns().filter(lambda array: _is_written(array.type)), st.integers(0, 6))
-def test_parquet_gives_what_pyarrow_does(array: Any, cut: int) -> None:
+def test_samples_of_parquet_files_equal_pyarrows_values(array: Any, cut: int) -> None:
     parts = [part for part in (array.slice(0, cut), array.slice(cut)) if len(part)]
     table = pa.table({"x": pa.chunked_array(parts)})
     try:
@@ -246,7 +246,7 @@ ORDERS = [order for count in (2, 3) for order in itertools.permutations(range(co
 
 @pytest.mark.parametrize("kind", ["file", "parquet"])
 @pytest.mark.parametrize("axes", [None, *ORDERS])
-def test_tensors_have_the_shape_and_axes_that_they_say(
+def test_tensors_have_the_declared_shape_and_axes(
     tmp_path: Path, kind: str, axes: tuple[int, ...] | None
 ) -> None:
     shape = (2, 3, 4)[: 2 if axes is None else len(axes)]
@@ -264,15 +264,15 @@ def test_tensors_have_the_shape_and_axes_that_they_say(
         there = batch.has("x").tolist()
         found = plain(batch.columns["x"])
     rows = [np.arange(k, k + size).reshape(shape) for k in range(2, 9)]
-    told = [row.transpose(axes or (0, 1)).tolist() for row in rows]
+    expected = [row.transpose(axes or (0, 1)).tolist() for row in rows]
     assert there == [k % 4 != 3 for k in range(2, 9)]
     assert [f for f, is_here in zip(found, there, strict=True) if is_here] == [
-        t for t, is_here in zip(told, there, strict=True) if is_here
+        t for t, is_here in zip(expected, there, strict=True) if is_here
     ]
 
 
 def opened(root: Path, kind: str, columns: dict[str, Any], **options: Any) -> Dataset:
-    """A dataset of one file."""
+    """Return a dataset of one file."""
     root.mkdir()
     write(root, [pa.record_batch(columns)], kind)
     return Dataset(root, **options)
@@ -282,7 +282,7 @@ KINDS = ["file", "parquet"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_value_that_the_schema_has_no_room_for_is_named(tmp_path: Path, kind: str) -> None:
+def test_a_value_that_doesnt_fit_the_schema_is_named(tmp_path: Path, kind: str) -> None:
     columns = {
         "small": pa.array([1, 300, 3]),
         "real": pa.array([0.5, 1e300, None]),
@@ -326,7 +326,9 @@ def test_a_value_that_the_schema_has_no_room_for_is_named(tmp_path: Path, kind: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_column_has_its_name_beside_a_struct_with_such_a_part(tmp_path: Path, kind: str) -> None:
+def test_a_column_keeps_its_name_if_a_part_of_a_struct_has_the_same(
+    tmp_path: Path, kind: str
+) -> None:
     struct = pa.array([{"b": 10, "c": 5}, {"b": 20, "c": 6}])
     for number, names in enumerate((("a.b", "a"), ("a", "a.b"))):
         columns = {name: struct if name == "a" else pa.array([1, 2]) for name in names}
@@ -358,10 +360,10 @@ def test_a_column_has_its_name_beside_a_struct_with_such_a_part(tmp_path: Path, 
         (pa.nulls(2), "leave it out of the file"),
     ],
 )
-def test_what_no_tensor_can_be_is_refused_at_open(
+def test_columns_that_cant_be_tensors_are_refused_at_open(
     tmp_path: Path, kind: str, column: Any, remedy: str
 ) -> None:
-    """Where it is the one column, or is asked for; beside others it is left out with a warning."""
+    """Such a column is refused alone or if it is requested; else it is left out with a warning."""
     alone = opened(tmp_path / "alone", kind, {"x": column})
     with alone as dataset, pytest.raises(DatasetError, match=f'"x".*{remedy}'):
         dataset.open()
@@ -374,8 +376,8 @@ def test_what_no_tensor_can_be_is_refused_at_open(
         dataset.open()
 
 
-def test_dictionaries_inside_of_lists_are_refused_not_read_as_places(tmp_path: Path) -> None:
-    """Arrow has them apart from the lists; in Parquet the values themselves lie there."""
+def test_dictionaries_inside_lists_are_refused_and_never_read_as_indices(tmp_path: Path) -> None:
+    """Arrow files store them apart from the lists; Parquet files store the values themselves."""
     column = pa.ListArray.from_arrays([0, 2, 3], pa.array([10, 20, 10]).dictionary_encode())
     structs = pa.DictionaryArray.from_arrays(pa.array([1, 0]), pa.array([{"a": 1}, {"a": 2}]))
     runs = pa.RunEndEncodedArray.from_arrays([1, 2], pa.array(["a", "b"]).dictionary_encode())
@@ -388,7 +390,7 @@ def test_dictionaries_inside_of_lists_are_refused_not_read_as_places(tmp_path: P
 
 
 def written(root: Path, kind: str, columns: dict[str, Any], **options: Any) -> Path:
-    """A file of units of two rows. options: of pyarrow's writer of Parquet."""
+    """Write a file with units of two rows. options: of pyarrow's Parquet writer."""
     root.mkdir()
     table = pa.table(columns)
     if kind == "parquet":
@@ -410,7 +412,7 @@ def written(root: Path, kind: str, columns: dict[str, Any], **options: Any) -> P
         pa.array([[1, 2], None, [3, 4], [5, 6], None], pa.list_(pa.int8(), 2)),
     ],
 )
-def test_nulls_are_known_with_and_without_statistics(
+def test_nulls_are_counted_with_and_without_statistics(
     tmp_path: Path, column: Any, statistics: bool
 ) -> None:
     columns = {"x": column, "k": range(5), "full": ["a"] * 5}
@@ -426,10 +428,10 @@ def test_nulls_are_known_with_and_without_statistics(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", ["", "x" * 3000])
-def test_parts_of_structs_that_are_dictionaries_have_their_nulls(
+def test_nulls_of_structs_reach_their_parts_that_are_dictionaries(
     tmp_path: Path, kind: str, text: str
 ) -> None:
-    """pyarrow's statistics of such a part don't count structs that are null."""
+    """pyarrow's statistics of such a part don't count null structs."""
     values = [None if k % 3 == 0 or k > 15 else f"{text}{k % 2}" for k in range(18)]
     parts = pa.array([v and {"p": v} for v in values], pa.struct({"p": pa.string()}))
     category = parts.field(0).dictionary_encode()
@@ -445,7 +447,7 @@ def test_parts_of_structs_that_are_dictionaries_have_their_nulls(
     assert [f for f, v in zip(found, values, strict=True) if v] == [v.encode() for v in values if v]
 
 
-def test_below_a_struct_that_is_null_lies_no_place_in_a_dictionary(tmp_path: Path) -> None:
+def test_a_null_struct_may_contain_an_index_outside_of_its_dictionary(tmp_path: Path) -> None:
     empty = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int8()), ["a"])
     struct = pa.StructArray.from_arrays([empty], ["p"], mask=pa.array([True, True]))
     struct = pa.array(struct.to_pylist(), pa.struct({"p": pa.dictionary(pa.int8(), pa.string())}))
@@ -456,7 +458,7 @@ def test_below_a_struct_that_is_null_lies_no_place_in_a_dictionary(tmp_path: Pat
 
 
 @pytest.mark.parametrize("statistics", [False, True])
-def test_a_list_of_another_length_than_the_schema_has_is_no_null(
+def test_a_list_of_another_length_than_the_schemas_isnt_null(
     tmp_path: Path, *, statistics: bool
 ) -> None:
     columns = {"x": pa.array([[1, 2], [3], [4, 5], [6]])}
@@ -478,7 +480,7 @@ LISTS_THAT_ARENT_ARRAYS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("why", LISTS_THAT_ARENT_ARRAYS)
-def test_lists_that_are_no_arrays_are_refused_at_open(tmp_path: Path, kind: str, why: str) -> None:
+def test_lists_that_arent_arrays_are_refused_at_open(tmp_path: Path, kind: str, why: str) -> None:
     column = LISTS_THAT_ARENT_ARRAYS[why]
     root = written(tmp_path / "both", kind, {"x": column, "k": range(5)})
     with Dataset(root) as dataset:
@@ -496,7 +498,7 @@ def test_lists_that_are_no_arrays_are_refused_at_open(tmp_path: Path, kind: str,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lists_in_lists_of_one_length_each_are_read(tmp_path: Path, kind: str) -> None:
+def test_nested_lists_of_one_length_each_are_read(tmp_path: Path, kind: str) -> None:
     column = [[[1]], [[2], [3]], [], [[3, 4]], None]
     root = written(tmp_path / "set", kind, {"x": column})
     with Dataset(root) as dataset:
@@ -506,7 +508,7 @@ def test_lists_in_lists_of_one_length_each_are_read(tmp_path: Path, kind: str) -
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("statistics", [False, True])
-def test_paths_in_place_of_bytes_are_named(tmp_path: Path, kind: str, statistics: bool) -> None:
+def test_paths_instead_of_bytes_are_named(tmp_path: Path, kind: str, statistics: bool) -> None:
     options = {"write_statistics": statistics} if kind == "parquet" else {}
     both = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     structs = pa.array([{"bytes": None, "path": f"{n}.jpg"} for n in range(5)], both)
@@ -515,14 +517,14 @@ def test_paths_in_place_of_bytes_are_named(tmp_path: Path, kind: str, statistics
         Dataset(root).open()
     texts = [f"images/{n}.jpg" for n in range(5)]
     root = written(tmp_path / "texts", kind, {"image": texts, "caption": texts}, **options)
-    with pytest.warns(PenstockWarning, match=r'"image" holds paths.*manifest=') as told:
+    with pytest.warns(PenstockWarning, match=r'"image" holds paths.*manifest=') as warned:
         Dataset(root).open()
-    assert len(told) == 1
+    assert len(warned) == 1
     with pytest.raises(ConfigError, match=r"holds string.*paths of files.*manifest="):
         Dataset(root, schema={"image": Image()}).open()
 
 
-def test_a_dictionary_that_is_replaced_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_dictionary_that_is_replaced_is_refused(tmp_path: Path) -> None:
     batches = [
         pa.record_batch({"x": pa.array(values).dictionary_encode()})
         for values in (["a", "b"], ["c", "d"])

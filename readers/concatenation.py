@@ -253,7 +253,7 @@ class Concatenation(Source):
 
 
 def _taken(crops: Mapping[str, ColumnCrop] | None, places: Ints) -> Mapping[str, ColumnCrop] | None:
-    return crops and {name: crop.taken(places) for name, crop in crops.items()}
+    return crops and {name: crop.take(places) for name, crop in crops.items()}
 
 
 def _parts(source: Source) -> Sequence[Source]:

@@ -23,7 +23,7 @@ from penstock.readers.fields import (
     ClassLabel,
     Keypoints,
     Mask,
-    fields_handed_out,
+    deliverable_fields,
     image_fields,
     number_name,
 )
@@ -212,7 +212,7 @@ def open_with_all_fields(url: str, **options: Any) -> Dataset:
     options["allow_left_out"] = 1  # to look at
     with Dataset(url, **options) as found:
         schema, lacking = found.schema, found.index.lacking
-    shown = fields_handed_out(schema)
+    shown = deliverable_fields(schema)
     fields = [*shown, *(name + PRESENT for name in shown if lacking.get(name))]
     return Dataset(url, **options).select(*fields, number_name(schema))
 

@@ -1,4 +1,8 @@
-"""Give the dtype and shape of every numeric field type, and convert payloads to such arrays."""
+"""Define the dtype and shape of every numeric field type, and decode payloads of numbers and texts.
+
+Payloads were checked when they were indexed, but codecs and shapes come from an untrusted index: a
+payload that doesn't fit them raises ValueError, whose message is a reason against the sample.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ ARRAY_CODECS: tuple[str, ...] = tuple(
     for size in _SIZES[kind]
     for order in ("<>" if size > 1 else "|")
 )
-"""All codecs that an array's facts can name: a table notes their numbers."""
+"""All codecs that the facts of an array can name; tables store their numbers."""
 
 CODEC_ITEMSIZES = np.array(
     [np.dtype(codec.removesuffix(":F")).itemsize for codec in ARRAY_CODECS], np.int64
@@ -51,30 +55,30 @@ _NUMBERS = {codec: number for number, codec in enumerate(ARRAY_CODECS)}
 
 @dataclass(frozen=True, slots=True)
 class ArrayForm:
-    """Dtype and shape of one sample of numbers. None in shape: a length that differs."""
+    """Dtype and shape of one sample of numbers. None in shape is a length that differs."""
 
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
 
     @property
     def is_ragged(self) -> bool:
-        """Whether samples differ in shape."""
+        """Return True if samples differ in shape."""
         return None in self.shape
 
     @property
     def fixed_shape(self) -> tuple[int, ...]:
-        """The shape of every sample, where it isn't ragged."""
+        """The shape of every sample, if the form isn't ragged."""
         return tuple(length or 0 for length in self.shape)
 
     @property
     def rest(self) -> tuple[int, ...] | None:
-        """The shape behind the first length where that alone differs, else None."""
+        """The shape after the first length if only that length differs, else None."""
         rest = tuple(length for length in self.shape[1:] if length is not None)
         return rest if len(rest) == len(self.shape) - 1 else None
 
 
 def array_form(type: FieldType) -> ArrayForm | None:
-    """The form of a type whose samples are arrays and whose dtype and shape are known; None of
+    """Return the form of a type whose samples are arrays of known dtype and shape; None for
     others."""
     if isinstance(type, Array):
         return None if not type.is_settled or type.shape is None else _form(type.dtype, type.shape)
@@ -94,26 +98,26 @@ def _form(dtype: str, shape: tuple[int | None, ...]) -> ArrayForm:
 
 
 def number_dtype(type: FieldType) -> np.dtype[Any] | None:
-    """The dtype of a type of which a sample is one number; None of others."""
+    """Return the dtype of a type whose samples are single numbers; None for others."""
     if isinstance(type, Value):
         return np.dtype(type.dtype)
     return np.dtype(np.int64) if isinstance(type, ClassLabel) else None
 
 
 def has_sides(type: FieldType) -> bool:
-    """Whether samples have a height and a width that are noted."""
+    """Return True if the height and width of samples are recorded."""
     return isinstance(type, Image | Mask)
 
 
 def codec_number(codec: str) -> int:
-    """The number of an array's codec. Raises ValueError for what is none."""
+    """Return the number of an array's codec. Raises ValueError for an unknown one."""
     if codec not in _NUMBERS:
         raise ValueError(f"{codec[:40]!r} is no array's codec")
     return _NUMBERS[codec]
 
 
 def as_bits(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Numbers as int64 that hold all of them: floats by their bits in float64."""
+    """Convert numbers to int64 without loss: floats by their bits in float64."""
     if values.dtype.kind == "f":
         return np.ascontiguousarray(values, np.float64).view(np.int64)
     if values.dtype.kind in "cu" and values.dtype.itemsize == 8:
@@ -122,7 +126,7 @@ def as_bits(values: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def from_bits(bits: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The numbers that `as_bits` was given, as a copy."""
+    """Restore the numbers that `as_bits` converted, as a copy."""
     if dtype.kind == "f":
         return np.ascontiguousarray(bits).view(np.float64).astype(dtype)
     if dtype.kind in "cu" and dtype.itemsize == 8:
@@ -131,15 +135,15 @@ def from_bits(bits: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def bare_facts(data: Encoded, form: ArrayForm, codec: str) -> Facts | Rejection:
-    """The facts of an array whose bytes are bare numbers. codec: of them; one length of the form
-    may be None."""
+    """Return the facts of an array without a header, or why its size is wrong. codec: of the
+    numbers. At most one length of the form may be None."""
     stored = array_codec(codec)
     if stored is None:
         raise ValueError(f"{codec[:40]!r} is no array's codec")
     rest = math.prod(length for length in form.shape if length is not None)
-    open = form.shape.count(None)
+    unknown = form.shape.count(None)
     count, left = divmod(len(data), stored.dtype.itemsize * rest or 1)
-    if left or open > 1 or (not open and count != 1):
+    if left or unknown > 1 or (not unknown and count != 1):
         return Rejection(
             f"{len(data):,} bytes, which aren't {stored.name} of shape {form.shape}: truncated, or "
             "of another dtype or shape"
@@ -148,11 +152,35 @@ def bare_facts(data: Encoded, form: ArrayForm, codec: str) -> Facts | Rejection:
     return Facts(crc32c(data), 0, len(data), shape, codec)
 
 
+def decode_text(payload: Encoded) -> str:
+    """Decode a text, with its line ends as stored. Raises ValueError if it isn't UTF-8."""
+    try:
+        return str(payload.data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text at byte {error.start}") from error
+
+
+def decode_array(payload: Encoded, codec: str, shape: Sequence[int]) -> NDArray[Any]:
+    """Decode an array to native byte order, rows first: a view of the payload if it is stored so.
+    codec, shape: as the facts have them. Raises ValueError."""
+    found = array_codec(codec)
+    if found is None:
+        raise ValueError(f"{codec[:80]!r} is no codec of an array")
+    if min(shape, default=0) < 0 or math.prod(shape) * found.dtype.itemsize != len(payload):
+        raise ValueError(
+            f"{found.name} of shape {tuple(shape)} doesn't take {len(payload):,} bytes"
+        )
+    values = payload.view(found.dtype)
+    if not found.dtype.isnative:
+        values = values.astype(found.dtype.newbyteorder("="))
+    if not found.is_fortran:
+        return values.reshape(shape)
+    return np.ascontiguousarray(values.reshape(shape[::-1]).T)
+
+
 def to_array(
     payload: Encoded, codec: str, shape: Sequence[int], dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """One sample's numbers in a dtype, rows first. shape: its own. Raises ValueError for a payload
-    that doesn't fit."""
-    from penstock.readers.fields.decode import decode_array  # numbers and images need none of it
-
+    """Decode one sample's numbers to a dtype, rows first. shape: of this sample. Raises ValueError
+    for a payload that doesn't fit."""
     return decode_array(payload, codec, shape).astype(dtype, copy=False)

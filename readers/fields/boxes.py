@@ -1,6 +1,6 @@
 """Convert boxes from their storage formats, and check boxes and keypoints against their image.
 
-All arithmetic is float32, as what is handed out is.
+All arithmetic is float32, as are the delivered boxes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.fields.field_types import BoxFormat, FieldType
 
-# Normalised numbers may leave 0..1 by this much, as annotations are rounded.
+# Normalised numbers may exceed 0..1 by this much, as annotations are rounded.
 _TOLERANCE = 0.01
 
 
 def to_xyxy(boxes: NDArray[Any], format: BoxFormat) -> NDArray[np.float32]:
-    """Boxes as x1, y1, x2, y2: float32, shape (k, 4), a copy, in the unit of the format. boxes:
-    shape (k, 4)."""
+    """Convert boxes to x1, y1, x2, y2: float32, shape (k, 4), a copy, in the unit of the format.
+    boxes: shape (k, 4)."""
     found = np.array(boxes, np.float32).reshape(-1, 4)
     form = format.removesuffix("_norm")
     if form == "xywh":
@@ -46,30 +46,33 @@ def check_boxes(
     *,
     size: tuple[int, int] | NDArray[np.int32] | None = None,
 ) -> Rejection | None:
-    """Why a sample's boxes can't be, or None: an odd shape, not finite, inverted, or, where the
-    image's height and width are known, wholly outside. One that lies partly outside is normal;
-    a normalised number outside of 0..1 isn't. boxes: as stored. size: of their image, or of each
-    box's own, shape (k, 2); 0 x 0 where it isn't known."""
+    """Return why a sample's boxes are invalid, or None: a wrong shape, not finite, inverted, or
+    wholly outside an image of known size.
+
+    A box that lies partly outside is normal; a normalised number outside 0..1 isn't. boxes: as
+    stored. size: height and width of their image, or of each box's own, shape (k, 2); 0 x 0 if
+    unknown.
+    """
     if (refusal := _check_rows(boxes, 4, f"{format} boxes")) is not None:
         return refusal
-    with np.errstate(over="ignore", invalid="ignore"):  # what that gives isn't finite
+    with np.errstate(over="ignore", invalid="ignore"):  # the results aren't finite
         corners = to_xyxy(boxes, format)
     if len(bad := np.flatnonzero(~np.isfinite(corners).all(axis=1))):
         return Rejection(f"box {bad[0]} isn't finite: {_numbers(boxes, bad[0])}")
-    # By what is stored: x + w may round to x.
+    # Checked as stored: x + w may round to x.
     stored = np.asarray(boxes).reshape(-1, 4)
     is_xyxy, is_normalised = format.startswith("xyxy"), format.endswith("_norm")
     beyond = (stored < -_TOLERANCE) | (stored > 1 + _TOLERANCE)
     if is_normalised and len(bad := np.flatnonzero(beyond.any(axis=1))):
         return Rejection(
-            f"box {bad[0]} isn't normalised: {_numbers(boxes, bad[0])}; {format} wants shares of "
-            f'the image, 0 to 1. Boxes in pixels are format="{format.removesuffix("_norm")}"'
+            f"box {bad[0]} isn't normalised: {_numbers(boxes, bad[0])}; {format} wants fractions "
+            f'of the image, 0 to 1. For pixels use format="{format.removesuffix("_norm")}"'
         )
     sides = corners[:, 2:] - corners[:, :2] if is_xyxy else stored[:, 2:]
     if len(bad := np.flatnonzero((sides < 0).any(axis=1))):
         wanted = "x1 <= x2 and y1 <= y2" if is_xyxy else "a width and height of 0 or more"
         if format == "xyxy" and ((stored[bad] >= 0) & (stored[bad] <= 1)).all():
-            wanted += '. Numbers within 0 to 1 may be format="cxcywh_norm" or "xywh_norm"'
+            wanted += '. For numbers from 0 to 1 use format="cxcywh_norm" or "xywh_norm"'
         return Rejection(
             f"box {bad[0]} is inverted: {_numbers(boxes, bad[0])}; {format} wants {wanted}"
         )
@@ -80,19 +83,19 @@ def check_boxes(
         if len(bad := np.flatnonzero(far.any(axis=1) & sizes.all(axis=1))):
             height, width = sizes[bad[0]].tolist()
             return Rejection(
-                f"box {bad[0]} lies outside of its image: {_numbers(boxes, bad[0])} ({format}), "
-                f"and the image is {width} wide and {height} high"
+                f"box {bad[0]} lies outside its image: {_numbers(boxes, bad[0])} ({format}), "
+                f"but the image is {width} wide and {height} high"
             )
     return None
 
 
 class BoxUnits:
-    """Compare the unit that a field's boxes have in the schema with the boxes that are read.
+    """Detects boxes whose unit isn't that of the schema.
 
-    Pixel boxes that all lie within the first pixel, with fractions, are normalised ones, and
-    normalised boxes that all leave 0..1 are pixel boxes. One box of the other kind settles that the
-    format is right; empty boxes and whole numbers from 0 to 1 say nothing. enough: so many boxes of
-    the other unit, and none of the right one, are an error.
+    Pixel boxes that all lie within the first pixel, with fractions, are normalised, and normalised
+    boxes that all exceed 0..1 are in pixels. One box of the right unit settles that the format is
+    right; empty boxes and integers from 0 to 1 prove nothing. enough: the number of boxes of the
+    wrong unit that are an error if none is of the right one.
     """
 
     def __init__(self, *, enough: int = 8) -> None:
@@ -101,7 +104,8 @@ class BoxUnits:
         self._settled: set[str] = set()
 
     def see(self, name: str, type: Boxes, boxes: NDArray[Any]) -> None:
-        """Raise DatasetError once so many boxes were seen and all have the wrong unit.
+        """Add boxes of a field. Raises DatasetError once enough were added and all have the wrong
+        unit.
 
         boxes: as stored, of any shape that holds four numbers each.
         """
@@ -127,22 +131,22 @@ class BoxUnits:
         if type.is_normalised:
             raise DatasetError(
                 f'"{name}": none of the first {seen} boxes lies within 0 to 1, such as {shown}, so '
-                f"they seem to be pixels, and format={type.format!r} wants shares of the image. "
-                f'Give schema={{"{name}": Boxes(of="{type.of}", '
+                f"they seem to be in pixels, but format={type.format!r} wants fractions of the "
+                f'image. Pass schema={{"{name}": Boxes(of="{type.of}", '
                 f'format="{type.format.removesuffix("_norm")}")}}.'
             )
         raise DatasetError(
             f'"{name}": all of the first {seen} boxes lie within 1 x 1 pixel, such as {shown} '
-            f"(x1, y1, x2, y2), so they seem to be shares of the image, and format={type.format!r} "
-            f'wants pixels. Give schema={{"{name}": Boxes(of="{type.of}", '
+            "(x1, y1, x2, y2), so they seem to be fractions of the image, but "
+            f'format={type.format!r} wants pixels. Pass schema={{"{name}": Boxes(of="{type.of}", '
             f'format="{type.format}_norm")}}, or another form: "xyxy_norm", "xywh_norm", '
             '"cxcywh_norm".'
         )
 
 
 def check_keypoints(points: NDArray[Any]) -> Rejection | None:
-    """Why a sample's points can't be, or None. points: as stored. Points outside of the image are
-    normal: what is hidden is often written as 0, 0 or -1, -1."""
+    """Return why a sample's points are invalid, or None. points: as stored. Points outside the
+    image are normal: hidden ones are often written as 0, 0 or -1, -1."""
     if (refusal := _check_rows(points, 2, "points")) is not None:
         return refusal
     with np.errstate(over="ignore"):
@@ -153,8 +157,8 @@ def check_keypoints(points: NDArray[Any]) -> Rejection | None:
 
 
 class BoxChecks:
-    """Finds the samples of batches whose boxes or points can't be, where no index has seen them:
-    tables are read without one look at their samples. On any thread."""
+    """Finds the samples of batches whose boxes or points are invalid, if no index has checked them:
+    tables are indexed without reading their samples. Safe on any thread."""
 
     def __init__(self, types: Mapping[str, Boxes | Keypoints], *, samples: int) -> None:
         """samples: of the dataset."""
@@ -165,12 +169,12 @@ class BoxChecks:
     def of(
         cls, schema: Mapping[str, FieldType], fields: Sequence[str], *, samples: int
     ) -> BoxChecks | None:
-        """Checks of the boxes and points among these fields; None where there are none."""
+        """Return checks of the boxes and points among these fields; None if there are none."""
         types = {n: t for n in fields if isinstance(t := schema.get(n), Boxes | Keypoints)}
         return cls(types, samples=samples) if types else None
 
     def __call__(self, content: SampleBatch) -> dict[int, str]:
-        """Rows that are bad, and why. content: as stored. Raises DatasetError for boxes that all
+        """Return why rows are bad, by row. content: as stored. Raises DatasetError if all boxes
         have the wrong unit."""
         found: dict[int, str] = {}
         for name, type in self._types.items():
@@ -201,12 +205,13 @@ def _check(
 
 
 def _check_rows(values: NDArray[Any], columns: int, what: str) -> Rejection | None:
-    """None where the shape is (k, columns), or (0,) as numpy has it for an empty list."""
+    """Return a Rejection unless the shape is (k, columns), or (0,) as numpy has it for an empty
+    list."""
     if values.dtype.kind not in "iuf":
-        return Rejection(f"{what} are numbers, and these are {values.dtype.name}")
+        return Rejection(f"wanted {what} as numbers, got {values.dtype.name}")
     if values.shape == (0,) or (values.ndim == 2 and values.shape[1] == columns):
         return None
-    return Rejection(f"{what} have the shape (k, {columns}), and these have {values.shape}")
+    return Rejection(f"wanted {what} of shape (k, {columns}), got {values.shape}")
 
 
 def _numbers(values: NDArray[Any], row: int, columns: int = 4) -> str:

@@ -1,6 +1,7 @@
-"""Hold the samples of a batch as columns, one a field, before anything is decoded.
+"""Hold the samples of a batch as columns, one per field, before they are decoded.
 
-`ColumnCrop` says which part of each sample of an array field is wanted, and takes it out.
+`ColumnCrop` describes which part of each sample of an array field a batch needs; `cropped` extracts
+it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _Kind = TypeVar("_Kind")
 class EncodedColumn:
     """Encoded samples: n views of uint8, shape (bytes,) each, which keep their mapped file alive.
 
-    dims: of images and masks, oriented height and width, int32, shape (n, 2); None of others. A
+    dims: of images and masks, upright height and width, int32, shape (n, 2); None for others. A
     sample that is missing or bad is empty.
     """
 
@@ -46,12 +47,12 @@ class EncodedColumn:
         return sum(map(len, self.samples))
 
     def take(self, rows: Rows) -> EncodedColumn:
-        """These rows, in this order."""
+        """Return these rows, in this order."""
         dims = None if self.dims is None else self.dims[rows]
         return EncodedColumn([self.samples[row] for row in rows], dims)
 
     def patched(self, rows: Rows, others: Column) -> EncodedColumn:
-        """A copy with other samples in some rows."""
+        """Return a copy with other samples in some rows."""
         assert isinstance(others, EncodedColumn)
         samples, dims = list(self.samples), self.dims
         for row, sample in zip(rows, others.samples, strict=True):
@@ -76,11 +77,11 @@ class DenseColumn:
         return self.values.nbytes
 
     def take(self, rows: Rows) -> DenseColumn:
-        """These rows, in this order."""
+        """Return these rows, in this order."""
         return DenseColumn(self.values[rows])
 
     def patched(self, rows: Rows, others: Column) -> DenseColumn:
-        """A copy with other samples in some rows."""
+        """Return a copy with other samples in some rows."""
         assert isinstance(others, DenseColumn)
         values = self.values.copy()
         values[rows] = others.values
@@ -91,9 +92,9 @@ class DenseColumn:
 class RaggedColumn:
     """Samples whose shapes differ, end to end.
 
-    values: shape (total, *rest) where only the first length differs, and flat, (total,), where
-    others do too. offsets: of the samples in values, int64, shape (n + 1,). shapes: of each sample,
-    int64, shape (n, dimensions); None where offsets and rest say it all.
+    values: shape (total, *rest) if only the first length differs, else flat, (total,). offsets: of
+    the samples in values, int64, shape (n + 1,). shapes: of each sample, int64, shape (n,
+    dimensions); None if offsets and rest determine them.
     """
 
     values: NDArray[Any]
@@ -108,23 +109,23 @@ class RaggedColumn:
         return self.values.nbytes
 
     def sample(self, row: int) -> NDArray[Any]:
-        """One sample in its shape, as a view."""
+        """Return one sample in its shape, as a view."""
         flat = self.values[self.offsets[row] : self.offsets[row + 1]]
         return flat if self.shapes is None else flat.reshape(self.shapes[row])
 
     @property
     def nothing(self) -> NDArray[Any]:
-        """A sample without a value."""
+        """An empty sample, for rows without a value."""
         empty = self.values[:0]
         return empty if self.shapes is None else empty.reshape((0,) * self.shapes.shape[1])
 
     def emptied(self, rows: Rows) -> RaggedColumn:
-        """A copy with nothing in some rows."""
+        """Return a copy whose samples in some rows are empty."""
         return self.patched(rows, RaggedColumn.of([self.nothing] * len(rows), like=self))
 
     @classmethod
     def of(cls, samples: Sequence[NDArray[Any]], *, like: RaggedColumn) -> RaggedColumn:
-        """Join samples as another column has them."""
+        """Join samples in the layout of another column."""
         flat = [each.reshape(-1) if like.shapes is not None else each for each in samples]
         offsets = np.zeros(len(flat) + 1, np.int64)
         np.cumsum([len(each) for each in flat], out=offsets[1:])
@@ -135,11 +136,11 @@ class RaggedColumn:
         return cls(np.concatenate(flat) if flat else like.values[:0], offsets, shapes)
 
     def take(self, rows: Rows) -> RaggedColumn:
-        """These rows, in this order."""
+        """Return these rows, in this order."""
         return RaggedColumn.of([self.sample(row) for row in rows], like=self)
 
     def patched(self, rows: Rows, others: Column) -> RaggedColumn:
-        """A copy with other samples in some rows."""
+        """Return a copy with other samples in some rows."""
         assert isinstance(others, RaggedColumn)
         samples = [self.sample(row) for row in range(len(self))]
         for place, row in enumerate(rows):
@@ -149,10 +150,8 @@ class RaggedColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ListColumn:
-    """Samples one by one, once they are decoded: str of texts, bytes of bytes, arrays of masks.
-
-    A sample that is missing or bad is empty.
-    """
+    """Decoded samples in a list: str for texts, bytes for bytes, arrays for masks. A sample that is
+    missing or bad is empty."""
 
     samples: list[str] | list[bytes] | list[NDArray[Any]]
 
@@ -164,12 +163,12 @@ class ListColumn:
         return sum(map(len, self.samples))
 
     def take(self, rows: Rows) -> ListColumn:
-        """These rows, in this order."""
+        """Return these rows, in this order."""
         samples: list[Any] = [self.samples[row] for row in rows]
         return ListColumn(samples)
 
     def patched(self, rows: Rows, others: Column) -> ListColumn:
-        """A copy with other samples in some rows."""
+        """Return a copy with other samples in some rows."""
         assert isinstance(others, ListColumn)
         samples: list[Any] = list(self.samples)
         for row, sample in zip(rows, others.samples, strict=True):
@@ -181,7 +180,7 @@ Column = EncodedColumn | DenseColumn | RaggedColumn | ListColumn
 
 
 def joined_columns(columns: Sequence[Column]) -> Column:
-    """The samples of several columns of one field, at least one, end to end."""
+    """Join several columns of one field, at least one, end to end."""
     if len(columns) == 1:
         return columns[0]
     if lists := _all_of(ListColumn, columns):
@@ -206,13 +205,13 @@ def joined_columns(columns: Sequence[Column]) -> Column:
 
 
 def _all_of(kind: type[_Kind], columns: Sequence[object]) -> list[_Kind]:
-    """The columns if all are of a kind, else none."""
+    """Return the columns if all are of a kind, else none."""
     found = [column for column in columns if isinstance(column, kind)]
     return found if len(found) == len(columns) else []
 
 
 def _part(column: Column, a: int, b: int, array: MakeArray) -> Column:
-    """A copy of samples [a, b); of dense ones by far the quickest."""
+    """Copy samples [a, b), dense ones by the fastest way."""
     if isinstance(column, DenseColumn):
         values = column.values[a:b]
         copy = array(values.shape, values.dtype)
@@ -223,11 +222,11 @@ def _part(column: Column, a: int, b: int, array: MakeArray) -> Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleBatch:
-    """The samples of one batch, in the order that was asked for.
+    """The samples of one batch, in the requested order.
 
-    ids: sample ids, int64, shape (n,). columns: by field. present: bool, shape (n,), of those
-    fields that some samples of the dataset lack; where it is False the column has nothing, or 0.
-    bytes_read: of its spans and of a pack's rows; what a sidecar notes isn't counted.
+    ids: sample ids, int64, shape (n,). columns: by field. present: for fields that some samples of
+    the dataset lack, bool, shape (n,); the column is empty or 0 if it is False. bytes_read: of
+    spans and of the rows of packs; values that a sidecar holds aren't counted.
     """
 
     ids: NDArray[np.int64]
@@ -239,29 +238,29 @@ class SampleBatch:
         return len(self.ids)
 
     def has(self, name: str) -> NDArray[np.bool_]:
-        """Which samples have a field, bool, shape (n,): all where nothing is said of it, as in a
-        part of several datasets of which nobody lacks it."""
-        there = self.present.get(name)
-        return np.ones(len(self), np.bool_) if there is None else there
+        """Return which samples have a field, bool, shape (n,): all if `present` doesn't list it, as
+        for a part of a concatenation whose dataset has it everywhere."""
+        present = self.present.get(name)
+        return np.ones(len(self), np.bool_) if present is None else present
 
     def encoded(self, name: str) -> EncodedBatch:
-        """The encoded images of one field."""
+        """Return the encoded images of one field."""
         column = self.columns[name]
         assert isinstance(column, EncodedColumn), name
         assert column.dims is not None, name
         return EncodedBatch(ids=self.ids, encoded=column.samples, dims=column.dims)
 
     def with_columns(self, columns: Mapping[str, Column]) -> SampleBatch:
-        """The same samples with these columns, others in place of those that are there."""
+        """Return the same samples with these columns added or replaced."""
         return replace(self, columns={**self.columns, **columns})
 
     def without(self, names: Collection[str]) -> SampleBatch:
-        """The same samples without these columns."""
+        """Return the same samples without these columns."""
         columns = {name: each for name, each in self.columns.items() if name not in names}
         return replace(self, columns=columns)
 
     def take(self, rows: Rows) -> SampleBatch:
-        """These rows, in this order."""
+        """Return these rows, in this order."""
         return replace(
             self,
             ids=self.ids[rows],
@@ -270,9 +269,9 @@ class SampleBatch:
         )
 
     def parts(self, bounds: Sequence[int], *, array: MakeArray = np.empty) -> list[SampleBatch]:
-        """The samples between bounds, in copies: who keeps one part doesn't keep the others. Bytes
-        that were read are shared out by number. array: makes memory for dense ones, by shape and
-        dtype."""
+        """Return copies of the samples between bounds, so that keeping one part doesn't keep the
+        others in memory. Bytes that were read are divided by number of samples. array: allocates
+        memory for dense columns, by shape and dtype."""
         count = max(1, len(self))
         return [
             SampleBatch(
@@ -285,7 +284,7 @@ class SampleBatch:
         ]
 
     def patched(self, rows: Rows, others: SampleBatch) -> SampleBatch:
-        """A copy with other samples in some rows."""
+        """Return a copy with other samples in some rows."""
         ids = self.ids.copy()
         ids[rows] = others.ids
         present: dict[str, NDArray[np.bool_]] = {}
@@ -306,7 +305,7 @@ class SampleBatch:
 
 
 def joined_batches(batches: Sequence[SampleBatch]) -> SampleBatch:
-    """The samples of several batches of the same fields, at least one, end to end."""
+    """Join several batches of the same fields, at least one, end to end."""
     first = batches[0]
     if len(batches) == 1:
         return first
@@ -326,17 +325,17 @@ def joined_batches(batches: Sequence[SampleBatch]) -> SampleBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnCrop:
-    """The part of each sample of one array field that is wanted.
+    """The part of each sample of one array field that a batch needs.
 
-    corners: its first index along each axis, int64, shape (n, dimensions). shape: of the part, the
-    same for all samples.
+    corners: the part's first index along each axis, int64, shape (n, dimensions). shape: of the
+    part, the same for all samples.
     """
 
     corners: Ints
     shape: tuple[int, ...]
 
-    def taken(self, rows: Ints | slice) -> ColumnCrop:
-        """Those of some samples."""
+    def take(self, rows: Ints | slice) -> ColumnCrop:
+        """Return the parts of some samples."""
         return ColumnCrop(self.corners[rows], self.shape)
 
 
@@ -346,7 +345,8 @@ def put_parts(
     out: NDArray[Any],
     places: Sequence[int] | Ints | slice,
 ) -> None:
-    """out[place] = the part of each sample. corners: as of `Crop`; places: in out, of each."""
+    """Copy the part of each sample to out[place]. corners: as of `ColumnCrop`. places: in out, one
+    per sample."""
     if isinstance(places, slice):
         places = range(*places.indices(len(out)))
     lengths = out.shape[1:]
@@ -357,7 +357,7 @@ def put_parts(
 
 
 def samples_of(column: DenseColumn | RaggedColumn, rows: Ints) -> Iterator[NDArray[Any]]:
-    """Views of some samples of a column."""
+    """Yield views of some samples of a column."""
     if isinstance(column, DenseColumn):
         yield from (column.values[row] for row in rows.tolist())
     else:
@@ -365,15 +365,12 @@ def samples_of(column: DenseColumn | RaggedColumn, rows: Ints) -> Iterator[NDArr
 
 
 def cropped(column: Column, crop: ColumnCrop) -> DenseColumn:
-    """The parts of a column's samples, as one array; zeros of a sample that has nothing.
-
-    Every other sample must hold its part.
-    """
+    """Return the parts of a column's samples as one array, with zeros for an empty sample. Every
+    other sample must contain its part."""
     assert isinstance(column, DenseColumn | RaggedColumn), type(column)
     rows = np.arange(len(column))
-    there = rows
     if isinstance(column, RaggedColumn):
-        there = rows[np.diff(column.offsets) > 0]
+        rows = rows[np.diff(column.offsets) > 0]
     out = np.zeros((len(column), *crop.shape), column.values.dtype)
-    put_parts(samples_of(column, there), crop.corners[there], out, there)
+    put_parts(samples_of(column, rows), crop.corners[rows], out, rows)
     return DenseColumn(out)

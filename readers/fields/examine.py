@@ -1,19 +1,20 @@
 """Check every field of a sample completely before the sample may enter a dataset.
 
 Images are decoded by the installed decoder (`verify`), masks by Pillow; of everything else the
-structure is checked. A field's type in the schema says what is asked of it; nothing is guessed from
-its bytes. Sound and video are checked by their first bytes only: nothing decodes them yet.
+structure is checked. The schema determines the checks of a field; nothing is guessed from its
+bytes. Sound and video are checked by their first bytes only, because they can't be decoded yet.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
 from penstock.cache import ConfigError
+from penstock.readers.fields.array_forms import decode_array
 from penstock.readers.fields.boxes import check_boxes, check_keypoints
-from penstock.readers.fields.decode import decode_array
 from penstock.readers.fields.field_types import (
     Array,
     Audio,
@@ -27,19 +28,10 @@ from penstock.readers.fields.field_types import (
     Video,
 )
 from penstock.readers.fields.fit import array_misfit
-from penstock.readers.fields.masks import (
-    TOO_WIDE,
-    mask_codec,
-    mask_dtype,
-    narrow,
-    npy_mask,
-    read_mask,
-    sniff_mask,
-)
+from penstock.readers.fields.masks import TOO_WIDE, mask_codec, mask_dtype, read_mask, sniff_mask
 from penstock.readers.fields.npy_header import read_npy_header
 from penstock.readers.fields.sniff import MEDIA_HEAD_BYTES, sniff_audio, sniff_video
-from penstock.readers.fields.strict_pillow import strict_pillow
-from penstock.readers.fields.verification import find_verify, image_verdicts
+from penstock.readers.fields.verification import find_verify, image_verdicts, strict_pillow
 from penstock.readers.types import MAX_PIXELS, Facts, ImageFacts, Rejection, pixel_refusal
 
 if TYPE_CHECKING:
@@ -63,18 +55,18 @@ _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
 def verify_for(
     schema: Schema, verify: Verify | None, *, workers: int, max_pixels: int | None = None
 ) -> Verify | None:
-    """What decodes a dataset's images: `verify`, else the installed decoder; None where there are
-    no images, so that nobody needs one. max_pixels: of an image; None is the default. Raises
-    MissingDependencyError."""
+    """Return the decoder of a dataset's images: `verify`, else the installed one; None if there are
+    no images, so that none needs to be installed. max_pixels: of an image; None uses the default.
+    Raises MissingDependencyError."""
     if not schema.of_type(Image):
         return None
     return verify or find_verify(workers=workers, max_pixels=max_pixels)
 
 
 def check_masks(samples: Spans, schema: Schema, *, max_pixels: int = MAX_PIXELS) -> Checked:
-    """Decode masks, without their images: the slow part of `examine` that isn't the decoder's, for
-    threads that have nothing else to do. Facts of each, or why it is none; None where one lacks
-    it."""
+    """Decode masks without their images, on otherwise idle threads: this is the slow part of
+    `examine` apart from decoding images. Returns the facts of each mask, or why it is none; None if
+    the sample lacks it."""
     return {
         name: [
             each
@@ -96,13 +88,14 @@ def examine(
     masks: Checked | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> list[Mapping[str, Facts] | Rejection]:
-    """Check each sample, all fields of it: the facts of those that it has, or why it is bad.
+    """Check all fields of each sample: return the facts of the fields that it has, or why it is
+    bad.
 
-    samples: by field, bytes of every field that lies in files, or why they couldn't be read; None
-    where the sample lacks the field. noted: what a table says of boxes, keypoints and the arrays
-    that belong to boxes, as stored; None where it says nothing. verify: decodes images; None where
-    the schema has none. masks: as `check_masks` tells, where that was done. max_pixels: of an image
-    or a mask. Raises ConfigError for fields that can't lie in files.
+    samples: by field, the bytes of every field that lies in files, or why they couldn't be read;
+    None if the sample lacks the field. noted: values that a table holds of boxes, keypoints and the
+    arrays that belong to boxes, as stored; None if it holds none. verify: decodes images; None if
+    the schema has none. masks: the result of `check_masks`, if it was called. max_pixels: of an
+    image or a mask. Raises ConfigError for fields that can't lie in files.
     """
     images = _images(samples, schema, verify, max_pixels=max_pixels)
     if masks is None:
@@ -112,7 +105,7 @@ def examine(
 
 
 class _Columns:
-    """The fields of some samples, while these are checked one by one."""
+    """The fields of some samples, to be checked one sample at a time."""
 
     def __init__(
         self, samples: Spans, schema: Schema, images: Checked, masks: Checked, noted: Noted
@@ -124,9 +117,9 @@ class _Columns:
         self._is_images_only = not self._spans and not noted
 
     def check(self, row: int) -> Mapping[str, Facts] | Rejection:
-        """The facts of one sample, in the schema's order; or the first reason against it."""
+        """Return the facts of one sample in the schema's order, or the first reason against it."""
         facts: dict[str, Facts] = {}
-        for name, images in self._images.items():  # first: others are compared with them
+        for name, images in self._images.items():  # first: masks and boxes need their sizes
             found = images[row]
             if isinstance(found, Rejection):
                 return self._refuse(name, found)
@@ -162,8 +155,9 @@ class _Columns:
 def check_noted(
     values: Mapping[str, NDArray[Any] | None], facts: Mapping[str, Facts], schema: Schema
 ) -> Rejection | None:
-    """Why what a table says of one sample's boxes and points can't be so in its image, or None; and
-    whether what belongs to boxes has a row for each. values: None where it says nothing."""
+    """Return why the values that a table holds of one sample's boxes and points don't fit its
+    image, or why arrays that belong to boxes don't have one row per box; else None. values: None if
+    the table holds none."""
     lengths = {name: each.shape[0] for name, each in facts.items() if each.shape}
     for name, value in values.items():
         if value is None:
@@ -185,7 +179,7 @@ def check_noted(
 def _images(
     samples: Spans, schema: Schema, verify: Verify | None, *, max_pixels: int
 ) -> dict[str, list[Facts | Rejection | None]]:
-    """Facts of all image fields, decoded together."""
+    """Return the facts of all image fields, decoded together."""
     names = [name for name in schema.of_type(Image) if name in samples]
     places = [
         (name, row, sample)
@@ -199,7 +193,7 @@ def _images(
     if not places:
         return found
     if verify is None:
-        raise TypeError("examine: images, and nothing that decodes them")
+        raise TypeError("examine: got images, wanted verify= to decode them")
     verdicts = image_verdicts([sample for _, _, sample in places], verify)
     for (name, row, sample), verdict in zip(places, verdicts, strict=True):
         if isinstance(verdict, ImageFacts) and not isinstance(sample, Rejection):
@@ -216,7 +210,7 @@ def _images(
 def _check(
     name: str, type: FieldType, data: Encoded, facts: Mapping[str, Facts]
 ) -> Facts | Rejection:
-    """One field of one sample, but images and masks. facts: of its other fields."""
+    """Check one field of one sample other than images and masks. facts: of its other fields."""
     match type:
         case Text():
             return _text(data)
@@ -235,8 +229,8 @@ def _check(
         case Boxes() | Keypoints():
             return _points(data, type, facts)
     raise ConfigError(
-        f'schema["{name}"]: {type!r} is a value of a table or a JSON file. What lies in a file of '
-        'its own (.npy) is an Array, such as Array("float32", ()).'
+        f'schema["{name}"]: {type!r} is a value of a table or a JSON file. For a value in a file '
+        'of its own (.npy) use an Array, such as Array("float32", ()).'
     )
 
 
@@ -245,7 +239,7 @@ def _payload(data: Encoded, start: int, shape: tuple[int, ...], codec: str) -> F
 
 
 def _text(data: Encoded) -> Facts | Rejection:
-    """UTF-8; a byte order mark before it is no part of the text."""
+    """Check that a text is UTF-8; a byte order mark at its start isn't part of it."""
     head = data[: len(_BOM)].tobytes()
     if head.startswith(_WIDE_BOMS):
         return Rejection("not UTF-8 text but UTF-16: convert it (iconv -f UTF-16 -t UTF-8)")
@@ -279,29 +273,19 @@ def _mask(data: Encoded, type: Mask, *, max_pixels: int) -> Facts | Rejection:
     codec = sniff_mask(data)
     if isinstance(codec, Rejection):
         return codec
-    if codec == "npy":
-        header = read_npy_header(data)
-        if isinstance(header, Rejection):
-            return header
-        if (refusal := npy_mask(header, max_pixels=max_pixels)) is not None:
-            return refusal
-        classes = narrow(_values(data, header))
-    else:
-        with strict_pillow() as said:
-            classes = read_mask(data, codec, max_pixels=max_pixels)
-        if said and isinstance(classes, Rejection):
-            return Rejection("; ".join((classes.reason, *said)))
+    with contextlib.nullcontext([]) if codec == "npy" else strict_pillow() as messages:
+        classes = read_mask(data, codec, max_pixels=max_pixels)
     if isinstance(classes, Rejection):
-        return classes
+        return Rejection("; ".join((classes.reason, *messages)))
     codec = mask_codec(codec, classes)
     if type.dtype == "uint8" and mask_dtype(codec) != "uint8":
         return Rejection(TOO_WIDE)
-    # The header of an .npy file stays: who decodes masks is told their sizes alone.
+    # The payload includes the header of an .npy file: masks are decoded from their bytes alone.
     return _payload(data, 0, (*classes.shape, 1), codec)
 
 
 def _fitting(mask: Facts, type: Mask, facts: Mapping[str, Facts]) -> Facts | Rejection:
-    """A mask that has its image's size."""
+    """Return the mask if it has the size of its image, else a Rejection."""
     image = facts.get(type.of)
     if image is None:
         return Rejection(f'a mask without its image ("{type.of}")')
@@ -330,7 +314,7 @@ def _points(
 def _check_points(
     type: FieldType, values: NDArray[Any], facts: Mapping[str, Facts]
 ) -> Rejection | None:
-    """Boxes against their image, points by themselves."""
+    """Check boxes against their image, and points by themselves."""
     if isinstance(type, Keypoints):
         return check_keypoints(values)
     if not isinstance(type, Boxes):

@@ -1,6 +1,6 @@
-"""Define the types that a field of a sample can have: frozen values without I/O.
+"""Define the types that a field of a sample can have, as frozen values without I/O.
 
-Names follow Hugging Face's `Features` and torchvision's `tv_tensors` where those have one.
+Names follow Hugging Face's `Features` and torchvision's `tv_tensors` if those have one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.cache import ConfigError, explain_arguments
 BoxFormat = Literal["xyxy", "xywh", "cxcywh", "xyxy_norm", "xywh_norm", "cxcywh_norm"]
 
 AUTO_DTYPE = "auto"
-"""Stands for the dtype that the data have, until an index has seen them all."""
+"""Stands for the dtype of the stored data, until the index has settled it."""
 
 DTYPES = frozenset(
     (
@@ -41,17 +41,17 @@ _MAX_NAMES, _MAX_NAME_LENGTH, _MAX_DIMENSIONS, _MAX_LENGTH = 2**24, 4096, 32, 2*
 _NAME = re.compile(r"[^\x00-\x1f\x7f/]{1,128}")
 
 ID, SAMPLE_ID, NUMBER = "id", "sample_id", "penstock/id"
-"""The names of a sample's number in the dataset. A field of the dataset's own that has one of the
-first two hides it; none can have the third."""
+"""The names of a sample's number in the dataset. A field of the dataset that has one of the first
+two names hides it; no field can have the third."""
 
 PRESENT = ".present"
-"""Behind a field's name: the field of bools that says which samples have it."""
+"""The suffix of the field of bools that marks the samples that have a field."""
 
 
 @explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An encoded image (JPEG, PNG, …) that is decoded to pixels, turned upright."""
+    """An encoded image (JPEG, PNG, …), which is decoded to upright pixels."""
 
     kind: ClassVar[str] = "image"
 
@@ -75,7 +75,7 @@ class Video:
 @explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Text:
-    """UTF-8 text, handed out as str."""
+    """UTF-8 text, delivered as str."""
 
     kind: ClassVar[str] = "text"
 
@@ -83,7 +83,7 @@ class Text:
 @explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Bytes as they are, handed out as bytes."""
+    """Bytes that are delivered unchanged."""
 
     kind: ClassVar[str] = "bytes"
 
@@ -93,9 +93,10 @@ class Bytes:
 class Array:
     """Numbers in one or more dimensions.
 
-    dtype: numpy's name, such as "float32"; "auto": as stored. shape: of one sample; None in it is a
-    length that differs between samples, and None for it all is as stored. of: the boxes that these
-    belong to, a row each: what drops a box drops its row.
+    dtype: numpy's name, such as "float32"; "auto" keeps the stored dtype. shape: of one sample;
+    None in it is a length that differs between samples, and None instead of it keeps the stored
+    shapes. of: the field of boxes to which these belong, one row per box: a row is dropped together
+    with its box.
     """
 
     dtype: str = AUTO_DTYPE
@@ -114,19 +115,19 @@ class Array:
 
     @property
     def is_ragged(self) -> bool:
-        """Whether samples differ in shape, or may."""
+        """Return True if samples differ in shape, or may differ."""
         return self.shape is None or None in self.shape
 
     @property
     def is_settled(self) -> bool:
-        """Whether dtype and number of dimensions are known."""
+        """Return True if the dtype and the number of dimensions are known."""
         return self.dtype != AUTO_DTYPE and self.shape is not None
 
 
 @explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One number a sample. dtype: numpy's name, such as "float32"."""
+    """One number per sample. dtype: numpy's name, such as "float32"."""
 
     dtype: str
 
@@ -141,7 +142,7 @@ class Value:
 @explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class ClassLabel:
-    """A class by its number, int64. names: by number; empty where nobody named them."""
+    """A class by its number, int64. names: by number; empty if the classes have no names."""
 
     names: tuple[str, ...] = ()
 
@@ -154,8 +155,8 @@ class ClassLabel:
 @explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class MultiLabel:
-    """Any number of classes a sample, handed out as float32 of shape (len(names),), 1 where the
-    class holds. names: of the classes, at least one."""
+    """Any number of classes per sample, delivered as float32 of shape (len(names),), with 1 for
+    each class that applies. names: of the classes, at least one."""
 
     names: tuple[str, ...]
 
@@ -170,10 +171,10 @@ class MultiLabel:
 @explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A class number for each pixel of an image, in an image file without loss or an .npy file.
+    """A class number for each pixel of an image, in a lossless image file or an .npy file.
 
-    of: the image's field. It follows the image through a recipe, by nearest neighbours. dtype: it
-    is handed out as, "uint8" or "int32"; "auto": uint8 where that holds all that the files can.
+    of: the image's field. The mask follows the image through a recipe, by nearest neighbours.
+    dtype: of the delivered mask, "uint8" or "int32"; "auto" is uint8 if all files fit it.
     """
 
     of: str
@@ -188,17 +189,17 @@ class Mask:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the dtype is known."""
+        """Return True if the dtype is known."""
         return self.dtype != AUTO_DTYPE
 
 
 @explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """Boxes in an image, float32, (boxes, 4) a sample, delivered as x1, y1, x2, y2 in pixels.
+    """Boxes in an image, float32, (boxes, 4) per sample, delivered as x1, y1, x2, y2 in pixels.
 
-    of: the image's field. format: in storage, in pixels of the upright image, or, where it ends in
-    "_norm", in shares of its width and height.
+    of: the image's field. format: in storage, in pixels of the upright image, or, if it ends in
+    "_norm", as fractions of the image's width and height.
     """
 
     of: str
@@ -214,14 +215,14 @@ class Boxes:
 
     @property
     def is_normalised(self) -> bool:
-        """Return True if the stored numbers are shares of the image's width and height."""
+        """Return True if the stored numbers are fractions of the image's width and height."""
         return self.format.endswith("_norm")
 
 
 @explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
 class Keypoints:
-    """Points in an image, float32, (points, 2) a sample: x, y in pixels of the upright image. of:
+    """Points in an image, float32, (points, 2) per sample: x, y in pixels of the upright image. of:
     the image's field."""
 
     of: str
@@ -264,27 +265,28 @@ FieldType = (
 )
 
 FIELD_TYPES: Mapping[str, type[Any]] = {kind.kind: kind for kind in get_args(FieldType)}
-"""The types by the names that a manifest has for them."""
+"""The types by their names in manifests."""
 
 
 def is_encoded(type: FieldType) -> bool:
-    """Whether samples are bytes that somebody has to decode, text included."""
+    """Return True if samples are encoded bytes, text included."""
     return isinstance(type, Image | Audio | Video | Text | Bytes | Mask)
 
 
 def has_values(type: FieldType) -> bool:
-    """Whether samples are values, which a table can hold: not what is decoded or kept as bytes."""
+    """Return True if samples are values that a table can hold: not encoded media, and not raw
+    bytes."""
     return not isinstance(type, Image | Audio | Video | Mask | Bytes)
 
 
 def to_json(type: FieldType) -> dict[str, Any]:
-    """A type as a manifest has it."""
+    """Return a type as manifests store it."""
     values = {each.name: getattr(type, each.name) for each in fields(type)}
     return {"kind": type.kind, **{k: v for k, v in values.items() if v is not None}}
 
 
 def from_json(value: Any) -> FieldType:
-    """The type that a manifest names; it may come from anybody. Raises ValueError."""
+    """Return the type that a manifest stores. The value is untrusted. Raises ValueError."""
     kind = value.get("kind") if isinstance(value, Mapping) else None
     if not isinstance(kind, str) or kind not in FIELD_TYPES:
         raise ValueError(f"{str(value)[:80]!r} isn't a field's type")
@@ -297,34 +299,34 @@ def from_json(value: Any) -> FieldType:
 
 
 def is_field_name(name: object) -> bool:
-    """Whether a field can have this name."""
+    """Return True if a field can have this name."""
     return isinstance(name, str) and bool(_NAME.fullmatch(name)) and _is_utf8(name)
 
 
 def _is_utf8(name: str) -> bool:
     try:
         name.encode()
-    except UnicodeEncodeError:  # half of a character
+    except UnicodeEncodeError:  # a lone surrogate
         return False
     return True
 
 
 def check_field_name(name: object, *, what: str) -> str:
-    """Returns a field's name, or raises ConfigError. what: the argument, for the message."""
+    """Return a field's name, or raise ConfigError. what: the argument, for the message."""
     if not isinstance(name, str) or not is_field_name(name):
         raise ConfigError(
             f"{what}: got {name!r}, wanted a field's name: 1 to 128 characters without a slash."
         )
     if name.endswith(PRESENT):
         raise ConfigError(
-            f'{what}: got {name!r}: names that end in "{PRESENT}" are given by Penstock. Choose '
-            "another name."
+            f'{what}: got {name!r}: names that end in "{PRESENT}" are reserved. Choose another '
+            "name."
         )
     return name
 
 
 def number_name(fields: Container[str]) -> str:
-    """The first name that stands for the sample's number. fields: of the dataset."""
+    """Return the first free name for the sample's number. fields: of the dataset."""
     return next(name for name in (ID, SAMPLE_ID, NUMBER) if name not in fields)
 
 
@@ -334,7 +336,7 @@ def is_number(name: str, fields: Container[str]) -> bool:
 
 
 def _dtype(what: str, dtype: object) -> str:
-    try:  # of None numpy makes float64
+    try:  # numpy would read None as float64
         name = "" if dtype is None else np.dtype(dtype).newbyteorder("=").name  # type: ignore[call-overload]
     except (TypeError, ValueError):
         name = ""
@@ -346,14 +348,11 @@ def _dtype(what: str, dtype: object) -> str:
 
 
 def _shape(shape: object) -> tuple[int | None, ...]:
-    def is_length(one: object) -> bool:
-        return one is None or (type(one) is int and 0 <= one <= _MAX_LENGTH)
-
     if (
         not isinstance(shape, Sequence)
         or isinstance(shape, str)
         or len(shape) > _MAX_DIMENSIONS
-        or not all(map(is_length, shape))
+        or not all(n is None or (type(n) is int and 0 <= n <= _MAX_LENGTH) for n in shape)
     ):
         raise ConfigError(f"Array: got shape={shape!r}, wanted a tuple of lengths, None for any.")
     return tuple(shape)

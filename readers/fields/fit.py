@@ -1,14 +1,15 @@
-"""Compare arrays and masks with their types, and settle the types that a schema leaves open.
+"""Compare values with their types, and choose the types that a schema leaves open.
 
-A message against an array names both, and the remedy. Numbers that are stored as another dtype than
-the schema's are cast where they keep their value; what doesn't fit is a bad sample, never another
-number. A type is settled once all samples were seen: lengths that differ are ragged; a dtype or a
-number of dimensions that differs is an error, as no batch could hold both, and nothing is cast
-unasked.
+A message against an array names both sides and the remedy. Numbers that are stored in another dtype
+than the schema's are cast if they keep their value. A value that doesn't fit makes its sample bad;
+it never becomes another number. A type is settled after all samples were seen. Lengths that differ
+make it ragged. A dtype or a number of dimensions that differs is an error, as no batch could hold
+both.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,13 @@ import numpy as np
 
 from penstock.cache import DatasetError
 from penstock.readers.fields.array_forms import array_form, number_dtype
-from penstock.readers.fields.field_types import AUTO_DTYPE, Array, ClassLabel, Mask
+from penstock.readers.fields.field_types import AUTO_DTYPE, Array, ClassLabel, Image, Mask, Text
 from penstock.readers.fields.masks import mask_dtype
 from penstock.readers.fields.schema import Schema
 from penstock.readers.types import UNFIT, Rejection, array_codec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -33,7 +34,7 @@ _NAMES_SHOWN = 5
 
 
 def may_not_fit(type: FieldType, stored: np.dtype[Any]) -> bool:
-    """Return True if a type may have no room for some number of a dtype."""
+    """Return True if some numbers of the stored dtype may not fit the type."""
     if isinstance(type, ClassLabel) and type.names:
         return True
     form = array_form(type)
@@ -44,8 +45,8 @@ def may_not_fit(type: FieldType, stored: np.dtype[Any]) -> bool:
 
 
 def unfit_numbers(dtype: np.dtype[Any], found: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which numbers a dtype has no room for: integers beyond it, fractions that would be infinite.
-    Of found's shape."""
+    """Mark the numbers that a dtype can't hold: integers out of range, and fractions that would
+    become infinite. Returns bools of found's shape."""
     unfit: NDArray[np.bool_]
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
@@ -63,8 +64,8 @@ def put_fitting(
     out: NDArray[Any],
     places: NDArray[np.int64] | slice,
 ) -> dict[int, str]:
-    """Put rows of stored numbers into out[places], zeros where a row doesn't fit its type. Returns
-    why, by row."""
+    """Write rows of stored numbers to out[places], with zeros for a row that doesn't fit its type.
+    Returns the reasons by row."""
     unfit = unfit_numbers(out.dtype, found)
     if isinstance(type, ClassLabel) and type.names:
         unfit |= (found < 0) | (found >= len(type.names))
@@ -82,54 +83,51 @@ def put_fitting(
 
 
 def mismatch(type: FieldType) -> str:
-    """Say that a value isn't one of a type."""
+    """Describe why a value isn't one of a type, as the end of a sentence."""
     if not isinstance(type, ClassLabel):
         return f"doesn't fit {type!r}"
     if not type.names:
-        return "is no class: classes are numbered from 0"
+        return "is no class number: classes are numbered from 0"
     shown = ", ".join(map(repr, type.names[:_NAMES_SHOWN]))
     more = ", …" if len(type.names) > _NAMES_SHOWN else ""
     return f"is none of the {len(type.names):,} classes ({shown}{more}), numbered from 0"
 
 
 def array_misfit(dtype: str, shape: Sequence[int], type: Array, *, field: str) -> Rejection | None:
-    """Why an array doesn't fit its field's type, or None. dtype: its name in native byte order."""
+    """Return why an array doesn't fit its field's type, or None. dtype: the dtype's name in native
+    byte order."""
     if type.dtype not in (AUTO_DTYPE, dtype):
         remedy = Array(dtype, type.shape)
         return Rejection(
-            f"its numbers are {dtype}, and the schema says {type.dtype}, which nothing is cast to: "
+            f"its numbers are {dtype}, but the schema wants {type.dtype}, and files aren't cast: "
             f"convert them, or {advice(field, remedy)}"
         )
-    if type.shape is None or _fits(shape, type.shape):
+    if type.shape is None:
         return None
-    reason = f"its shape is {tuple(shape)}, and the schema says {type.shape}"
+    reason = f"its shape is {tuple(shape)}, but the schema wants {type.shape}"
     if len(shape) != len(type.shape):
         return Rejection(reason)
+    if all(want in (None, got) for got, want in zip(shape, type.shape, strict=True)):
+        return None
     ragged = widened(type.shape, shape)
-    return Rejection(f"{reason}: where lengths differ, {advice(field, Array(type.dtype, ragged))}")
+    return Rejection(f"{reason}: if lengths differ, {advice(field, Array(type.dtype, ragged))}")
 
 
 def widened(a: Sequence[int | None], b: Sequence[int | None]) -> tuple[int | None, ...]:
-    """Lengths that two shapes share, None for those that differ."""
+    """Return the lengths that two shapes share, with None for those that differ."""
     return tuple(x if x == y else None for x, y in zip(a, b, strict=True))
 
 
 def advice(field: str, type: Array) -> str:
-    """What to pass to `Dataset` for this type."""
+    """Return what to pass to `Dataset` for this type, as an instruction."""
     shape = "" if type.shape is None else f", {type.shape}"
     of = "" if type.of is None else f', of="{type.of}"'
     return f'pass schema={{"{field}": Array("{type.dtype}"{shape}{of})}}'
 
 
-def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
-    return len(shape) == len(wanted) and all(
-        want is None or got == want for got, want in zip(shape, wanted, strict=True)
-    )
-
-
 @dataclass(frozen=True, slots=True)
-class _First:
-    """An array that was seen first, for the message."""
+class _Example:
+    """An array of one sample, for the message about another that differs."""
 
     sample: str
     dtype: str
@@ -140,39 +138,36 @@ class _First:
 
 
 class Settling:
-    """Sees the facts of all good samples, one after another, and knows the schema then."""
+    """Settles the types of a schema from the facts of all good samples."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._open = schema.unsettled
         self._found: dict[str, FieldType] = {}
-        self._first: dict[str, _First] = {}
+        self._first: dict[str, _Example] = {}
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing has to be seen, as the schema is settled already."""
+        """Return True if the schema is settled already, so that no facts are needed."""
         return not self._open
 
     def see(self, facts: Mapping[str, Facts], *, sample: str) -> None:
-        """Take one good sample into account. sample: its name for people. Raises DatasetError
-        (schema drift)."""
+        """Add the facts of one good sample. sample: its name in messages. Raises DatasetError if a
+        field has two dtypes or numbers of dimensions."""
         for name in self._open:
             if name not in facts:
                 continue
             if isinstance(type := self._schema[name], Mask):
-                self._see_mask(name, type, mask_dtype(facts[name].codec))
+                dtype = mask_dtype(facts[name].codec)
+                if name not in self._found or dtype == "int32":
+                    self._found[name] = replace(type, dtype=dtype)
                 continue
             codec = array_codec(facts[name].codec)
             assert codec is not None
             assert isinstance(type, Array)
-            self._see_array(name, type, _First(sample, codec.name, facts[name].shape))
+            self._see_array(name, type, _Example(sample, codec.name, facts[name].shape))
 
-    def _see_mask(self, name: str, type: Mask, dtype: str) -> None:
-        found = self._found.get(name)
-        if found is None or dtype == "int32":
-            self._found[name] = replace(type, dtype=dtype)
-
-    def _see_array(self, name: str, type: Array, seen: _First) -> None:
+    def _see_array(self, name: str, type: Array, seen: _Example) -> None:
         found, first = self._found.get(name), self._first.setdefault(name, seen)
         if found is None:
             self._found[name] = replace(
@@ -186,30 +181,21 @@ class Settling:
         if found.dtype != seen.dtype or len(found.shape) != len(seen.shape):
             wanted = advice(name, replace(type, dtype=found.dtype, shape=found.shape))
             raise DatasetError(
-                f'The field "{name}" is {first}, and {seen}: a field has one dtype and number of '
-                f"dimensions. Convert the others, or say which is meant and quarantine the others: "
+                f'The field "{name}" is {first}, and {seen}: wanted one dtype and number of '
+                f"dimensions. Convert the others, or choose one type and quarantine the others: "
                 f"{wanted}."
             )
         if type.shape is None and found.shape != seen.shape:
             self._found[name] = replace(found, shape=widened(found.shape, seen.shape))
 
     def schema(self) -> Schema:
-        """The settled schema. What no sample has is taken for empty float32, masks for uint8."""
+        """Return the settled schema. A field that no sample has becomes an empty float32 array, or
+        a uint8 mask."""
         none: dict[str, FieldType] = {
             name: _of_none(type) for name, type in self._schema.items() if name in self._open
         }
         fields = {**dict(self._schema), **none, **self._found}
         return Schema({name: fields[name] for name in self._schema})
-
-
-def settle(schema: Schema, samples: Iterable[tuple[str, Mapping[str, Facts]]]) -> Schema:
-    """Settle a schema by all good samples: their names for people, and facts. Raises
-    DatasetError (schema drift)."""
-    settling = Settling(schema)
-    if not settling.is_done:
-        for name, facts in samples:
-            settling.see(facts, sample=name)
-    return settling.schema()
 
 
 def _of_none(type: FieldType) -> FieldType:
@@ -221,3 +207,70 @@ def _of_none(type: FieldType) -> FieldType:
         dtype="float32" if type.dtype == AUTO_DTYPE else type.dtype,
         shape=(0,) if type.shape is None else type.shape,
     )
+
+
+_LOSSLESS = frozenset(("png", "bmp", "tif", "tiff", "pgm"))
+_NAMES = ("mask", "seg")
+
+
+def masks_by_name(
+    types: Mapping[str, FieldType],
+    extensions: Mapping[str, Iterable[str]],
+    *,
+    given: Collection[str] = (),
+) -> tuple[dict[str, Mask], list[str]]:
+    """Choose the fields that are masks by their names, and note each decision as a sentence.
+
+    A mask's name is or ends in "mask" or "seg", it has lossless files, and it belongs to the only
+    other image. With several other images no mask is chosen. One lossless file suffices: lossy
+    files can't hold class numbers, so checking leaves them out, whereas all of them would pass as
+    pictures.
+
+    extensions: of each field's files, in lower case. given: fields whose types the user passed.
+    """
+    images = [name for name, type in types.items() if isinstance(type, Image)]
+    likely = [name for name in images if name not in given and is_mask_name(name, extensions[name])]
+    others = [name for name in images if name not in likely]
+    if len(others) == 1:
+        notes = [
+            f'"{name}" is read as masks of "{others[0]}", by its name: a class number for each '
+            f'pixel{_lossy(extensions[name])}. For pictures pass schema={{"{name}": Image()}}'
+            for name in likely
+        ]
+        return {name: Mask(of=others[0]) for name in likely}, notes
+    notes = [
+        f'"{name}" is read as pictures, as there are several images: for masks name the image, '
+        f'schema={{"{name}": Mask(of="{others[0]}")}}'
+        for name in likely
+        if others
+    ]
+    return {}, notes
+
+
+def is_mask_name(name: str, extensions: Iterable[str]) -> bool:
+    """Return True if a field's name and its files' extensions allow masks. extensions: none to
+    judge by the name alone."""
+    found = {*extensions}
+    return name.rpartition("_")[2] in _NAMES and (not found or not found.isdisjoint(_LOSSLESS))
+
+
+def _lossy(extensions: Iterable[str]) -> str:
+    others = sorted({*extensions} - _LOSSLESS)
+    return f", which {', '.join(f'.{each}' for each in others)} files can't hold" if others else ""
+
+
+_LAST_WORDS = frozenset(
+    ("box", "boxes", "bbox", "bboxes", "xyxy", "xywh", "cxcywh", "keypoints", "kpts", "landmarks")
+)
+
+
+def untyped_places(types: Mapping[str, FieldType]) -> list[str]:
+    """Return the fields whose names suggest boxes or points but whose types don't, so that they
+    don't follow their image through a recipe."""
+    return [
+        name
+        for name, type in types.items()
+        if isinstance(type, Array | Text)
+        and getattr(type, "of", None) is None
+        and re.split(r"[._]", name.lower())[-1] in _LAST_WORDS
+    ]

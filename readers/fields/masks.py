@@ -1,8 +1,8 @@
 """Decode masks, which hold a class number for each pixel, from image files and arrays.
 
-Pillow decodes them, because it keeps palettes and 16 bits. DALI would turn a palette to luma and
-16 bits to 8, and each is another class. What Pillow itself would scale (grey PNG and TIFF of 2 and
-4 bits) is scaled back; what it would invert or guess is refused.
+Pillow decodes them because it keeps palettes and 16 bits. DALI would turn a palette to luma and 16
+bits to 8, which changes the classes. Values that Pillow itself scales (grey PNG and TIFF of 2 and 4
+bits) are scaled back. Files that Pillow would invert or guess at are rejected.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache.base import machine_remedy
-from penstock.readers.fields.npy_header import MAGIC
+from penstock.readers.fields.array_forms import decode_array
+from penstock.readers.fields.npy_header import MAGIC, read_npy_header
 from penstock.readers.types import MAX_PIXELS, Rejection, pixel_refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.npy_header import NpyHeader
     from penstock.readers.types import Encoded
 
 TOO_WIDE = (
-    "a mask of more than 8 bits, and the schema says uint8: give its field the type "
+    "a mask of more than 8 bits, but the schema wants uint8: give its field the type "
     'Mask(of=…, dtype="int32")'
 )
-"""Why class numbers don't fit a field whose dtype is settled."""
+"""The reason if class numbers don't fit a field whose dtype is settled."""
 
 _REASON_CHARACTERS = 200
 _TO_PNG = "write class numbers as a grey or palette PNG, or as integers in an .npy file"
@@ -41,19 +41,20 @@ _SIGNATURES = (
 _UNFIT = (
     (b"\xff\xd8\xff", "JPEG, which blurs class numbers"),
     (b"RIFF", "WebP, which has colours only"),
-    (b"GIF8", "GIF, whose writers number colours anew"),
+    (b"GIF8", "GIF, whose writers renumber colours"),
 )
 _BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 259, 262, 0
 _TIFF_JPEG = (6, 7, 34892)
 _PGM = re.compile(rb"P5(?:\s+(?:#[^\n]*\n\s*)*([0-9]{1,9})){3}\s")  # width, height, maximum
 _PGM_BYTES = 1024
-_PNG_BIT_DEPTH = 24  # where IHDR has it
+_PNG_BIT_DEPTH = 24  # its position, in IHDR
 _WIDE = ":i4"
 _SMALL = np.dtype(np.uint8), np.dtype(np.bool_)
+_INT32 = np.dtype(np.int32)
 
 
 def sniff_mask(data: Encoded) -> str | Rejection:
-    """The codec of a mask by its first bytes, "npy" among them, or why it can't be one."""
+    """Return the codec of a mask ("npy" for an array), or why the bytes are no mask."""
     head = data[:16].tobytes()
     if not head:
         return Rejection("empty file")
@@ -65,14 +66,16 @@ def sniff_mask(data: Encoded) -> str | Rejection:
     for magic, what in _UNFIT:
         if head.startswith(magic):
             return Rejection(f"a mask in {what}: {_TO_PNG}")
-    return Rejection(f"not a mask (its first bytes are of no format for one): {_TO_PNG}")
+    return Rejection(f"not a mask (its first bytes match no format of masks): {_TO_PNG}")
 
 
 def read_mask(
     data: Encoded, codec: str, *, max_pixels: int = MAX_PIXELS
 ) -> NDArray[Any] | Rejection:
-    """Decode a mask from an image file, upright: uint8 where 8 bits do, else int32, shape (height,
-    width); or why it is none. codec: as `sniff_mask` told, or as facts have it."""
+    """Decode a mask upright, or return why it is none: uint8 if 8 bits hold it, else int32, shape
+    (height, width). codec: as `sniff_mask` returns it, or as the facts have it."""
+    if codec == "npy":
+        return _npy_classes(data, max_pixels=max_pixels)
     try:
         with _open(io.BytesIO(data.data), codec := codec.removesuffix(_WIDE)) as image:
             width, height = image.size
@@ -90,18 +93,40 @@ def read_mask(
 
 
 def mask_codec(codec: str, classes: NDArray[Any]) -> str:
-    """A mask's codec as facts have it: with ":i4" behind it where it takes more than 8 bits, so
-    that nobody has to decode it to know."""
+    """Return the codec of a mask for its facts: with ":i4" at its end if the mask needs more than 8
+    bits, so that its dtype is known without decoding it."""
     return codec if classes.dtype == np.uint8 else codec + _WIDE
 
 
 def mask_dtype(codec: str) -> str:
-    """What a mask decodes to, by its codec in its facts: "uint8" or "int32"."""
+    """Return the dtype of a decoded mask, "uint8" or "int32", from the codec in its facts."""
     return "int32" if codec.endswith(_WIDE) else "uint8"
 
 
-def npy_mask(header: NpyHeader, *, max_pixels: int = MAX_PIXELS) -> Rejection | None:
-    """Why an array is no mask, or None."""
+def decode_mask(
+    payload: Encoded, dtype: str = "auto", *, max_pixels: int = MAX_PIXELS
+) -> NDArray[Any]:
+    """Decode the class numbers of a mask from an image file or an .npy file.
+
+    dtype: of the settled `Mask`. Returns uint8 or int32, shape (height, width). Raises ValueError,
+    whose message is a reason against the sample.
+    """
+    codec = sniff_mask(payload)
+    classes = (
+        codec if isinstance(codec, Rejection) else read_mask(payload, codec, max_pixels=max_pixels)
+    )
+    if isinstance(classes, Rejection):
+        raise ValueError(classes.reason)
+    if dtype == "uint8" and classes.dtype != np.uint8:
+        raise ValueError(TOO_WIDE)
+    return classes.astype(_INT32) if dtype == "int32" and classes.dtype != _INT32 else classes
+
+
+def _npy_classes(data: Encoded, *, max_pixels: int) -> NDArray[Any] | Rejection:
+    """Decode a mask from an .npy file, or return why it is none."""
+    header = read_npy_header(data)
+    if isinstance(header, Rejection):
+        return header
     if header.codec.dtype.kind not in "biu":
         return Rejection(f"a mask of {header.codec.name}: class numbers are integers")
     if len(header.shape) != 2:
@@ -110,24 +135,29 @@ def npy_mask(header: NpyHeader, *, max_pixels: int = MAX_PIXELS) -> Rejection | 
             + (", one class a pixel" if len(header.shape) == 3 else "")
         )
     height, width = header.shape
-    return pixel_refusal(width, height, max_pixels=max_pixels)
+    too_large = pixel_refusal(width, height, max_pixels=max_pixels)
+    if too_large is not None:
+        return too_large
+    return narrow(decode_array(data[header.start :], str(header.codec), header.shape))
 
 
 def narrow(classes: NDArray[Any]) -> NDArray[Any] | Rejection:
-    """Class numbers as masks have them: uint8 where they are stored in 8 bits, else int32."""
+    """Convert class numbers to the dtype of masks: uint8 if they are stored in 8 bits, else int32.
+    Returns a Rejection if they need more than 32 bits."""
     if classes.dtype in _SMALL:
         return np.ascontiguousarray(classes, np.uint8)
     if classes.dtype.itemsize > 4 or classes.dtype == np.uint32:
         limits = np.iinfo(np.int32)
         if classes.size and not limits.min <= classes.min() <= classes.max() <= limits.max:
             return Rejection(
-                f"class numbers {classes.min()} to {classes.max()}: at most 32 bits are kept"
+                f"class numbers {classes.min()} to {classes.max()}: wanted at most 32 bits"
             )
     return np.ascontiguousarray(classes, np.int32)
 
 
 def _open(file: io.BytesIO, codec: str) -> Any:
-    """The plugin itself: Image.open would let other formats try, and warn of large images."""
+    """Open an image with the plugin of its codec. `Image.open` would try other formats, and warn
+    about large images."""
     from PIL import BmpImagePlugin, PngImagePlugin, PpmImagePlugin, TiffImagePlugin
 
     plugins: dict[str, Any] = {
@@ -149,8 +179,8 @@ def _classes(image: Any, data: Encoded, codec: str) -> NDArray[Any] | Rejection:
     bits = 8
     if codec == "pgm":
         found = _PGM.match(data[:_PGM_BYTES].tobytes())
-        if found is None or int(found[1]) not in (255, 65535):  # Pillow spreads others
-            return Rejection(f"a PGM of another maximum than 255 or 65535: {_TO_PNG}")
+        if found is None or int(found[1]) not in (255, 65535):  # Pillow scales others
+            return Rejection(f"a PGM whose maximum is neither 255 nor 65535: {_TO_PNG}")
     elif codec == "png":
         bits = int(data[_PNG_BIT_DEPTH])
     elif codec == "tiff":
@@ -164,13 +194,13 @@ def _classes(image: Any, data: Encoded, codec: str) -> NDArray[Any] | Rejection:
     classes = np.array(ImageOps.exif_transpose(image))
     if codec == "tiff" and _has_more(image):
         return Rejection(f"several pictures in one file: {_TO_PNG}")
-    if mode == "L" and bits in (2, 4):  # Pillow spreads them over 0 to 255
+    if mode == "L" and bits in (2, 4):  # Pillow scales them to 0 to 255
         classes = classes // (255 // (2**bits - 1))
     return narrow(classes)
 
 
 def _has_more(image: Any) -> bool:
-    """Whether there is a second picture in the file."""
+    """Return True if the file holds a second picture."""
     try:
         image.seek(1)
     except EOFError:

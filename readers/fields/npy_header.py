@@ -1,4 +1,4 @@
-"""Parse headers of .npy files strictly and within bounds; nothing is ever unpickled.
+"""Parse headers of .npy files strictly and within bounds, without unpickling anything.
 
 Source: NEP 1, "A simple file format for NumPy arrays", and the description of versions 1.0 to 3.0
 in numpy.lib.format.
@@ -20,10 +20,10 @@ MAGIC = b"\x93NUMPY"
 _LENGTH_BYTES = {1: 2, 2: 4, 3: 4}
 _MAX_HEADER_BYTES = 10_000  # numpy's own limit for files that it doesn't trust
 MAX_HEAD_BYTES = 12 + _MAX_HEADER_BYTES
-"""An .npy file's header ends before."""
+"""The largest number of bytes before the payload of an .npy file."""
 
 OF_OTHERS = "an .npy file of"
-"""How the reason begins where a header is sound, and says what isn't read."""
+"""Begins the reason against a file whose header is sound but whose dtype isn't supported."""
 
 _MAX_DIMENSIONS, _MAX_LENGTH = 32, 2**40
 _KEYS = {"descr", "fortran_order", "shape"}
@@ -31,7 +31,7 @@ _KEYS = {"descr", "fortran_order", "shape"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NpyHeader:
-    """What an .npy file says of itself. start: of the payload, which fits the file's end."""
+    """The header of an .npy file. start: of the payload in the file, in bytes."""
 
     codec: ArrayCodec
     shape: tuple[int, ...]
@@ -39,8 +39,9 @@ class NpyHeader:
 
 
 def read_npy_header(data: Encoded, *, size_bytes: int | None = None) -> NpyHeader | Rejection:
-    """The header of an .npy file, or why the file is no array of numbers. data: its first bytes,
-    uint8, shape (bytes,); size_bytes: of the file; None: data is all of it."""
+    """Return the header of an .npy file, or why the file is no array of numbers. data: the first
+    bytes of the file, uint8, shape (bytes,). size_bytes: of the file; None if data is the whole
+    file."""
     text = _header_text(data)
     if isinstance(text, Rejection):
         return text
@@ -50,9 +51,9 @@ def read_npy_header(data: Encoded, *, size_bytes: int | None = None) -> NpyHeade
         return found
     shape = _shape(values["shape"])
     if shape is None:
-        return Rejection(f"damaged: its .npy header says the shape {_short(values['shape'])}")
+        return Rejection(f"damaged: its .npy header has the shape {_short(values['shape'])}")
     if type(values["fortran_order"]) is not bool:
-        return Rejection("damaged: its .npy header doesn't say an order")
+        return Rejection("damaged: its .npy header has no valid order")
     codec = ArrayCodec(found.dtype, is_fortran=values["fortran_order"] and len(shape) > 1)
     size_bytes = len(data) if size_bytes is None else size_bytes
     wanted, got = math.prod(shape) * codec.dtype.itemsize, size_bytes - start
@@ -65,12 +66,12 @@ def read_npy_header(data: Encoded, *, size_bytes: int | None = None) -> NpyHeade
 
 
 def _header_text(data: Encoded) -> tuple[dict[str, object], int] | Rejection:
-    """The header's values, and where the payload starts."""
+    """Return the values of the header, and the position at which the payload starts."""
     head = data[:12].tobytes()
     if not head:
         return Rejection("empty file")
     if not head.startswith(MAGIC):
-        return Rejection("not an .npy file (its first bytes are others)")
+        return Rejection("not an .npy file (its first bytes differ)")
     version = tuple(head[6:8])
     width = _LENGTH_BYTES.get(version[0], 0) if version[1:] == (0,) else 0
     if not width:
@@ -95,7 +96,7 @@ def _codec(descr: object) -> ArrayCodec | Rejection:
         )
     if descr.lstrip("|<>=").startswith("O"):
         return Rejection(
-            f"{OF_OTHERS} Python objects (dtype object), which is pickled and never opened: "
+            f"{OF_OTHERS} Python objects (dtype object), which are pickled and never loaded: "
             "save numbers"
         )
     codec = array_codec(descr)
@@ -112,7 +113,7 @@ def _shape(value: object) -> tuple[int, ...] | None:
         return None
     if not all(type(length) is int and 0 <= length <= _MAX_LENGTH for length in value):
         return None
-    # Beside a length of 0 the others are held by no bytes, and numpy makes no such array.
+    # With a length of 0 no bytes back the other lengths, and numpy refuses such an array.
     if 0 in value and math.prod(length or 1 for length in value) > _MAX_LENGTH:
         return None
     return value

@@ -42,13 +42,13 @@ _Type = TypeVar("_Type")
 
 
 class Schema(Mapping[str, FieldType]):
-    """The named, typed fields of a sample, in order. It never changes, and equal ones are equal."""
+    """The named, typed fields of a sample, in order; immutable, and compared by value."""
 
     __slots__ = ("_fields",)
 
     def __init__(self, fields: Mapping[str, FieldType]) -> None:
-        """Raises ConfigError for names and types that can't be, and for masks, boxes and keypoints
-        of what isn't an image."""
+        """Check names and types. Raises ConfigError for invalid ones, and for masks, boxes and
+        keypoints that refer to a field that isn't an image."""
         for name, type in fields.items():
             check_field_name(name, what="schema")
             if not isinstance(type, tuple(FIELD_TYPES.values())):
@@ -67,8 +67,8 @@ class Schema(Mapping[str, FieldType]):
             wanted = Boxes if isinstance(type, Array) else Image
             if not isinstance(self._fields.get(of), wanted):
                 raise ConfigError(
-                    f'schema["{name}"]: got {type!r}, and "{of}" is no field of type '
-                    f"{wanted.__name__} here. Fields: {list(self._fields)}."
+                    f'schema["{name}"]: got {type!r}, but "{of}" is no field of type '
+                    f"{wanted.__name__}. Fields: {list(self._fields)}."
                 )
 
     def __getitem__(self, name: str) -> FieldType:
@@ -84,7 +84,7 @@ class Schema(Mapping[str, FieldType]):
         return hash(tuple(self._fields.items()))
 
     def __eq__(self, other: object) -> bool:
-        """Order counts: it is that of a batch."""
+        """Compare types and order, which is that of a batch."""
         return isinstance(other, Schema) and list(self.items()) == list(other.items())
 
     def __repr__(self) -> str:
@@ -94,16 +94,17 @@ class Schema(Mapping[str, FieldType]):
         return Schema, (self._fields,)
 
     def of_type(self, kind: type[_Type]) -> dict[str, _Type]:
-        """The fields of one type, in order."""
+        """Return the fields of one type, in order."""
         return {name: type for name, type in self.items() if isinstance(type, kind)}
 
     def only(self, names: Mapping[str, Any] | tuple[str, ...]) -> Schema:
-        """Some of the fields, in the order of names; references to others must stay inside."""
+        """Return a schema of some of the fields, in the order of names. The fields to which they
+        refer must be among them."""
         return Schema({name: self._fields[name] for name in names})
 
     @property
     def unsettled(self) -> tuple[str, ...]:
-        """The fields whose type isn't known in full before their data were seen."""
+        """The fields whose types are known in full only after their data were seen."""
         return tuple(
             name
             for name, type in self.items()
@@ -111,17 +112,18 @@ class Schema(Mapping[str, FieldType]):
         )
 
     def class_names(self) -> tuple[str, ...]:
-        """The names of the only field of classes; empty where there is none, or several."""
+        """Return the class names of the only field of classes; empty if there is none, or
+        several."""
         found = [t.names for t in self.values() if isinstance(t, ClassLabel | MultiLabel)]
         return found[0] if len(found) == 1 else ()
 
     def to_json(self) -> list[dict[str, Any]]:
-        """As a manifest has it: a list, as the order counts."""
+        """Return the schema as manifests store it: a list, to keep the order."""
         return [{"name": name, **to_json(type)} for name, type in self.items()]
 
     @classmethod
     def from_json(cls, values: Any) -> Schema:
-        """What a manifest says, which may come from anybody. Raises ValueError."""
+        """Return the schema that a manifest stores. The values are untrusted. Raises ValueError."""
         if not isinstance(values, list) or not 1 <= len(values) <= MAX_FIELDS:
             raise ValueError("its schema isn't a list of fields")
         fields: dict[str, FieldType] = {}
@@ -138,83 +140,85 @@ class Schema(Mapping[str, FieldType]):
 
 
 LABEL = "label"
-"""The classes that are handed out beside images where nobody chooses."""
+"""The classes that a batch has by default, together with images."""
 
 LABELS = (LABEL, "labels")
-"""Whole numbers of these names are taken for classes, where nothing says more of them."""
+"""Integers with these names are treated as classes, unless the schema says otherwise."""
 
 _SHOWN = 4
-_UNDECODABLE = (Audio, Video)  # by anything that is built yet
+_UNDECODABLE = (Audio, Video)  # no decoder exists yet
 
 
 def base_name(field: str) -> str:
-    """The field that a companion such as "caption.present" belongs to; others are their own."""
+    """Return the field that a companion such as "caption.present" belongs to; other names are
+    returned as they are."""
     return field.removesuffix(PRESENT)
 
 
 def stored_fields(fields: Iterable[str], schema: Container[str]) -> tuple[str, ...]:
-    """The fields of a schema that these are made of, each once, in order."""
+    """Return the fields of a schema that these are read from, each once, in order."""
     return tuple(dict.fromkeys(base_name(each) for each in fields if not is_number(each, schema)))
 
 
 def default_fields(schema: Schema, lacking: Mapping[str, int]) -> tuple[str, ...]:
-    """The fields of a batch where nobody chose any.
+    """Return the fields of a batch if the user chose none.
 
-    The first images and the classes named "label" where both are there; a caption that is found
-    too must not break `for images, labels in loader`. Else all that can be handed out. What some
-    samples lack isn't chosen. lacking: how many samples lack a field, of those that some lack.
+    With images and a field of classes named "label", these are the first images and "label"; an
+    additional caption must not break `for images, labels in loader`. Otherwise all fields that
+    batches can have. A field that some samples lack isn't chosen. lacking: the number of samples
+    that lack a field, for fields that some lack.
     """
-    whole = dict.fromkeys(name for name in schema if not lacking.get(name))  # in order
-    image = next((name for name in whole if isinstance(schema[name], Image)), None)
-    if image is not None and LABEL in whole and isinstance(schema[LABEL], ClassLabel):
+    complete = [name for name in schema if not lacking.get(name)]
+    image = next((name for name in complete if isinstance(schema[name], Image)), None)
+    if image is not None and LABEL in complete and isinstance(schema[LABEL], ClassLabel):
         return image, LABEL
-    return tuple(name for name in fields_handed_out(schema) if name in whole)
+    return tuple(name for name in deliverable_fields(schema) if name in complete)
 
 
 def image_fields(schema: Schema, fields: Iterable[str]) -> tuple[str, ...]:
-    """Those of some fields, the schema's or not, that are images."""
+    """Return those of the fields that are images; names may be missing from the schema."""
     return tuple(name for name in fields if isinstance(schema.get(name), Image))
 
 
 def class_field(schema: Schema, fields: Iterable[str]) -> str | None:
-    """The first of some fields that is a class."""
+    """Return the first of the fields that is a class."""
     return next((name for name in fields if isinstance(schema.get(name), ClassLabel)), None)
 
 
-def fields_handed_out(schema: Schema) -> tuple[str, ...]:
-    """The fields that batches can have."""
+def deliverable_fields(schema: Schema) -> tuple[str, ...]:
+    """Return the fields that batches can have."""
     return tuple(name for name, type in schema.items() if not isinstance(type, _UNDECODABLE))
 
 
 def not_chosen(schema: Schema, lacking: Mapping[str, int]) -> str:
-    """What `default_fields` would choose but for the samples that lack it, as a sentence; ""
-    where there is nothing."""
+    """Return a sentence about the fields that `default_fields` leaves out because some samples lack
+    them, or nothing decodes them; "" if there are none."""
     chosen = default_fields(schema, lacking)
     if not any(isinstance(type, Image) for type in schema.values()):
         raw = next((name for name in schema if isinstance(schema[name], _UNDECODABLE)), None)
         if raw is not None:
             return (
-                f'batches have {chosen} where nobody names fields=: "{raw}" is '
+                f'batches have {chosen} unless fields= is given: "{raw}" is '
                 f"{type(schema[raw]).__name__}, which nothing decodes yet. To have its bytes pass "
                 f'schema={{"{raw}": Bytes()}} (of a pack: when it is packed).'
             )
     left = [name for name in default_fields(schema, {}) if name not in chosen]
     if not left:
         return ""
-    told = ", ".join(f'"{name}" ({lacking[name]:,})' for name in left[:_SHOWN])
+    counts = ", ".join(f'"{name}" ({lacking[name]:,})' for name in left[:_SHOWN])
     return (
-        f"batches have {chosen} where nobody names fields=: some samples lack {told}"
-        f"{' and others' if len(left) > _SHOWN else ''}. To have it too, name it and what says "
-        f'which have it: fields=(…, "{left[0]}", "{left[0]}{PRESENT}").'
+        f"batches have {chosen} unless fields= is given: some samples lack {counts}"
+        f"{' and others' if len(left) > _SHOWN else ''}. To have it too, name it together with the "
+        f'mask of samples that have it: fields=(…, "{left[0]}", "{left[0]}{PRESENT}").'
     )
 
 
 def check_names(fields: Sequence[str] | str | None) -> tuple[str, ...] | None:
-    """The names that a user gave, as a tuple; None: they are left open. Whether they are there is
-    checked once the schema is known. Raises ConfigError."""
+    """Return the names that a user gave as a tuple, or None if there were none. Whether the dataset
+    has them is checked when its schema is known. Raises ConfigError."""
     if fields is None:
         return None
-    # A set has no order, and would give images and labels in another one in each process.
+    # A set has no order: each process would deliver the fields in another one.
     is_listed = isinstance(fields, Iterable) and not isinstance(fields, Set | bytes)
     wanted = (fields,) if isinstance(fields, str) else tuple(fields) if is_listed else ()
     if not wanted or not all(isinstance(field, str) for field in wanted):
@@ -236,20 +240,20 @@ def check_selection(
     says_why: bool = False,
     left_out: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
-    """The fields of a batch, in order.
+    """Return the fields of a batch, in order.
 
-    fields: as `check_names` gives them. lacking: as for `default_fields`. left_out: what is there
-    and no field, and why; says_why: its format tells more where a mapping asks for it. Raises
-    ConfigError for those that the dataset hasn't, that nothing decodes, and that some samples lack
-    where nobody asked which; and where there is nothing that can be chosen.
+    fields: as `check_names` returned them. lacking: as for `default_fields`. left_out: why some
+    names can't be fields. says_why: the format reports reasons if a mapping names the field. Raises
+    ConfigError for fields that the dataset lacks, that nothing decodes, and that some samples lack
+    if their mask isn't selected; and if no field can be chosen.
     """
-    there = [*schema, number_name(schema)]
+    available = [*schema, number_name(schema)]
     if fields is None:
         chosen = default_fields(schema, lacking)
         if not chosen:
             raise ConfigError(
-                f"{url} has no field that all samples have and that can be handed out, so name "
-                f"what you want by fields=. Its fields: {there}."
+                f"{url} has no field that all samples have and that batches can hold, so choose "
+                f"some with fields=. Its fields: {available}."
             )
         return chosen
     for field in fields:
@@ -257,10 +261,12 @@ def check_selection(
         if name not in schema and not is_number(field, schema):
             if why := (left_out or {}).get(name):
                 raise ConfigError(f"fields: {field!r} of {url} can't be a field: {why}.")
-            hint = "; labels need one sub-folder a class" if field == LABEL else ""
+            hint = "; labels need one sub-folder per class" if field == LABEL else ""
             if says_why:
                 hint = f', or see why it was left out: fields={{"{field}": "{field}"}}'
-            raise ConfigError(f"fields: got {field!r}, and {url} has {there}. Ask for those{hint}.")
+            raise ConfigError(
+                f"fields: got {field!r}, but {url} has {available}. Choose some of those{hint}."
+            )
         if name not in schema or field.endswith(PRESENT):
             continue
         if isinstance(schema[name], _UNDECODABLE):
@@ -273,8 +279,8 @@ def check_selection(
         if lacking.get(name) and name + PRESENT not in fields:
             raise ConfigError(
                 f"fields: {lacking[name]:,} samples of {url} have no {field!r}. Either add "
-                f'"{name}{PRESENT}" to fields=, a bool a sample that says which have it (the '
-                "others are empty or zeros), or leave the field out and give those samples one."
+                f'"{name}{PRESENT}" to fields=, one bool per sample that marks which have it (the '
+                "others are empty or zeros), or leave the field out, or add it to those samples."
             )
     return fields
 
@@ -283,7 +289,7 @@ _Value = TypeVar("_Value")
 
 
 def check_renames(names: object) -> dict[str, str]:
-    """What `rename` was given: new names by the old ones. Raises ConfigError."""
+    """Check the argument of `rename`: new names by the old ones. Raises ConfigError."""
     if not isinstance(names, dict) or not all(isinstance(old, str) for old in names):
         raise ConfigError(
             f"rename: got {names!r}, wanted new names of fields by the old ones, such as "
@@ -295,7 +301,8 @@ def check_renames(names: object) -> dict[str, str]:
 
 
 def renamed_field(name: str, names: Mapping[str, str]) -> str:
-    """A field, or what says which samples have it, under its new name. names: by the old ones."""
+    """Return a field, or the mask of samples that have it, under its new name. names: new names by
+    the old ones."""
     if name in names:
         return names[name]
     base = base_name(name)
@@ -304,8 +311,8 @@ def renamed_field(name: str, names: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
-    """The names of a dataset's fields. schema: under the new names; by_new, by_stored: of the
-    fields that have another name than in the index, the other."""
+    """The names of a dataset's fields. schema: under the new names. by_new, by_stored: for fields
+    whose name differs from the index, the other name."""
 
     schema: Schema
     by_new: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -320,8 +327,8 @@ class Naming:
         *,
         url: str,
     ) -> Naming:
-        """The names after `fields=` with names in place of places, and then each `rename`. places:
-        stored names by the new ones; renames: new names by those before. Raises ConfigError."""
+        """Return the names after a mapping for `fields=` and then each `rename`. places: stored
+        names by the new ones. renames: new names by the previous ones. Raises ConfigError."""
         own = {name: name for name in schema}
         steps = [{old: new for new, old in places.items()}, *renames]
         if len(steps[0]) < len(places):
@@ -330,14 +337,14 @@ class Naming:
             unknown = [old for old in step if old not in own]
             if unknown:
                 raise ConfigError(
-                    f"fields: got {unknown[0]!r}, and {url} has {list(own)}: name one of those"
+                    f"fields: got {unknown[0]!r}, but {url} has {list(own)}: name one of those"
                     + (", or a place where a field lies." if step is steps[0] else ".")
                 )
             after = {step.get(name, name): stored for name, stored in own.items()}
             if len(after) < len(own):
                 twice = next(new for old, new in step.items() if new in own and new not in step)
                 raise ConfigError(
-                    f"fields: {url} has a field {twice!r} already: give that another name too."
+                    f"fields: {url} already has a field {twice!r}: rename that one too."
                 )
             own = after
         by_stored = {stored: new for new, stored in own.items() if new != stored}
@@ -356,29 +363,29 @@ class Naming:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all names are those of the index."""
+        """Return True if all names are those of the index."""
         return not self.by_new
 
     def stored_name(self, name: str) -> str:
-        """A field's name in the index, by its new one."""
+        """Return the name in the index for a new name."""
         return renamed_field(name, self.by_new)
 
     def new_name(self, name: str) -> str:
-        """A field's new name, by that in the index."""
+        """Return the new name for a name in the index."""
         return renamed_field(name, self.by_stored)
 
     def stored(self, fields: Sequence[str] | None) -> tuple[str, ...] | None:
-        """The names of several fields in the index."""
+        """Return the names of several fields in the index."""
         return None if fields is None else tuple(map(self.stored_name, fields))
 
     def new(self, values: Mapping[str, _Value]) -> dict[str, _Value]:
-        """Values by field, under the new names."""
+        """Return values by field under the new names."""
         return {self.new_name(name): value for name, value in values.items()}
 
     def batch(self, batch: SampleBatch) -> SampleBatch:
-        """Samples under the new names."""
+        """Return samples under the new names."""
         return replace(batch, columns=self.new(batch.columns), present=self.new(batch.present))
 
 
 PLAIN = Naming(schema=Schema({}))
-"""Of a dataset that isn't open."""
+"""The naming of a dataset that isn't open."""

@@ -1,16 +1,18 @@
 """Recognise encoded images, sound and video by their bytes, without decoding them.
 
-This tells the codec or container, whether a JPEG's structure is sound, and an image's size.
+The functions find the codec or container, the size of an image, and damage to the structure of a
+JPEG.
 
-DALI and libjpeg decode many damaged JPEG scans without a word, so the structure is checked here: in
-entropy-coded data 0xFF is followed by 0x00, a restart marker or another 0xFF (ITU-T T.81, B.1.1.5),
-and the image ends with EOI. That finds truncation and part of the damage; damage that keeps the
-structure decodes to wrong pixels, and nothing but a checksum of the original could tell.
+DALI and libjpeg decode many damaged JPEG scans without an error, so `check_jpeg` checks the
+structure: in entropy-coded data 0xFF is followed by 0x00, a restart marker or another 0xFF (ITU-T
+T.81, B.1.1.5), and the image ends with EOI. That finds truncation and part of the damage. Damage
+that keeps the structure decodes to wrong pixels, and only a checksum of the original could detect
+it.
 
 Where samples are indexed one by one, a decoder measures their images. Samples in chunks are not
-looked at before they are read, so their sizes come from here: JPEG, PNG and WebP in microseconds,
-other kinds by Pillow's reading of their headers. Nothing decodes sound and video yet: only their
-containers are recognised.
+decoded before they are read, so their sizes come from this module: JPEG, PNG and WebP in
+microseconds, other kinds from their headers by Pillow. Sound and video are not decoded yet: only
+their containers are recognised.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.base import machine_remedy
-from penstock.readers.fields.field_types import Audio, Image, Video
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.readers.types import Encoded
 
 IMAGE_HEAD_BYTES = 64
-"""As many first bytes as `sniff` looks at."""
+"""The number of leading bytes that `sniff` needs."""
 
 _MAGIC = (
     (b"\xff\xd8\xff", "jpeg"),
@@ -68,7 +69,8 @@ _AFTER_SCAN = frozenset((0xC4, 0xCC, _EOI, _SOS, 0xDB, 0xDC, 0xDD, 0xFE, *range(
 
 
 def sniff(head: bytes) -> str | Rejection:
-    """The codec of an image by its first HEAD_BYTES bytes, or why it can't be one."""
+    """Return the codec of an image, or why the bytes are no image. head: its first HEAD_BYTES
+    bytes."""
     if not head:
         return Rejection("empty file")
     for magic, codec in _MAGIC:
@@ -83,13 +85,13 @@ def sniff(head: bytes) -> str | Rejection:
         foreign = _FOREIGN_BRANDS.get(head[8:12])
     if foreign:
         return Rejection(f"{foreign} can't be decoded by DALI: convert it to JPEG, PNG or WebP")
-    return Rejection("not an image (its first bytes are of no known image format)")
+    return Rejection("not an image (its first bytes match no known image format)")
 
 
 def check_jpeg(data: Encoded) -> Rejection | None:
-    """Why a JPEG's structure is broken, or None. data: uint8, shape (bytes,).
+    """Return why the structure of a JPEG is broken, or None. data: uint8, shape (bytes,).
 
-    Lenient where decoders agree: bytes after the end marker and between segments are passed over.
+    It is lenient where decoders agree: bytes after the end marker and between segments are skipped.
     """
     view = data.data
     at, in_scan = 2, False
@@ -106,8 +108,8 @@ def check_jpeg(data: Encoded) -> Rejection | None:
 
 
 def is_progressive(data: Encoded) -> bool:
-    """Whether a JPEG comes in several scans that refine it (SOF2 and its kin, T.81 table B.1);
-    False for what isn't a JPEG. data: uint8, shape (bytes,)."""
+    """Return True if a JPEG consists of several scans that refine it (SOF2 and similar, T.81 table
+    B.1), and False for other formats. data: uint8, shape (bytes,)."""
     view, at = data.data, 2
     if len(view) < 2 or view[0] != 0xFF or view[1] != 0xD8:
         return False
@@ -125,7 +127,7 @@ def is_progressive(data: Encoded) -> bool:
 Sides = tuple[int, int]
 
 NOT_KNOWN: Sides = (0, 0)
-"""Of what is no picture, or damaged at its head."""
+"""The size of a sample that is no picture, or whose header is damaged."""
 
 _SIZE_MARKER = re.compile(rb"\xff+([^\x00\xff])", re.S)
 _FRAMES = frozenset(
@@ -138,12 +140,12 @@ _TURNED = (5, 6, 7, 8)
 
 
 def upright_sizes(samples: Sequence[Encoded]) -> NDArray[np.int32]:
-    """Heights and widths, int32, shape (n, 2); zeros where a sample is empty or no picture."""
+    """Return heights and widths, int32, shape (n, 2); zeros if a sample is empty or no picture."""
     return np.array([upright_size(sample) for sample in samples], np.int32).reshape(-1, 2)
 
 
 def upright_size(sample: Encoded) -> Sides:
-    """Height and width as the picture is looked at, NOT_KNOWN where its head doesn't tell."""
+    """Return the height and width of an upright picture, or NOT_KNOWN if its header has none."""
     head = sample[:32].tobytes()
     try:
         if head[:2] == b"\xff\xd8":
@@ -152,7 +154,7 @@ def upright_size(sample: Encoded) -> Sides:
             width, height = struct.unpack(">II", head[16:24])
             return _checked(height, width)
         if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-            found = _webp(head, sample)
+            found = _webp(head)
             if found is not None:
                 return found
     except (struct.error, IndexError):
@@ -185,7 +187,7 @@ def _jpeg(data: memoryview) -> Sides:
 
 
 def _orientation(exif: bytes) -> int:
-    """The orientation that a TIFF head of EXIF tells, 1 where none."""
+    """Return the orientation in the TIFF header of EXIF data, or 1 if there is none."""
     if len(exif) < 8 or exif[:2] not in (b"II", b"MM"):
         return 1
     order = "<" if exif[:2] == b"II" else ">"
@@ -200,8 +202,9 @@ def _orientation(exif: bytes) -> int:
     return 1
 
 
-def _webp(head: bytes, sample: Encoded) -> Sides | None:
-    """None where it has metadata that may turn it: Pillow tells then."""
+def _webp(head: bytes) -> Sides | None:
+    """Return the size in a WebP header, or None if metadata may turn the image, so that Pillow must
+    read it."""
     kind = head[12:16]
     if kind == b"VP8 " and head[23:26] == b"\x9d\x01\x2a":
         width, height = struct.unpack("<HH", head[26:30])
@@ -212,7 +215,6 @@ def _webp(head: bytes, sample: Encoded) -> Sides | None:
     if kind == b"VP8X" and not head[20] & 0x08:
         width, height = (int.from_bytes(head[a : a + 3], "little") + 1 for a in (24, 27))
         return _checked(height, width)
-    del sample
     return None
 
 
@@ -232,7 +234,7 @@ def _by_pillow(sample: Encoded) -> Sides:
 
 
 MEDIA_HEAD_BYTES = 192
-"""As many first bytes as these functions look at."""
+"""The number of leading bytes that `sniff_audio` and `sniff_video` need."""
 
 _ASF = b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"
 _MATROSKA = b"\x1aE\xdf\xa3"
@@ -240,7 +242,7 @@ _TS_PACKET_BYTES = 188
 
 
 def sniff_audio(head: bytes) -> str | Rejection:
-    """The container of a piece of sound by its first HEAD_BYTES bytes, or why it is none."""
+    """Return the container of a sound file, or why it is none. head: its first HEAD_BYTES bytes."""
     if not head:
         return Rejection("empty file")
     if head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE":
@@ -264,11 +266,11 @@ def sniff_audio(head: bytes) -> str | Rejection:
             return "aac"
         if head[1] & 0xE0 == 0xE0 and head[1] & 0x06:
             return "mp3"
-    return Rejection("not sound (its first bytes are of no known sound format)")
+    return Rejection("not sound (its first bytes match no known sound format)")
 
 
 def sniff_video(head: bytes) -> str | Rejection:
-    """The container of a video by its first HEAD_BYTES bytes, or why it is none."""
+    """Return the container of a video, or why it is none. head: its first HEAD_BYTES bytes."""
     if not head:
         return Rejection("empty file")
     if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide"):
@@ -287,26 +289,22 @@ def sniff_video(head: bytes) -> str | Rejection:
             return container
     if head[:1] == head[_TS_PACKET_BYTES : _TS_PACKET_BYTES + 1] == b"G":
         return "ts"
-    return Rejection("not a video (its first bytes are of no known video format)")
+    return Rejection("not a video (its first bytes match no known video format)")
 
+
+_SNIFFERS = {"image": sniff, "audio": sniff_audio, "video": sniff_video}
 
 HEAD_BYTES = max(IMAGE_HEAD_BYTES, MEDIA_HEAD_BYTES)
-"""As many first bytes as `refusal_by_head` looks at."""
+"""The number of leading bytes that `refusal_by_head` needs."""
 
 
 def has_head(type: FieldType) -> bool:
-    """Whether first bytes tell anything of a type."""
-    return isinstance(type, Image | Audio | Video)
+    """Return True if the first bytes of a sample of this type identify its format."""
+    return type.kind in _SNIFFERS
 
 
 def refusal_by_head(type: FieldType, head: bytes) -> Rejection | None:
-    """Why bytes that begin so can't be a sample of a type, or None. head: HEAD_BYTES of them, or
-    all."""
-    found: str | Rejection | None = None
-    if isinstance(type, Image):
-        found = sniff(head)
-    elif isinstance(type, Audio):
-        found = sniff_audio(head)
-    elif isinstance(type, Video):
-        found = sniff_video(head)
+    """Return why a sample can't be of a type, judged by its first bytes, or None. head: HEAD_BYTES
+    of them, or all if the sample is shorter."""
+    found = _SNIFFERS[type.kind](head) if has_head(type) else None
     return found if isinstance(found, Rejection) else None

@@ -1,9 +1,9 @@
 """Turn the columns of a table into fields: types, values, and the rows that don't fit.
 
-Types follow the values, the same way for every table (`_inferred`), unless a schema names them.
-A row that doesn't fit its schema is rejected; a column that holds two kinds of values without a
-schema is an error, as nothing says which kind is meant. No value is bent until it fits: a fraction
-is no integer, and true is no number.
+Types follow from the values, in the same way for every table (`_inferred`), unless a schema gives
+them. A row that doesn't fit its schema is rejected. A column that holds two kinds of values needs a
+schema, else it is an error, because either kind could be meant. Values are never converted to fit:
+a fraction is no integer, and true is no number.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.fields.text_tables import TextTable
 
-# As JSON writes them: what leads with a zero is a name ("007"), not a number.
+# As JSON writes them: digits after a leading zero are a name ("007"), not a number.
 _INTEGER = re.compile(r"\s*[+-]?(?:0|[1-9][0-9]*)\s*")
 _NUMBER = re.compile(
     r"\s*[+-]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+(?:e[+-]?[0-9]+)?"
@@ -59,25 +59,26 @@ _LONGEST_INTEGER = 20
 _MAX_DEPTH = 16
 
 COLUMN_TYPES = (Value, ClassLabel, MultiLabel, Text, Array, Boxes, Keypoints, Tokens)
-"""The types that a table's values can have."""
+"""The types that the values of a table can have."""
 
 
 def number_of(text: str) -> int | float | None:
-    """The number that a CSV's cell is, or None; integers that don't fit into 64 bits are none."""
+    """Parse a cell of a CSV as a number. Returns None for other text, and for integers beyond 64
+    bits."""
     if _INTEGER.fullmatch(text):
-        whole = int(text) if len(text.strip()) <= _LONGEST_INTEGER else None
-        return whole if whole is not None and whole in _INT64 else None
+        number = int(text) if len(text.strip()) <= _LONGEST_INTEGER else None
+        return number if number is not None and number in _INT64 else None
     return float(text) if _NUMBER.fullmatch(text) else None
 
 
 class ClassNumbers(dict[str, int]):
-    """Class numbers by name. is_ambiguous: a name reads as another class's number, as of
-    ("1", "2", "3"): a number may then mean either."""
+    """Class numbers by name. is_ambiguous: the name of one class reads as the number of another, as
+    in ("1", "2", "3"), so that a number may mean either."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__((name, number) for number, name in enumerate(names))
         self.is_ambiguous = any(
-            isinstance(said := number_of(name), int) and said != number
+            isinstance(parsed := number_of(name), int) and parsed != number
             for name, number in self.items()
         )
 
@@ -86,10 +87,10 @@ _NONE = ClassNumbers(())
 
 
 def cell(type: FieldType, value: Any, *, is_text: bool, numbers: ClassNumbers = _NONE) -> Any:
-    """A value as the type has it, or a Rejection.
+    """Convert a value to its type, or return a Rejection.
 
-    is_text: it is a CSV's cell. numbers: of a type with names. Text comes as bytes, everything else
-    as what numpy makes of it.
+    is_text: the value is a cell of a CSV. numbers: the classes of a type with names. Text becomes
+    bytes, everything else a number or an array.
     """
     if isinstance(type, Value):
         return _value(type, value, is_text=is_text)
@@ -103,7 +104,8 @@ def cell(type: FieldType, value: Any, *, is_text: bool, numbers: ClassNumbers = 
 
 
 def array_of(value: Any) -> tuple[NDArray[Any], type] | Rejection:
-    """Numbers in lists as an array, and what they are: bool, int or float (float64 then)."""
+    """Convert lists of numbers to an array. Returns the array and the kind of its numbers, bool,
+    int or float (float64 then), or a Rejection."""
     kinds = _leaves(value)
     if kinds <= {int}:
         kind: type = int if kinds else float
@@ -122,7 +124,8 @@ def array_of(value: Any) -> tuple[NDArray[Any], type] | Rejection:
 
 
 def fits(dtype: np.dtype[Any], values: NDArray[Any]) -> bool:
-    """Whether values keep what they are in a dtype: integers their value, numbers their size."""
+    """Return True if a dtype holds the values: integers keep their value, and numbers stay
+    finite."""
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         in_range = values.size == 0 or (limits.min <= values.min() and values.max() <= limits.max)
@@ -203,8 +206,8 @@ def _label(value: Any, numbers: ClassNumbers, *, is_text: bool) -> int | Rejecti
                 f"{shorten(value)} is no class of the list, which has {len(numbers):,}"
             )
         return Rejection(
-            f'{found} may be the class named "{found}" or class number {found}: name the classes '
-            "otherwise, or write names as text"
+            f'{found} may be the class named "{found}" or class number {found}: rename the '
+            "classes, or write names as text"
         )
     if found not in (range(len(numbers)) if numbers else _INT64):
         return Rejection(f"{found} is no class: there are {len(numbers)}, numbered from 0")
@@ -222,7 +225,7 @@ def _labels(value: Any, numbers: ClassNumbers, *, is_text: bool) -> Any:
             return number
         if found[number]:
             return Rejection(
-                f"{shorten(part)} is there twice in {shorten(value)}; a list of zeros and ones is "
+                f"{shorten(part)} occurs twice in {shorten(value)}; a list of zeros and ones is "
                 f'Array("float32", ({len(numbers)},))'
             )
         found[number] = 1
@@ -230,7 +233,7 @@ def _labels(value: Any, numbers: ClassNumbers, *, is_text: bool) -> Any:
 
 
 def _parts(text: str, numbers: ClassNumbers) -> list[Any] | None:
-    """The classes that a CSV's cell lists: as JSON, or between separators or spaces."""
+    """Return the classes that a cell of a CSV lists, as JSON or between separators or spaces."""
     if text.strip() in numbers:
         return [text.strip()]
     if text.lstrip().startswith("["):
@@ -248,7 +251,8 @@ def _json_list(text: str) -> list[Any] | None:
 
 
 def _array(type: FieldType, value: Any, *, is_text: bool) -> NDArray[Any] | Rejection:
-    """Of an Array that isn't settled as the lists say; `tables` settles it for all rows."""
+    """Convert a value to an array. An Array type that isn't settled keeps the dtype and shape of
+    the lists; `_array_column` settles it for all rows."""
     if is_text:
         value = _numbers(value)
     found = array_of(value)
@@ -266,13 +270,12 @@ def _array(type: FieldType, value: Any, *, is_text: bool) -> NDArray[Any] | Reje
     if isinstance(type, Tokens):
         return _shaped(array, value, np.dtype(type.dtype), (None,))
     assert isinstance(type, Array)
-    if type.dtype == "auto":
-        return _shaped(array, value, array.dtype, type.shape)
-    return _shaped(array, value, np.dtype(type.dtype), type.shape)
+    dtype = array.dtype if type.dtype == AUTO_DTYPE else np.dtype(type.dtype)
+    return _shaped(array, value, dtype, type.shape)
 
 
 def _numbers(text: str) -> Any:
-    """A CSV's cell as lists: JSON, or numbers between spaces, commas or semicolons."""
+    """Parse a cell of a CSV as lists: JSON, or numbers between spaces, commas or semicolons."""
     if text.lstrip().startswith("["):
         return _json_list(text)
     numbers = [number_of(part) for part in re.split(r"[\s,;]+", text.strip())]
@@ -301,12 +304,12 @@ _NAMES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TableFields:
-    """The fields of a table's n rows.
+    """The fields of the n rows of a table.
 
-    types: in the table's order, settled. values: of each. present: of those that some rows lack,
-    bool, shape (n,). rejected: by row, why it doesn't fit; its values are empty. left_out: columns
-    that no field can hold, by name, and why. notes: what was decided, a sentence each; doubts: what
-    was decided and may be meant otherwise.
+    types: in the order of the columns, settled. values: one column per field. present: of the
+    fields that some rows lack, bool, shape (n,). rejected: by row, the reason why it doesn't fit;
+    its values are empty. left_out: by name, the reason why a column can't be a field. notes: the
+    decisions that were made, a sentence each. doubts: those that may be wrong.
     """
 
     types: dict[str, FieldType] = field(default_factory=dict)
@@ -321,18 +324,19 @@ class TableFields:
 def fields_of(
     table: TextTable, schema: Mapping[str, FieldType] | None = None, *, is_lenient: bool = False
 ) -> TableFields:
-    """The fields that a table's columns are. schema: types that are given, of some columns.
-    is_lenient: a column of two kinds of values is left out, but for labels.
+    """Convert the columns of a table to fields. schema: types of some columns. is_lenient: leave
+    out a column that holds two kinds of values, unless it is the label.
 
-    Raises DatasetError for a column of two kinds, ConfigError for a type that no table can hold.
+    Raises DatasetError for a column that holds two kinds of values, and ConfigError for a type that
+    no table can hold.
     """
     found = TableFields()
     for name, values in table.columns.items():
         given = (schema or {}).get(name)
         if given is not None and not isinstance(given, COLUMN_TYPES):
             raise ConfigError(
-                f'schema["{name}"]: got {given!r}, and {table.source} holds values, not files, in '
-                f"that column. Wanted one of {', '.join(t.__name__ for t in COLUMN_TYPES)}."
+                f'schema["{name}"]: got {given!r}, but that column of {table.source} holds values, '
+                f"not files. Wanted one of {', '.join(t.__name__ for t in COLUMN_TYPES)}."
             )
         if not is_field_name(name) or name.endswith(PRESENT):
             found.left_out[name] = "no field can have this name"
@@ -352,7 +356,7 @@ def fields_of(
 def _inferred(
     table: TextTable, name: str, values: Sequence[Any], found: TableFields
 ) -> FieldType | None:
-    """The type of a column that no schema has; None where it is left out."""
+    """Infer the type of a column that the schema doesn't name; None leaves the column out."""
     if table.is_text:
         return _of_text(table, name, values, found)
     rows: dict[str, list[int]] = {}
@@ -366,8 +370,8 @@ def _inferred(
         a, b = rows[first][0], rows[other][0]
         raise DatasetError(
             f'{table.source}: the column "{name}" holds {first} ({shorten(values[a])}, '
-            f"{table.place(a)}) and {other} ({shorten(values[b])}, {table.place(b)}). Mend it, or "
-            f'say which is meant, such as schema={{"{name}": {_EXAMPLES[first]}}}: rows that '
+            f"{table.place(a)}) and {other} ({shorten(values[b])}, {table.place(b)}). Correct the "
+            f'values, or choose a type, such as schema={{"{name}": {_EXAMPLES[first]}}}: rows that '
             "don't fit are then left out, by name."
         )
     return _of_kind(name, next(iter(rows), ""), values, found)
@@ -396,7 +400,7 @@ def _kind(value: Any) -> str:
 
 
 def _of_kind(name: str, kind: str, values: Sequence[Any], found: TableFields) -> FieldType | None:
-    """The type of values of one kind."""
+    """Return the type of a column whose values are of one kind; None leaves the column out."""
     if kind == "text":
         return ClassLabel() if name == LABEL else Text()
     if kind == "true or false":
@@ -418,20 +422,21 @@ def _of_kind(name: str, kind: str, values: Sequence[Any], found: TableFields) ->
 def _of_text(
     table: TextTable, name: str, cells: Sequence[str | None], found: TableFields
 ) -> FieldType | None:
-    """A CSV's column: integers if all cells are, else numbers if all are, else text."""
+    """Return the type of a CSV's column: integers if all cells are, else numbers if all are, else
+    text."""
     numbers = [None if each is None else number_of(each) for each in cells]
-    there = sum(each is not None for each in cells)
+    filled = sum(each is not None for each in cells)
     good = sum(number is not None for number in numbers)
-    if not there:
+    if not filled:
         found.left_out[name] = "no row has a value"
         return None
-    if good < there:
-        if good > there - good:
+    if good < filled:
+        if good > filled - good:
             odd = next(i for i, c in enumerate(cells) if c is not None and numbers[i] is None)
             found.doubts.append(
-                f'the column "{name}" of {table.source} is read as text: {good:,} of {there:,} '
+                f'the column "{name}" of {table.source} is read as text: {good:,} of {filled:,} '
                 f"cells are numbers, {shorten(cells[odd])} in {table.place(odd)} isn't. For "
-                f'numbers say schema={{"{name}": Value("float32")}}: other rows are left out then.'
+                f'numbers pass schema={{"{name}": Value("float32")}}: other rows are then left out.'
             )
         return ClassLabel() if name == LABEL else Text()
     if all(number is None or isinstance(number, int) for number in numbers):
@@ -440,9 +445,10 @@ def _of_text(
 
 
 def _float_of(numbers: NDArray[np.float64], values: Sequence[Any]) -> str:
-    """float32, or float64 where that would change an integer or make a number infinite."""
-    whole = [v for v in values if isinstance(v, int) and abs(v) > 2**24]
-    exact = all(int(np.float32(v)) == v for v in whole if abs(v) < 2**127)
+    """Return "float32", or "float64" if float32 would change an integer or make a number
+    infinite."""
+    large = [v for v in values if isinstance(v, int) and abs(v) > 2**24]
+    exact = all(int(np.float32(v)) == v for v in large if abs(v) < 2**127)
     return "float32" if exact and fits(np.dtype(np.float32), numbers) else "float64"
 
 
@@ -456,7 +462,7 @@ def _of_lists(name: str, values: Sequence[Any], found: TableFields) -> Array | N
         made = array_of(value)
         if isinstance(made, Rejection):
             is_text = all(isinstance(each, str) for each in value)
-            advice = f'; for classes say schema={{"{name}": MultiLabel(names)}}' if is_text else ""
+            advice = f'; for classes pass schema={{"{name}": MultiLabel(names)}}' if is_text else ""
             found.left_out[name] = f"{made.reason}{advice}"
             return None
         array, kind = made
@@ -482,7 +488,7 @@ def _of_lists(name: str, values: Sequence[Any], found: TableFields) -> Array | N
 def _add(
     found: TableFields, table: TextTable, name: str, values: Sequence[Any], type: FieldType
 ) -> None:
-    """Add a column as a field of a type; a row that doesn't fit is rejected."""
+    """Add a column as a field of a type, and reject the rows that don't fit."""
     is_numbered = isinstance(type, ClassLabel) and not type.names
     if is_numbered:
         type = _named(table, values, name, found)
@@ -495,7 +501,7 @@ def _add(
             continue
         made = cell(type, value, is_text=table.is_text, numbers=numbers)
         if is_numbered and names and not isinstance(value, str):
-            made = Rejection(f"{shorten(value)} is no class name, and other rows have names")
+            made = Rejection(f"{shorten(value)} is no class name, but other rows have names")
         if isinstance(made, Rejection):
             found.rejected.setdefault(row, f"{name}: {made.reason} ({table.place(row)})")
         else:
@@ -512,7 +518,7 @@ def _add(
 
 
 def _odd_ones(cells: Sequence[NDArray[Any] | None]) -> list[int]:
-    """Rows whose arrays are of another kind or depth than most."""
+    """Return the rows whose arrays differ from most in kind or depth."""
     kinds = [
         None if each is None or not each.size else (each.dtype.kind == "b", each.ndim)
         for each in cells
@@ -525,7 +531,7 @@ def _odd_ones(cells: Sequence[NDArray[Any] | None]) -> list[int]:
 
 
 def _named(table: TextTable, values: Sequence[Any], name: str, found: TableFields) -> ClassLabel:
-    """Classes by name, sorted, where the values are texts."""
+    """Number the classes by their sorted names, if the values are texts."""
     texts = {value for value in values if isinstance(value, str)}
     if table.is_text and all(isinstance(number_of(text), int) for text in texts):
         return ClassLabel()
@@ -555,8 +561,8 @@ def _is_utf8(text: str) -> bool:
 
 
 def _column(type: FieldType, cells: list[Any]) -> tuple[FieldType, Column]:
-    """A field's settled type and its column. cells: as `cell` makes them; None where there is
-    nothing."""
+    """Return the settled type of a field and its column. cells: as `cell` returns them; None for no
+    value."""
     if isinstance(type, Text):
         return type, text_column([each or b"" for each in cells])
     if isinstance(type, Value | ClassLabel):
@@ -576,22 +582,22 @@ def _column(type: FieldType, cells: list[Any]) -> tuple[FieldType, Column]:
 
 
 def text_column(texts: Sequence[bytes]) -> EncodedColumn:
-    """Texts in UTF-8 as a column, all views of one buffer."""
+    """Return texts in UTF-8 as a column of views of one buffer."""
     ends = np.cumsum([0, *map(len, texts)], dtype=np.int64).tolist()
     joined = np.frombuffer(b"".join(texts), np.uint8)
     return EncodedColumn([joined[ends[i] : ends[i + 1]] for i in range(len(texts))])
 
 
 def _array_column(type: Array, cells: list[Any]) -> tuple[Array, Column]:
-    there = [each for each in cells if each is not None]
-    full = [each for each in there if each.shape != (0,)] or there
+    arrays = [each for each in cells if each is not None]
+    full = [each for each in arrays if each.shape != (0,)] or arrays
     shape = type.shape
     if shape is None:
         depth = max((each.ndim for each in full), default=1)
         lengths = [
             {each.shape[axis] for each in full if each.ndim == depth} for axis in range(depth)
         ]
-        if len(full) < len(there) or 0 in lengths[0]:
+        if len(full) < len(arrays) or 0 in lengths[0]:
             lengths[0] = set()
         shape = tuple(each.pop() if len(each) == 1 else None for each in lengths)
     dtype = np.dtype(np.float32)
@@ -611,7 +617,7 @@ def _array_column(type: Array, cells: list[Any]) -> tuple[Array, Column]:
 
 
 def _joined(cells: list[Any], dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> RaggedColumn:
-    """A ragged column; shapes are noted where more than the first length differs."""
+    """Return a ragged column, which stores shapes if more than the first length differs."""
     empty = np.zeros([length or 0 for length in shape], dtype)
     if empty.size:
         empty = np.zeros([0] * len(shape), dtype)

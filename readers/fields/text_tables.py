@@ -1,7 +1,6 @@
-"""Parse tables in text (CSV, JSON lines, JSON objects) into columns of values without types.
+"""Parse tables in text (CSV, JSON lines, JSON objects) into columns of untyped values.
 
-A table may come from anybody: sizes are bounded, nothing is evaluated, and text that can be read in
-two ways is an error.
+A table is untrusted input: sizes are bounded, nothing is evaluated, and ambiguous text is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 MAX_TABLE_BYTES = 2**30
-"""As large a table is read, in one piece; what is larger belongs into tar files or a pack."""
+"""The size of the largest table that is read, in one piece; larger ones belong in tar files or a
+pack."""
 
 MAX_COLUMNS = 4096
 _MAX_DEPTH = 32
@@ -31,11 +31,11 @@ _SHOWN = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TextTable:
-    """Rows, column by column.
+    """Rows of a table, stored by column.
 
-    source: what the table is, for messages. columns: of each name one value a row; None where the
-    row has none. places: where each row stands, for messages: lines of a file, or names; unit: what
-    they count. is_text: cells are a CSV's, in which numbers are still to be told from text.
+    source: the name of the table in messages. columns: by name, one value per row; None if the row
+    has none. places: for messages, the position of each row: line numbers or names. unit: what
+    places count. is_text: cells are text of a CSV, which may still be numbers.
     """
 
     source: str
@@ -48,23 +48,23 @@ class TextTable:
         return len(self.places)
 
     def place(self, row: int) -> str:
-        """Where a row stands, as a person looks for it."""
+        """Return the position of a row for messages."""
         return f"{self.unit} {self.places[row]}"
 
     def without(self, *names: str) -> TextTable:
-        """The table without some columns."""
+        """Return the table without some columns."""
         left = {name: values for name, values in self.columns.items() if name not in names}
         return replace(self, columns=left)
 
     def take(self, rows: Sequence[int]) -> TextTable:
-        """These rows, in this order."""
+        """Return these rows, in this order."""
         columns = {name: [values[i] for i in rows] for name, values in self.columns.items()}
         return replace(self, columns=columns, places=[self.places[i] for i in rows])
 
 
 def csv_table(data: bytes, *, source: str) -> TextTable:
-    """A CSV with a header, in UTF-8, separated by commas; by tabs or semicolons where the header
-    has no comma. An empty cell is a missing value. Raises DatasetError for anything else."""
+    """Parse a CSV with a header in UTF-8, separated by commas, or by tabs or semicolons if the
+    header has no comma. An empty cell is a missing value. Raises DatasetError for anything else."""
     text = _text(data, source)
     header = text[: re.search(r"[\r\n]|\Z", text).start()]  # type: ignore[union-attr]
     delimiter = next((each for each in _DELIMITERS if each in header), ",")
@@ -79,15 +79,15 @@ def csv_table(data: bytes, *, source: str) -> TextTable:
                 continue
             if len(row) != len(names):
                 raise DatasetError(
-                    f"{source}, line {reader.line_num}: got {len(row)} cells, and the header has "
+                    f"{source}, line {reader.line_num}: got {len(row)} cells, but the header has "
                     f'{len(names)}. Put cells that hold "{delimiter}" between double quotes.'
                 )
             rows.append(row)
             lines.append(reader.line_num)
     except csv.Error as error:
         raise DatasetError(
-            f"{source}, line {reader.line_num}: isn't CSV ({error}). Cells have at most "
-            f"{csv.field_size_limit():,} characters; a double quote in a quoted cell is doubled."
+            f"{source}, line {reader.line_num}: isn't CSV ({error}). Cells may have at most "
+            f"{csv.field_size_limit():,} characters; double each double quote in a quoted cell."
         ) from error
     cells = zip(*rows, strict=True) if rows else ([] for _ in names)
     columns = {
@@ -97,8 +97,8 @@ def csv_table(data: bytes, *, source: str) -> TextTable:
 
 
 def jsonl_table(data: bytes, *, source: str) -> TextTable:
-    """One JSON object a line, in UTF-8; see `object_table`. Raises DatasetError for anything
-    else."""
+    """Parse a file with one JSON object per line, in UTF-8; see `object_table`. Raises DatasetError
+    for anything else."""
     lines: list[int] = []
     objects: list[Any] = []
     for number, line in enumerate(_text(data, source).split("\n"), start=1):
@@ -109,8 +109,7 @@ def jsonl_table(data: bytes, *, source: str) -> TextTable:
 
 
 def json_object(text: str | bytes, *, what: str) -> dict[str, Any]:
-    """The JSON object that a text is. Raises DatasetError for what isn't one, and for keys that
-    stand in it twice."""
+    """Parse a JSON object. Raises DatasetError for other text, and for keys that occur twice."""
     found = json_value(text, what=what)
     if not isinstance(found, dict):
         raise DatasetError(
@@ -121,8 +120,8 @@ def json_object(text: str | bytes, *, what: str) -> dict[str, Any]:
 
 
 def json_value(text: str | bytes, *, what: str) -> Any:
-    """What a text in JSON says. Raises DatasetError for what isn't JSON, and for keys that stand
-    in an object twice."""
+    """Parse a JSON value. Raises DatasetError for other text, and for keys that occur twice in an
+    object."""
     try:
         return json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -139,9 +138,12 @@ def object_table(
     places: Sequence[int | str],
     unit: str = "line",
 ) -> TextTable:
-    """JSON objects as rows. Objects in objects are flattened, with dots ("objects.bbox"), and so
-    are lists of objects: each key is a list. null is a missing value, and so is an object that is
-    None. Raises DatasetError."""
+    """Convert JSON objects to the rows of a table.
+
+    Nested objects are flattened with dots ("objects.bbox"), and so are lists of objects: each key
+    becomes a list. null is a missing value, and an object that is None has no values. Raises
+    DatasetError.
+    """
     columns: dict[str, list[Any]] = {}
     for row, each in enumerate(objects):
         flat: dict[str, Any] = {}
@@ -155,15 +157,15 @@ def object_table(
             columns[name][row] = value
         if len(columns) > MAX_COLUMNS:
             raise DatasetError(
-                f"{source}: more than {MAX_COLUMNS:,} columns by {unit} {places[row]}. Wanted the "
-                "same keys in each object: put what varies into lists."
+                f"{source}: more than {MAX_COLUMNS:,} columns at {unit} {places[row]}. Wanted the "
+                "same keys in each object: put names that vary into lists."
             )
     return TextTable(source=source, columns=_empties(columns), places=places, unit=unit)
 
 
 def _flatten(flat: dict[str, Any], name: str, value: Any, *, depth: int) -> None:
     if depth > _MAX_DEPTH:
-        raise ValueError(f"more than {_MAX_DEPTH} objects in one another, at {shorten(name)}.")
+        raise ValueError(f"objects nested more than {_MAX_DEPTH} deep, at {shorten(name)}.")
     if isinstance(value, dict):
         for key, inner in value.items():
             _flatten(flat, f"{name}.{key}" if depth else key, inner, depth=depth + 1)
@@ -172,13 +174,14 @@ def _flatten(flat: dict[str, Any], name: str, value: Any, *, depth: int) -> None
             inner = [each.get(key) for each in value]
             _flatten(flat, f"{name}.{key}", inner, depth=depth + 1)
     elif name in flat:
-        raise ValueError(f"the key {shorten(name)} is there twice. Rename one.")
+        raise ValueError(f"the key {shorten(name)} occurs twice. Rename one.")
     else:
         flat[name] = value
 
 
 def _empties(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """An empty list of objects has no keys: it is an empty list of each key that others have."""
+    """Replace an empty list of objects, which has no keys, by an empty list for each key that other
+    rows have."""
     parents = {
         name: [other for other in columns if other.startswith(f"{name}.")]
         for name, values in columns.items()
@@ -196,7 +199,7 @@ def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {shorten(key)} is there twice")
+            raise ValueError(f"the key {shorten(key)} occurs twice")
         found[sys.intern(key)] = value  # many objects have the same keys
     return found
 
@@ -222,12 +225,12 @@ def _check_header(names: Sequence[str], source: str) -> None:
         raise DatasetError(f"{source}: got no header, wanted column names in the first line.")
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise DatasetError(f"{source}: the column {shorten(twice[0])} is there twice. Rename one.")
+        raise DatasetError(f"{source}: the column {shorten(twice[0])} occurs twice. Rename one.")
     if len(names) > MAX_COLUMNS:
         raise DatasetError(f"{source}: got {len(names):,} columns, wanted at most {MAX_COLUMNS:,}.")
 
 
 def shorten(value: object) -> str:
-    """A value in a message, shortened."""
+    """Return a value as text for a message, shortened."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

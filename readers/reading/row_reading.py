@@ -191,7 +191,7 @@ def _pieces(
     wanted, by field."""
     shards, bounds = visit.shards, list(zip(visit.bounds, visit.bounds[1:], strict=False))
     parts = [
-        {name: crop.taken(visit.places(a, b)) for name, crop in crops.items()} for a, b in bounds
+        {name: crop.take(visit.places(a, b)) for name, crop in crops.items()} for a, b in bounds
     ]
     if choice.has_chunks:
         from penstock.readers.reading.chunk_loading import (

@@ -171,4 +171,4 @@ def test_a_part_is_taken_of_each_sample_of_a_column() -> None:
     found = cropped(DenseColumn(values), crop).values
     for row, (top, left) in enumerate(crop.corners.tolist()):
         assert (found[row] == values[row, top : top + 2, left : left + 2]).all()
-    assert crop.taken(np.array([2])).corners.tolist() == [[2, 3]]
+    assert crop.take(np.array([2])).corners.tolist() == [[2, 3]]

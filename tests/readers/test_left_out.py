@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TRUNCATED = "truncated JPEG (no end-of-image marker)"
-NO_IMAGE = "not an image (its first bytes are of no known image format)"
+NO_IMAGE = "not an image (its first bytes match no known image format)"
 GOOD = {f"{'ab'[i % 2]}/{i:02}.jpg": images.jpeg(i) for i in range(60)}
 BAD = {"a/99.jpg": images.jpeg(1)[:300], "b/98.jpg": b"xx", "b/97": b"xx"}
 PAPERS = {"README.md": b"x", "a/notes.txt": b"x", "list.md5": b"x", "b/LICENSE": b"x"}

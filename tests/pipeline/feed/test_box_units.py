@@ -195,7 +195,7 @@ def test_a_normalised_box_is_checked(box: Any, words: str | None) -> None:
 BAD = {
     "isn't finite": (1.0, float("nan"), 9.0, 9.0),
     "is inverted": (30.0, 5.0, 10.0, 20.0),
-    "lies outside of its image": (WIDTH + 1.0, 5.0, WIDTH + 9.0, 20.0),
+    "lies outside its image": (WIDTH + 1.0, 5.0, WIDTH + 9.0, 20.0),
 }
 
 

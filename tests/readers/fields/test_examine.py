@@ -112,7 +112,7 @@ ODD_ARRAYS = {
     "more behind": (npy(np.ones(9)) + b"\0", "and 73 follow"),
     "cut header": (npy(np.ones(9))[:40], "header can't be read"),
     "version 9": (b"\x93NUMPY\x09\x00" + b"\0" * 60, "unknown version 9.0"),
-    "objects": (npy(np.array([{}]), allow_pickle=True), "pickled and never opened"),
+    "objects": (npy(np.array([{}]), allow_pickle=True), "pickled and never loaded"),
     "records": (npy(np.zeros(2, "i4,f4")), "structured"),
     "strings": (npy(np.array(["a"])), "dtype '<U1'"),
     "dates": (npy(np.zeros(2, "M8[s]")), "dtype '<M8[s]'"),
@@ -195,7 +195,7 @@ ODD_MASKS = {
         "several pictures",
     ),
     "huge": (WINDOWS[:18] + b"\x00\x00\x10\x00" * 2 + WINDOWS[26:], "1048576 x 1048576 pixels"),
-    "few greys": (b"P5 # by hand\n32 24\n7\n" + CLASSES.tobytes(), "another maximum"),
+    "few greys": (b"P5 # by hand\n32 24\n7\n" + CLASSES.tobytes(), "neither 255 nor 65535"),
     "nothing": (b"", "empty file"),
 }
 
@@ -232,7 +232,7 @@ def test_boxes_are_finite_ordered_and_touch_their_image():
     assert beside_image(type, npy(np.zeros(0))).shape == (0, 4)
     assert beside_image(type, npy(np.array([[0, 0, 0, 0]]))).codec == "<i8"
     far = reason(beside_image(type, npy(np.array([[0, 0, 1, 1], [40, 0, 4, 4]]))))
-    assert far.startswith("x: box 1 lies outside of its image: (40, 0, 4, 4) (xywh)")
+    assert far.startswith("x: box 1 lies outside its image: (40, 0, 4, 4) (xywh)")
     assert "32 wide and 24 high" in far
     assert "inverted" in reason(beside_image(type, npy(np.array([[3.0, 3, -1, 2]]))))
     assert "finite" in reason(beside_image(type, npy(np.array([[3.0, 3, np.nan, 2]]))))
@@ -257,7 +257,7 @@ def test_what_a_table_says_of_boxes_is_checked_against_the_image():
     noted = {"boxes": boxes, "classes": classes}
     good, far, without, short = examine(samples, schema, images.verify, noted=noted)
     assert list(good) == list(without) == ["image"]
-    assert reason(far).startswith("boxes: box 0 lies outside of its image: (90, 0, 99, 9)")
+    assert reason(far).startswith("boxes: box 0 lies outside its image: (90, 0, 99, 9)")
     assert reason(short) == 'classes: 1 rows for the 2 boxes of "boxes"'
 
 

@@ -97,8 +97,8 @@ def test_a_field_that_some_lack_needs_its_companion() -> None:
         ((), "wanted names"),
         ((3,), "wanted names"),
         (("left", "left"), "'left' twice"),
-        (("depth",), "got 'depth', and set has"),
-        (("depth.present",), "got 'depth.present', and set has"),
+        (("depth",), "got 'depth', but set has"),
+        (("depth.present",), "got 'depth.present', but set has"),
         (("clip",), "Video, which nothing decodes"),
     ],
 )
@@ -108,10 +108,10 @@ def test_what_cannot_be_is_refused(fields: Any, words: str) -> None:
 
 
 def test_nothing_to_choose_is_said() -> None:
-    with pytest.raises(ConfigError, match="name what you want"):
+    with pytest.raises(ConfigError, match="choose some with fields="):
         select(None, {"sound": Audio()})
 
 
 def test_a_label_that_is_missing_says_where_labels_come_from() -> None:
-    with pytest.raises(ConfigError, match="one sub-folder a class"):
+    with pytest.raises(ConfigError, match="one sub-folder per class"):
         select(("x", "label"), {"x": Image()})

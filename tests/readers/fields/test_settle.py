@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 
 from penstock.cache import DatasetError
 from penstock.readers import Facts
-from penstock.readers.fields import Array, Image, Mask, Schema, Settling, Text, settle
+from penstock.readers.fields import Array, Image, Mask, Schema, Settling, Text
 
 UNKNOWN = Schema({"x": Array()})
+
+
+def settle(schema, samples):
+    settling = Settling(schema)
+    for name, facts in samples:
+        settling.see(facts, sample=name)
+    return settling.schema()
 
 
 def array(shape, dtype="<f4"):

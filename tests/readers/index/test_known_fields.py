@@ -58,7 +58,7 @@ def test_boxes_that_a_table_moves_out_of_their_image_are_found(place):
     with open(os.path.join(os.fsdecode(index.place), "quarantine.jsonl")) as lines:
         (line,) = map(json.loads, lines)
     assert line["name"] == "2.jpg"
-    assert line["reason"].startswith("boxes: box 0 lies outside of its image: (50, 0, 9, 9)")
+    assert line["reason"].startswith("boxes: box 0 lies outside its image: (50, 0, 9, 9)")
     index, decoded = place.open(rows(0), schema=schema)
     assert (index.samples, index.quarantined, decoded) == (2, 0, 1)
 

@@ -1,4 +1,4 @@
-"""Serialize a source, without any secrets, for workers on other machines, who open it there."""
+"""Serialize a source without secrets for workers on other machines, which open it again."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from penstock.readers.index import DatasetAddress, pickle_with
 if TYPE_CHECKING:
     from penstock.readers.sources import Source
 
-_MOST_BYTES = 16 * 2**20
+_MAX_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SerializedSource:
-    """What a worker gets of a source, without secrets. source: pickled; indexes: folders in which
-    the indexes of its datasets lie, and which the worker's machine must see."""
+    """A source for a worker, without secrets. source: pickled. indexes: folders that hold the
+    indexes of its datasets, which the worker's machine must reach."""
 
     source: bytes
     indexes: tuple[bytes, ...] = ()
 
     @classmethod
     def of(cls, source: Source) -> SerializedSource:
-        """Of what is open here. Raises ConfigError for what can't travel."""
+        """Serialize an open source. Raises ConfigError if it can't be sent to other machines."""
         indexes: list[bytes] = []
 
-        def carried(value: Any) -> Any:
+        def reduce(value: Any) -> Any:
             return _for_worker(value, indexes) if isinstance(value, Dataset) else NotImplemented
 
-        made = pickle_with(source, carried)
-        if len(made) > _MOST_BYTES:
+        pickled = pickle_with(source, reduce)
+        if len(pickled) > _MAX_BYTES:
             raise ConfigError(
-                f"{source.url}: this selection takes {len(made):,} bytes, and each task of an "
+                f"{source.url}: this selection takes {len(pickled):,} bytes, and each task of an "
                 "executor would carry it. Pack it in ranks, under torchrun or Slurm, or pack the "
-                "whole dataset and select of the pack."
+                "whole dataset and select from the pack."
             )
-        return cls(source=made, indexes=tuple(indexes))
+        return cls(source=pickled, indexes=tuple(indexes))
 
 
 def _for_worker(dataset: Dataset, indexes: list[bytes]) -> tuple[Any, ...]:
-    """A dataset as it is pickled for another machine: absolute, without secrets, and with the index
-    that it has here. indexes: its folder is added."""
+    """Reduce a dataset for pickling to another machine: with an absolute address, without secrets,
+    and with its index. The index's folder is appended to indexes."""
     make, (url, arguments, *names) = dataset.__reduce__()
-    reach = DatasetAddress.of(
+    address = DatasetAddress.of(
         url,
         storage_options=arguments["storage_options"],
         filesystem=arguments["filesystem"],
@@ -56,4 +56,4 @@ def _for_worker(dataset: Dataset, indexes: list[bytes]) -> tuple[Any, ...]:
     if not dataset.index.is_self_contained and os.path.isdir(dataset.index.place):
         index = os.path.abspath(dataset.index.place)
         indexes.append(os.fsencode(index))
-    return make, (reach.url, {**arguments, "index": index, "cache": reach.cache}, *names)
+    return make, (address.url, {**arguments, "index": index, "cache": address.cache}, *names)

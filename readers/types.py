@@ -1,8 +1,8 @@
-"""Define the small values that readers exchange and hand to `augment` and `pipeline`.
+"""Define the small values that readers exchange and pass to `augment` and `pipeline`.
 
-They are what checks and indexes note of one sample (`ImageFacts`, `Facts`, `Rejection`), the bounds
-of image sizes, the encoded images of a batch, and the types of the callables that decode images and
-report progress. Nothing here does I/O.
+They are the facts that checks and indexes record of one sample (`ImageFacts`, `Facts`,
+`Rejection`), the bounds of image sizes, the encoded images of a batch, and the types of the
+callables that decode images and report progress. Nothing in this module does I/O.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Encoded = NDArray[np.uint8]
-"""One encoded sample: shape (bytes,), read-only, a view on a mapped file where possible."""
+"""One encoded sample: shape (bytes,), read-only, a view of a mapped file if possible."""
 
 
 UNFIT = "Correct the value, or the field's type in schema=, or leave the sample out"
-"""Ends the reason why a sample is bad whose bytes are whole, and whose value doesn't fit."""
+"""Ends the reason against a sample whose bytes are intact but whose value doesn't fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """What a full decode of one image says of it. height, width: after the EXIF orientation."""
+    """The result of decoding one image fully. height, width: after the EXIF orientation."""
 
     height: int
     width: int
@@ -34,7 +34,7 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRange:
-    """The sizes that a dataset's images have: oriented heights and widths, bounds inclusive."""
+    """The bounds of the sizes of a dataset's images: upright heights and widths, inclusive."""
 
     min_height: int
     max_height: int
@@ -43,52 +43,53 @@ class ImageRange:
 
     @property
     def fixed(self) -> tuple[int, int] | None:
-        """Height and width if all images share them, else None."""
+        """The height and width if all images share them, else None."""
         if self.min_height == self.max_height and self.min_width == self.max_width:
             return self.min_height, self.min_width
         return None
 
 
 ANY_SIZE = ImageRange(min_height=1, max_height=65_535, min_width=1, max_width=65_535)
-"""The sizes of images that nobody looked at."""
+"""The range of images that weren't measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why one sample can't be used, in words for the quarantine report."""
+    """The reason why one sample can't be used, as text for the quarantine report."""
 
     reason: str
 
 
 MAX_PIXELS = 2**27
-"""Pixels of the largest image or mask that is decoded unless its user says otherwise: 134 million,
-400 MB of RGB."""
+"""The default number of pixels of the largest image or mask that is decoded: 134 million, 400 MB of
+RGB."""
 
 
 def pixel_refusal(width: int, height: int, *, max_pixels: int) -> Rejection | None:
-    """Why an image has no pixels or too many of them, or None."""
+    """Return why an image has no pixels or too many, or None."""
     if 1 <= width * height <= max_pixels:
         return None
     return Rejection(
-        f"its header says {width} x {height} pixels; wanted 1 to {max_pixels:,} in all (for larger "
-        "ones pass max_pixels=)"
+        f"its header has {width} x {height} pixels; wanted 1 to {max_pixels:,} in total (for "
+        "larger images pass max_pixels=)"
     )
 
 
 Progress = Callable[[int, int, int], None]
-"""Called as progress(done samples, total samples, done bytes) while something long runs."""
+"""Called as progress(done samples, total samples, done bytes) during a long task."""
 
 Verify = Callable[[Sequence[Encoded]], list[ImageFacts | Rejection]]
-"""Decodes each sample fully; answers in the same order, never raises for a bad sample."""
+"""Decodes each sample fully; returns results in the same order, and never raises for a bad
+sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedBatch:
-    """The encoded images of one field of a batch, in the batch's order: what a graph decodes.
+    """The encoded images of one field of a batch, in the batch's order, which a graph decodes.
 
-    ids: sample ids, int64, shape (n,).
-    encoded: n views of uint8, shape (bytes,) each; they keep their mapped file alive.
-    dims: oriented height and width, int32, shape (n, 2).
+    - ids: sample ids, int64, shape (n,).
+    - encoded: n views of uint8, shape (bytes,) each; they keep their mapped file alive.
+    - dims: upright height and width, int32, shape (n, 2).
     """
 
     ids: NDArray[np.int64]
@@ -102,13 +103,13 @@ _KINDS = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a check of one field of a good sample told.
+    """The facts that a check of one field of a good sample recorded.
 
-    crc32c: of the payload: what will be read, bytes [start, start + size) of what was examined
-    (without an .npy file's header, or a text's byte order mark). shape: height, width (turned
-    upright) and channels of an image or a mask, the shape of an array, else (). codec: an image's
-    codec; of arrays numpy's `dtype.str`, with ":F" behind it where columns come first; "utf-8" of
-    text; of sound and video the container; "bytes".
+    crc32c: of the payload: the bytes [start, start + size) of the sample that will be read (without
+    the header of an .npy file, or the byte order mark of a text). shape: height, width (upright)
+    and channels of an image or a mask, the shape of an array, else (). codec: an image's codec; for
+    arrays numpy's `dtype.str`, with ":F" at its end if columns come first; "utf-8" for text; the
+    container of sound and video; "bytes".
     """
 
     crc32c: int
@@ -120,7 +121,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class ArrayCodec:
-    """How an array's numbers lie in its payload."""
+    """The layout of an array's numbers in its payload."""
 
     dtype: np.dtype[np.generic]
     is_fortran: bool = False
@@ -130,12 +131,12 @@ class ArrayCodec:
 
     @property
     def name(self) -> str:
-        """The dtype's name whatever its byte order, such as "float32"."""
+        """The dtype's name in any byte order, such as "float32"."""
         return str(self.dtype.newbyteorder("=").name)
 
 
 def array_codec(codec: str) -> ArrayCodec | None:
-    """What an array's codec says; None for what is none. It may come from anybody."""
+    """Parse the codec of an array; None for other text. The codec is untrusted."""
     found = _CODEC.fullmatch(codec)
     if found is None or int(found[3]) not in _KINDS[found[2]]:
         return None

@@ -114,6 +114,11 @@ class RaggedColumn:
         return flat if self.shapes is None else flat.reshape(self.shapes[row])
 
     @property
+    def first_lengths(self) -> NDArray[np.int64]:
+        """The first length of each sample, int64, shape (n,)."""
+        return np.diff(self.offsets) if self.shapes is None else self.shapes[:, 0]
+
+    @property
     def nothing(self) -> NDArray[Any]:
         """An empty sample, for rows without a value."""
         empty = self.values[:0]

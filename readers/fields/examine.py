@@ -7,7 +7,6 @@ bytes. Sound and video are checked by their first bytes only, because they can't
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
@@ -273,8 +272,12 @@ def _mask(data: Encoded, type: Mask, *, max_pixels: int) -> Facts | Rejection:
     codec = sniff_mask(data)
     if isinstance(codec, Rejection):
         return codec
-    with contextlib.nullcontext([]) if codec == "npy" else strict_pillow() as messages:
+    messages: list[str] = []
+    if codec == "npy":
         classes = read_mask(data, codec, max_pixels=max_pixels)
+    else:
+        with strict_pillow() as messages:
+            classes = read_mask(data, codec, max_pixels=max_pixels)
     if isinstance(classes, Rejection):
         return Rejection("; ".join((classes.reason, *messages)))
     codec = mask_codec(codec, classes)

@@ -21,16 +21,21 @@ if TYPE_CHECKING:
 
 
 def temp_name(path: bytes) -> bytes:
-    """The name that `path` is written under; the same each time, so that a rerun replaces it."""
+    """Return the temporary name under which `path` is written; always the same, so that a rerun
+    replaces it."""
     folder, base = os.path.split(path)
     return os.path.join(folder, b"." + base + b".tmp")
 
 
 def write_whole(path: bytes, write: Callable[[bytes], None]) -> None:
-    """Let write(temp path) make a file, then put it at `path`. Raises WriteError."""
+    """Let write(temp path) make a file, then rename it to `path`. Raises WriteError."""
     temp = temp_name(path)
     try:
-        _begin(temp)
+        # A file of its own: the name may be a link to something else.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temp)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        os.close(os.open(temp, flags, 0o666))
         write(temp)
         fd = os.open(temp, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -46,16 +51,8 @@ def write_whole(path: bytes, write: Callable[[bytes], None]) -> None:
         raise
 
 
-def _begin(temp: bytes) -> None:
-    """Make an empty file where nothing is: what stood there may be a link to something else."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temp)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    os.close(os.open(temp, flags, 0o666))
-
-
 def write_bytes(path: bytes, data: bytes) -> None:
-    """write_whole for bytes in memory."""
+    """Write bytes to `path` atomically. Raises WriteError."""
 
     def write(temp: bytes) -> None:
         with open(temp, "wb") as file:
@@ -65,7 +62,8 @@ def write_bytes(path: bytes, data: bytes) -> None:
 
 
 def write_json(path: bytes, value: Any) -> None:
-    """write_whole for JSON; keys sorted, so equal values are equal files."""
+    """Write a value as JSON to `path` atomically, with sorted keys, so that equal values are equal
+    files. Raises WriteError."""
     write_bytes(path, json.dumps(value, sort_keys=True).encode("ascii") + b"\n")
 
 
@@ -78,14 +76,14 @@ def make_folder(path: bytes) -> None:
 
 
 def write_error(path: bytes, error: OSError) -> WriteError:
-    """The error for something that couldn't be written, with its remedy."""
+    """Return the error for a file that couldn't be written, with its remedy."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     remedy = (
-        "The disk is full: free some space, then run the same command again; what is finished "
-        "stays."
+        "The disk is full: free some space, then run the same command again; finished files are "
+        "kept."
         if full
         else (machine_remedy(error) if is_shortage(error) else None)
-        or "Check that the folder exists and may be written, then run the same command again."
+        or "Check that the folder exists and is writable, then run the same command again."
     )
     reason = error.strerror or str(error)
     return WriteError(f"{printable(path)}: could not be written ({reason}). {remedy}")
@@ -94,25 +92,24 @@ def write_error(path: bytes, error: OSError) -> WriteError:
 _held: set[int] = set()
 
 
-def _let_go() -> None:
-    """In a forked child, as of a process pool: the lock is its parent's, and would stay held as
-    long as the child lives."""
+def _close_held() -> None:
+    """Close the parent's locks in a forked child, which would hold them as long as it lives."""
     while _held:
         os.close(_held.pop())
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_held)
 
 
 @contextlib.contextmanager
 def locked(folder: bytes, *, busy: str | None = None) -> Iterator[None]:
-    """Hold `folder` against other processes that do the same; waits for its turn.
+    """Lock `folder` against other processes that do the same, and wait until it is free.
 
     busy: don't wait; raise DestinationError with this message instead.
 
-    The lock is the folder's own flock: no file stays behind and a dead owner's lock is free at
-    once. Where a file system has no locks (some NFS) nothing is held: all writes are whole-file
-    renames of equal content, so the cost is double work.
+    The lock is the folder's own flock, so no file stays behind, and the lock of a dead process is
+    free at once. If the file system has no locks (some NFS), nothing is locked. All writes are
+    renames of whole files with equal content, so that only costs double work.
     """
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -128,7 +125,7 @@ def locked(folder: bytes, *, busy: str | None = None) -> Iterator[None]:
             pass
         yield
     finally:
-        if fd in _held:  # else this is a forked child, which has let it go
+        if fd in _held:  # else this is a forked child, which has closed it
             _held.discard(fd)
             os.close(fd)
 

@@ -1,9 +1,9 @@
-"""Write and strictly read Arrow IPC files of one record batch, which may come from anybody.
+"""Write Arrow IPC files of one record batch, and read them strictly, as untrusted input.
 
-Before a batch is read its schema must be the wanted one, and it must be neither compressed nor
-encoded by a dictionary: otherwise a few bytes could become gigabytes. pyarrow doesn't tell that
-without reading, so the two flatbuffer tables that do are parsed here. Source: the Arrow columnar
-format, "IPC File Format"; Flatbuffers, "Internals".
+Before a batch is read, its schema must be the expected one, and the batch must be neither
+compressed nor encoded by a dictionary: otherwise a few bytes could become gigabytes. pyarrow
+doesn't report that without reading, so this module parses the two flatbuffer tables that do.
+Source: the Arrow columnar format, "IPC File Format"; Flatbuffers, "Internals".
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _RECORD_BATCH = 3
 _BATCH_COMPRESSION = 3
 
 Columns = dict[str, str]
-"""Name and Arrow type of each column, in order."""
+"""The name and Arrow type of each column, in order."""
 
 
 class LazyColumn(Sequence[Any]):
-    """Values of an Arrow column, decoded one at a time: 10^6 of them cost no memory."""
+    """The values of an Arrow column, decoded one at a time: 10^6 of them cost no memory."""
 
     def __init__(self, column: Any) -> None:
         self._column = column
@@ -46,21 +46,21 @@ class LazyColumn(Sequence[Any]):
 
 
 def write_batch(path: bytes, batch: Any) -> None:
-    """One record batch as an uncompressed Arrow IPC file."""
+    """Write one record batch as an uncompressed Arrow IPC file."""
     with pa.OSFile(os.fsdecode(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
 
 
 def metadata(buffer: Any) -> Mapping[bytes, bytes]:
-    """What the file's schema says beside its columns. Raises one of BROKEN."""
+    """Return the metadata in a file's schema. Raises one of BROKEN."""
     found: Mapping[bytes, bytes] = pa.ipc.open_file(pa.BufferReader(buffer)).schema.metadata or {}
     return found
 
 
 def typed_batch(buffer: Any, schema: Any) -> Any:
-    """The one record batch of a mapped Arrow IPC file whose columns are those of a schema, by name
-    and type. What stands in them isn't looked at: offsets may lead anywhere, text may be none.
-    Raises one of BROKEN."""
+    """Return the only record batch of a mapped Arrow IPC file. Its columns must have the names and
+    types of a schema; their values are not checked: offsets may point anywhere, and text may not be
+    UTF-8. Raises one of BROKEN."""
     reader = pa.ipc.open_file(pa.BufferReader(buffer))
     found = reader.schema
     if found.names != schema.names or found.types != schema.types:
@@ -75,7 +75,7 @@ def typed_batch(buffer: Any, schema: Any) -> Any:
 
 
 def _types(schema: Any, name: str) -> str:
-    """For people: the types of all columns of a name."""
+    """Return the types of all columns of a name, for messages."""
     found = [str(field.type)[:64] for field in schema if field.name == name]
     return " and ".join(found[:4]) or "absent"
 
@@ -87,8 +87,8 @@ def _only_one(reader: Any, buffer: Any) -> None:
 
 
 def only_batch(buffer: Any, columns: Columns, *, optional: frozenset[str] = frozenset()) -> Any:
-    """The one record batch of a mapped Arrow IPC file. columns: the wanted ones, of which those in
-    `optional` may be absent. Raises one of BROKEN."""
+    """Return the only record batch of a mapped Arrow IPC file, checked in full. columns: the
+    expected ones, of which those in `optional` may be absent. Raises one of BROKEN."""
     reader = pa.ipc.open_file(pa.BufferReader(buffer))
     found = {field.name: str(field.type) for field in reader.schema}
     wanted = {name: kind for name, kind in columns.items() if name in found or name not in optional}
@@ -97,30 +97,31 @@ def only_batch(buffer: Any, columns: Columns, *, optional: frozenset[str] = froz
         raise ValueError(f"its columns are {shown}")
     _only_one(reader, buffer)
     batch = reader.get_batch(0)
-    batch.validate(full=True)  # or offsets that lead nowhere end in a crash
+    batch.validate(full=True)  # without it, offsets out of bounds would crash the process
     if any(column.null_count for column in batch.columns):
         raise ValueError("a column has missing values")
     return batch
 
 
 def footer_start(buffer: Any) -> int:
-    """Where the footer of a file begins of which no more is here than the last 10 bytes. Raises
-    ValueError."""
+    """Return the position of the footer in a buffer that holds at least the last 10 bytes of a
+    file. Raises ValueError."""
     view = memoryview(buffer)
     try:
         if bytes(view[-6:]) != _MAGIC:
             raise ValueError("its end mark is missing")
         start = len(view) - 10 - _number(view, "<i", len(view) - 10)
     except struct.error as error:
-        raise ValueError(f"its footer leads nowhere ({error})") from error
+        raise ValueError(f"its footer points outside the file ({error})") from error
     if not 0 <= start <= len(view) - 10:
-        raise ValueError("its footer leads nowhere")
+        raise ValueError("its footer points outside the file")
     return start
 
 
 def batch_head_end(buffer: Any) -> int:
-    """Where in a file, of which no more is here than its footer, the numbers of its one record
-    batch begin: all that says where these are stands before that. Raises ValueError."""
+    """Return the position at which the numbers of the only record batch begin, from a buffer that
+    ends with the file's footer. The metadata before that position locates them. Raises
+    ValueError."""
     view = memoryview(buffer)
     try:
         footer = footer_start(buffer)
@@ -129,14 +130,14 @@ def batch_head_end(buffer: Any) -> int:
             raise ValueError(f"{count} record batches, wanted 1")
         end = _number(view, "<q", start) + _number(view, "<i", start + 8)
     except (struct.error, IndexError) as error:
-        raise ValueError(f"its footer leads nowhere ({error})") from error
+        raise ValueError(f"its footer points outside the file ({error})") from error
     if not 0 <= end <= len(view):
-        raise ValueError("its footer leads nowhere")
+        raise ValueError("its footer points outside the file")
     return end
 
 
 def _refuse_packed(view: memoryview) -> None:
-    """Refuse compression and dictionaries. Raises ValueError."""
+    """Reject compression and dictionaries. Raises ValueError."""
     try:
         footer = footer_start(view)
         root = footer + _number(view, "<I", footer)
@@ -152,12 +153,12 @@ def _refuse_packed(view: memoryview) -> None:
         root = message + _number(view, "<I", message)
         kind, header = _field(view, root, _MESSAGE_TYPE), _field(view, root, _MESSAGE_HEADER)
         if kind is None or header is None or view[kind] != _RECORD_BATCH:
-            raise ValueError("its record batch isn't one")
+            raise ValueError("its message isn't a record batch")
         batch = header + _number(view, "<I", header)
         if _field(view, batch, _BATCH_COMPRESSION) is not None:
             raise ValueError("it is compressed")
     except (struct.error, IndexError) as error:
-        raise ValueError(f"its footer leads nowhere ({error})") from error
+        raise ValueError(f"its footer points outside the file ({error})") from error
 
 
 def _number(view: memoryview, kind: str, at: int) -> int:
@@ -168,7 +169,7 @@ def _number(view: memoryview, kind: str, at: int) -> int:
 
 
 def _field(view: memoryview, table: int, number: int) -> int | None:
-    """Where a field of a flatbuffer table stands; None where it is left out."""
+    """Return the position of a field in a flatbuffer table, or None if it is absent."""
     vtable = table - _number(view, "<i", table)
     if 4 + 2 * number >= _number(view, "<H", vtable):
         return None
@@ -177,7 +178,7 @@ def _field(view: memoryview, table: int, number: int) -> int | None:
 
 
 def _vector(view: memoryview, table: int, number: int) -> tuple[int, int]:
-    """(where its first element stands, how many there are) of a vector in a table."""
+    """Return the position of the first element and the length of a vector in a table."""
     at = _field(view, table, number)
     if at is None:
         return 0, 0

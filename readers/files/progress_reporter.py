@@ -1,4 +1,4 @@
-"""Report the progress of a long task to a callable, and to the log where nobody watches."""
+"""Report the progress of a long task to a callable, or to the log if there is none."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class ProgressReporter:
         self._what, self._total, self._progress, self._remedy = what, total, progress, remedy
         self._samples = self._bytes = 0
         self._began = self._logged = time.monotonic()
-        self._warned = progress is not None  # whoever draws progress needs no warning
+        self._warned = progress is not None  # a caller that shows progress needs no warning
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._began
 
     def done(self, samples: int, size_bytes: int) -> None:
-        """Count so many more."""
+        """Add samples and bytes, and report progress."""
         self._samples += samples
         self._bytes += size_bytes
         if self._progress is not None:

@@ -1,8 +1,8 @@
-"""Sort what one batch reads: fields by how they are stored, samples and spans by shard."""
+"""Plan the reads of one batch: fields by how they are stored, samples and spans by shard."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 class BatchFields:
-    """The fields that a batch gets.
+    """The fields that a batch gets, by how they are stored.
 
-    fields: all, in order. names, places, forms: of those that are spans. dense: those by rows whose
-    samples have one shape; rows: the others by rows, with their forms where they are arrays.
-    has_arrays: some spans are arrays. has_chunks: some lie in chunks. told: those of them that some
-    samples lack, which are among rows. are_never_empty: each span has bytes. needs_table: something
-    is in the shards' tables.
+    fields: all, in order. names, places, forms: of the fields that are spans. dense: fields that
+    are read by rows and whose samples have one shape. rows: the other fields that are read by rows,
+    with their forms if they are arrays. has_arrays: some spans are arrays. has_chunks: some fields
+    lie in chunks. masked: fields in chunks that some samples lack; they are among rows.
+    are_never_empty: each span has bytes. needs_table: some values come from the shards' tables.
     """
 
     def __init__(self, layout: SampleLayout, fields: Sequence[str]) -> None:
-        """Raises ConfigError for fields that aren't there."""
+        """Raises ConfigError for fields that aren't in the schema."""
         for name in fields:
             if name not in layout.schema:
-                raise ConfigError(f"fields: got {name!r}, wanted some of {list(layout.schema)}.")
+                raise ConfigError(f"fields: got {name!r}, wanted one of {list(layout.schema)}.")
         self.fields, self._layout = tuple(fields), layout
         spans = [name for name in fields if layout.storage[name] == "span"]
         self.names = tuple(spans)
@@ -46,12 +46,14 @@ class BatchFields:
         by_rows = [name for name in fields if layout.is_by_rows(name)]
         forms = {name: _dense_form(layout, name) for name in by_rows}
         self.has_chunks = any(layout.storage[name] == "chunks" for name in by_rows)
-        # Who has a field that lies in chunks is told where these are read by rows.
-        self.told = tuple(
+        # Which samples have a field in chunks is known when its rows are read.
+        self.masked = tuple(
             name for name in by_rows if name in layout.lacking and layout.storage[name] == "chunks"
         )
         self.dense = {
-            name: form for name, form in forms.items() if form is not None and name not in self.told
+            name: form
+            for name, form in forms.items()
+            if form is not None and name not in self.masked
         }
         self.rows = {
             name: array_form(layout.schema[name]) if form is None else form
@@ -67,7 +69,7 @@ class BatchFields:
             layout.lacking.intersection(spans)
         )
         self._lacking = tuple(
-            name for name in fields if name in layout.lacking and name not in self.told
+            name for name in fields if name in layout.lacking and name not in self.masked
         )
         self.needs_table = bool(self.places or self._values or self._lacking)
         self._columns = tuple(
@@ -75,13 +77,13 @@ class BatchFields:
         )
 
     def dimensions(self, span: int) -> int:
-        """How many an array of a span field has."""
+        """Return the number of dimensions of a span field's arrays; 0 for other fields."""
         form = self.forms[span]
         return 0 if form is None else len(form.shape)
 
     def spans(self, table: Ints) -> tuple[Ints, Ints, Ints]:
-        """Start, end and CRC of the samples' spans, those of one sample side by side. table: of the
-        samples, shape (n, columns); each int64, shape (n * spans,)."""
+        """Return start, end and CRC of the samples' spans, sample by sample. table: of the samples,
+        shape (n, columns). Each int64, shape (n * spans,)."""
         if len(self.places) == 1:
             (place,) = self.places
             return table[:, place.start], table[:, place.end], table[:, place.crc]
@@ -89,7 +91,7 @@ class BatchFields:
         return starts, ends, crcs
 
     def values(self, table: Ints) -> dict[str, DenseColumn]:
-        """The columns of numbers."""
+        """Return the columns of numbers."""
         return {
             name: DenseColumn(from_bits(table[:, at], dtype))
             for name, (at, dtype) in self._values.items()
@@ -97,7 +99,8 @@ class BatchFields:
         }
 
     def present(self, table: Ints) -> dict[str, NDArray[np.bool_]]:
-        """Which samples have a field, of those that some lack and that the table tells of."""
+        """Return which samples have a field, for fields that some lack and that the table
+        covers."""
         found = {}
         for name in self._lacking:
             span = self._layout.table.spans.get(name)
@@ -110,7 +113,7 @@ class BatchFields:
 
 
 def _dense_form(layout: SampleLayout, name: str) -> ArrayForm | None:
-    """The form of a field whose samples have one shape."""
+    """Return the form of a field whose samples have one shape; None for others."""
     type = layout.schema[name]
     dtype = number_dtype(type)
     if dtype is not None:
@@ -123,9 +126,10 @@ def _dense_form(layout: SampleLayout, name: str) -> ArrayForm | None:
 class BatchRows:
     """The samples of one batch, shard by shard.
 
-    numbers: of the shards; bounds: where each shard's samples start, and the end; rows: int64,
-    shape (n,); table: int64, shape (n, columns), as `Layout.table` says. order: where each sample
-    stands in the batch, int64, shape (n,); None where the batch is in that order.
+    numbers: of the shards. bounds: the position at which each shard's samples start, and the end.
+    rows: in their shards, int64, shape (n,). table: int64, shape (n, columns), as in
+    `Layout.table`. order: the position of each sample in the batch, int64, shape (n,); None if they
+    are in the batch's order.
     """
 
     numbers: list[int]
@@ -146,7 +150,7 @@ class BatchRows:
         order: Ints | None,
         columns: int,
     ) -> BatchRows:
-        """Gather the samples' rows of their shards' tables. columns: of these tables; 0: they
+        """Gather the samples' rows of their shards' tables. columns: of these tables; 0 if they
         aren't needed."""
         pieces = []
         if columns:
@@ -163,7 +167,8 @@ class BatchRows:
         )
 
     def back(self) -> Ints | None:
-        """Where each sample of the batch stands here, int64, shape (n,); None: just there."""
+        """Return the position in this order of each sample of the batch, int64, shape (n,); None if
+        the orders are the same."""
         if self.order is None:
             return None
         back = np.empty(len(self.order), np.int64)
@@ -171,22 +176,21 @@ class BatchRows:
         return back
 
     def places(self, a: int, b: int) -> Ints | slice:
-        """Where the samples [a, b) stand in the batch."""
+        """Return the positions in the batch of the samples [a, b)."""
         return slice(a, b) if self.order is None else self.order[a:b]
 
     def pieces(self) -> Iterator[tuple[OpenShard, int, int]]:
-        """Each shard and its samples [a, b)."""
+        """Yield each shard and its samples [a, b)."""
         return zip(self.shards, self.bounds, self.bounds[1:], strict=False)
 
 
-@dataclass(slots=True, kw_only=True)  # frozen costs 2 us a batch
+@dataclass(slots=True, kw_only=True)  # frozen would cost 2 us per batch
 class BatchSpans:
-    """The spans that are read of a batch, shard by shard: those of a sample side by side.
+    """The spans that a batch reads, shard by shard and sample by sample.
 
-    numbers, shards, bounds: as in BatchRows, but that bounds count spans; rows: of each span's
-    sample; starts, ends, crcs: of each; int64, shape (spans,). places: of each among all the spans
-    of the batch, sample by sample; None where none of those is empty. count: of all, empty ones
-    too.
+    numbers, shards, bounds: as in BatchRows, but bounds count spans. rows: of each span's sample.
+    starts, ends, crcs: of each span, int64, shape (spans,). places: the position of each among all
+    spans of the batch; None if none of those is empty. count: of all spans, including empty ones.
     """
 
     numbers: list[int]
@@ -201,50 +205,40 @@ class BatchSpans:
 
     @classmethod
     def of(cls, visit: BatchRows, choice: BatchFields) -> BatchSpans:
-        """The spans of some samples that have bytes."""
+        """Return the spans of some samples that have bytes."""
         fields = len(choice.places)
         starts, ends, crcs = choice.spans(visit.table)
         rows, bounds = visit.rows, visit.bounds
         if fields != 1:
             rows, bounds = np.repeat(rows, fields), [bound * fields for bound in bounds]
-        there = None if choice.are_never_empty else ends > starts
-        if there is None or there.all():
-            return cls(
-                numbers=visit.numbers,
-                shards=visit.shards,
-                bounds=bounds,
-                rows=rows,
-                starts=starts,
-                ends=ends,
-                crcs=crcs,
-                count=len(starts),
-            )
-        places = np.flatnonzero(there)
-        return cls(
+        found = cls(
             numbers=visit.numbers,
             shards=visit.shards,
-            bounds=np.searchsorted(places, bounds).tolist(),
-            rows=rows[places],
-            starts=starts[places],
-            ends=ends[places],
-            crcs=crcs[places],
+            bounds=bounds,
+            rows=rows,
+            starts=starts,
+            ends=ends,
+            crcs=crcs,
             count=len(starts),
-            places=places,
         )
+        if choice.are_never_empty or (ends > starts).all():
+            return found
+        places = np.flatnonzero(ends > starts)
+        return replace(found.some(places), count=len(starts), places=places)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def pieces(self) -> Iterator[tuple[OpenShard, int, int]]:
-        """Each shard and its spans [a, b)."""
+        """Yield each shard and its spans [a, b)."""
         return zip(self.shards, self.bounds, self.bounds[1:], strict=False)
 
     def place(self, span: int) -> int:
-        """The place of a span among all those of the batch."""
+        """Return the position of a span among all spans of the batch."""
         return span if self.places is None else int(self.places[span])
 
     def some(self, spans: Ints) -> BatchSpans:
-        """Some of these spans, in order; they can't be read again."""
+        """Return some of these spans, in order; `again` doesn't work on the result."""
         return BatchSpans(
             numbers=self.numbers,
             shards=self.shards,
@@ -259,24 +253,24 @@ class BatchSpans:
     def again(
         self, number: int, shard: OpenShard, spans: Sequence[int], choice: BatchFields
     ) -> BatchSpans:
-        """Some spans of one shard that was opened anew."""
+        """Return some spans of one shard that was reopened."""
         rows = self.rows[list(spans)]
         table = shard.table.take(rows, axis=0)
         fields = [self.place(span) % len(choice.places) for span in spans]
         places = [choice.places[field] for field in fields]
-        here = np.arange(len(rows))
+        every = np.arange(len(rows))
         return BatchSpans(
             numbers=[number],
             shards=[shard],
             bounds=[0, len(rows)],
             rows=rows,
-            starts=table[here, [place.start for place in places]],
-            ends=table[here, [place.end for place in places]],
-            crcs=table[here, [place.crc for place in places]],
+            starts=table[every, [place.start for place in places]],
+            ends=table[every, [place.end for place in places]],
+            crcs=table[every, [place.crc for place in places]],
             count=len(rows),
         )
 
     def advise(self) -> None:
-        """Let the kernel read ahead what is on the local disk."""
+        """Let the kernel read ahead the spans that are on the local disk."""
         for shard, a, b in self.pieces():
             shard.advise(self.starts[a:b], self.ends[a:b])

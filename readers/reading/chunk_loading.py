@@ -1,6 +1,6 @@
-"""Load what a batch lacks of shards in chunks with one request for all of them.
+"""Load the bytes that a batch lacks of shards in chunks with one request for all of them.
 
-Only jobs on chunk formats import it: it loads the code of chunk data.
+Only jobs on chunk formats import it, because it loads the code of chunk data.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ def load_for_batch(
     *,
     remote: Remote | None,
 ) -> list[OpenShard]:
-    """The shards of a visit; all bytes of remote ones that these fields need are here then, but
-    for what the local disk can't give: who reads it hears of that. crops: the parts that are
-    wanted of each shard's samples. Raises FetchError."""
+    """Return the shards of a batch, and load all bytes that these fields need of remote shards.
+
+    If the local disk can't be read, the shards are returned as they are: reading them reports it.
+    crops: the part of each sample that the batch needs, by shard. Raises FetchError.
+    """
     ready = [in_mode(shard, mode) for shard in visit.shards]
     if remote is None:
         return ready
     try:
         return _load_together(ready, visit, fields, crops, mode, remote)
     except (OSError, EOFError) as error:
-        if isinstance(error, PenstockError):  # the network's
+        if isinstance(error, PenstockError):  # from the network
             raise
         refuse_shortage(error, remote.label)
         _log.warning("%s: the cache can't be read (%s)", remote.label, error)
@@ -49,7 +51,7 @@ def load_for_batch(
 
 
 def in_mode(shard: OpenShard, mode: ReadMode) -> OpenShard:
-    """A shard as it is read so."""
+    """Return a shard that reads its files in this mode."""
     if mode != "pread" or not isinstance(shard, ChunkShard | ChunkBlob):
         return shard
     found: OpenShard = shard.reading(shard.data.in_mode(mode))
@@ -64,7 +66,7 @@ def _load_together(
     mode: ReadMode,
     remote: Remote,
 ) -> list[OpenShard]:
-    """By one load for all shards."""
+    """Load the parts that all shards need with one call."""
     ready = list(shards)
     wanted: list[tuple[int, BlobChunkData, ChunkParts]] = []
     bounds = zip(ready, visit.bounds, visit.bounds[1:], strict=False)
@@ -80,7 +82,7 @@ def _load_together(
             mine = [next(found) for _ in parts.blobs]
             shard = ready[place]
             assert isinstance(shard, ChunkBlob)
-            with contextlib.suppress(CorruptShardError):  # who reads it hears of it
+            with contextlib.suppress(CorruptShardError):  # reading the shard raises it again
                 brought = data.brought(parts, mine)
                 parts.settle(brought)
                 ready[place] = shard.reading(brought)
@@ -93,10 +95,11 @@ def _load_together(
 def _parts(
     shard: ChunkBlob, data: BlobChunkData, rows: Ints, fields: Sequence[str], crops: Crops
 ) -> ChunkParts | None:
-    """What has to be brought of one shard before some rows are read."""
+    """Return the parts of one shard that must be loaded before some rows are read; None if there
+    are none."""
     reader = shard.reader
     if isinstance(reader, PartsReader):
         return data.wanted(*reader.needs_parts(rows, fields, crops))
-    if not shard.has_units:  # it reads parts of what may be large, and doesn't say which
+    if not shard.has_units:  # it reads parts of large chunks, and doesn't report which
         return None
     return data.wanted(reader.needs(rows, fields, crops))

@@ -1,15 +1,20 @@
-"""Read arrays straight into their places in a batch, so that no payloads are put together.
+"""Read arrays directly into their slots in a batch, without joining payloads.
 
-A field of arrays gets one array for the batch, and each sample that lies in storage as it is handed
-out (in native order, rows first) has its place in it. Files are read there by the kernel, what is
-mapped is copied once, and each sample is summed while it is in the processor's cache. The rest is
-converted as its codec says.
+A field of arrays gets one array for the batch, and each sample that is stored as it is delivered
+(in native byte order, rows first) has a slot in it. The kernel reads files into the slots, mapped
+bytes are copied once, and each sample is summed while it is in the processor's cache. Other samples
+are converted from their codec.
+
+The CRC of a slot that is read in parts is computed from those of the parts. A CRC is a remainder
+modulo a polynomial over GF(2): to append n bytes is to multiply the remainder by x to the power of
+8 n. Bits are in the CRC's own order: x to the power of 0 is the highest one.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,8 +31,8 @@ from penstock.readers.fields import (
     to_array,
 )
 from penstock.readers.formats import STEP_BYTES, FileSpan
-from penstock.readers.reading.checksums import checksums, joined_crc
 from penstock.readers.reading.parallel_copies import SHARED_BYTES
+from penstock.readers.reading.span_reading import checksums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,20 +45,21 @@ if TYPE_CHECKING:
     from penstock.readers.formats import SpanPlace
     from penstock.readers.reading.batch_plan import BatchFields, BatchRows, BatchSpans
     from penstock.readers.reading.parallel_copies import CopyThreads
+    from penstock.readers.reading.span_reading import Unread
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
-    Unread = Encoded | FileSpan
 
 PART_BYTES = 16 * 2**20
-"""What threads share out: small enough that they end together, too large for a fixed cost to
-count."""
+"""The size of the parts that threads read: small enough that they finish together, too large for a
+fixed cost to matter."""
 
 
 @dataclass(slots=True)
 class _Arrays:
-    """One field's arrays. flat: their numbers end to end; starts: of each sample of the visit in
-    there, and counts: how many; is_direct: whether they are read into their slots."""
+    """The arrays of one field. flat: their numbers end to end. starts, counts: the position and the
+    count of each sample's numbers in flat. is_direct: marks the samples that are read into their
+    slots."""
 
     form: ArrayForm
     place: SpanPlace
@@ -65,8 +71,8 @@ class _Arrays:
 
 
 class DirectArrays:
-    """The slots of a batch. `of_spans`: of each span that is read, in a visit's order; None where
-    it isn't read into one."""
+    """The slots of a batch. of_spans: the slot of each span, in a visit's order; None if it isn't
+    read into one."""
 
     def __init__(self, fields: dict[str, _Arrays], of_spans: list[Encoded | None]) -> None:
         self._fields, self.of_spans = fields, of_spans
@@ -75,7 +81,7 @@ class DirectArrays:
     def of(
         cls, visit: BatchRows, choice: BatchFields, spans: BatchSpans, blocks: Blocks
     ) -> DirectArrays | None:
-        """Room for the arrays of a batch; None where it has none."""
+        """Allocate the arrays of a batch; None if it has none."""
         if not len(visit.rows) or all(form is None for form in choice.forms):
             return None
         fields: dict[str, _Arrays] = {}
@@ -102,12 +108,12 @@ class DirectArrays:
         mode: ReadMode,
         blocks: Blocks,
         *,
-        movers: CopyThreads,
+        threads: CopyThreads,
         marks: dict[int, str] | None,
     ) -> tuple[list[Encoded], list[int]]:
-        """Read what has a slot into it. Returns all spans' bytes, which lie in their slots then,
-        and their CRC-32C. marks: where files of a folder that can't be read are noted, by span,
-        instead of raising. Raises as reading a span does."""
+        """Read spans into their slots. Returns the bytes of all spans and their CRC-32C. marks:
+        collects the reasons against unreadable files of a folder, by span, instead of raising.
+        Raises as reading a span does."""
         crcs = [0] * len(unread)
         others = [i for i, slot in enumerate(self.of_spans) if slot is None]
         pairs = zip(unread, self.of_spans, strict=True)
@@ -138,7 +144,7 @@ class DirectArrays:
         def read_part(part: _Part) -> None:
             part.crc = read(part.span, part.slot, part.begin)
 
-        movers.run(read_part, parts)
+        threads.run(read_part, parts)
         for part in parts:
             crc, before = part.crc, crcs[part.span]
             if part.begin:
@@ -149,8 +155,8 @@ class DirectArrays:
     def columns(
         self, visit: BatchRows, payloads: list[Encoded], choice: BatchFields
     ) -> dict[str, Column]:
-        """The columns, once all is read: what has no slot is converted. payloads: of all spans of
-        the batch, those of a sample side by side; empty where one is missing or bad."""
+        """Return the columns after all spans were read, and convert samples without a slot.
+        payloads: of all spans of the batch, sample by sample; empty if one is missing or bad."""
         width = len(choice.places)
         for name, arrays in self._fields.items():
             number = choice.names.index(name)
@@ -167,8 +173,8 @@ class DirectArrays:
         return {name: arrays.column for name, arrays in self._fields.items()}
 
     def without(self, columns: dict[str, Column], rows: list[int], places: Sequence[int]) -> None:
-        """Take what was read of bad samples out of the columns. rows: of the visit, which stand at
-        these places in the batch."""
+        """Remove the values of bad samples from the columns. rows: of the visit. places: their
+        positions in the batch."""
         for name, arrays in self._fields.items():
             column = columns[name]
             if isinstance(column, RaggedColumn):
@@ -190,31 +196,32 @@ class _Part:
 
 
 def _parts(span: int, slot: Encoded) -> Iterator[_Part]:
-    """A span in parts of one size, but for the last."""
+    """Divide a span into parts of one size, except for the last."""
     last = max(1, len(slot) - PART_BYTES // 2)
     for begin, end in pairwise([*range(0, last, PART_BYTES), len(slot)]):
         yield _Part(span, slot[begin:end], begin)
 
 
 def _copy(source: Unread, slot: Encoded, begin: int) -> int:
-    """Copy bytes from `begin` on into a slot; returns the CRC-32C of what is there then."""
+    """Copy bytes from `begin` on into a slot; return the CRC-32C of the copied bytes."""
     if isinstance(source, FileSpan):
         return source.copy(slot, begin)
     crc = 0
     for at in range(0, len(slot), STEP_BYTES):
-        here = slot[at : at + STEP_BYTES]
-        here[:] = source[begin + at : begin + at + len(here)]
-        crc = crc32c(here, crc)
+        step = slot[at : at + STEP_BYTES]
+        step[:] = source[begin + at : begin + at + len(step)]
+        crc = crc32c(step, crc)
     return crc
 
 
 def _arrays(visit: BatchRows, place: SpanPlace, form: ArrayForm, blocks: Blocks) -> _Arrays | None:
-    """Room for one field; None where the table's lengths and sizes don't fit: not to be read so."""
+    """Allocate the arrays of one field; None if the table's lengths and sizes contradict each
+    other, so that it must be read in another way."""
     table, n = visit.table, len(visit.rows)
     assert place.codec is not None
     order = np.arange(n) if visit.order is None else visit.order
     sizes = table[:, place.end] - table[:, place.start]
-    is_there = sizes > 0
+    has_bytes = sizes > 0
     is_native = table[:, place.codec] == codec_number(form.dtype.str)
     offsets = np.zeros(n + 1, np.int64)
     if place.lengths is None:
@@ -228,8 +235,8 @@ def _arrays(visit: BatchRows, place: SpanPlace, form: ArrayForm, blocks: Blocks)
         in_batch = lengths.prod(axis=1)
         np.cumsum(in_batch, out=offsets[1:])
         counts = in_batch[order]
-    itemsizes = CODEC_ITEMSIZES[np.where(is_there, table[:, place.codec], 0)]
-    if (sizes != counts * itemsizes)[is_there | (place.lengths is not None)].any():
+    itemsizes = CODEC_ITEMSIZES[np.where(has_bytes, table[:, place.codec], 0)]
+    if (sizes != counts * itemsizes)[has_bytes | (place.lengths is not None)].any():
         return None
     column: Column
     if place.lengths is None:
@@ -244,7 +251,7 @@ def _arrays(visit: BatchRows, place: SpanPlace, form: ArrayForm, blocks: Blocks)
         values = blocks.array((int(first[-1]), *form.rest), form.dtype)
         column = RaggedColumn(values, first)
     flat = values.reshape(-1)
-    return _Arrays(form, place, flat, offsets[order], counts, is_there & is_native, column)
+    return _Arrays(form, place, flat, offsets[order], counts, has_bytes & is_native, column)
 
 
 def _slots(arrays: _Arrays) -> list[Encoded | None]:
@@ -263,3 +270,34 @@ def _shape(row: Ints, place: SpanPlace, form: ArrayForm) -> Sequence[int]:
         return form.fixed_shape
     lengths: list[int] = row[place.lengths : place.lengths + len(form.shape)].tolist()
     return lengths
+
+
+_POLYNOMIAL = 0x82F63B78
+_ONE = 1 << 31
+
+
+def joined_crc(first: int, second: int, *, second_bytes: int) -> int:
+    """Return the CRC-32C of two byte strings joined, from the CRC-32C of each."""
+    return _product(_shift(second_bytes), first) ^ second
+
+
+@lru_cache(maxsize=256)
+def _shift(count: int) -> int:
+    """Return x to the power of 8 count."""
+    power, square = _ONE, _ONE >> 8
+    while count:
+        if count & 1:
+            power = _product(power, square)
+        square = _product(square, square)
+        count >>= 1
+    return power
+
+
+def _product(a: int, b: int) -> int:
+    """Return a times b, modulo the polynomial."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            product ^= b
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return product

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from penstock.readers.formats import OpenShard
     from penstock.readers.index import Index
 
-# Mostly address space: 1,024 maps of 64 MiB are 64 GiB of it, plus 48 bytes of memory a sample for
-# their tables. A plan with more open shards than this works and opens shards again and again.
+# The cost is mostly address space: 1,024 maps of 64 MiB are 64 GiB of it, plus 48 bytes of memory
+# per sample for their tables. A plan that needs more open shards works, but reopens them often.
 OPEN_SHARDS = 1024
 
 # Opening a remote shard takes one or two requests; this many at once hide their latency.
@@ -24,15 +24,13 @@ OPENERS = 16
 
 
 class OpenShards:
-    """Opens shards and keeps a bounded number of them open. Safe for several threads.
-
-    A cached blob stays in the cache while its shard is open.
-    """
+    """The open shards of a dataset, of which it keeps a bounded number. Safe for several threads.
+    The blob of an open shard stays in the cache."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
         self._lock = threading.Lock()
-        self._mending = threading.Lock()
+        self._replacing = threading.Lock()
         self._shards: OrderedDict[int, OpenShard] = OrderedDict()
         self._drops: Counter[int] = Counter()
         self._closed = False
@@ -41,8 +39,8 @@ class OpenShards:
         return len(self._shards)
 
     def get(self, numbers: Sequence[int]) -> list[OpenShard]:
-        """Shards by number, from those open or opened now; the least recently used are let go.
-        Raises ClosedError and what Shards.open raises."""
+        """Return shards by number, opening those that aren't open; the least recently used are
+        closed. Raises ClosedError and what Shards.open raises."""
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{self._index.url} is closed; make a new dataset.")
@@ -56,11 +54,11 @@ class OpenShards:
                 return opened
             drops = {number: self._drops[number] for number in numbers}
         pairs = zip(numbers, found, strict=True)
-        # Outside the lock: opening may download. Two threads may open one shard; one is kept.
+        # Outside the lock, as opening may download. Two threads may open one shard; one is kept.
         new = self._open(list(dict.fromkeys(n for n, shard in pairs if shard is None)))
         with self._lock:
             if not self._closed:
-                # What was opened before its damaged bytes were dropped isn't kept: it has them.
+                # A shard that was opened before its damaged bytes were dropped still has them.
                 self._shards |= {n: shard for n, shard in new.items() if drops[n] == self._drops[n]}
                 while len(self._shards) > max(OPEN_SHARDS, len(numbers)):
                     self._shards.popitem(last=False)
@@ -70,14 +68,15 @@ class OpenShards:
         ]
 
     def _find(self, number: int) -> OpenShard | None:
-        """An open shard, unless it was read past the cache and its blob is in the cache by now."""
+        """Return an open shard, unless it is read past the cache and the cache has its blob by
+        now."""
         shard, remote = self._shards.get(number), self._index.remote
         if not isinstance(shard, BlobShard) or shard.blob.is_cached or remote is None:
             return shard
         return None if remote.is_whole(shard.blob.source) else shard
 
     def _open(self, numbers: list[int]) -> dict[int, OpenShard]:
-        """Those that need the remote all at once."""
+        """Open shards, those that need the remote concurrently."""
         index = self._index
         far = [number for number in numbers if not index.shards.is_near(number)]
         new: dict[int, OpenShard] = {}
@@ -88,14 +87,14 @@ class OpenShards:
         return new | {n: index.shards.open(n) for n in numbers if n not in new}
 
     def release(self, numbers: Iterable[int]) -> None:
-        """Forget some; views of them stay valid."""
+        """Close some shards; views of them stay valid."""
         with self._lock:
             for number in numbers:
                 self._shards.pop(number, None)
 
     def give_back(self) -> None:
-        """Forget shards whose blobs the cache needn't keep for this dataset's jobs, or has taken
-        out: others may be waiting for their room."""
+        """Close shards whose blobs the cache needn't keep for this dataset's jobs, or has removed,
+        because other shards may be waiting for their room."""
         remote = self._index.remote
         if remote is None:
             return
@@ -113,9 +112,9 @@ class OpenShards:
         self.release(gone)
 
     def replace(self, number: int, shard: OpenShard) -> OpenShard:
-        """A remote shard anew, after its damaged bytes were dropped: once, whichever thread comes
-        with it first."""
-        with self._mending:
+        """Reopen a remote shard after dropping its damaged bytes; if several threads report it,
+        only the first does so."""
+        with self._replacing:
             with self._lock:
                 current = self._shards.get(number)
                 is_new = current is not None and not _same_bytes(current, shard)
@@ -128,14 +127,14 @@ class OpenShards:
             return fresh
 
     def close(self) -> None:
-        """Forget all. Safe to call twice."""
+        """Close all shards. Safe to call twice."""
         with self._lock:
             self._closed = True
             self._shards.clear()
 
 
 def _same_bytes(a: OpenShard, b: OpenShard) -> bool:
-    """Whether two opened shards have the same copy of the shard's bytes."""
+    """Return True if two open shards read the same copy of the shard's bytes."""
     if a is b:
         return True
     inodes = {getattr(s.blob, "inode", None) if isinstance(s, BlobShard) else None for s in (a, b)}

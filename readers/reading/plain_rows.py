@@ -1,9 +1,9 @@
-"""Read rows that lie in mapped files at equal distances by one index expression.
+"""Read rows that lie in mapped files at equal distances with one index expression.
 
-Where samples are short (a sequence of tokens, a row of a large array) a batch takes 0.1 ms in all,
-and a few microseconds for each shard that it meets would double that. So the address where each
-shard's rows begin is noted once, and a batch's rows are one index into memory, whatever shards and
-files they lie in.
+If samples are short (a sequence of tokens, a row of a large array), a batch takes 0.1 ms in total,
+and a few microseconds for each shard that it touches would double that. So the address of each
+shard's first row is recorded once, and a batch's rows are one index into memory, in any number of
+shards and files.
 """
 
 from __future__ import annotations
@@ -31,17 +31,15 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-_MOST_MAPS = 2**12
-_MOST_BYTES = 2**20  # of a row: larger ones had better be read by several threads
-_MOST_SPAN = 2**62
-_LARGE_BYTES = (
-    2**13
-)  # of a row: a call each costs less than the copy that an index expression makes
+MAX_MAPS = 2**12
+MAX_SPAN = 2**62
+_MAX_ROW_BYTES = 2**20  # larger rows are read faster by several threads
+_LARGE_ROW_BYTES = 2**13  # a call for each row costs less than the copy of an index expression
 
 
 class _RowAddresses(NamedTuple):
-    """Where rows begin, by shard, 0 where that isn't known; and what keeps their maps: what is
-    there is never replaced, and whoever reads holds on to both, so nothing is unmapped under it."""
+    """The address of the first row by shard, 0 if unknown, and the data that keeps the maps alive.
+    Entries are never replaced, and a reader holds both, so that no map ends while it is read."""
 
     starts: Ints
     kept: dict[int, NDArray[Any]]
@@ -52,7 +50,7 @@ class PlainRows:
 
     def __init__(self, name: str, form: ArrayForm, index: Index, shards: OpenShards) -> None:
         self._name, self._form, self._index, self._shards = name, form, index, shards
-        self._noted = self._nothing()
+        self._known = self._no_addresses()
         self._plain: StridedRows | None = None
         self._is_off = False
         self._advice = PageAdvice()
@@ -60,8 +58,9 @@ class PlainRows:
     def read(
         self, rows: Ints, bounds: Sequence[int], *, blocks: Blocks
     ) -> list[SampleBatch] | None:
-        """The samples between bounds, each part in memory of its own; None where they have to be
-        read in another way: they don't lie so, or some are bad. rows: checked."""
+        """Return the samples between bounds, each part in memory of its own; None if they must be
+        read in another way, because they don't lie at equal distances or some are bad. rows:
+        checked."""
         if self._is_off or not len(rows):
             return None
         began = time.perf_counter()
@@ -69,7 +68,7 @@ class PlainRows:
         plain = self._plain
         if found is None or plain is None:
             return None
-        addresses, _maps = found  # held to the end: another thread may forget what is noted
+        addresses, _maps = found  # held to the end: another thread may drop the known addresses
         ids = self._index.starts[rows[:, 0]] + rows[:, 1]
         parts = []
         for a, b in pairwise(bounds):
@@ -89,64 +88,64 @@ class PlainRows:
         return parts
 
     def close(self) -> None:
-        """Let go of all maps. Safe to call twice."""
+        """Release all maps. Safe to call twice."""
         self._is_off = True
-        self._noted = self._nothing()
+        self._known = self._no_addresses()
 
-    def _nothing(self) -> _RowAddresses:
+    def _no_addresses(self) -> _RowAddresses:
         return _RowAddresses(np.zeros(len(self._index.sizes), np.int64), {})
 
     def _addresses(self, rows: Ints) -> tuple[Ints, _RowAddresses] | None:
-        """Where rows begin in this process's memory, and what keeps them there."""
-        noted = self._noted
-        begins = noted.starts[rows[:, 0]]
+        """Return the addresses of rows, and the data that keeps them mapped."""
+        known = self._known
+        begins = known.starts[rows[:, 0]]
         if not begins.all():
-            noted = self._note(rows[:, 0], noted)
+            known = self.add_shards(rows[:, 0], known)
             if self._is_off:
                 return None
-            begins = noted.starts[rows[:, 0]]
+            begins = known.starts[rows[:, 0]]
         plain = self._plain
         assert plain is not None
         addresses: Ints = begins + rows[:, 1] * plain.stride_bytes
         if self._advice.is_on:
             advise_willneed(addresses, addresses + plain.row_bytes)
-        return addresses, noted
+        return addresses, known
 
-    def _note(self, shards: Ints, noted: _RowAddresses) -> _RowAddresses:
-        """Note where the rows of these shards begin; of many others that is forgotten."""
+    def add_shards(self, shards: Ints, known: _RowAddresses) -> _RowAddresses:
+        """Record the addresses of these shards, and drop those of others if there are too many."""
         every = np.unique(shards)
-        wanted = every[noted.starts[every] == 0].tolist()
-        if len(noted.kept) + len(wanted) > _MOST_MAPS:
-            self._noted = noted = self._nothing()
+        wanted = every[known.starts[every] == 0].tolist()
+        if len(known.kept) + len(wanted) > MAX_MAPS:
+            self._known = known = self._no_addresses()
             wanted = every.tolist()
         for shard, opened in zip(wanted, self._shards.get(wanted), strict=True):
-            tell = getattr(opened, "plain", None)
-            plain: StridedRows | None = None if tell is None else tell(self._name)
-            if plain is None or plain.row_bytes > _MOST_BYTES or not self._is_like(plain):
+            find_plain = getattr(opened, "plain", None)
+            plain: StridedRows | None = None if find_plain is None else find_plain(self._name)
+            if plain is None or plain.row_bytes > _MAX_ROW_BYTES or not self._is_like(plain):
                 self._is_off = True
-                return noted
+                return known
             rows = int(self._index.sizes[shard])
             assert (rows - 1) * plain.stride_bytes + plain.row_bytes <= plain.data.nbytes
-            # Another thread may have opened it meanwhile, and read there: the first map stays.
-            kept = noted.kept.setdefault(shard, plain.data)
-            noted.starts[shard] = kept.ctypes.data
-        return noted
+            # Another thread may have opened the shard meanwhile and read its map: that one stays.
+            kept = known.kept.setdefault(shard, plain.data)
+            known.starts[shard] = kept.ctypes.data
+        return known
 
     def _is_like(self, plain: StridedRows) -> bool:
-        """Whether a shard's rows lie as those of the others."""
+        """Return True if a shard's rows have the same layout as those of the first shard."""
         if self._plain is None:
             self._plain = plain
-        first = self._plain
-        return (plain.stride_bytes, plain.row_bytes, plain.dtype, plain.below) == (
-            first.stride_bytes,
-            first.row_bytes,
-            first.dtype,
-            first.below,
+        a, b = self._plain, plain
+        return (a.stride_bytes, a.row_bytes, a.dtype, a.below) == (
+            b.stride_bytes,
+            b.row_bytes,
+            b.dtype,
+            b.below,
         )
 
 
 class _Memory:
-    """This process's memory from an address on, as numpy takes it: at each byte a row begins."""
+    """This process's memory from an address on, as a numpy array with a row at each byte."""
 
     def __init__(self, address: int, span: int, row_bytes: int) -> None:
         self.__array_interface__ = {
@@ -159,7 +158,8 @@ class _Memory:
 
 
 def _gather(addresses: Ints, plain: StridedRows, out: NDArray[Any]) -> bool:
-    """Copy the rows that begin there into out, which is contiguous; False where some are bad."""
+    """Copy the rows at some addresses into out, which is contiguous; return False if some are
+    bad."""
     if not len(addresses):
         return True
     if plain.dtype == out.dtype:
@@ -172,8 +172,8 @@ def _gather(addresses: Ints, plain: StridedRows, out: NDArray[Any]) -> bool:
 
 
 def _copy(addresses: Ints, row_bytes: int, out: NDArray[Any]) -> None:
-    """Copy the bytes at some addresses: memory that is known to be there."""
-    if row_bytes >= _LARGE_BYTES:
+    """Copy the bytes at some addresses, which must be mapped."""
+    if row_bytes >= _LARGE_ROW_BYTES:
         into = out.ctypes.data
         for address in addresses.tolist():
             ctypes.memmove(into, address, row_bytes)
@@ -182,7 +182,7 @@ def _copy(addresses: Ints, row_bytes: int, out: NDArray[Any]) -> None:
     rows = out.reshape(len(addresses), -1).view(f"V{row_bytes}")[:, 0]
     low = int(addresses.min())
     span = int(addresses.max()) - low + 1
-    if span * row_bytes < _MOST_SPAN:
+    if span * row_bytes < MAX_SPAN:
         rows[:] = np.asarray(_Memory(low, span, row_bytes))[addresses - low]
         return
     for place, address in enumerate(addresses.tolist()):

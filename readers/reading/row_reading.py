@@ -1,4 +1,4 @@
-"""Read the fields that shards hand out by rows: values noted in tables, and samples in chunks."""
+"""Read the fields that shards return by rows: values in tables, and samples in chunks."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     _Found = tuple[Mapping[str, Column], dict[int, str]]
 
-_LARGE_BYTES = 2**23  # batches of fewer aren't looked at
+LARGE_BATCH_BYTES = 2**23  # smaller batches are read by one thread
 WRONG_CRC = "its bytes aren't those that were indexed: its CRC-32C is wrong"
 
 
 class ShardAccess(Protocol):
-    """Who has the shards."""
+    """The part of `SampleReader` that this module needs."""
 
     index: Index
     shards: OpenShards
 
-    def movers(self) -> CopyThreads:
-        """The threads that help with large arrays."""
+    def copy_threads(self) -> CopyThreads:
+        """Return the threads that copy large arrays."""
 
     def corruption(self, number: int, row: int, reason: str) -> Exception:
-        """The error for a sample that can't be had."""
+        """Return the error for a sample that can't be read."""
 
 
 def read_by_rows(
@@ -64,69 +64,72 @@ def read_by_rows(
     marks: dict[int, str] | None,
     crops: Mapping[str, ColumnCrop],
 ) -> dict[str, Column]:
-    """The columns of a batch, in its order; of `Choice.told` also who has them, as "x.present".
-    back: as `Visit.back` has it. crops: of those of one shape, by field. mode, marks: as in
-    `SampleReader.read`, marks by the visit's samples. Raises what reading raises."""
+    """Read the columns of a batch in its order, and which samples have the fields of
+    `BatchFields.masked`, as "x.present".
+
+    back: as `BatchRows.back` returns it. crops: of fields whose samples have one shape, by field.
+    mode, marks: as in `SampleReader.read`; marks by the visit's samples. Raises what reading
+    raises.
+    """
     outs = {}
     for name, form in choice.dense.items():
         shape = crops[name].shape if name in crops else form.fixed_shape
         outs[name] = blocks.array((len(visit.rows), *shape), form.dtype)
     crops = {name: crop for name, crop in crops.items() if name in outs}
     parts: dict[str, dict[int, Column]] = {name: {} for name in choice.rows}
-    parts |= {name + PRESENT: {} for name in choice.told}
+    parts |= {name + PRESENT: {} for name in choice.masked}
     pieces = _pieces(visit, choice, crops, mode, reader)
     if reader.index.remote is not None and outs:
         _fetch_missing(visit, tuple(outs), reader.index.remote)
     small, large_wrong = outs, None
-    if len(visit.rows) > 1 and sum(out.nbytes for out in outs.values()) >= _LARGE_BYTES:
+    if len(visit.rows) > 1 and sum(out.nbytes for out in outs.values()) >= LARGE_BATCH_BYTES:
         large = _large({n: out for n, out in outs.items() if n not in crops}, reader)
         if large:
             from penstock.readers.reading.parallel_copies import gather_large  # few need it
 
             as_read = replace(visit, shards=[shard for shard, *_ in pieces])
-            large_wrong = gather_large(as_read, large, movers=reader.movers())
+            large_wrong = gather_large(as_read, large, threads=reader.copy_threads())
             small = {name: out for name, out in outs.items() if name not in large}
     for piece in _order(visit.numbers, choice, reader):
         shard, a, b, mine = pieces[piece]
         rows, places = visit.rows[a:b], visit.places(a, b)
         read = partial(_read, rows=rows, choice=choice, outs=small, places=places, crops=mine)
-        found, wrong = _read_well(read, shard, visit, piece, mode, reader)
+        found, wrong = _read_or_refetch(read, shard, visit, piece, mode, reader)
         if large_wrong is not None:
             wrong = large_wrong[piece] | wrong
         for place, reason in wrong.items():
             if marks is None:
                 raise reader.corruption(visit.numbers[piece], int(visit.rows[a + place]), reason)
             marks.setdefault(a + place, reason)
-        everyone = DenseColumn(np.ones(b - a, np.bool_))
         for name, some in parts.items():
-            is_told = name in found or name in choice.rows
-            some[piece] = found[name] if is_told else everyone
+            is_read = name in found or name in choice.rows
+            some[piece] = found[name] if is_read else DenseColumn(np.ones(b - a, np.bool_))
     columns: dict[str, Column] = {name: DenseColumn(out) for name, out in outs.items()}
     for name, some in parts.items():
-        in_a_row = [some[piece] for piece in sorted(some)]  # they may have come in another order
-        joined = joined_columns(in_a_row) if in_a_row else _nothing(choice, name)
+        by_piece = [some[piece] for piece in sorted(some)]  # they may be read in another order
+        joined = joined_columns(by_piece) if by_piece else _empty_column(choice, name)
         columns[name] = joined if back is None else joined.take(back)
     return columns
 
 
 def _fetch_missing(visit: BatchRows, fields: Sequence[str], remote: Remote) -> None:
-    """Have what the samples miss of shards that aren't whole fetched at once, not shard by shard.
+    """Fetch the spans that samples miss of incomplete shards with one call, not shard by shard.
     Raises FetchError."""
-    wanted, here = [], 0
+    wanted, cached = [], 0
     for shard, a, b in visit.pieces():
-        tell = getattr(shard, "cold_spans", None)
-        spans = None if tell is None else tell(fields, visit.rows[a:b])
+        cold_spans = getattr(shard, "cold_spans", None)
+        spans = None if cold_spans is None else cold_spans(fields, visit.rows[a:b])
         if spans is not None:
             wanted.append(spans)
-        elif tell is not None:
-            here += b - a
-    if wanted or here:
-        remote.bring(wanted, here=here)
+        elif cold_spans is not None:
+            cached += b - a
+    if wanted or cached:
+        remote.bring(wanted, here=cached)
 
 
 def _order(numbers: Sequence[int], choice: BatchFields, reader: ShardAccess) -> Iterable[int]:
-    """The order in which to go through shards, by place: of those in chunks what another thread
-    decodes at this moment comes last."""
+    """Return the order in which to read shards, by position: chunks that another thread is decoding
+    come last."""
     chunks = reader.index.shards.chunks if choice.has_chunks and len(numbers) > 1 else None
     return range(len(numbers)) if chunks is None else chunks.shards_in_order(numbers)
 
@@ -134,7 +137,8 @@ def _order(numbers: Sequence[int], choice: BatchFields, reader: ShardAccess) -> 
 def _large(
     outs: Mapping[str, NDArray[np.generic]], reader: ShardAccess
 ) -> dict[str, NDArray[np.generic]]:
-    """Those whose rows are shared out: they lie here, and each can be had alone."""
+    """Return the arrays whose rows are divided between threads: their data is local, and each row
+    can be read alone."""
     index = reader.index
     if index.remote is not None:
         return {}
@@ -146,7 +150,7 @@ def _large(
     return {name: outs[name] for name in large}
 
 
-def _read_well(
+def _read_or_refetch(
     read: Callable[[OpenShard], _Found],
     shard: OpenShard,
     visit: BatchRows,
@@ -154,8 +158,8 @@ def _read_well(
     mode: ReadMode,
     reader: ShardAccess,
 ) -> _Found:
-    """What one shard has; where the cache has other bytes than came, or can't be read, they are
-    fetched again, and behind that read past it."""
+    """Read one shard. If its bytes in the cache are wrong or unreadable, fetch them again, and then
+    read past the cache."""
     remote = reader.index.remote
     before = visit.shards[piece]
     for attempt in range(3):
@@ -169,12 +173,12 @@ def _read_well(
         except (OSError, EOFError) as error:
             if remote is not None:
                 refuse_shortage(error, remote.label)
-            is_disks = remote is not None and remote.cache is not None
-            if isinstance(error, PenstockError) or not is_disks or attempt == 2:
+            cache = None if remote is None else remote.cache
+            if isinstance(error, PenstockError) or cache is None or attempt == 2:
                 raise
-            if attempt and remote is not None and remote.cache is not None:
-                # What was just written can't be read: that disk is left alone for a while.
-                remote.cache.give_up(error, reads=True)
+            if attempt:
+                # Bytes that were just written can't be read: stop using that disk for a while.
+                cache.give_up(error, reads=True)
         before = reader.shards.replace(visit.numbers[piece], before)
         shard = _in_mode(before, mode, reader)
     raise AssertionError("not reached")
@@ -187,7 +191,7 @@ def _pieces(
     mode: ReadMode,
     reader: ShardAccess,
 ) -> list[tuple[OpenShard, int, int, Mapping[str, ColumnCrop]]]:
-    """Each shard, as this batch reads it, its samples [a, b), and the parts of them that are
+    """Return each shard as this batch reads it, its samples [a, b), and the parts of them that are
     wanted, by field."""
     shards, bounds = visit.shards, list(zip(visit.bounds, visit.bounds[1:], strict=False))
     parts = [
@@ -215,17 +219,17 @@ def _in_mode(shard: OpenShard, mode: ReadMode, reader: ShardAccess) -> OpenShard
 def present_fields(
     choice: BatchFields, columns: Mapping[str, Column]
 ) -> dict[str, NDArray[np.bool_]]:
-    """Who has the fields of `Choice.told`."""
+    """Return which samples have the fields of `BatchFields.masked`."""
     found = {}
-    for name in choice.told:
+    for name in choice.masked:
         column = columns[name + PRESENT]
         assert isinstance(column, DenseColumn)
         found[name] = column.values
     return found
 
 
-def _nothing(choice: BatchFields, name: str) -> Column:
-    """A column of no samples, or who of none has a field."""
+def _empty_column(choice: BatchFields, name: str) -> Column:
+    """Return a column of no samples, or a mask of none."""
     if name not in choice.rows:
         return DenseColumn(np.empty(0, np.bool_))
     form = choice.rows[name]
@@ -247,7 +251,8 @@ def _read(
     places: Places,
     crops: Mapping[str, ColumnCrop],
 ) -> _Found:
-    """What one shard has, and which rows are wrong, by place in rows."""
+    """Read the rows of one shard. Returns its columns, and the reasons against bad rows by position
+    in rows."""
     wrong: dict[int, str] = {}
     for name, out in outs.items():
         corners = crops[name].corners if name in crops else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 import numpy as np
 
@@ -14,10 +14,15 @@ from penstock.readers.fields import RaggedColumn, SampleBatch, array_form
 from penstock.readers.files import PageAdvice
 from penstock.readers.formats import REINDEX
 from penstock.readers.reading.batch_plan import BatchFields, BatchRows, BatchSpans
-from penstock.readers.reading.checksums import checksums
 from penstock.readers.reading.open_shards import OpenShards
 from penstock.readers.reading.row_reading import WRONG_CRC, present_fields, read_by_rows
-from penstock.readers.reading.span_reading import EMPTY, load_blobs, load_local, span_columns
+from penstock.readers.reading.span_reading import (
+    EMPTY,
+    checksums,
+    load_blobs,
+    load_local,
+    span_columns,
+)
 from penstock.readers.types import UNFIT
 
 if TYPE_CHECKING:
@@ -27,20 +32,21 @@ if TYPE_CHECKING:
 
     from penstock.readers.fields import Column, ColumnCrop
     from penstock.readers.index import Index
-    from penstock.readers.reading.direct_arrays import DirectArrays, Unread
+    from penstock.readers.reading.direct_arrays import DirectArrays
     from penstock.readers.reading.parallel_copies import CopyThreads
     from penstock.readers.reading.plain_rows import PlainRows
+    from penstock.readers.reading.span_reading import Unread
     from penstock.readers.types import Encoded
 
 _MODES = get_args(ReadMode)
 
 
 class SampleReader:
-    """Reads samples by (shard, row), each span checked against its CRC-32C. Safe for several
+    """Reads samples by (shard, row) and checks each span against its CRC-32C. Safe for several
     threads.
 
-    url: of the dataset, for people. shards: those that are open. fields: of the schema, that
-    batches get.
+    url: of the dataset, for messages. shards: the open ones. fields: of the schema, in the order
+    that batches have.
     """
 
     def __init__(self, index: Index, *, url: str, fields: Sequence[str]) -> None:
@@ -49,14 +55,14 @@ class SampleReader:
         self._layout = index.layout
         self._choice = BatchFields(self._layout, fields)
         self._blocks = Blocks()
-        self._movers: CopyThreads | None = None
+        self._copy_threads: CopyThreads | None = None
         self._advice = PageAdvice()
         self._local = TrafficMeter()
         self._plain = self._find_plain()
 
     def traffic(self) -> Traffic:
-        """What was read so far, by tier; of a local dataset bytes_disk alone."""
-        # What is stored by rows counts as from the disk: of a remote shard it is brought there.
+        """Return the bytes read so far, by tier; for a local dataset only bytes_disk."""
+        # Rows count as read from the disk: those of remote shards are fetched to it first.
         remote, local = self.index.remote, self._local.snapshot()
         return local if remote is None else joined_traffic([remote.traffic(), local])
 
@@ -70,13 +76,13 @@ class SampleReader:
         crops: Mapping[str, ColumnCrop] | None = None,
         blocks: Blocks | None = None,
     ) -> SampleBatch:
-        """Samples in the order of rows; arguments and errors as for `Dataset.read`."""
+        """Read samples in the order of rows; arguments and errors as for `Dataset.read`."""
         blocks = blocks or self._blocks
         index = self.index
         choice = self._choice if fields is None else BatchFields(self._layout, fields)
         _check_rows(rows, index, mode, self._url)
-        whole = not crops  # a part of a sample is read by who knows its shape
-        plain = self._plain_parts(rows, [0, len(rows)], mode, fields, blocks) if whole else None
+        # Plain rows are read whole.
+        plain = None if crops else self._plain_parts(rows, [0, len(rows)], mode, fields, blocks)
         if plain is not None:
             return plain[0]
         visit = self._visit(rows, choice)
@@ -88,8 +94,16 @@ class SampleReader:
         by_rows: dict[str, Column] = {}
         back = visit.back()
         if choice.dense or choice.rows:
-            arguments: dict[str, Any] = {"mode": mode, "blocks": blocks, "crops": crops or {}}
-            by_rows = read_by_rows(visit, choice, back, reader=self, marks=marks, **arguments)
+            by_rows = read_by_rows(
+                visit,
+                choice,
+                back,
+                mode=mode,
+                reader=self,
+                blocks=blocks,
+                marks=marks,
+                crops=crops or {},
+            )
             size_bytes += self._count_rows(by_rows, choice)
         table = visit.table if back is None else visit.table[back]
         if marks:
@@ -127,7 +141,7 @@ class SampleReader:
         fields: Sequence[str] | None = None,
         blocks: Blocks | None = None,
     ) -> list[SampleBatch]:
-        """Several batches by one read; see `Source.read_parts`."""
+        """Read several batches at once; see `Source.read_parts`."""
         _check_rows(rows, self.index, mode, self._url)
         blocks = blocks or self._blocks
         found = self._plain_parts(rows, bounds, mode, fields, blocks)
@@ -144,7 +158,7 @@ class SampleReader:
         marks: dict[int, str] | None,
         blocks: Blocks,
     ) -> tuple[list[Encoded], DirectArrays | None, int]:
-        """The payloads of spans, where arrays were read to, and the bytes of all."""
+        """Return the payloads of all spans, the slots of arrays, and the bytes read."""
         spans, slots = BatchSpans.of(visit, choice), None
         size_bytes = int((spans.ends - spans.starts).sum())
         if choice.has_arrays:
@@ -159,8 +173,8 @@ class SampleReader:
         return payloads, slots, size_bytes
 
     def _count_rows(self, columns: Mapping[str, Column], choice: BatchFields) -> int:
-        """Count what was read by rows; the bytes. What was noted lies in memory and isn't counted,
-        chunks are by the bytes that are stored, since somebody asked last."""
+        """Count and return the bytes that were read by rows. Values in tables are in memory and
+        aren't counted; chunks count with their stored bytes since the last call."""
         if self.index.is_self_contained:
             size_bytes = sum(column.size_bytes for column in columns.values())
             self._local.add(bytes_disk=size_bytes)
@@ -169,7 +183,7 @@ class SampleReader:
             return 0
         chunks = self.index.shards.chunks
         size_bytes = 0 if chunks is None else chunks.reads.take()
-        if self.index.remote is None:  # else it counts by tier
+        if self.index.remote is None:  # a remote dataset counts by tier
             self._local.add(bytes_disk=size_bytes)
         return size_bytes
 
@@ -181,7 +195,7 @@ class SampleReader:
         fields: Sequence[str] | None,
         blocks: Blocks,
     ) -> list[SampleBatch] | None:
-        """Rows that are copied out of maps; None where they aren't."""
+        """Return rows that are copied from maps, or None if they can't be."""
         plain = self._plain
         if plain is None or mode == "pread":
             return None
@@ -192,7 +206,7 @@ class SampleReader:
         return found
 
     def _find_plain(self) -> PlainRows | None:
-        """What reads the chosen fields where they may be copied out of maps."""
+        """Return a reader of plain rows if the chosen fields may lie in them, else None."""
         choice, index = self._choice, self.index
         names = tuple(choice.dense)
         if index.remote is not None or len(names) != 1 or choice.fields != names:
@@ -204,8 +218,8 @@ class SampleReader:
         return PlainRows(names[0], choice.dense[names[0]], index, self.shards)
 
     def lengths(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """First lengths of samples of a ragged field, int64, shape (n,): from the shards' tables
-        where they are spans, else of what is read. Raises ConfigError for other fields."""
+        """Return the first length of samples of a ragged field, int64, shape (n,): from the shards'
+        tables if they are spans, else from the samples. Raises ConfigError for other fields."""
         choice = BatchFields(self._layout, (name,))
         form = array_form(self._layout.schema[name])
         if form is None or not form.is_ragged or form.shape[0] is not None:
@@ -218,35 +232,35 @@ class SampleReader:
             table = visit.table if back is None else visit.table[back]
             assert place.lengths is not None
             return np.maximum(table[:, place.lengths], 0)
-        if (told := self._told_lengths(name, self._visit(rows, choice))) is not None:
-            return told
+        if (known := self._known_lengths(name, self._visit(rows, choice))) is not None:
+            return known
         column = self.read(rows, mode="copy", bad={}, fields=(name,)).columns[name]
         assert isinstance(column, RaggedColumn), name
-        return np.diff(column.offsets) if column.shapes is None else column.shapes[:, 0]
+        return column.first_lengths
 
-    def _told_lengths(self, name: str, visit: BatchRows) -> NDArray[np.int64] | None:
-        """The lengths, if the shards know them without reading samples."""
+    def _known_lengths(self, name: str, visit: BatchRows) -> NDArray[np.int64] | None:
+        """Return the lengths if the shards know them without reading samples."""
         lengths = np.empty(len(visit.rows), np.int64)
         for shard, a, b in visit.pieces():
-            tell = getattr(shard, "lengths", None)
-            told = None if tell is None else tell(name, visit.rows[a:b])
-            if told is None:
+            lengths_of = getattr(shard, "lengths", None)
+            known = None if lengths_of is None else lengths_of(name, visit.rows[a:b])
+            if known is None:
                 return None
-            lengths[visit.places(a, b)] = told
+            lengths[visit.places(a, b)] = known
         return lengths
 
     def close(self) -> None:
-        """Forget all open shards; what was handed out stays valid. Safe to call twice."""
+        """Close all shards; delivered batches stay valid. Safe to call twice."""
         self.shards.close()
         self._blocks.close()
         if self._plain is not None:
             self._plain.close()
-        if self._movers is not None:
-            self._movers.close()
+        if self._copy_threads is not None:
+            self._copy_threads.close()
 
     def _visit(self, rows: NDArray[np.int64], choice: BatchFields) -> BatchRows:
-        """Open what rows need, and go to each shard once: samples are sorted by shard, unless they
-        are already."""
+        """Open the shards of rows, and sort the samples by shard unless they are sorted, so that
+        each shard is read once."""
         shards, order = rows[:, 0], None
         borders = np.flatnonzero(shards[1:] != shards[:-1])
         if len(borders) and (shards[1:] < shards[:-1]).any():
@@ -278,8 +292,8 @@ class SampleReader:
         blocks: Blocks,
         size_bytes: int,
     ) -> list[Encoded]:
-        """The bytes of all spans of the batch, checked; empty ones too. What has a slot lies
-        there."""
+        """Return the checked bytes of all spans of the batch, including empty ones. Spans with
+        slots are in their slots."""
         began = time.perf_counter()
         found: dict[int, str] | None = None if marks is None else {}
         unread = self._load(spans, mode, found, slots)
@@ -290,7 +304,7 @@ class SampleReader:
             crcs = checksums(spans, payloads, mode, blocks)
         else:
             payloads, crcs = slots.fill(
-                spans, unread, mode, blocks, movers=self.movers(), marks=found
+                spans, unread, mode, blocks, threads=self.copy_threads(), marks=found
             )
         if self.index.remote is None:
             self._local.add(bytes_disk=size_bytes)
@@ -306,10 +320,10 @@ class SampleReader:
             marks.setdefault(row, f"{prefix}{reason}")
         if spans.places is None:
             return payloads
-        everyone: list[Encoded] = [EMPTY] * spans.count
+        with_empty: list[Encoded] = [EMPTY] * spans.count
         for place, payload in zip(spans.places.tolist(), payloads, strict=True):
-            everyone[place] = payload
-        return everyone
+            with_empty[place] = payload
+        return with_empty
 
     def _load(
         self,
@@ -322,16 +336,18 @@ class SampleReader:
             return []
         advise, remote = self._advice.is_on, self.index.remote
         if remote is None:
-            return load_local(spans, mode, advise=advise, marks=marks, slots=slots)
+            of_spans = None if slots is None else slots.of_spans
+            return load_local(spans, mode, advise=advise, marks=marks, slots=of_spans)
         return [*load_blobs(spans, mode, remote=remote, opened=self.shards, advise=advise)]
 
-    def movers(self) -> CopyThreads:
-        """The threads that help with large arrays."""
-        if self._movers is None:
+    def copy_threads(self) -> CopyThreads:
+        """Return the threads that copy large arrays."""
+        if self._copy_threads is None:
             from penstock.readers.reading.parallel_copies import CopyThreads
 
-            self._movers = CopyThreads()  # two threads may make it: the other's ends with its user
-        return self._movers
+            # Two threads may make one each; the unused one ends when its user drops it.
+            self._copy_threads = CopyThreads()
+        return self._copy_threads
 
     def _refetch(
         self,
@@ -343,60 +359,60 @@ class SampleReader:
         marks: dict[int, str] | None,
         slots: DirectArrays | None,
     ) -> None:
-        """Fetch remote shards with bad spans once more; raise for what is bad even then, or mark
-        it."""
+        """Fetch remote shards with wrong spans once more. Spans that are still wrong are marked, or
+        raise if marks is None."""
         for piece, (shard, a, b) in enumerate(list(spans.pieces())):
-            here = [span for span in wrong if a <= span < b]
-            if not here:
+            in_shard = [span for span in wrong if a <= span < b]
+            if not in_shard:
                 continue
             number = spans.numbers[piece]
-            mended: set[int] = set()
+            repaired: set[int] = set()
             if self.index.remote is not None:
                 fresh = self.shards.replace(number, shard)
-                again = spans.again(number, fresh, here, choice)
+                again = spans.again(number, fresh, in_shard, choice)
                 found = cast("list[Encoded]", self._load(again, mode))
                 crcs = checksums(again, found, mode, self._blocks)
                 wanted = again.crcs.tolist()
-                for i, span in enumerate(here):
+                for i, span in enumerate(in_shard):
                     slot = slots.of_spans[span] if slots is not None else None
                     if slot is None:
                         payloads[span] = found[i]
                     elif len(found[i]) == len(slot):
                         slot[:] = found[i]
-                    else:  # another array is there now
+                    else:  # the new bytes hold another array
                         continue
                     if crcs[i] == wanted[i]:
-                        mended.add(span)
-            for span in here:
-                if span in mended or span in (marks or ()):
+                        repaired.add(span)
+            for span in in_shard:
+                if span in repaired or span in (marks or ()):
                     continue
                 if marks is None:
                     raise self.corruption(number, int(spans.rows[span]))
                 marks[span] = WRONG_CRC
 
     def corruption(self, number: int, row: int, reason: str = WRONG_CRC) -> Exception:
-        """The error for a sample that can't be had, such as one whose bytes aren't those that were
-        indexed."""
+        """Return the error for a sample that can't be read, such as one with a wrong checksum."""
         index = self.index
         sample_id = int(index.starts[number]) + row
         (shard,) = self.shards.get([number])
         if reason != WRONG_CRC:
-            is_whole = reason.endswith(UNFIT)
-            again = "" if is_whole else ". Get that file again, or leave the sample out"
+            remedy = ". Get that file again, or leave the sample out"
+            if reason.endswith(UNFIT):  # the reason has its own remedy
+                remedy = ""
             return CorruptSampleError(
-                f"Sample {sample_id} of {self._url} ({shard.name(row)}): {reason}{again}; a loader "
-                "replaces and counts such samples, up to max_bad=.",
+                f"Sample {sample_id} of {self._url} ({shard.name(row)}): {reason}{remedy}; a "
+                "loader replaces and counts such samples, up to max_bad=.",
                 sample_id=sample_id,
             )
         if not index.is_self_contained:
             return IndexChangedError(
                 f"{shard.name(row)} (sample {sample_id} of {self._url}): its bytes aren't those "
-                f"that were indexed; the file was changed in place, or the disk is failing. "
+                f"that were indexed: the file was changed in place, or the disk is failing. "
                 f"{REINDEX}"
             )
         return CorruptSampleError(
             f"Sample {sample_id} of {self._url} ({shard.name(row)}): its checksum (CRC-32C) is "
-            "wrong. The shard was changed or the disk is failing: fetch or pack that shard again.",
+            "wrong. The shard was changed, or the disk is failing: fetch or pack that shard again.",
             sample_id=sample_id,
         )
 
@@ -408,8 +424,8 @@ def _make_empty(
     table: NDArray[np.int64],
     choice: BatchFields,
 ) -> None:
-    """Take away what was read of bad samples. rows: of the visit, which stand at these places in
-    the batch; table: in the batch's order."""
+    """Empty the payloads and lengths of bad samples. rows: of the visit. places: their positions in
+    the batch. table: in the batch's order."""
     for row in rows:
         for field, place in enumerate(choice.places):
             payloads[row * len(choice.places) + field] = EMPTY
@@ -420,17 +436,18 @@ def _make_empty(
 def _check_rows(rows: NDArray[np.int64], index: Index, mode: ReadMode, url: str) -> None:
     if rows.ndim != 2 or rows.shape[1] != 2 or rows.dtype != np.int64:
         raise ConfigError(
-            f"rows: got {rows.dtype} of shape {rows.shape}, wanted int64, (n, 2) of (shard, row)."
+            f"rows: got {rows.dtype} of shape {rows.shape}, wanted int64 of shape (n, 2), as "
+            "(shard, row)."
         )
     if mode not in _MODES:
         raise ConfigError(f"mode: got {mode!r}, wanted one of {list(_MODES)}.")
     if not len(rows):
         return
-    # As unsigned numbers negative ones are too large.
+    # As unsigned numbers, negative ones are too large.
     shards, row = rows[:, 0].view(np.uint64), rows[:, 1].view(np.uint64)
     sizes = index.sizes.view(np.uint64)
     if shards.max() >= len(sizes) or (row >= sizes[rows[:, 0]]).any():
         raise ConfigError(
-            f"rows: some of them don't exist; {url} has {len(index.sizes)} shards, and a row must "
-            "be below its shard's size. The plan was made for another dataset."
+            f"rows: some don't exist: {url} has {len(index.sizes)} shards, and a row must be "
+            "below its shard's size. The plan was made for another dataset."
         )

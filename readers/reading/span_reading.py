@@ -1,4 +1,4 @@
-"""Load the bytes of a batch's spans, and make columns of them.
+"""Load the bytes of a batch's spans, compute their checksums, and make columns of them.
 
 Spans of local shards are loaded one shard after the other, those of blobs all at once.
 """
@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from crc32c import crc32c
 
 from penstock.cache import DatasetError, PenstockError
 from penstock.cache.base import BlobSpans, refuse_shortage
@@ -28,14 +29,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import Blob, ReadMode
+    from penstock.cache.base import ReadMode
     from penstock.cache.blobs import Remote
+    from penstock.readers.blocks import Blocks
     from penstock.readers.fields import ArrayForm, Column
-    from penstock.readers.formats import OpenShard
+    from penstock.readers.formats import FileSpan, OpenShard
     from penstock.readers.reading.batch_plan import BatchFields, BatchSpans
-    from penstock.readers.reading.direct_arrays import DirectArrays, Unread
     from penstock.readers.reading.open_shards import OpenShards
     from penstock.readers.types import Encoded
+
+    Unread = Encoded | FileSpan
+    Slots = Sequence[Encoded | None]
 
 _log = logging.getLogger("penstock")
 
@@ -46,11 +50,11 @@ def load_local(
     *,
     advise: bool,
     marks: dict[int, str] | None = None,
-    slots: DirectArrays | None = None,
+    slots: Slots | None = None,
 ) -> list[Unread]:
-    """The spans' bytes: views, or read into fresh memory; of what has a slot it may be what is to
-    be read yet. advise: read the views' pages ahead. marks: where files of a folder that can't be
-    read are noted, by span, instead of raising."""
+    """Load the bytes of local spans: views, or read into fresh memory. A span that has a slot may
+    be returned as a FileSpan, to be read later. advise: read the views' pages ahead. marks:
+    collects the reasons against unreadable files of a folder, by span, instead of raising."""
     first, last, rows = visit.starts.tolist(), visit.ends.tolist(), visit.rows.tolist()
     encoded: list[Unread] = []
     if advise and mode != "pread":
@@ -63,11 +67,11 @@ def load_local(
         if slots is None or file_spans is None:
             encoded += _read(shard, range(a, b), first, last, rows, marks)
             continue
-        of_spans, others = slots.of_spans, [i for i in range(a, b) if slots.of_spans[i] is None]
+        others = [i for i in range(a, b) if slots[i] is None]
         read = iter(_read(shard, others, first, last, rows, marks) if others else ())
         sizes = [end - start for start, end in zip(first[a:b], last[a:b], strict=True)]
         unread: list[Unread] = file_spans(rows[a:b], first[a:b], sizes)
-        encoded += [next(read) if of_spans[i] is None else each for i, each in enumerate(unread, a)]
+        encoded += [next(read) if slots[i] is None else each for i, each in enumerate(unread, a)]
     return encoded
 
 
@@ -79,16 +83,18 @@ def _read(
     rows: list[int],
     marks: dict[int, str] | None,
 ) -> list[Encoded]:
-    """Some spans, read into memory of their own."""
+    """Read some spans into memory of their own."""
     starts = [first[i] for i in spans]
-    slots = _slots(starts, [last[i] for i in spans])
+    # An array each, so that a sample that is kept doesn't hold its whole batch; one block for all
+    # was no faster. `read_into` needs one byte more.
+    slots = [np.empty(last[i] - first[i] + 1, np.uint8) for i in spans]
     if marks is None or not shard.is_file_per_sample:
         shard.read_into([rows[i] for i in spans], starts, slots)
     else:
         for i, slot in zip(spans, slots, strict=True):
             try:
                 shard.read_into([rows[i]], [first[i]], [slot])
-            except DatasetError as error:  # a FetchError is none
+            except DatasetError as error:  # not a FetchError, which is raised
                 marks[i] = str(error)
     samples = []
     for slot in slots:
@@ -101,24 +107,24 @@ def _read(
 def load_blobs(
     visit: BatchSpans, mode: ReadMode, *, remote: Remote, opened: OpenShards, advise: bool
 ) -> list[Encoded]:
-    """The spans' bytes of a remote dataset, of all shards at once. What the local disk can't give
-    is fetched again, and behind that read past the cache. Raises FetchError."""
+    """Load the bytes of spans of a remote dataset, from all shards at once. Bytes that the local
+    disk can't deliver are fetched again, and then read past the cache. Raises FetchError."""
     if advise and mode != "pread":
         visit.advise()
     first, last = visit.starts.tolist(), visit.ends.tolist()
 
     def load(pieces: Iterable[tuple[OpenShard, int, int]]) -> list[Encoded]:
-        wanted = [
-            BlobSpans(blob=_blob(shard), starts=first[a:b], ends=last[a:b])
-            for shard, a, b in pieces
-        ]
+        wanted = []
+        for shard, a, b in pieces:
+            assert isinstance(shard, BlobShard), shard
+            wanted.append(BlobSpans(blob=shard.blob, starts=first[a:b], ends=last[a:b]))
         found = remote.load(wanted, mode=mode)
         return [sample for samples in found for sample in samples]
 
     try:
         return load(visit.pieces())
     except (OSError, EOFError) as error:
-        if isinstance(error, PenstockError):  # the network's
+        if isinstance(error, PenstockError):  # from the network
             raise
         refuse_shortage(error, remote.label)
         _log.warning("%s: the cache can't be read (%s)", remote.label, error)
@@ -133,26 +139,46 @@ def load_blobs(
                 if isinstance(error, PenstockError) or remote.cache is None or attempt == 2:
                     raise
                 if attempt:
-                    # What was just written can't be read: that disk is left alone for a while.
+                    # Bytes that were just written can't be read: stop using that disk for a while.
                     remote.cache.give_up(error, reads=True)
                 visit.shards[i] = shard = opened.replace(visit.numbers[i], shard)
     return encoded
 
 
-def _blob(shard: OpenShard) -> Blob:
-    if not isinstance(shard, BlobShard):
-        raise TypeError(f"{shard!r} isn't a remote dataset's")
-    return shard.blob
+def checksums(
+    visit: BatchSpans, encoded: list[Encoded], mode: ReadMode, blocks: Blocks
+) -> list[int]:
+    """Compute the CRC-32C of each span. With mode "copy", views of maps are replaced by copies in
+    one block, each just before it is summed: memory is read once, and the bytes that were summed
+    are those that are decoded, even if the file changes meanwhile."""
+    sums: list[int] = []
+    copied = [mode == "copy" and gives_views(shard) for shard in visit.shards]
+    sizes = [len(sample) for sample in encoded]
+    needed = sum(
+        sum(sizes[a:b]) for (_, a, b), copies in zip(visit.pieces(), copied, strict=True) if copies
+    )
+    room, shown = blocks.take(needed) if needed else (EMPTY, EMPTY)
+    at = 0
+    for (_, a, b), copies in zip(visit.pieces(), copied, strict=True):
+        if copies:
+            for i in range(a, b):
+                end = at + sizes[i]
+                room[at:end] = encoded[i]
+                encoded[i] = sample = shown[at:end]
+                sums.append(crc32c(sample))
+                at = end
+        else:
+            sums += map(crc32c, encoded[a:b])
+    return sums
 
 
-def _slots(starts: list[int], ends: list[int]) -> list[Encoded]:
-    """Room for spans and one byte more each. An array each, so that a sample that someone keeps
-    doesn't hold its whole batch; one block for all was no faster."""
-    return [np.empty(end - start + 1, np.uint8) for start, end in zip(starts, ends, strict=True)]
+def gives_views(shard: OpenShard) -> bool:
+    """Return True if a shard's samples are views of a mapped file, not memory of their own."""
+    return shard.blob.is_cached if isinstance(shard, BlobShard) else shard.is_mapped
 
 
 EMPTY = np.empty(0, np.uint8)
-"""In place of bytes that a sample lacks, or that are bad."""
+"""Replaces bytes that a sample lacks, or that are bad."""
 EMPTY.flags.writeable = False
 
 
@@ -163,9 +189,12 @@ def span_columns(
     back: NDArray[np.int64] | None,
     arrays: Mapping[str, Column],
 ) -> dict[str, Column]:
-    """The columns of n samples. payloads: of all spans, those of a sample side by side; back: where
-    each sample stands in there, int64, shape (n,), None: in order; table: of the samples, in
-    order. arrays: columns that are made already."""
+    """Return the columns of n samples.
+
+    payloads: of all spans, sample by sample. back: the position of each sample in there, int64,
+    shape (n,); None if they are in order. table: of the samples, in order. arrays: columns that
+    exist already.
+    """
     columns = dict(arrays)
     fields = len(choice.names)
     if back is None and fields > 1:
@@ -202,17 +231,17 @@ def array_column(
     codecs: NDArray[np.int64],
     lengths: NDArray[np.int64] | None,
 ) -> DenseColumn | RaggedColumn:
-    """The arrays of n samples in the dtype of their field.
+    """Return the arrays of n samples in the dtype of their field.
 
-    payloads: empty where a sample is missing or bad, which is then zeros. codecs: numbers in
-    ARRAY_CODECS, shape (n,). lengths: of the arrays, shape (n, dimensions), where shapes differ; 0
-    where a sample is missing or bad. Whether payloads have the bytes that their shapes take was
-    checked with the index.
+    payloads: empty if a sample is missing or bad; its numbers are then zeros. codecs: numbers in
+    ARRAY_CODECS, shape (n,). lengths: of the arrays, shape (n, dimensions), if shapes differ; 0 if
+    a sample is missing or bad. The index has checked that payloads have the bytes that their shapes
+    take.
     """
-    there = np.fromiter(map(len, payloads), np.int64, len(payloads)) > 0
-    is_native = bool((codecs[there] == codec_number(form.dtype.str)).all())
+    has_bytes = np.fromiter(map(len, payloads), np.int64, len(payloads)) > 0
+    is_native = bool((codecs[has_bytes] == codec_number(form.dtype.str)).all())
     if lengths is None:
-        return DenseColumn(_dense(payloads, form, codecs, there, is_native=is_native))
+        return DenseColumn(_dense(payloads, form, codecs, has_bytes, is_native=is_native))
     flat = _flat(payloads, form, codecs, lengths, is_native=is_native)
     rest = form.rest
     counts = lengths[:, 0] if rest is not None else lengths.prod(axis=1)
@@ -226,16 +255,16 @@ def _dense(
     payloads: Sequence[Encoded],
     form: ArrayForm,
     codecs: NDArray[np.int64],
-    there: NDArray[np.bool_],
+    has_bytes: NDArray[np.bool_],
     *,
     is_native: bool,
 ) -> NDArray[Any]:
     shape = form.fixed_shape
-    is_whole = bool(there.all()) or not math.prod(shape)
-    if is_native and is_whole and len(payloads):
+    is_complete = bool(has_bytes.all()) or not math.prod(shape)
+    if is_native and is_complete and len(payloads):
         return np.concatenate(payloads).view(form.dtype).reshape(len(payloads), *shape)
     values = np.zeros((len(payloads), *shape), form.dtype)
-    for row in np.flatnonzero(there).tolist():
+    for row in np.flatnonzero(has_bytes).tolist():
         values[row] = to_array(payloads[row], ARRAY_CODECS[codecs[row]], shape, form.dtype)
     return values
 

@@ -169,7 +169,7 @@ def test_json_that_is_no_row_is_named() -> None:
     data = {"1.json": b'{"a.b": 1, "a": {"b": 2}}', "2.json": b'{"n": 3}'}
     found = lying("1.jpg", "2.jpg", *data, data=data)
     assert files_of(found, "image") == ["2.jpg"]
-    assert "there twice" in reasons(found)["1.jpg"]
+    assert "occurs twice" in reasons(found)["1.jpg"]
 
 
 def test_large_json_is_not_read() -> None:

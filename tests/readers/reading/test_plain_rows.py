@@ -47,8 +47,8 @@ def values(column: Any) -> list[list[int]]:
 def test_rows_of_many_shards_are_those_that_are_gathered(
     root: Path, span: int, maps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plain_rows, "_MOST_SPAN", span)
-    monkeypatch.setattr(plain_rows, "_MOST_MAPS", maps)
+    monkeypatch.setattr(plain_rows, "MAX_SPAN", span)
+    monkeypatch.setattr(plain_rows, "MAX_MAPS", maps)
     with Dataset(root, **SETTINGS) as dataset:
         rows = rows_of(dataset)
         wanted = values(dataset.read(rows, mode="pread").columns["tokens"])
@@ -93,9 +93,8 @@ def test_a_map_that_another_thread_reads_stays(root: Path, monkeypatch: pytest.M
         calls.append(len(numbers))
         if len(calls) > 1:
             return get(self, numbers)
-        inner.append(dataset.read(rows))  # the other thread's whole read, inside of this one's
-        opened = self._open(list(numbers))
-        return [opened[number] for number in numbers]
+        inner.append(dataset.read(rows))  # the other thread's whole read, inside this one's
+        return [dataset.index.shards.open(number) for number in numbers]
 
     with Dataset(root, **SETTINGS) as dataset:
         rows = rows_of(dataset)
@@ -103,14 +102,14 @@ def test_a_map_that_another_thread_reads_stays(root: Path, monkeypatch: pytest.M
     with Dataset(root, **SETTINGS) as dataset:
         monkeypatch.setattr(OpenShards, "get", get_beside_another)
         maps = list[Any]()
-        note = plain_rows.PlainRows._note
+        add_shards = plain_rows.PlainRows.add_shards
 
-        def note_maps(self: Any, *arguments: Any) -> Any:
-            noted = note(self, *arguments)
-            maps.append(dict(noted.kept))
-            return noted
+        def record_maps(self: Any, *arguments: Any) -> Any:
+            known = add_shards(self, *arguments)
+            maps.append(dict(known.kept))
+            return known
 
-        monkeypatch.setattr(plain_rows.PlainRows, "_note", note_maps)
+        monkeypatch.setattr(plain_rows.PlainRows, "add_shards", record_maps)
         batch = dataset.read(rows)
         assert values(batch.columns["tokens"]) == wanted == values(inner[0].columns["tokens"])
         first, last = maps

@@ -200,7 +200,7 @@ def test_arrays_stand_beside_texts_and_where_some_lack_them(tmp_path: Path) -> N
 def test_large_rows_of_a_pack_are_shared_out_and_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_reading, "_LARGE_BYTES", 100)
+    monkeypatch.setattr(row_reading, "LARGE_BATCH_BYTES", 100)
     monkeypatch.setattr(parallel_copies, "SHARED_BYTES", 100)
     monkeypatch.setattr(parallel_copies, "LARGE_ROW_BYTES", 100)
     arrays = dense()

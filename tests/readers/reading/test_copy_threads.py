@@ -1,4 +1,4 @@
-"""Movers: threads that share out the parts of one batch."""
+"""Threads that copy the parts of one batch."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from penstock.readers.reading import parallel_copies as module
 
 
 @pytest.fixture
-def movers(monkeypatch: pytest.MonkeyPatch) -> CopyThreads:
+def threads(monkeypatch: pytest.MonkeyPatch) -> CopyThreads:
     monkeypatch.setattr(module, "usable_cores", lambda: 64)
     return CopyThreads()
 
 
-def test_each_part_is_worked_on_once_and_several_threads_do_it(movers: CopyThreads) -> None:
+def test_each_part_is_worked_on_once_and_several_threads_do_it(threads: CopyThreads) -> None:
     together, done, names = threading.Barrier(MOST_COPY_THREADS), list[int](), set[str]()
 
     def work(part: int) -> None:
         if part < MOST_COPY_THREADS:
-            together.wait(60)  # nobody gets on before all have come
+            together.wait(60)  # no thread continues before all have started
         names.add(threading.current_thread().name)
         done.append(part)
 
-    movers.run(work, range(40))
-    movers.close()
+    threads.run(work, range(40))
+    threads.close()
     assert sorted(done) == list(range(40))
     assert len(names) == MOST_COPY_THREADS
     assert (
@@ -34,7 +34,7 @@ def test_each_part_is_worked_on_once_and_several_threads_do_it(movers: CopyThrea
     )
 
 
-def test_what_one_part_raises_is_raised_and_the_rest_is_left(movers: CopyThreads) -> None:
+def test_the_error_of_one_part_is_raised_and_the_rest_is_skipped(threads: CopyThreads) -> None:
     begun = []
 
     def work(part: int) -> None:
@@ -42,24 +42,24 @@ def test_what_one_part_raises_is_raised_and_the_rest_is_left(movers: CopyThreads
         raise OSError(f"part {part}")
 
     with pytest.raises(OSError, match="part"):
-        movers.run(work, range(1000))
+        threads.run(work, range(1000))
     assert len(begun) <= MOST_COPY_THREADS
-    movers.run(begun.append, [7])
+    threads.run(begun.append, [7])
     assert begun[-1] == 7
-    movers.close()
+    threads.close()
 
 
-def test_closed_movers_leave_the_work_to_who_asks(movers: CopyThreads) -> None:
-    movers.close()
-    movers.close()
+def test_closed_movers_leave_the_work_to_who_asks(threads: CopyThreads) -> None:
+    threads.close()
+    threads.close()
     done: list[int] = []
-    movers.run(done.append, range(10))
+    threads.run(done.append, range(10))
     assert done == list(range(10))
 
 
 def test_a_machine_of_one_core_has_no_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "usable_cores", lambda: 1)
-    movers, names = CopyThreads(), set()
-    movers.run(lambda _: names.add(threading.current_thread().name), range(10))
+    threads, names = CopyThreads(), set()
+    threads.run(lambda _: names.add(threading.current_thread().name), range(10))
     assert names == {threading.current_thread().name}
-    movers.close()
+    threads.close()

@@ -33,13 +33,13 @@ _log = logging.getLogger("penstock")
 
 
 def concat(sources: Sequence[Source]) -> Source:
-    """Datasets (or parts of some) end to end, as one that reads them.
+    """Join datasets, or parts of some, end to end into one that reads them.
 
-    All must have the same fields selected, of the same types, classes by the same names in the same
-    order; what isn't selected and not alike in all is left out. Sample ids are those of the first,
-    then those of the second behind them, and so on: each part's begin where the ids of the dataset
-    before end. Its `close()` closes nothing: the parts stay open as long as you need them. Raises
-    ConfigError for parts that don't fit, naming the field; what opening them raises.
+    All must have the same fields selected, of the same types, with the same class names in the same
+    order. Fields that aren't selected are left out if they differ. Sample ids are those of the
+    first, followed by those of the second, and so on: the ids of each part begin where those of the
+    dataset before end. Its `close()` closes nothing: keep the parts open as long as you need them.
+    Raises ConfigError for parts that don't fit, naming the field, and the errors of opening them.
     """
     found = list(sources) if isinstance(sources, list | tuple) else sources
     if not isinstance(found, list) or not found:
@@ -49,21 +49,26 @@ def concat(sources: Sequence[Source]) -> Source:
             raise ConfigError(
                 f"concat: got {source!r:.80}, wanted penstock.Dataset, subset() or split() of one."
             )
-    parts = [part for source in found for part in _parts(source)]
+    parts = [
+        part
+        for source in found
+        for part in (source.parts if isinstance(source, Concatenation) else (source,))
+    ]
     for part in parts[1:]:
         _check_same(parts[0], part)
-    whole = Concatenation(parts)
-    lost = [name for part in parts for name in part.schema if name not in whole.schema]
+    joined = Concatenation(parts)
+    lost = [name for part in parts for name in part.schema if name not in joined.schema]
     if lost:
         _log.info(
-            "concat: %s aren't alike in all parts, and left out: nobody selected them",
+            "concat: the fields %s differ between the parts; they are left out, as they aren't "
+            "selected",
             ", ".join(map(repr, dict.fromkeys(lost))),
         )
-    return whole
+    return joined
 
 
 class Concatenation(Source):
-    """The samples of several sources, part after part; it closes nothing."""
+    """The samples of several sources, part after part. It closes nothing."""
 
     def __init__(self, parts: Sequence[Source]) -> None:
         """parts: of the same schema, as `concat` has checked."""
@@ -72,7 +77,7 @@ class Concatenation(Source):
         self._contents: Contents | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For a spawned worker: its parts are opened anew there."""
+        """Pickle the parts: a spawned worker opens them again."""
         return concat, (list(self.parts),)
 
     def __repr__(self) -> str:
@@ -80,8 +85,8 @@ class Concatenation(Source):
 
     @property
     def contents(self) -> Contents:
-        """What all parts hold together. How alike samples of one shard are, compared with all, is
-        known of no two datasets: icc is None, and the order mixes as widely as for such data."""
+        """The contents of all parts. The label correlation of several datasets is unknown: icc is
+        None, and the order mixes as widely as for such data."""
         if self._contents is None:
             self._contents = _joined([part.contents for part in self.parts])
         return self._contents
@@ -89,62 +94,63 @@ class Concatenation(Source):
     def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
         return concat([part._renamed(names, made) for part in self.parts])
 
-    def _wholes(self) -> tuple[Source, ...]:
-        return tuple(whole for part in self.parts for whole in part._wholes())
+    def _datasets(self) -> tuple[Source, ...]:
+        return tuple(whole for part in self.parts for whole in part._datasets())
 
     @cached_property
     def _first_shard(self) -> Ints:
-        """Shards before each part, int64, shape (parts,)."""
+        """The number of shards before each part, int64, shape (parts,)."""
         counts = [len(part.contents.sizes) for part in self.parts]
         return np.cumsum([0, *counts[:-1]])
 
     @cached_property
     def _first_id(self) -> Ints:
-        """What is added to the ids of each part, int64, shape (parts,)."""
+        """The offset of the ids of each part, int64, shape (parts,)."""
         ends = [part.contents.id_end for part in self.parts]
         return np.cumsum([0, *ends[:-1]])
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """What a batch has, in order: the same in all parts."""
+        """The fields of a batch, in order: the same in all parts."""
         return self.parts[0].fields
 
     @property
     def cache_folder(self) -> str | None:
-        """The cache folder of the first part that has one; None where there is none."""
+        """The cache folder of the first part that has one; None if there is none."""
         folders = (part.cache_folder for part in self.parts)
         return next((folder for folder in folders if folder is not None), None)
 
     @property
     def remote_shards(self) -> RemoteShards | None:
-        """The shards of all parts that come from afar."""
+        """The shards of all parts that are read from a remote store."""
         return RemoteShards.end_to_end(
             [(part.remote_shards, len(part.contents.sizes)) for part in self.parts]
         )
 
     @property
     def chunks(self) -> tuple[DecodedChunks, ...]:
-        """Where decoded chunks of all parts are kept, of each dataset once."""
+        """The stores of decoded chunks of all parts, one for each dataset."""
         return tuple(dict.fromkeys(store for part in self.parts for store in part.chunks))
 
     # -- samples
 
     def _by_part(self, rows: Ints) -> Iterator[tuple[int, Ints, Ints]]:
-        """Each part that has some of these rows: its number, their places, and its own rows."""
+        """Yield each part that has some of these rows: its number, their positions, and the rows in
+        the part."""
         of = np.searchsorted(self._first_shard, rows[:, 0], side="right") - 1
         for number in np.unique(of).tolist():
             places = np.flatnonzero(of == number)
             yield number, places, rows[places] - [self._first_shard[number], 0]
 
     def ids(self, rows: Ints) -> Ints:
-        """Sample ids: those of the parts, one behind the other."""
+        """Return sample ids: those of the parts, one after the other."""
         ids = np.empty(len(rows), np.int64)
         for number, places, mine in self._by_part(rows):
             ids[places] = self.parts[number].ids(mine) + self._first_id[number]
         return ids
 
     def rows(self, ids: Ints) -> Ints:
-        """(shard, row) of sample ids. Raises ConfigError for ids that no part has."""
+        """Return (shard, row) of sample ids. Raises ConfigError for ids that no part has."""
         rows = np.empty((len(ids), 2), np.int64)
         for number, places, mine in self._ids_by_part(ids):
             rows[places] = self.parts[number].rows(mine)
@@ -170,7 +176,7 @@ class Concatenation(Source):
         crops: Mapping[str, ColumnCrop] | None = None,
         blocks: Blocks | None = None,
     ) -> SampleBatch:
-        """The samples of rows, in their order: see `Dataset.read`."""
+        """Read samples in the order of rows; see `Dataset.read`."""
 
         def read(number: int, mine: Ints, places: Ints) -> SampleBatch:
             found: dict[int, str] | None = None if bad is None else {}
@@ -180,7 +186,7 @@ class Concatenation(Source):
                     mode=mode,
                     bad=found,
                     fields=fields,
-                    crops=_taken(crops, places),
+                    crops=crops and {name: crop.take(places) for name, crop in crops.items()},
                     blocks=blocks,
                 )
             except CorruptSampleError as error:
@@ -193,11 +199,12 @@ class Concatenation(Source):
         return self._gathered(rows, read)
 
     def values(self, name: str, rows: Ints) -> SampleBatch:
-        """One field of these rows and nothing else."""
+        """Read only one field of these rows."""
         return self._gathered(rows, lambda number, mine, _: self.parts[number].values(name, mine))
 
     def _gathered(self, rows: Ints, read: Callable[[int, Ints, Ints], SampleBatch]) -> SampleBatch:
-        """What read gives of each part, in the order of the rows, under their ids here."""
+        """Join the batches that `read` returns for each part, in the order of the rows, with their
+        ids in the concatenation."""
         batches, order = [], []
         for number, places, mine in self._by_part(rows):
             batch = read(number, mine, places)
@@ -213,14 +220,14 @@ class Concatenation(Source):
         return joined.take(back)
 
     def lengths(self, name: str, rows: Ints) -> Ints:
-        """First lengths of samples, int64, shape (n,)."""
+        """Return first lengths of samples, int64, shape (n,)."""
         lengths = np.empty(len(rows), np.int64)
         for number, places, mine in self._by_part(rows):
             lengths[places] = self.parts[number].lengths(name, mine)
         return lengths
 
     def names(self, ids: Iterable[int] | Ints) -> list[str]:
-        """The samples' names for people, as their parts have them."""
+        """Return the samples' names for messages, as in their parts."""
         wanted = np.asarray([*ids], np.int64)
         names = [""] * len(wanted)
         for number, places, mine in self._ids_by_part(wanted):
@@ -229,39 +236,32 @@ class Concatenation(Source):
         return names
 
     def _part_of(self, shard: int) -> tuple[Source, int]:
-        """The part that a shard is of, and its number there."""
+        """Return the part of a shard, and the shard's number in it."""
         number = int(np.searchsorted(self._first_shard, shard, side="right")) - 1
         return self.parts[number], shard - int(self._first_shard[number])
 
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
-        """Oriented height and width of the images in a shard, int32, shape (samples, 2)."""
+        """Return the upright height and width of the images in a shard, int32, shape (samples,
+        2)."""
         part, number = self._part_of(shard)
         return part.image_dims(number, name)
 
     def is_near(self, shard: int) -> bool:
-        """Whether what is noted of a shard's samples can be had without the remote."""
+        """Return True if the table of a shard's samples can be read without the remote."""
         part, number = self._part_of(shard)
         return part.is_near(number)
 
     def give_back(self) -> None:
-        """Forget those open shards of all parts that the cache needn't keep."""
+        """Close those open shards of all parts that the cache needn't keep."""
         for part in self.parts:
             part.give_back()
 
     def close(self) -> None:
-        """Close nothing: the parts are their user's to close."""
-
-
-def _taken(crops: Mapping[str, ColumnCrop] | None, places: Ints) -> Mapping[str, ColumnCrop] | None:
-    return crops and {name: crop.take(places) for name, crop in crops.items()}
-
-
-def _parts(source: Source) -> Sequence[Source]:
-    return source.parts if isinstance(source, Concatenation) else (source,)
+        """Close nothing: the caller closes the parts."""
 
 
 def _joined(each: Sequence[Contents]) -> Contents:
-    """What several hold, end to end."""
+    """Join the contents of several sources, end to end."""
     if len(each) == 1:
         return each[0]
     digest = hashlib.sha256("\n".join(["concat", *(c.fingerprint for c in each)]).encode())
@@ -297,13 +297,13 @@ def _joined(each: Sequence[Contents]) -> Contents:
 
 
 def _mean_unit_bytes(each: Sequence[Contents]) -> float:
-    """Of a unit of several, on average."""
+    """Return the mean size of a decode unit over several sources."""
     counts = [sum(map(len, c.units)) if c.units is not None else len(c.sizes) for c in each]
     return sum(n * c.unit_bytes for n, c in zip(counts, each, strict=True)) / max(1, sum(counts))
 
 
 def _common(schemas: Sequence[Schema]) -> Schema:
-    """The fields that all have alike, without those that belong to others."""
+    """Return the fields that are equal in all schemas, without those that refer to others."""
     first = schemas[0]
     alike = {n: t for n, t in first.items() if all(other.get(n) == t for other in schemas[1:])}
     while alone := [n for n, t in alike.items() if (getattr(t, "of", None) or n) not in alike]:
@@ -313,18 +313,18 @@ def _common(schemas: Sequence[Schema]) -> Schema:
 
 
 def _check_same(first: Source, other: Source) -> None:
-    """Raise ConfigError where two sources differ in the fields that they hand out, or in what these
-    belong to."""
+    """Raise ConfigError if two sources differ in the fields that they deliver, or in the fields to
+    which these refer."""
     ours, theirs = first.schema, other.schema
     both = f"{first.url} and {other.url}"
-    handed_out = stored_fields((*first.fields, *other.fields), {**ours, **theirs})
-    owners = [getattr(each.get(name), "of", None) for each in (ours, theirs) for name in handed_out]
-    for name in dict.fromkeys([*handed_out, *(owner for owner in owners if owner)]):
+    delivered = stored_fields((*first.fields, *other.fields), {**ours, **theirs})
+    owners = [getattr(each.get(name), "of", None) for each in (ours, theirs) for name in delivered]
+    for name in dict.fromkeys([*delivered, *(owner for owner in owners if owner)]):
         if name not in ours or name not in theirs:
             has, lacks = (first, other) if name in ours else (other, first)
             raise ConfigError(
                 f'concat: {has.url} has a field "{name}" and {lacks.url} has none. Fields: '
-                f"{list(ours)} and {list(theirs)}. Pass the same fields= to both, of those that "
+                f"{list(ours)} and {list(theirs)}. Pass the same fields= to both, with fields that "
                 "both have."
             )
         if ours[name] != theirs[name]:
@@ -334,14 +334,14 @@ def _check_same(first: Source, other: Source) -> None:
             )
     if first.fields != other.fields:
         raise ConfigError(
-            f"concat: {both} hand out other fields: {first.fields!r} and {other.fields!r}. Pass "
+            f"concat: {both} deliver different fields: {first.fields!r} and {other.fields!r}. Pass "
             "the same fields= to both."
         )
 
 
 def _difference(name: str, ours: FieldType, theirs: FieldType) -> str:
     if not (isinstance(ours, ClassLabel | MultiLabel) and type(ours) is type(theirs)):
-        return f"{ours!r} and {theirs!r}. Give both the same type, as by schema= of their Dataset."
+        return f"{ours!r} and {theirs!r}. Give both the same type, with schema= of their Dataset."
     assert isinstance(theirs, ClassLabel | MultiLabel)
     alone = [*(set(ours.names) ^ set(theirs.names))]
     what = (

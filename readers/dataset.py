@@ -1,7 +1,4 @@
-"""Implement `Dataset`: check its arguments, open its index at first use, read and close it.
-
-It also looks up the names of samples that messages, reports and the quarantine file show.
-"""
+"""Implement `Dataset`: check its arguments, open its index at first use, read and close it."""
 
 from __future__ import annotations
 
@@ -70,58 +67,17 @@ if TYPE_CHECKING:
     from penstock.readers.types import Verify
 
 
-class OpenSource(Source):
-    """A source that reads by a reader of its own, once it is open."""
-
-    _reader: SampleReader | None
-
-    @property
-    def bytes_fetched(self) -> int:
-        """Bytes downloaded so far; 0 for a local dataset."""
-        return self.traffic().bytes_remote
-
-    def traffic(self) -> Traffic:
-        """What was read so far, by tier; of a local dataset bytes_disk alone."""
-        return self._reader.traffic() if self._reader is not None else Traffic()
-
-    def release(self, shards: Iterable[int]) -> None:
-        """Forget open shards, so that the cache may drop their blobs; batches that were handed out
-        keep theirs."""
-        if self._reader is not None:
-            self._reader.shards.release(shards)
-
-    def give_back(self) -> None:
-        """Forget those open shards that the cache needn't keep for this dataset's loaders."""
-        if self._reader is not None:
-            self._reader.shards.give_back()
-
-
-def sample_names(
-    index: Index, opened: OpenShards, ids: Iterable[int] | NDArray[np.int64]
-) -> list[str]:
-    """The names of samples: of files below the folder; of a pack those in what it was made from, or
-    where it doesn't hold them, shard and row. Raises ConfigError for ids that don't exist."""
-    wanted = np.asarray(list(ids), np.int64)
-    if len(wanted) and not (wanted.min() >= 0 and wanted.max() < index.samples):
-        raise ConfigError(f"ids: got {wanted.tolist()[:5]}…, wanted 0 to {index.samples - 1}.")
-    shards = np.searchsorted(index.starts, wanted, side="right") - 1
-    rows = wanted - index.starts[shards]
-    if index.is_self_contained:
-        return _source_names(index, opened, shards, rows)
-    found = opened.get(shards.tolist())
-    return [shard.name(row) for shard, row in zip(found, rows.tolist(), strict=True)]
-
-
 def _source_names(
     index: Index, opened: OpenShards, shards: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> list[str]:
-    """A shard at a time: only one's names are in memory."""
+    """Return the names that samples of a pack had in its sources, one shard at a time, so that only
+    one shard's names are in memory."""
     names = [""] * len(shards)
     for number in np.unique(shards).tolist():
         try:
             (shard,) = opened.get([number])
             known = shard.source_names()
-        except (DatasetError, FetchError):  # the names of its samples are asked for a report
+        except (DatasetError, FetchError):  # a report needs some name, even of a damaged shard
             known = None
         for place in np.flatnonzero(shards == number).tolist():
             row = int(rows[place])
@@ -134,39 +90,46 @@ def _source_names(
 _log = logging.getLogger("penstock")
 
 
-class Dataset(OpenSource):
-    """A dataset is a folder, a file or several files, named by a URL.
+class Dataset(Source):
+    """A dataset: a folder, a file or several files at a URL. It opens at first use; several threads
+    may read.
 
-    It opens at first use; several threads may read.
+    - url: a local path or any fsspec URL, of a folder or of one file; several files by a pattern
+      such as train-{000000..000009}.tar or data/**/*.parquet, or as a list within one store.
+    - fields: names, in the order that batches have; "id" is the sample's number ("sample_id" if the
+      dataset has a field "id"), and "caption.present" marks the samples that have a caption. None:
+      the images and their classes, or without these all fields that batches can have. A mapping
+      also gives the place of each field: {"image": "images", "mask": "masks"}, folders or patterns
+      of a folder, columns of a manifest, members of tar files; None keeps the place of that name
+      ({…, "id": None}).
+    - format: "auto" or the name of a format.
+    - index: the folder for the index of images or tar files; for remote ones also a URL in the same
+      store. None: next to them, else the cache folder, else the user's cache directory.
+    - cache: a DiskCache through which remote data is read (data on a network mount, too), or a
+      folder for one: its limit is the one it was made with, or 90 % of the free space.
+    - storage_options: of the store (docs/datasets.md).
+    - filesystem: any fsspec file system object; url is then a path in it.
+    - manifest: a table of a folder's samples, below url or on this machine; False ignores manifests
+      in the folder.
+    - schema: types of some fields, which override the types that are found (docs/datasets.md).
+    - sample, stride: windows of arrays and of streams of tokens, as lengths by axis (None: the
+      whole axis), for all arrays or by field: (8, None, 256, 256). None: one step along the first
+      axis.
+    - dtype: of the numbers in files that don't record it.
+    - documents: of tokens, "across", "within" or "pack" (docs/tokens.md).
+    - vocabulary: the number of token ids; an id that isn't below it makes a sample bad.
+    - decoded_bytes: memory for decoded chunks (of Zarr, Parquet, …), in bytes or as "4GB"; None: a
+      share of this machine's memory. Further chunks go to the cache folder, if there is one, or are
+      decoded again.
+    - allow_left_out: the share of bad samples that may be left out (see `left_out`): opening raises
+      DatasetError above it, and warns above 0.01.
+    - allow_empty: a class folder without samples keeps its class number, as in torchvision; False
+      raises for it.
+    - max_pixels: of the largest image or mask that is decoded; None is 2**27 (134 million), or the
+      limit with which a pack was made.
 
-    url: a local path or any fsspec URL, of a folder or of one file; files by a pattern such as
-    train-{000000..000009}.tar or data/**/*.parquet, or as a list of one store. fields: names, in
-    the order in which batches shall have them; "id" is the sample's number
-    ("sample_id" where the dataset has a field "id"), and "caption.present"
-    says which samples have a caption. None: the images and their classes, or without these all that
-    can be handed out. A mapping says where each field lies, too: {"image": "images", "mask":
-    "masks"}, folders or patterns of a folder, columns of a manifest, members of tar files; None is
-    what is there under that name ({…, "id": None}). manifest: a table of a folder's samples, below
-    url or on this machine; False reads none that lies there. schema: types of some fields, which
-    count before what is found (docs/datasets.md). sample, stride: windows of arrays and of streams
-    of tokens, as lengths by axis (None: all of it), for all arrays or by field: (8, None, 256,
-    256); None: one step along the first axis. dtype: of the numbers of files that don't tell.
-    documents: of tokens, "across", "within" or "pack" (docs/tokens.md). vocabulary: token ids that
-    there are; one beyond makes a sample bad. format: "auto" or the name of one. index: folder of
-    the index of images or tar files, of remote ones also a URL of the same store; None is beside
-    them, else the cache folder, else the user's cache directory. cache: a DiskCache that remote
-    data is read through (data on a network mount too), or a folder for one: its limit is what it
-    was made with, or 90 % of the free space. storage_options: of the store (docs/datasets.md).
-    filesystem: any fsspec file system object; url is then a path in it. decoded_bytes: memory for
-    decoded chunks (of Zarr, Parquet, …), as bytes or such as "4GB"; None: a share of what this
-    machine has. What doesn't fit goes to the cache folder, if there is one, or is decoded again.
-    allow_left_out: the share of samples that may be left out, as they are bad (see `left_out`):
-    opening raises DatasetError above it, and warns above 0.01. allow_empty: a class folder without
-    samples keeps its class number, as in torchvision; False refuses it. max_pixels: of the largest
-    image or mask that is decoded; None is 2**27 (134 million), or what a pack was made with.
-
-    Raises ConfigError here for arguments that can't be; what reading or building the
-    index raises (see `index`) comes with the first use.
+    Raises ConfigError for invalid arguments at once. Errors of reading or building the index (see
+    `index`) are raised at the first use.
     """
 
     def __init__(
@@ -202,15 +165,15 @@ class Dataset(OpenSource):
         )
         self._allowed = check_allowed_left_out(allow_left_out)
         self._allow_empty, self._max_pixels = allow_empty, max_pixels
-        arrangement_of(  # raises for what can't be
+        arrangement_of(  # raises for invalid arguments
             url, fields=fields, schema=schema, allow_empty=allow_empty, max_pixels=max_pixels
         )
         self._renames: tuple[Mapping[str, str], ...] = ()
         self._naming = PLAIN
         self._fields: tuple[str, ...] | None = None
-        self._kept: tuple[str, ...] | None = None  # of chunks, whose bytes are; None: the fields'
+        self._kept: tuple[str, ...] | None = None  # fields whose chunks' bytes are kept; None: all
         self._scratch = Scratch(cache)
-        # A list of files may be changed by whoever made it.
+        # The caller may change its list later.
         self._source: Url = tuple(url) if isinstance(url, list) else url
         self._format, self._index_folder = format, index
         self._cache = cache
@@ -225,7 +188,7 @@ class Dataset(OpenSource):
         self._closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For a spawned worker: the same dataset, opened anew there."""
+        """Pickle the arguments: a spawned worker opens the same dataset again."""
         arguments: dict[str, Any] = {
             "fields": self._places,
             "format": self._format,
@@ -244,10 +207,10 @@ class Dataset(OpenSource):
         return _made, (self._source, arguments, self._names, self._renames)
 
     def select(self, *fields: str) -> Dataset:
-        """The same data with other fields, as a dataset of its own that opens and closes by itself.
+        """Return the same data with other fields, as a dataset that opens and closes by itself.
 
-        fields: names in the order in which batches shall have them, as for `Dataset(fields=)`;
-        raises what that raises.
+        fields: names in the order that batches have, as for `Dataset(fields=)`, which also
+        documents the errors.
         """
         _, (url, arguments, _, renames) = self.__reduce__()
         return _made(url, arguments, check_names(fields), renames)
@@ -262,8 +225,8 @@ class Dataset(OpenSource):
         return made[id(self)]
 
     def open(self, *, verify: Verify | None = None, workers: int | None = None) -> Index:
-        """Open the index, or build it; again, it costs nothing. verify, workers, and what is
-        raised: as for `index`. Raises ConfigError for fields that aren't there."""
+        """Open the index, or build it; later calls cost nothing. verify, workers, and errors: as
+        for `index`. Raises ConfigError for fields that the dataset lacks."""
         return self._open(verify=verify, workers=workers).index
 
     def _open(self, *, verify: Verify | None = None, workers: int | None = None) -> SampleReader:
@@ -271,7 +234,7 @@ class Dataset(OpenSource):
             return self._reader
         with self._opening:
             if self._closed:
-                raise ClosedError(f"{self!r} is closed; make a new one.")
+                raise ClosedError(f"{self!r} is closed; make a new dataset.")
             if self._reader is None:
                 origin, names_of = locate_fields(
                     self._source,
@@ -321,8 +284,8 @@ class Dataset(OpenSource):
                 except BaseException:
                     origin.close()
                     raise
-                if self._names is None and (told := not_chosen(index.schema, index.lacking)):
-                    _log.warning("%s: %s", self.url, told)
+                if self._names is None and (note := not_chosen(index.schema, index.lacking)):
+                    _log.warning("%s: %s", self.url, note)
                 self._fields = fields
                 index = index.keeping(stored if self._kept is None else self._kept)
                 self._chunks = _kept_chunks(
@@ -333,12 +296,12 @@ class Dataset(OpenSource):
 
     @property
     def index(self) -> Index:
-        """What is there; opens it at first use."""
+        """The index, which is opened at first use."""
         return self._open().index
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """What a batch has, in order."""
+        """The fields of a batch, in order."""
         if self._names is not None:
             return self._names
         self._open()
@@ -346,24 +309,27 @@ class Dataset(OpenSource):
         return self._fields
 
     def stored_fields(self, fields: Sequence[str]) -> tuple[str, ...]:
-        """The names that fields have in the index, where they were renamed."""
+        """Return the names of fields in the index, if they were renamed."""
         self._open()
         return tuple(map(self._naming.stored_name, fields))
 
     @property
     def is_renamed(self) -> bool:
-        """Whether fields have other names than in the index."""
+        """Return True if fields have other names than in the index."""
         self._open()
         return not self._naming.is_plain
 
     @property
     def is_plain(self) -> bool:
-        """Whether its URL alone tells which samples and fields it has."""
-        told = (self._places, self._names, self._manifest, self._types)
-        is_as_it_lies = all(each is None for each in (*told, self._max_pixels))
-        is_as_it_lies = is_as_it_lies and not (self._renames or self._allow_empty)
-        is_as_it_lies = is_as_it_lies and self._sampling == DEFAULT_SAMPLING
-        return is_as_it_lies and not isinstance(self._source, tuple) and self._format == AUTO
+        """Return True if the URL alone determines the samples and fields."""
+        given = (self._places, self._names, self._manifest, self._types, self._max_pixels)
+        return (
+            all(each is None for each in given)
+            and not (self._renames or self._allow_empty)
+            and self._sampling == DEFAULT_SAMPLING
+            and not isinstance(self._source, tuple)
+            and self._format == AUTO
+        )
 
     def _largest(self, name: str) -> int:
         bounds = self.index.summary(self._naming.stored_name(name)).bounds
@@ -377,7 +343,7 @@ class Dataset(OpenSource):
 
     @property
     def contents(self) -> Contents:
-        """What is there, as whoever reads by shards has to know it; opens it at first use."""
+        """The contents that readers by shards need; opens the index at first use."""
         index = self.index
         if self._contents is None:
             self._contents = contents_of(index)
@@ -395,17 +361,17 @@ class Dataset(OpenSource):
 
     @property
     def cache_folder(self) -> str | None:
-        """The user's cache folder; None where there is none."""
+        """The user's cache folder; None if there is none."""
         return self._scratch.folder() if self._scratch.is_kept else None
 
     @property
     def remote(self) -> Remote | None:
-        """What a remote dataset is read through; None for a local one, and before it is open."""
+        """The access to a remote dataset; None for a local one, and before it is open."""
         return self._reader.index.remote if self._reader is not None else None
 
     @property
     def remote_shards(self) -> RemoteShards | None:
-        """The shards of a remote dataset; None of a local one."""
+        """The shards of a remote dataset; None for a local one."""
         index = self.index
         if index.remote is None:
             return None
@@ -417,8 +383,8 @@ class Dataset(OpenSource):
         if self._reader is None:
             return f"Dataset({self.url!r})"
         left_out = left_out_total(self._own_left_out())
-        told = f", {left_out:,} left out" if left_out else ""
-        return f"Dataset({self.url!r}, {self._reader.index.samples} samples{told})"
+        suffix = f", {left_out:,} left out" if left_out else ""
+        return f"Dataset({self.url!r}, {self._reader.index.samples} samples{suffix})"
 
     def read(
         self,
@@ -430,23 +396,26 @@ class Dataset(OpenSource):
         crops: Mapping[str, ColumnCrop] | None = None,
         blocks: Blocks | None = None,
     ) -> SampleBatch:
-        """Samples in the order of rows, the bytes of each field checked against their CRC-32C.
+        """Read samples in the order of rows, and check the bytes of each field against their
+        CRC-32C.
 
-        rows: (shard, row), int64, shape (n, 2), n ≥ 0. mode: "copy" copies each sample out of
-        the map of its shard and checks the copy, which nobody else can change; "pread" reads into
-        fresh memory (for mounts whose files may shrink under a map); "mmap" gives read-only views:
-        who writes to the file behind the check changes what is decoded. Arrays of one shape in
-        packs are always copied out of the map, and checked a block at a time when it is first read.
-        bad: None, or a dict where the bad samples are noted, as position in rows -> reason: a
-        wrong checksum even after a second fetch; a folder's file that is gone, changed or can't be
-        read. Those come empty, with their ids and what needs no reading, instead of an error for
-        all. fields: of the schema; None: those that the dataset was made with. crops: by field, the
-        part of each sample of an array that is wanted, inside of it: the batch has these parts, and
-        of chunks only those are read that they touch. blocks: where the
-        memory of large copies comes from; None: from the dataset's own.
+        - rows: (shard, row), int64, shape (n, 2), n ≥ 0.
+        - mode: "copy" copies each sample from the map of its shard and checks the copy, which no
+          other process can change; "pread" reads into fresh memory (for mounts whose files may
+          shrink under a map); "mmap" returns read-only views, whose bytes change if the file is
+          written after the check. Arrays of one shape in packs are always copied from the map, and
+          checked block by block when a block is first read.
+        - bad: None, or a dict that collects the bad samples, as position in rows -> reason: a
+          checksum that is wrong even after a second fetch; a file of a folder that is gone, changed
+          or unreadable. These samples are empty, with their ids and the fields that need no
+          reading, instead of raising for the batch.
+        - fields: of the schema; None: those of the dataset.
+        - crops: by field, the part of each sample of an array that is wanted, inside the sample:
+          the batch has these parts, and only the chunks that they touch are read.
+        - blocks: allocates memory for large copies; None uses the dataset's own.
 
         Raises CorruptSampleError (carries sample_id), CorruptShardError, IndexChangedError (files
-        aren't what was indexed), FetchError, ClosedError, ConfigError (rows that don't exist).
+        differ from what was indexed), FetchError, ClosedError, ConfigError (rows that don't exist).
         """
         reader, naming = self._open(), self._naming
         if naming.is_plain:
@@ -471,50 +440,78 @@ class Dataset(OpenSource):
         fields: Sequence[str] | None = None,
         blocks: Blocks | None = None,
     ) -> list[SampleBatch]:
-        """Several small batches by one read; see `Source.read_parts`."""
+        """Read several small batches at once; see `Source.read_parts`."""
         reader, naming = self._open(), self._naming
         stored = fields if naming.is_plain else naming.stored(fields)
         parts = reader.read_parts(rows, bounds, mode=mode, bad=bad, fields=stored, blocks=blocks)
         return parts if naming.is_plain else [naming.batch(part) for part in parts]
 
     def rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(shard, row) of sample ids, int64, shape (n, 2). Raises ConfigError for ids that don't
-        exist."""
+        """Return (shard, row) of sample ids, int64, shape (n, 2). Raises ConfigError for ids that
+        don't exist."""
         contents = self.contents
         if len(ids) and not (ids.min() >= 0 and ids.max() < contents.id_end):
             raise ConfigError(
-                f"ids: got {ids.min()} to {ids.max()}, and {self.url} has 0 to "
+                f"ids: got {ids.min()} to {ids.max()}, but {self.url} has 0 to "
                 f"{contents.id_end - 1}."
             )
         return contents.rows(ids)
 
     def lengths(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first length of each sample of a field, int64, shape (n,)."""
+        """Return the first length of each sample of a field, int64, shape (n,)."""
         return self._open().lengths(self._naming.stored_name(name), rows)
 
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
-        """Oriented height and width of an image field in a shard, int32, shape (samples, 2)."""
+        """Return the upright height and width of an image field in a shard, int32, shape (samples,
+        2)."""
         place = self.index.layout.table.spans[self._naming.stored_name(name)]
         assert place.height is not None, name
         table = self.index.shards.open(shard).table
         return table[:, place.height : place.height + 2].astype(np.int32)
 
     def is_near(self, shard: int) -> bool:
-        """Whether a shard's table can be had without the remote."""
+        """Return True if a shard's table can be read without the remote."""
         return self.index.shards.is_near(shard)
 
     def names(self, ids: Iterable[int] | NDArray[np.int64]) -> list[str]:
-        """The samples' names for people: file names below the folder; of a pack those in what it
-        was made from, or where it doesn't hold them, shard and row.
-
-        Raises ConfigError for ids that don't exist.
-        """
+        """Return the samples' names for messages: file names below the folder; for a pack the names
+        in its sources, or shard and row if the pack doesn't hold them. Raises ConfigError for ids
+        that don't exist."""
         reader = self._open()
-        return sample_names(reader.index, reader.shards, ids)
+        index = reader.index
+        wanted = np.asarray(list(ids), np.int64)
+        if len(wanted) and not (wanted.min() >= 0 and wanted.max() < index.samples):
+            raise ConfigError(f"ids: got {wanted.tolist()[:5]}…, wanted 0 to {index.samples - 1}.")
+        shards = np.searchsorted(index.starts, wanted, side="right") - 1
+        rows = wanted - index.starts[shards]
+        if index.is_self_contained:
+            return _source_names(index, reader.shards, shards, rows)
+        opened = reader.shards.get(shards.tolist())
+        return [shard.name(row) for shard, row in zip(opened, rows.tolist(), strict=True)]
+
+    @property
+    def bytes_fetched(self) -> int:
+        """Bytes downloaded so far; 0 for a local dataset."""
+        return self.traffic().bytes_remote
+
+    def traffic(self) -> Traffic:
+        """Return the bytes read so far, by tier; for a local dataset only bytes_disk."""
+        return self._reader.traffic() if self._reader is not None else Traffic()
+
+    def release(self, shards: Iterable[int]) -> None:
+        """Close open shards, so that the cache may drop their blobs; delivered batches keep
+        theirs."""
+        if self._reader is not None:
+            self._reader.shards.release(shards)
+
+    def give_back(self) -> None:
+        """Close those open shards that the cache needn't keep for this dataset's loaders."""
+        if self._reader is not None:
+            self._reader.shards.give_back()
 
     def close(self) -> None:
-        """Unmap shards and remove temporary downloads; views that were handed out stay valid. Safe
-        to call twice."""
+        """Unmap shards and remove temporary downloads; delivered views stay valid. Safe to call
+        twice."""
         with self._opening:
             self._closed = True
             if self._reader is not None:
@@ -531,15 +528,16 @@ def _made(
     names: tuple[str, ...] | None,
     renames: tuple[Mapping[str, str], ...],
 ) -> Dataset:
-    """A dataset by its arguments; names: the fields of a batch, whatever lies where; renames: as
-    `rename` got them, one after the other."""
+    """Make a dataset from its arguments. names: the fields of a batch. renames: the arguments of
+    `rename`, in order."""
     dataset = Dataset(url, **arguments)
     dataset._names, dataset._renames = names, renames
     return dataset
 
 
 def _check_left_out(index: Index, allowed: float) -> None:
-    """Warn where an index leaves out many samples. Raises DatasetError for more than allowed."""
+    """Warn if an index leaves out many samples. Raises DatasetError if it leaves out more than
+    allowed."""
     noted = index.about.samples_left_out
     most = index.quarantined if noted is None else left_out_total(noted)
     if most <= min(allowed, WARNED_LEFT_OUT) * (index.samples + most):
@@ -548,27 +546,27 @@ def _check_left_out(index: Index, allowed: float) -> None:
     share = left_out_total(left_out) / (index.samples + left_out_total(left_out))
     if share <= min(allowed, WARNED_LEFT_OUT):
         return
-    told = f"{index.url}: {left_out_text(left_out, samples=index.samples)}."
+    message = f"{index.url}: {left_out_text(left_out, samples=index.samples)}."
     is_known = NOT_KNOWN not in left_out  # else files that aren't meant to be samples count too
     if is_known:
-        told += f" What was read and refused is listed in {index.place}/{QUARANTINE.decode()}."
+        message += f" The rejected files are listed in {index.place}/{QUARANTINE.decode()}."
     if share > allowed and is_known:
         raise DatasetError(
-            f"{told} At most {percent(allowed)} may be left out: mend or remove them (a list of "
-            "classes may lack a name), or accept it by Dataset(…, allow_left_out="
+            f"{message} At most {percent(allowed)} may be left out: repair or remove them (a list "
+            "of classes may lack a name), or accept it with Dataset(…, allow_left_out="
             f"{math.ceil(share * 100) / 100:.2g})."
         )
-    warnings.warn(told, PenstockWarning, stacklevel=5)
+    warnings.warn(message, PenstockWarning, stacklevel=5)
 
 
 def _kept_chunks(
     index: Index, scratch: Scratch, *, max_bytes: int | None, url: str
 ) -> tuple[DecodedChunks, ...]:
-    """Where decoded chunks are kept: within the user's bound, and in the cache folder, that of
-    remote data in any case, of local ones where the user gave one."""
+    """Return the store of decoded chunks, if any: in memory within the user's bound, and in the
+    cache folder for remote data, or for local data if the user gave one."""
     if not index.layout.stored("chunks"):
         return ()
-    from penstock.readers.formats import DecodedChunks  # others start without it
+    from penstock.readers.formats import DecodedChunks  # other formats don't load it
 
     files = None
     if scratch.is_kept or index.remote is not None:
@@ -581,7 +579,8 @@ def _kept_chunks(
 
 
 def _unit_bytes(index: Index) -> float:
-    """Of a decode unit, all fields: those of one shape as they are handed out, others as stored."""
+    """Return the mean size of a decode unit over all fields: decoded for fields of one shape, else
+    stored."""
     if (units := index.units) is None:
         return 0.0
     forms = {name: array_form(type) for name, type in index.schema.items()}
@@ -592,15 +591,15 @@ def _unit_bytes(index: Index) -> float:
 
 
 def copy_keeping(dataset: Dataset, fields: tuple[str, ...]) -> Dataset:
-    """The same dataset, opened anew, that keeps the bytes of these fields of chunks, whatever its
-    batches have; it is the caller's to close."""
+    """Return a copy of the dataset, to be opened and closed by the caller, that keeps the chunks'
+    bytes of these fields even if its batches don't have them."""
     copy = _made(*dataset.__reduce__()[1])
     copy._kept = dataset.stored_fields(fields)
     return copy
 
 
 def contents_of(index: Index) -> Contents:
-    """What an index holds, as whoever reads by shards has to know it."""
+    """Return the contents of an index, as readers by shards need them."""
     return Contents(
         schema=index.schema,
         sizes=index.sizes,

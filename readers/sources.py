@@ -1,9 +1,9 @@
-"""Define a source of samples: what the loader reads, whatever it is made of.
+"""Define a source of samples, from which the loader reads.
 
 A dataset is a source, and so are a selection of one and several joined end to end. A source stands
-between the plan, which names (shard, row), and the feed, which wants columns; neither asks which
-kind it is. `Contents` says what a source holds, `Selection` reads some samples of another source,
-and `whole_column` reads one field of all samples (labels, groups, lengths) to choose by.
+between the plan, which names (shard, row), and the feed, which needs columns; neither depends on
+its kind. `Contents` describes the samples of a source, and `Selection` reads some samples of
+another source.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from penstock.readers.fields import (
     RaggedColumn,
     Text,
     Value,
+    base_name,
     check_renames,
     class_field,
     has_values,
@@ -53,18 +54,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contents:
-    """What a source holds, as far as its index tells.
+    """The contents of a source, as far as its index knows them.
 
-    schema: all fields, whether selected or not. sizes: samples of each shard; shard_bytes: to read
-    it whole; both int64, shape (shards,), no shard empty. id_end: above every sample's id.
-    fingerprint: of the content and of what was selected, as hex. icc: label correlation inside a
-    shard (`index.totals.label_correlation`), None where it isn't known. shuffled: whether the
-    samples lie in random order. images: bounds of the oriented sizes, by field. files: that
-    the samples lie in; is_file_per_sample: in one each. units: rows of each decode unit, by shard;
-    None where a sample can be had alone. unit_bytes: of all fields of one, decoded, on average and
-    as far as metadata tell. longest: largest first length of fields whose samples differ in it, as
-    far as known. is_encoded: numbers are decoded when they are read. max_pixels: of an
-    image or a mask that is decoded.
+    - schema: all fields, selected or not.
+    - sizes: samples of each shard; shard_bytes: bytes to read it whole; both int64, shape
+      (shards,), no shard empty.
+    - id_end: greater than every sample's id.
+    - fingerprint: of the content and of the selection, as hex.
+    - icc: label correlation inside a shard (`index.totals.label_correlation`), None if unknown.
+    - shuffled: True if the samples are in random order.
+    - images: bounds of the upright sizes, by field.
+    - files: their number; is_file_per_sample: each sample has its own.
+    - units: rows of each decode unit, by shard; None if samples can be read one by one.
+    - unit_bytes: mean decoded size of a unit over all fields, as far as metadata tell.
+    - longest: largest first length of fields whose samples differ in it, as far as known.
+    - is_encoded: numbers are decoded when they are read.
+    - max_pixels: of an image or a mask that is decoded.
     """
 
     schema: Schema
@@ -85,29 +90,30 @@ class Contents:
 
     @cached_property
     def samples(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return int(self.sizes.sum())
 
     @cached_property
     def starts(self) -> Ints:
-        """Samples before each shard, int64, shape (shards,)."""
+        """The number of samples before each shard, int64, shape (shards,)."""
         starts: Ints = np.cumsum(self.sizes) - self.sizes
         return starts
 
     def places(self, rows: Ints) -> Ints:
-        """Where samples stand among all, by (shard, row): int64, shape (n,)."""
+        """Return the positions among all samples of (shard, row): int64, shape (n,)."""
         places: Ints = self.starts[rows[:, 0]] + rows[:, 1]
         return places
 
     def rows(self, places: Ints) -> Ints:
-        """(shard, row) of samples by where they stand among all: int64, shape (n, 2)."""
+        """Return (shard, row) of positions among all samples: int64, shape (n, 2)."""
         shards = np.searchsorted(self.starts, places, side="right") - 1
         return np.stack([shards, places - self.starts[shards]], axis=1)
 
 
 def selected(base: Contents, places: Ints, shards: Ints) -> Contents:
-    """What a selection holds. places: of the samples among all, ascending; shards: that hold any of
-    them. How alike samples of a shard are, and the sizes of images, are taken to be as in all."""
+    """Return the contents of a selection. places: positions of the samples among all, ascending.
+    shards: those that hold any of them. The label correlation and the sizes of images are assumed
+    to be those of the whole."""
     digest = hashlib.sha256(f"selection {base.fingerprint} {len(places)} ".encode())
     digest.update(places.astype("<i8", copy=False).data)
     borders = np.searchsorted(places, [*base.starts[shards].tolist(), base.samples])
@@ -128,7 +134,7 @@ def selected(base: Contents, places: Ints, shards: Ints) -> Contents:
 
 
 def _of_units(rows: Ints, units: Ints) -> Ints:
-    """Rows of each unit that are among some rows of their shard, without those that have none."""
+    """Return how many of these rows of a shard are in each unit, without units that have none."""
     counts = np.bincount(np.searchsorted(np.cumsum(units), rows, side="right"))
     kept: Ints = counts[counts > 0].astype(np.int64)
     return kept
@@ -138,30 +144,31 @@ _log = logging.getLogger("penstock")
 
 
 class Source(ABC):
-    """What can be read by shards and rows, with names, ids and what the cache needs to know.
+    """A source of samples that are read by shard and row.
 
-    A sample's id is fixed where it lies: a selection keeps the ids of what it was taken from, so
-    that a sample's name and draws don't change; datasets end to end have those of the first, then
-    those of the second behind them, and so on. Several threads may read.
+    A sample's id is fixed by its dataset: a selection keeps the ids of its source, so that a
+    sample's name and draws don't change. A concatenation numbers the samples of the first part,
+    then those of the second, and so on. Several threads may read.
 
-    url: for people. part_of: fingerprint of what this was selected from; None where it is whole.
+    url: for messages. part_of: fingerprint of the source from which this was selected; None if it
+    is no selection.
     """
 
     url: str
     part_of: str | None = None
     _chunks: tuple[DecodedChunks, ...] = ()
 
-    # -- what there is
+    # -- contents
 
     @property
     @abstractmethod
     def contents(self) -> Contents:
-        """What is there; opens it at first use."""
+        """The contents of the source, which is opened at first use."""
 
     @property
     @abstractmethod
     def fields(self) -> tuple[str, ...]:
-        """What a batch has, in order."""
+        """The fields of a batch, in order."""
 
     @property
     def schema(self) -> Schema:
@@ -175,10 +182,13 @@ class Source(ABC):
 
     @property
     def num_classes(self) -> int | None:
-        """How many classes there are: as many as names, else one more than the largest label (the
-        selected field of classes, or whole numbers called "label" or "labels"), as the index knows
-        it, or where it doesn't, as the whole column says, which is read then. A part has its
-        dataset's. None without labels."""
+        """The number of classes: of the class names, else one more than the largest label. None
+        without labels.
+
+        Labels are the selected field of classes, or integers called "label" or "labels". If the
+        index doesn't know the largest, the whole column is read. A selection has the classes of its
+        dataset.
+        """
         if self.classes:
             return len(self.classes)
         schema = self.schema
@@ -189,58 +199,58 @@ class Source(ABC):
         type = schema[field]
         if isinstance(type, ClassLabel) and type.names:  # of several fields of classes
             return len(type.names)
-        return 1 + max(each._largest(field) for each in self._wholes())
+        return 1 + max(each._largest(field) for each in self._datasets())
 
     def _largest(self, name: str) -> int:
-        """The largest of a field of whole numbers."""
+        """Return the largest value of a field of integers."""
         return int(np.max(self.column(name)))
 
     @property
     def left_out(self) -> dict[str, int]:
-        """How many samples are left out, by reason, most first: those that were bad when the
-        dataset was indexed or packed. A part has those of its dataset, datasets end to end those of
-        each dataset once."""
+        """The number of samples that are left out, by reason, most first: those that were bad when
+        the dataset was indexed or packed. A selection reports those of its dataset, a concatenation
+        those of each of its datasets once."""
         return {reason: each.samples for reason, each in self.samples_left_out.items()}
 
     @property
     def samples_left_out(self) -> Mapping[str, LeftOut]:
-        """As `left_out`, with a name for each reason."""
-        return joined_left_out(each._own_left_out() for each in dict.fromkeys(self._wholes()))
+        """Like `left_out`, with an example for each reason."""
+        return joined_left_out(each._own_left_out() for each in dict.fromkeys(self._datasets()))
 
-    def _wholes(self) -> tuple[Source, ...]:
-        """The datasets that it is made of."""
+    def _datasets(self) -> tuple[Source, ...]:
+        """Return the datasets of which the source consists."""
         return (self,)
 
     def _own_left_out(self) -> Mapping[str, LeftOut]:
-        """What one of those left out."""
+        """Return the samples that one dataset leaves out, by reason."""
         return {}
 
     @property
     def cache_folder(self) -> str | None:
-        """The user's cache folder; None where there is none."""
+        """The user's cache folder; None if there is none."""
         return None
 
     @property
     def remote_shards(self) -> RemoteShards | None:
-        """The shards that come from afar; None where all are local."""
+        """The shards that are read from a remote store; None if all are local."""
         return None
 
     @property
     def chunks(self) -> tuple[DecodedChunks, ...]:
-        """Where decoded chunks are kept, of each dataset that is open once."""
+        """The stores of decoded chunks, one for each dataset that is open."""
         return self._chunks
 
     # -- samples
 
     def ids(self, rows: Ints) -> Ints:
-        """Sample ids of (shard, row), int64, shape (n,): positions in the index, unless a source
-        says else."""
+        """Return the sample ids of (shard, row), int64, shape (n,): positions in the index, unless
+        a subclass overrides it."""
         return self.contents.places(rows)
 
     @abstractmethod
     def rows(self, ids: Ints) -> Ints:
-        """(shard, row) of sample ids, int64, shape (n, 2). Raises ConfigError for ids that aren't
-        in it."""
+        """Return (shard, row) of sample ids, int64, shape (n, 2). Raises ConfigError for ids that
+        the source lacks."""
 
     @abstractmethod
     def read(
@@ -253,7 +263,7 @@ class Source(ABC):
         crops: Mapping[str, ColumnCrop] | None = None,
         blocks: Blocks | None = None,
     ) -> SampleBatch:
-        """The samples of rows, in their order: see `Dataset.read`."""
+        """Read samples in the order of rows; see `Dataset.read`."""
 
     def read_parts(
         self,
@@ -265,68 +275,105 @@ class Source(ABC):
         fields: Sequence[str] | None = None,
         blocks: Blocks | None = None,
     ) -> list[SampleBatch]:
-        """Several small batches by one read: the samples between bounds, each part in memory of its
-        own. Other arguments, and what is raised, as for `read`."""
+        """Read several small batches at once: the samples between bounds, each part in memory of
+        its own. Other arguments and errors: as for `read`."""
         batch = self.read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks)
         return batch.parts(bounds) if blocks is None else batch.parts(bounds, array=blocks.array)
 
     @abstractmethod
     def names(self, ids: Iterable[int] | Ints) -> list[str]:
-        """The samples' names for people. Raises ConfigError for ids that aren't in it."""
+        """Return the samples' names for messages. Raises ConfigError for ids that the source
+        lacks."""
 
     def values(self, name: str, rows: Ints) -> SampleBatch:
-        """One field of these rows, whether it is selected or not, and nothing else: where its
-        values are noted beside the samples, no sample is read. Raises ConfigError for a field that
-        isn't there."""
+        """Read only one field of these rows, selected or not. Values that an index or a pack holds
+        are returned without reading samples. Raises ConfigError for a field that doesn't exist."""
         return self.read(rows, fields=(name,))
 
     def lengths(self, name: str, rows: Ints) -> Ints:
-        """The first length of each sample of a field whose samples differ in it, int64, shape (n,):
-        from what is noted of samples, where a source knows how. Raises ConfigError for other
-        fields."""
-
-        return lengths_of(self.values(name, rows).columns[name], name, url=self.url)
+        """Return the first length of each sample of a field whose samples differ in it, int64,
+        shape (n,), from tables if a source has them. Raises ConfigError for other fields."""
+        column = self.values(name, rows).columns[name]
+        if not isinstance(column, RaggedColumn):
+            raise ConfigError(f'"{name}" of {self.url}: its samples don\'t differ in length.')
+        return column.first_lengths
 
     def column(self, name: str) -> NDArray[Any] | list[Any]:
-        """One field of all samples, in the order of their ids: such as labels, to choose by.
+        """Return one field of all samples, in the order of their ids, such as labels, to select by.
 
-        An array with a row for each sample; of texts a list of str, of arrays whose shapes differ a
-        list of arrays. Of a field that some lack, "<name>.present" is a mask of those that have it
-        (where it lies in files, these are read for that).
-        Memory is that of the values, all of them at once. What has to be decoded or kept as bytes
-        (images, masks, sounds) is refused with ConfigError; texts in files of their own are read.
-        Raises ConfigError also for a field that some lack.
+        The result is an array with a row for each sample; for texts a list of str, for arrays whose
+        shapes differ a list of arrays. For a field that some samples lack, "<name>.present" is a
+        mask of those that have it (values in files are read for that). All values are in memory at
+        once. Raises ConfigError for fields that must be decoded or are raw bytes (images, masks,
+        sounds), except for texts in files of their own, and for a field that some samples lack.
         """
+        field = base_name(name) if isinstance(name, str) else name
+        type = self.schema.get(field)
+        if type is None or not (has_values(type) or name != field):
+            found = "no field" if type is None else f"a field of {type!r}"
+            raise ConfigError(
+                f'"{name}": {found} of {self.url}, wanted one of values: '
+                f"{[n for n, t in self.schema.items() if has_values(t)]}."
+            )
+        columns, present = [], [np.empty(0, np.bool_)]
+        for places in _ranges(len(self)):
+            batch = self.values(field, self.contents.rows(places))
+            present.append(batch.has(field))
+            columns.append(batch.columns[field])
+        has = np.concatenate(present)
+        if name != field:
+            return has
+        if not has.all():
+            places = np.flatnonzero(~has)[:3]
+            lacking = self.names(self.ids(self.contents.rows(places)))
+            raise ConfigError(
+                f'"{name}": {np.count_nonzero(~has):,} samples of {self.url} lack it, such as '
+                f"{', '.join(lacking)}. Select those that have it: "
+                f'dataset.subset(dataset.column("{name}{PRESENT}")).'
+            )
+        return _values_of(joined_columns(columns))
 
-        return whole_column(self, name)
-
-    # -- parts
+    # -- selections
 
     def rename(self, names: Mapping[str, str]) -> Self:
-        """The same samples with other names of fields: rename({"image": "pixel_values"}).
+        """Return the same samples with other names of fields: rename({"image": "pixel_values"}).
 
-        names: new names by those of now, also of fields that aren't selected; masks and boxes
-        refer to their image by its new name. Sample ids, order and draws stay. It is a dataset that
-        opens and closes by itself; a part reads the renamed one, and so do datasets end to end.
-        Raises ConfigError for names that can't be; for fields that aren't there, and two of one
-        name, when it is opened.
+        names: new names by the current ones, also for fields that aren't selected; masks and boxes
+        refer to their image by its new name. Sample ids, order and draws stay. The result is a
+        dataset that opens and closes by itself; a selection reads the renamed dataset, and so does
+        a concatenation. Raises ConfigError for invalid names; for fields that don't exist, and two
+        of one name, when it is opened.
         """
         return cast("Self", self._renamed(check_renames(names), {}))
 
     def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
-        """made: the datasets that were renamed already, by identity."""
+        """Return the renamed source. made: the datasets that were renamed already, by identity."""
         raise NotImplementedError(f"{type(self).__name__} can't be renamed")
 
     def subset(self, which: Iterable[int] | Iterable[bool] | NDArray[Any]) -> Selection:
-        """Some of the samples, as a dataset of its own that reads this one.
+        """Return some of the samples, as a dataset of its own that reads this one.
 
         which: sample ids, in any order, each once; or a mask of bools, one for each sample in the
-        order of ids. Samples keep their ids, names and draws. It needs 8 bytes of memory a sample.
-        Its `close()` closes nothing: this dataset stays open as long as you need its parts. Raises
-        ConfigError for ids that aren't in it or come twice, a mask of another length, and for no
-        samples.
+        order of ids. Samples keep their ids, names and draws. It needs 8 bytes of memory per
+        sample. Its `close()` closes nothing: keep this dataset open as long as you need its parts.
+        Raises ConfigError for ids that don't exist or occur twice, a mask of another length, and an
+        empty selection.
         """
-        return Selection.of(self, _chosen(self, which))
+        from penstock.readers.splits import check_choice
+
+        array = check_choice(which, len(self), url=self.url)
+        if array.dtype == np.bool_:
+            places = np.flatnonzero(array)
+        else:
+            places = np.sort(self.contents.places(self.rows(array.astype(np.int64))))
+            if (twice := places[1:][np.diff(places) == 0]).size:
+                (sample,) = self.ids(self.contents.rows(twice[:1])).tolist()
+                raise ConfigError(
+                    f"subset: got sample {sample} twice, wanted each once: a subset is a set."
+                )
+        if not len(places):
+            raise ConfigError(f"subset: got no samples of {self.url}, wanted at least one.")
+        return Selection.of(self, places.astype(np.int64, copy=False))
 
     def split(
         self,
@@ -334,21 +381,21 @@ class Source(ABC):
         seed: int,
         by: str | Callable[[str], object] | Sequence[object] | NDArray[Any] | None = None,
     ) -> tuple[Selection, ...]:
-        """Parts without a common sample, one a share: split(0.9, 0.1, seed=0) gives two.
+        """Return disjoint parts of the samples, one per share: split(0.9, 0.1, seed=0) returns two.
 
-        Which sample goes where is a keyed hash of seed and sample: the same everywhere, for ever.
-        Shares that add up to less than 1 leave the rest out. by says what parts have in common:
+        A keyed hash of seed and sample chooses the part: it is always the same, on every machine.
+        Shares that add up to less than 1 leave the rest out. by: the property that parts share or
+        separate:
 
-        - None: nothing; each sample is drawn by itself.
+        - None: none; each sample is assigned by itself.
         - the name of a `ClassLabel` field: **stratified**: each part has its share of every class.
         - the name of another field (a number or a text, such as "patient"), an array or list with a
           key for each sample in the order of ids, or a function of a sample's name: **groups**: all
-          samples of one key are in one part, so that nothing of a patient or a video leaks. Sizes
-          are then as near to the shares as whole groups allow. To group by a class field, pass its
+          samples of one key are in one part, so that no patient or video is in two parts. Sizes are
+          then as near to the shares as whole groups allow. To group by a class field, pass its
           values: by=dataset.column("label").
 
-        Raises ConfigError for shares that can't be, a part that would be empty, and a `by` that is
-        neither.
+        Raises ConfigError for invalid shares, a part that would be empty, and other values of `by`.
         """
         from penstock.readers.splits import by_group, by_sample, check_shares
 
@@ -365,19 +412,19 @@ class Source(ABC):
         for share, places in zip(shares, found, strict=True):
             if not len(places):
                 raise ConfigError(
-                    f"split: the share {share} of {len(self):,} samples of {self.url} "
-                    f"{'is none of the groups' if by is not None else 'is none'}. Ask for larger "
-                    "shares, or for fewer parts."
+                    f"split: the share {share} of {len(self):,} samples of {self.url} holds no "
+                    f"{'group' if by is not None else 'sample'}. Choose larger shares, or fewer "
+                    "parts."
                 )
         return tuple(Selection.of(self, places) for places in found)
 
     @abstractmethod
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
-        """Oriented height and width of an image field in a whole shard, shape (samples, 2). Raises
-        what opening the shard raises."""
+        """Return the upright height and width of an image field in a whole shard, int32, shape
+        (samples, 2). Raises what opening the shard raises."""
 
     def is_near(self, shard: int) -> bool:
-        """Whether what is noted of a shard's samples can be had without the remote."""
+        """Return True if the table of a shard's samples can be read without the remote."""
         del shard
         return True
 
@@ -385,26 +432,26 @@ class Source(ABC):
         return self.contents.samples
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Always raises ConfigError: samples are read by shards, through the loader."""
+        """Always raise ConfigError: samples are read by shards, through the loader."""
         raise ConfigError(
-            f"Sample {index!r} of {self.url} was asked for by index. A native dataset is read by "
+            f"Sample {index!r} of {self.url} was requested by index. A native dataset is read by "
             "shards, through Penstock's DataLoader only: loop over DataLoader(dataset, ...), and "
-            "for a part of it take dataset.subset(ids) or dataset.split(0.9, 0.1, seed=0). If a "
-            "framework asked, it has rebuilt that loader as torch's own, which would shard again "
-            "and leave out decoding: docs/trainers.md says what to switch off, such as "
+            "for a part of it use dataset.subset(ids) or dataset.split(0.9, 0.1, seed=0). If a "
+            "framework requested it, it has replaced that loader by torch's own, which would shard "
+            "again and skip decoding: docs/trainers.md lists what to switch off, such as "
             "`ignore_data_skip=True` in the HF Trainer."
         )
 
-    # -- life
+    # -- closing
 
     @abstractmethod
     def give_back(self) -> None:
-        """Forget those open shards that the cache needn't keep for this source's loaders."""
+        """Close those open shards that the cache needn't keep for this source's loaders."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release what it opened itself: a selection, and datasets end to end, have opened nothing.
-        Safe to call twice."""
+        """Release what the source opened itself; a selection and a concatenation have opened
+        nothing. Safe to call twice."""
 
     def __enter__(self) -> Self:
         return self
@@ -414,14 +461,14 @@ class Source(ABC):
 
 
 class Selection(Source):
-    """Some samples of another source, which it reads: what `subset` and `split` give.
+    """Some samples of another source, which it reads: the result of `subset` and `split`.
 
     Its shards are those of that source that hold any of them. It closes nothing.
     """
 
-    def __init__(self, base: Source, places: Ints, *, fingerprint: str) -> None:
-        """places: where they stand among all of base, int64, ascending; fingerprint: of the base
-        that they were chosen from."""
+    def __init__(self, base: Source, places: Ints, fingerprint: str) -> None:
+        """places: positions of the samples among all of base, int64, ascending. fingerprint: of the
+        base from which they were chosen."""
         self.url = base.url
         self._base, self._places = base, places
         self.part_of = self._fingerprint = fingerprint
@@ -429,22 +476,23 @@ class Selection(Source):
 
     @classmethod
     def of(cls, source: Source, places: Ints) -> Selection:
-        """Some of a source, by where they stand; of a selection: of what that was taken from."""
+        """Select from a source by position; from a selection, select from its own source."""
         if isinstance(source, Selection):
-            return cls(source._base, source._places[places], fingerprint=source._fingerprint)
-        return cls(source, places, fingerprint=source.contents.fingerprint)
+            return cls(source._base, source._places[places], source._fingerprint)
+        return cls(source, places, source.contents.fingerprint)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For a spawned worker: what it was taken from is opened anew there, and is the same."""
-        return _selection, (self._base, self._places, self._fingerprint)
+        """Pickle the selection: a spawned worker opens its source again, and gets the same
+        samples."""
+        return Selection, (self._base, self._places, self._fingerprint)
 
     def __repr__(self) -> str:
         return f"Selection(<{len(self._places):,} samples>, {self._base!r})"
 
     @property
     def contents(self) -> Contents:
-        """What was selected. Raises IndexChangedError where the dataset isn't the one that it was
-        selected from any more."""
+        """The selected contents. Raises IndexChangedError if the dataset has changed since the
+        selection."""
         if self._contents is None:
             base = self._base.contents
             if base.fingerprint != self._fingerprint:
@@ -456,61 +504,60 @@ class Selection(Source):
             self._contents = selected(base, self._places, self._shards)
         return self._contents
 
-    def _wholes(self) -> tuple[Source, ...]:
-        return self._base._wholes()
+    def _datasets(self) -> tuple[Source, ...]:
+        return self._base._datasets()
 
     def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
-        return Selection(
-            self._base._renamed(names, made), self._places, fingerprint=self._fingerprint
-        )
+        return Selection(self._base._renamed(names, made), self._places, self._fingerprint)
 
     @cached_property
     def _shards(self) -> Ints:
-        """Of each shard its number in the base, int64, ascending."""
+        """The number in the base of each shard, int64, ascending."""
         starts = self._base.contents.starts
         return np.unique(np.searchsorted(starts, self._places, side="right") - 1)
 
     def _in_base(self, rows: Ints) -> Ints:
-        """(shard, row) of the base."""
+        """Return the rows of the base, as (shard, row)."""
         places = self._places[self.contents.places(rows)]
         shards = self._shards[rows[:, 0]]
         return np.stack([shards, places - self._base.contents.starts[shards]], axis=1)
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """What a batch has: as in the dataset that it was taken from."""
+        """The fields of a batch, as in the base."""
         return self._base.fields
 
     @property
     def cache_folder(self) -> str | None:
-        """The user's cache folder; None where there is none."""
+        """The user's cache folder; None if there is none."""
         return self._base.cache_folder
 
     @property
     def remote_shards(self) -> RemoteShards | None:
-        """Those of its shards that come from afar, whole, as the cache keeps them."""
+        """The shards that are read from a remote store, whole, as the cache keeps them."""
         remote = self._base.remote_shards
         return None if remote is None else remote.only(self._shards)
 
     @property
     def chunks(self) -> tuple[DecodedChunks, ...]:
-        """Where decoded chunks of what it was taken from are kept."""
+        """The stores of decoded chunks of the base."""
         return self._base.chunks
 
     def ids(self, rows: Ints) -> Ints:
-        """Sample ids, which are those of what it was taken from."""
+        """Return sample ids, which are those of the base."""
         return self._base.ids(self._in_base(rows))
 
     def rows(self, ids: Ints) -> Ints:
-        """(shard, row) of sample ids. Raises ConfigError for samples that aren't selected."""
+        """Return (shard, row) of sample ids. Raises ConfigError for samples that aren't
+        selected."""
         wanted = self._base.contents.places(self._base.rows(ids))
         places = np.searchsorted(self._places, wanted)
         missing = places == len(self._places)
         missing[~missing] = self._places[places[~missing]] != wanted[~missing]
         if missing.any():
             raise ConfigError(
-                f"ids: got {int(ids[missing][0])}, which is a sample of {self.url}, but not of the "
-                f"{len(self._places):,} that were selected of it."
+                f"ids: got {int(ids[missing][0])}, which is a sample of {self.url}, but not one of "
+                f"the {len(self._places):,} that were selected from it."
             )
         return self.contents.rows(places)
 
@@ -524,27 +571,29 @@ class Selection(Source):
         crops: Mapping[str, ColumnCrop] | None = None,
         blocks: Blocks | None = None,
     ) -> SampleBatch:
-        """The samples of rows, in their order: see `Dataset.read`."""
+        """Read samples in the order of rows; see `Dataset.read`."""
         return self._base.read(
             self._in_base(rows), mode=mode, bad=bad, fields=fields, crops=crops, blocks=blocks
         )
 
     def values(self, name: str, rows: Ints) -> SampleBatch:
-        """One field of these rows and nothing else."""
+        """Read only one field of these rows."""
         return self._base.values(name, self._in_base(rows))
 
     def lengths(self, name: str, rows: Ints) -> Ints:
-        """First lengths of samples, int64, shape (n,)."""
+        """Return first lengths of samples, int64, shape (n,)."""
         return self._base.lengths(name, self._in_base(rows))
 
     def names(self, ids: Iterable[int] | Ints) -> list[str]:
-        """The samples' names for people. Raises ConfigError for samples that aren't selected."""
+        """Return the samples' names for messages. Raises ConfigError for samples that aren't
+        selected."""
         wanted = np.asarray([*ids], np.int64)
         self.rows(wanted)
         return self._base.names(wanted)
 
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
-        """Oriented height and width of the selected images of a shard, shape (samples, 2)."""
+        """Return the upright height and width of the selected images of a shard, int32, shape
+        (samples, 2)."""
         count = int(self.contents.sizes[shard])
         rows = np.stack([np.full(count, shard), np.arange(count)], axis=1)
         mine = self._in_base(rows)
@@ -552,15 +601,15 @@ class Selection(Source):
         return dims
 
     def is_near(self, shard: int) -> bool:
-        """Whether what is noted of a shard's samples can be had without the remote."""
+        """Return True if the table of a shard's samples can be read without the remote."""
         return self._base.is_near(int(self._shards[shard]))
 
     def give_back(self) -> None:
-        """Forget open shards of what it was taken from that the cache needn't keep."""
+        """Close open shards of the base that the cache needn't keep."""
         self._base.give_back()
 
     def close(self) -> None:
-        """Close nothing: what it was taken from is its user's to close."""
+        """Close nothing: the caller closes the base."""
 
 
 def _is_whole(type: FieldType | None) -> bool:
@@ -570,107 +619,33 @@ def _is_whole(type: FieldType | None) -> bool:
 def _keys(
     source: Source, by: str | Callable[[str], object] | Sequence[object] | NDArray[Any], ids: Ints
 ) -> object:
-    """A group's key for each sample."""
+    """Return the key of each sample's group."""
     if callable(by):
-        return [by(name) for run in ranges_of(len(ids)) for name in source.names(ids[run])]
+        return [by(name) for run in _ranges(len(ids)) for name in source.names(ids[run])]
     if not isinstance(by, str):
         return by
     type = source.schema.get(by)
     if not isinstance(type, Text) and not _is_whole(type):
-        said = f"a field of {type!r}" if type is not None else "no field"
+        found = f"a field of {type!r}" if type is not None else "no field"
         raise ConfigError(
-            f'split: by="{by}" is {said} of {source.url}, wanted a field of classes (each part '
-            "has its share of every class), or of texts or whole numbers (those of one value "
-            f"stay together). Fields: {dict(source.schema)}."
+            f'split: by="{by}" is {found} of {source.url}, wanted a field of classes (each part '
+            "has its share of every class), or of texts or integers (samples of one value stay "
+            f"together). Fields: {dict(source.schema)}."
         )
     return source.column(by)
 
 
-def _chosen(source: Source, which: Iterable[int] | Iterable[bool] | NDArray[Any]) -> Ints:
-    """Where the samples that were asked for stand among all, ascending."""
-    from penstock.readers.splits import check_choice
-
-    array = check_choice(which, len(source), url=source.url)
-    if array.dtype == np.bool_:
-        places = np.flatnonzero(array)
-    else:
-        places = np.sort(source.contents.places(source.rows(array.astype(np.int64))))
-        if (twice := places[1:][np.diff(places) == 0]).size:
-            (sample,) = source.ids(source.contents.rows(twice[:1])).tolist()
-            raise ConfigError(
-                f"subset: got sample {sample} twice, wanted each once: a subset is a set."
-            )
-    if not len(places):
-        raise ConfigError(f"subset: got no samples of {source.url}, wanted at least one.")
-    return places.astype(np.int64, copy=False)
+_SAMPLES_AT_ONCE = 2**14  # samples whose values or names are read together
 
 
-def _selection(base: Source, places: Ints, fingerprint: str) -> Selection:
-    return Selection(base, places, fingerprint=fingerprint)
+def _ranges(count: int) -> Iterator[Ints]:
+    """Yield the integers up to count in arrays."""
+    for start in range(0, count, _SAMPLES_AT_ONCE):
+        yield np.arange(start, min(count, start + _SAMPLES_AT_ONCE), dtype=np.int64)
 
 
-class ColumnSource(Protocol):
-    """What has values by field, such as a source."""
-
-    url: str
-
-    @property
-    def schema(self) -> Schema: ...
-    @property
-    def contents(self) -> Contents: ...
-    def values(self, name: str, rows: Ints) -> SampleBatch: ...
-    def ids(self, rows: Ints) -> Ints: ...
-    def names(self, ids: Ints) -> list[str]: ...
-    def __len__(self) -> int: ...
-
-
-_AT_ONCE = 2**14  # samples whose values or names are asked for together
-
-
-def whole_column(source: ColumnSource, name: str) -> NDArray[Any] | list[Any]:
-    """One field of all samples in the order of their ids, as `Source.column`."""
-    field = name.removesuffix(PRESENT) if isinstance(name, str) else name
-    type = source.schema.get(field)
-    if type is None or not (has_values(type) or name != field):
-        said = "no field" if type is None else f"a field of {type!r}"
-        raise ConfigError(
-            f'"{name}": {said} of {source.url}, wanted one of values: '
-            f"{[n for n, t in source.schema.items() if has_values(t)]}."
-        )
-    columns, present = [], [np.empty(0, np.bool_)]
-    for places in ranges_of(len(source)):
-        batch = source.values(field, source.contents.rows(places))
-        present.append(batch.present.get(field, np.ones(len(batch), np.bool_)))
-        columns.append(batch.columns[field])
-    has = np.concatenate(present)
-    if name != field:
-        return has
-    if not has.all():
-        places = np.flatnonzero(~has)[:3]
-        lacking = source.names(source.ids(source.contents.rows(places)))
-        raise ConfigError(
-            f'"{name}": {np.count_nonzero(~has):,} samples of {source.url} lack it, such as '
-            f"{', '.join(lacking)}. Take those that have it: "
-            f'dataset.subset(dataset.column("{name}{PRESENT}")).'
-        )
-    return _plain(joined_columns(columns))
-
-
-def lengths_of(column: Column, name: str, *, url: str) -> Ints:
-    """The first length of each sample of a column. Raises ConfigError where it has none."""
-    if not isinstance(column, RaggedColumn):
-        raise ConfigError(f'"{name}" of {url}: its samples don\'t differ in length.')
-    return np.diff(column.offsets) if column.shapes is None else column.shapes[:, 0]
-
-
-def ranges_of(count: int) -> Iterator[Ints]:
-    """The numbers up to count, some at a time."""
-    for start in range(0, count, _AT_ONCE):
-        yield np.arange(start, min(count, start + _AT_ONCE), dtype=np.int64)
-
-
-def _plain(column: Column) -> NDArray[Any] | list[Any]:
-    """A column as numpy and Python have such values."""
+def _values_of(column: Column) -> NDArray[Any] | list[Any]:
+    """Return a column's values as a numpy array or a list."""
     if isinstance(column, DenseColumn):
         return column.values
     if isinstance(column, RaggedColumn):

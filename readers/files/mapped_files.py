@@ -81,7 +81,7 @@ def only_the_tail(address: int, length: int) -> Iterator[None]:
 
 _WARM_BYTES_PER_S = 8e9
 _WARM_SAMPLE_S = 2e-6
-_COLD_FACTOR = 5.0
+COLD_FACTOR = 5.0
 ADVISED_BATCHES = 16
 
 
@@ -101,9 +101,9 @@ class PageAdvice:
     at once may count a batch twice, which changes no result.
     """
 
-    def __init__(self, *, reads: Callable[[], int] = disk_reads) -> None:
+    def __init__(self, *, reads: Callable[[], int] | None = None) -> None:
         self._batches = ADVISED_BATCHES  # on, until enough warm batches turn it off
-        self._reads, self._seen = reads, threading.local()
+        self._reads, self._seen = reads or disk_reads, threading.local()
 
     @property
     def is_on(self) -> bool:
@@ -113,7 +113,7 @@ class PageAdvice:
     def note(self, *, samples: int, size_bytes: int, seconds: float) -> None:
         """Record how long a batch took to be read and checked, on the thread that read it."""
         warm_s = size_bytes / _WARM_BYTES_PER_S + samples * _WARM_SAMPLE_S
-        is_cold = seconds > _COLD_FACTOR * warm_s and self._has_read()
+        is_cold = seconds > COLD_FACTOR * warm_s and self._has_read()
         self._batches = ADVISED_BATCHES if is_cold else max(0, self._batches - 1)
 
     def _has_read(self) -> bool:

@@ -174,7 +174,7 @@ def test_parts_and_datasets_end_to_end(tmp_path: Path) -> None:
         whole = concat(halves).rename(names)
         assert [each.shape[0] for each in (b["labels"] for b in batches(whole))] == [4, 4]
         assert whole.fields == ("pixel_values", "labels")
-        assert len({id(each) for each in whole._wholes()}) == 1
+        assert len({id(each) for each in whole._datasets()}) == 1
         part = halves[0].rename(names)
         assert part.ids(part.contents.rows(np.arange(4))).tolist() == [0, 1, 2, 3]
 
@@ -194,8 +194,8 @@ def test_tokens_and_a_schema_under_the_new_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ({"x": "nowhere"}, r"got 'nowhere', and .* has \['image', 'label'\]"),
-        ({"label": "image"}, "has a field 'label' already"),
+        ({"x": "nowhere"}, r"got 'nowhere', but .* has \['image', 'label'\]"),
+        ({"label": "image"}, "already has a field 'label'"),
         ({"x": "image", "y": "image"}, "wanted each field"),
     ],
 )
@@ -211,7 +211,7 @@ def test_names_that_cant_be(
 def test_new_names_that_cant_be(tmp_path: Path, names: Any) -> None:
     with pytest.raises(ConfigError, match="rename: got"):
         Dataset(tmp_path).rename(names)
-    with pytest.raises(ConfigError, match="'nowhere', and"):
+    with pytest.raises(ConfigError, match="'nowhere', but"):
         Dataset(folder(tmp_path / "set")["url"]).rename({"nowhere": "x"}).open()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -156,7 +157,7 @@ def test_open_maps_are_bounded_and_hold_no_descriptor(
         del held[1:]
         gc.collect()
         assert maps() - before <= 3
-    assert bytes(held[0]) == last  # what was handed out outlives close()
+    assert bytes(held[0]) == last  # delivered views outlive close()
     del held
     gc.collect()
     assert maps() == before
@@ -170,8 +171,8 @@ def test_batches_are_read_ahead_while_the_last_ones_were_cold(
     from penstock.readers.formats.pack import PackShard
 
     calls: list[int] = []
-    monkeypatch.setattr(mapped_files, "_COLD_FACTOR", factor)
-    monkeypatch.setattr(mapped_files.PageAdvice, "_has_read", lambda _: True)
+    monkeypatch.setattr(mapped_files, "COLD_FACTOR", factor)
+    monkeypatch.setattr(mapped_files, "disk_reads", itertools.count(1).__next__)
     monkeypatch.setattr(mapped_files, "ADVISED_BATCHES", 2)
     real = PackShard.advise
     monkeypatch.setattr(

@@ -11,8 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
-import penstock.readers.origin.origin
-from penstock.cache import ConfigError, DatasetError, FetchError, PenstockWarning
+from penstock.cache import ConfigError, DatasetError, FetchError, PenstockWarning, base
 from penstock.cache.disk import DiskCache
 from penstock.readers import Dataset, open_index, pack
 from penstock.readers.index import IndexShards
@@ -258,9 +257,7 @@ def test_released_shards_are_opened_again(
 def test_a_folder_on_a_network_mount_is_read_through_the_cache(
     indexed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        penstock.readers.origin.origin, "is_network", lambda path: str(indexed) in path
-    )
+    monkeypatch.setattr(base, "is_network", lambda path: str(indexed) in path)
     for kind in KINDS:
         with (
             Dataset(indexed / KINDS[kind]) as plain,

@@ -129,7 +129,7 @@ def test_what_selects_nothing_sensible_is_refused(which: Any, says: str) -> None
 def test_a_sample_that_was_not_selected_has_no_row() -> None:
     some = Values([4, 4]).subset([1, 5])
     for ids in ([2], [7], [1, 2]):
-        with pytest.raises(ConfigError, match="not of the 2 that were selected"):
+        with pytest.raises(ConfigError, match="not one of the 2 that were selected"):
             some.rows(np.array(ids))
         with pytest.raises(ConfigError, match="selected"):
             some.names(ids)
@@ -322,15 +322,15 @@ def test_splits_of_parts_go_on_with_the_samples_of_the_dataset() -> None:
         ((1.5,), {}, "got the share 1.5"),
         ((0.9, 0.2), {}, "add up to 1.1, wanted at most 1"),
         ((True,), {}, "got the share True"),
-        ((0.9, 0.02), {}, "the share 0.02 of 8 samples of memory:values is none"),
-        ((0.5, 0.5), {"seed": "a"}, "got seed='a', wanted a whole number"),
+        ((0.9, 0.02), {}, "the share 0.02 of 8 samples of memory:values holds no sample"),
+        ((0.5, 0.5), {"seed": "a"}, "got seed='a', wanted an integer"),
         ((0.5, 0.5), {"by": "nothing"}, 'by="nothing" is no field'),
-        ((0.5, 0.5), {"by": "array"}, r'by="array" is a field of Array.*texts or whole numbers'),
+        ((0.5, 0.5), {"by": "array"}, r'by="array" is a field of Array.*texts or integers'),
         ((0.5, 0.5), {"by": [1, 2]}, r"keys of int64 in shape \(2,\), wanted .* each of the 8"),
         ((0.5, 0.5), {"by": np.zeros(8)}, "keys of float64"),
         ((0.5, 0.5), {"by": np.zeros(8, int)}, "1 group, which can't fill 2 parts"),
         ((0.5, 0.5), {"by": lambda _: None}, "keys of object"),
-        ((0.9, 0.1), {"by": [0] * 4 + [1] * 4}, "the share 0.1 of .* is none of the groups"),
+        ((0.9, 0.1), {"by": [0] * 4 + [1] * 4}, "the share 0.1 of .* holds no group"),
     ],
 )
 def test_splits_that_cannot_be_are_refused(

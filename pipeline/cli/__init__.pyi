@@ -18,7 +18,7 @@ from .doctor_peers import peer_checks as peer_checks, peer_facts as peer_facts
 from .doctor_store import RequestFailure as RequestFailure, StoreFacts as StoreFacts, probe as probe
 from .doctor_store import store_checks as store_checks, store_facts as store_facts
 from .examples import EXAMPLES as EXAMPLES
-from .inspect_batch import load_batch as load_batch, pixels_for_the_eye as pixels_for_the_eye
+from .inspect_batch import load_batch as load_batch, displayed_pixels as displayed_pixels
 from .inspect_batch import value_ranges as value_ranges
 from .main import app as app, main as main
 from .pack_command import executor_on as executor_on, index as index

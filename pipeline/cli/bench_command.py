@@ -1,4 +1,4 @@
-"""Run `penstock bench`: thin over `pipeline.bench`."""
+"""Run `penstock bench` by `pipeline.bench`."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def bench(
 ) -> None:
     """Measure the throughput of the input side, and name its bottleneck.
 
-    Samples/s, CPU time, the wait for a batch and, with a training step, how much of the accelerator
-    is used; each stage's own ceiling; the one change that would help most. docs/bench.md explains
-    every figure.
+    It reports samples/s, CPU time, the wait for a batch, the utilisation of an accelerator if there
+    is a training step, each stage's own ceiling, and the change that would help most. docs/bench.md
+    explains every figure.
     """
     from penstock.pipeline.bench import Workload, recipe_named, step_of
     from penstock.pipeline.options import parse_device
@@ -123,7 +123,7 @@ def _measured(workload: Workload, *, search: bool, loaders: list[str]) -> BenchR
     from penstock.pipeline.bench import bench as measure
 
     with warnings.catch_warnings(), MeasuringBar("bench") as bar:
-        warnings.simplefilter("once", PenstockWarning)  # each run would repeat them
+        warnings.simplefilter("once", PenstockWarning)  # each run repeats its warnings
         return measure(workload, progress=bar, search=search, loaders=loaders)
 
 
@@ -136,7 +136,7 @@ def _report(result: BenchResult, *, as_json: bool, plot: Path | None) -> None:
         typer.echo(json.dumps({**values(result), "plot": None if plot is None else str(plot)}))
     else:
         show_result(result, Console())
-    if plot is not None:  # last: a disk that is full must not cost the figures
+    if plot is not None:  # last, so that a full disk doesn't lose the figures
         draw(result, plot)
         if not as_json:
             Console().print("\nPicture:", str(plot), markup=False, soft_wrap=True)
@@ -145,7 +145,7 @@ def _report(result: BenchResult, *, as_json: bool, plot: Path | None) -> None:
 
 
 def _loaders(against: str | None, *, recipe: NamedRecipe, device: str) -> list[str]:
-    """Raises ConfigError for unknown names, and for work that the others can't do."""
+    """Parse --against. Raises ConfigError for unknown names and for unsupported work."""
     from penstock.pipeline.bench import AUTO, crop_of
     from penstock.pipeline.bench.adapters import LOADERS, find_adapter
 

@@ -23,16 +23,16 @@ _LARGEST_CELL = 256
 _SMALL_SIDE = 64
 _CAPTION_PIXELS = 16
 _GAP = 4
-_MASK_SHARE = 0.5  # of a class's colour over the image's own
+_MASK_SHARE = 0.5  # weight of a class's colour
 _POINT_PIXELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Picture:
-    """One sample of one image field, for the eye.
+    """One sample of one image field, ready to be drawn.
 
-    pixels: uint8, shape (height, width, 3 or 1). masks: of classes, integers of shape (height,
-    width) each; 0 stays clear. boxes: x1, y1, x2, y2 in pixels, shape (k, 4). points: x, y, shape
+    pixels: uint8, shape (height, width, 3 or 1). masks: class numbers, shape (height, width) each;
+    0 is transparent. boxes: x1, y1, x2, y2 in pixels, shape (k, 4). points: x, y in pixels, shape
     (k, 2).
     """
 
@@ -44,7 +44,7 @@ class Picture:
 
 
 def contact_sheet(pictures: Sequence[Picture]) -> Any:
-    """A Pillow image with all pictures in rows, smaller where they are many.
+    """Draw all pictures in rows, the smaller the more there are, and return a Pillow image.
 
     Raises MissingDependencyError without Pillow.
     """
@@ -74,10 +74,10 @@ def contact_sheet(pictures: Sequence[Picture]) -> Any:
 
 
 def class_color(number: int) -> tuple[int, int, int]:
-    """A colour for a class of a mask, or for the n-th box: far apart for neighbouring numbers.
+    """Return the colour of a mask's class or of the n-th box; neighbours get distant colours.
 
-    Bits of the number go round the three channels from the highest bit down, as in the colour map
-    of the PASCAL VOC development kit.
+    The bits of the number are distributed over the three channels from the highest bit down, as in
+    the colour map of the PASCAL VOC development kit.
     """
     channels = [0, 0, 0]
     for shift in range(7, -1, -1):
@@ -88,7 +88,7 @@ def class_color(number: int) -> tuple[int, int, int]:
 
 
 def _drawn(picture: Picture, scale: float, image: Any, draw: Any) -> Any:
-    """One picture at its size on the sheet."""
+    """Draw one picture at its size on the sheet."""
     pixels = picture.pixels
     if pixels.shape[-1] == 1:
         pixels = np.repeat(pixels, 3, axis=-1)
@@ -110,7 +110,7 @@ def _drawn(picture: Picture, scale: float, image: Any, draw: Any) -> Any:
 
 
 def _overlaid(pixels: NDArray[np.uint8], mask: NDArray[Any]) -> NDArray[np.uint8]:
-    """An image with the classes of a mask laid over it."""
+    """Blend the classes of a mask into an image."""
     if mask.shape != pixels.shape[:2]:
         return pixels
     blended = pixels.astype(np.float32)
@@ -135,6 +135,6 @@ def _pillow() -> tuple[Any, Any, Any]:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError:
         raise MissingDependencyError(
-            "The contact sheet needs Pillow: pip install pillow, or leave --out out."
+            "The contact sheet needs Pillow: run pip install pillow, or leave out --out."
         ) from None
     return Image, ImageDraw, ImageFont

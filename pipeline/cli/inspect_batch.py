@@ -1,4 +1,4 @@
-"""Load one batch, exactly as a model would get it, and report its fields, values and samples.
+"""Load one batch, exactly as a model receives it, and report its fields, values and samples.
 
 This is `penstock inspect --batch`.
 """
@@ -45,11 +45,11 @@ _NUMBERS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchField:
-    """One field of the batch that is shown.
+    """One field of the reported batch.
 
-    shape: of the tensor; of what has no common shape the first sample's, None in place of the
-    lengths that differ. dtype: "str" and "bytes" of what isn't numbers. present: samples that have
-    it.
+    shape: of the tensor; for ragged values the batch size and the lengths of a sample, None for
+    those that differ. dtype: "str" or "bytes" if the values aren't numbers. present: number of
+    samples that have the field.
     """
 
     name: str
@@ -61,8 +61,7 @@ class BatchField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueRange:
-    """Values of a field, or of one channel of an image field, over the whole batch, as the model
-    gets them."""
+    """The range of a field's values, or of one image channel's, over the whole batch."""
 
     name: str
     min: float
@@ -73,7 +72,7 @@ class ValueRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSample:
-    """Which sample stands where in the batch. values: of its other fields, for people."""
+    """One sample of the batch, in its order. values: of its other fields, for people."""
 
     id: int
     name: str
@@ -93,7 +92,7 @@ class BatchReport:
 
 
 def batch_fields(batch: Mapping[str, Any], schema: Schema) -> list[BatchField]:
-    """The fields of a batch by name: tensors, Ragged, or lists."""
+    """Describe the fields of a batch of tensors, Ragged values and lists."""
     return [
         _field(name, column, batch.get(name + PRESENT), schema)
         for name, column in batch.items()
@@ -121,7 +120,7 @@ def _field(name: str, column: Any, present: Any, schema: Schema) -> BatchField:
 
 
 def _lengths(shapes: Sequence[tuple[int, ...]]) -> list[int | None]:
-    """The lengths that all samples share; None for the others."""
+    """Return the lengths that all samples share, and None for the others."""
     return [
         one.pop() if len(one := set(lengths)) == 1 else None
         for lengths in zip(*shapes, strict=False)
@@ -131,8 +130,10 @@ def _lengths(shapes: Sequence[tuple[int, ...]]) -> list[int | None]:
 def value_ranges(
     batch: Mapping[str, Any], image_fields: Sequence[str], *, number: str
 ) -> list[ValueRange]:
-    """Ranges of all that are numbers, of images a channel at a time; without the samples' own,
-    which the batch has under the name `number`."""
+    """Compute the ranges of all numeric fields, and of each channel of images.
+
+    number: the name of the field of sample ids, which is left out.
+    """
     ranges: list[ValueRange] = []
     for name, column in batch.items():
         if name == number or name.endswith(PRESENT) or isinstance(column, list):
@@ -161,7 +162,7 @@ def _range(name: str, values: NDArray[Any]) -> ValueRange:
 def batch_samples(
     batch: Mapping[str, Any], names: Sequence[str], schema: Schema, shown: Sequence[str]
 ) -> list[BatchSample]:
-    """The samples with what their other fields hold. names: of the samples; shown: the fields."""
+    """Describe the samples of a batch. names: of the samples; shown: the fields to include."""
     ids = batch[number_name(schema)].tolist()
     return [
         BatchSample(
@@ -174,7 +175,7 @@ def batch_samples(
 
 
 def _value(batch: Mapping[str, Any], schema: Schema, field: str, row: int) -> str:
-    """One value for people: a class by name, text and numbers cut short, else its shape."""
+    """Format one value: a class by name, text and few numbers shortened, otherwise its shape."""
     present = batch.get(field + PRESENT)
     if present is not None and not present[row]:
         return "-"
@@ -205,11 +206,13 @@ def operations(recipe: Recipe) -> tuple[Operation, ...] | None:
 
 
 def open_with_all_fields(url: str, **options: Any) -> Dataset:
-    """The dataset with every field that it has, what tells which samples lack one, and its number.
-    options: of `Dataset`."""
+    """Open a dataset with all fields, their presence flags and the sample id.
+
+    options: arguments of `Dataset`.
+    """
     from penstock.readers import Dataset
 
-    options["allow_left_out"] = 1  # to look at
+    options["allow_left_out"] = 1  # inspection must not fail because of bad samples
     with Dataset(url, **options) as found:
         schema, lacking = found.schema, found.index.lacking
     shown = deliverable_fields(schema)
@@ -220,10 +223,10 @@ def open_with_all_fields(url: str, **options: Any) -> Dataset:
 def load_batch(
     dataset: Dataset, *, size: int, recipe: Recipe, seed: int, epoch: int
 ) -> tuple[BatchReport, list[Picture]]:
-    """The first batch of an epoch, and its images for the eye.
+    """Load the first batch of an epoch; return its report and its images as pictures.
 
-    dataset: with the sample's number among its fields. Shuffled where the recipe is one for
-    training. Raises what the loader raises, ConfigError for a size out of range.
+    dataset: must have the sample id among its fields. The order is shuffled if the recipe is for
+    training. Raises what the loader raises, and ConfigError for a size out of range.
     """
     from penstock.augment import Normalize
     from penstock.pipeline.loader import DataLoader
@@ -264,8 +267,10 @@ def load_batch(
 def _recipe_for(
     dataset: Dataset, images: list[str], recipe: Recipe
 ) -> tuple[tuple[Operation, ...] | None, str]:
-    """A recipe that makes tensors of the images, and words for it: images of different sizes make
-    none, so the whole of each, squeezed, is what fits."""
+    """Return a recipe that gives the images of a batch one shape, and its description.
+
+    Without a recipe, images of different sizes are resized as a whole to a square.
+    """
     from penstock.augment import Decode, Resize
 
     if not images:
@@ -284,7 +289,7 @@ def _pictures(
     report: BatchReport,
     normalize: Normalize | None,
 ) -> list[Picture]:
-    """The images of one field, with what belongs to them."""
+    """Return the pictures of one image field, with their masks, boxes and points."""
     several = len(image_fields(schema, batch)) > 1
 
     def followers(kind: type[Any]) -> list[Any]:
@@ -292,7 +297,7 @@ def _pictures(
         return [batch[each] for each in of if getattr(schema[each], "of", None) == name]
 
     masks, boxes, points = map(followers, (Mask, Boxes, Keypoints))
-    pixels = pixels_for_the_eye(batch[name].cpu().numpy(), normalize)
+    pixels = displayed_pixels(batch[name].cpu().numpy(), normalize)
     return [
         Picture(
             pixels=pixels[row],
@@ -314,8 +319,8 @@ def _caption(number: int, values: Mapping[str, str], field: str) -> str:
     return " ".join(each for each in (str(number), field, label) if each)
 
 
-def pixels_for_the_eye(images: NDArray[Any], normalize: Normalize | None) -> NDArray[np.uint8]:
-    """Images (n, c, h, w) as uint8, (n, h, w, c); what Normalize did is undone."""
+def displayed_pixels(images: NDArray[Any], normalize: Normalize | None) -> NDArray[np.uint8]:
+    """Convert images (n, c, h, w) to uint8 (n, h, w, c), with the normalisation undone."""
     values = images.transpose(0, 2, 3, 1).astype(np.float32)
     if normalize is not None:
         mean, std = (np.asarray(each, np.float32) for each in (normalize.mean, normalize.std))
@@ -326,10 +331,10 @@ def pixels_for_the_eye(images: NDArray[Any], normalize: Normalize | None) -> NDA
 def show_batch(
     url: str, report: BatchReport, pictures: list[Picture], *, out: Path | None, as_json: bool
 ) -> None:
-    """Write the contact sheet where wanted, and tell the rest. Raises ConfigError for a sheet of a
-    dataset without images."""
+    """Write the contact sheet if `out` is given, and print the report. Raises ConfigError for a
+    sheet of a dataset without images."""
     if out is not None and not pictures:
-        raise ConfigError("--out draws images, and this dataset has none: leave it out.")
+        raise ConfigError("--out draws images, but this dataset has none: leave it out.")
     if out is not None:
         try:
             contact_sheet(pictures).save(out)
@@ -347,7 +352,7 @@ def show_batch(
     )
     console.print(_fields(report), _values(report), _samples(report), sep="\n")
     if out is not None:
-        console.print("Contact sheet, normalisation undone:", str(out), markup=False)
+        console.print("Contact sheet (without normalisation):", str(out), markup=False)
 
 
 def _fields(report: BatchReport) -> Table:

@@ -66,12 +66,12 @@ def inspect(
     storage_option: StorageOption = None,
     as_json: Json = False,
 ) -> None:
-    """Tell what a dataset holds and how a job would walk it; with --batch, show what comes out."""
+    """Show the contents of a dataset and the order of a job; with --batch, show a batch."""
     if batch is None and out is not None:
-        raise ConfigError("--out writes the contact sheet of --batch N: pass --batch too.")
+        raise ConfigError("--out writes the contact sheet of --batch N: pass --batch, too.")
     if out is not None and not out.parent.is_dir():
         raise ConfigError(
-            f"--out: {out.parent} isn't a folder that is there. Create it, or name another place."
+            f"--out: {out.parent} isn't an existing folder. Create it, or pass another path."
         )
     sampling = parse_sampling(
         sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
@@ -90,7 +90,7 @@ def inspect(
         if batch is None:
             _show_index(url, sampling, arguments, batch_size=batch_size, as_json=as_json)
             return
-        # Here, as everywhere in the command line: no command waits for what another one imports.
+        # Imports are local in all commands, so that no command waits for another one's imports.
         from penstock.pipeline.cli.inspect_batch import load_batch, open_with_all_fields, show_batch
 
         with open_with_all_fields(url, **arguments, **sampling.arguments()) as dataset:
@@ -117,7 +117,7 @@ def _show_index(
 
 @contextmanager
 def _log_at_info() -> Iterator[None]:
-    """Also what the log says at INFO: what a sample is, and what of the files is no field."""
+    """Show INFO messages too: the definition of a sample, and files that aren't fields."""
     log = logging.getLogger("penstock")
     before = log.level
     log.setLevel(logging.INFO)

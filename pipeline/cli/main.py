@@ -1,7 +1,7 @@
 """Register the commands of `penstock`, run one, and return its exit code.
 
-0 done, 1 the thing failed, 2 used wrongly, 130 interrupted. `--json` prints one object on stdout;
-everything else goes to stderr.
+The exit code is 0 after success, 1 after a failure, 2 for wrong usage and 130 after an interrupt.
+`--json` prints one object on stdout; everything else goes to stderr.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ INTERRUPTED = 130
 
 app = typer.Typer(
     name="penstock",
-    help="The input pipeline that keeps GPUs fed: pack, index, inspect and warm datasets, measure "
-    "and plan what feeds a job.",
+    help="The input pipeline that keeps GPUs fed: pack, index, inspect and warm datasets; measure "
+    "and plan the input side of a job.",
     no_args_is_help=True,
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -71,7 +71,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """One line for people; where in the code it arose is no use to them."""
+    """Print a warning as one line, without its place in the code."""
     del filename, lineno, file, line
     name = "warning" if issubclass(category, PenstockWarning) else category.__name__
     _print_to_stderr(f"[yellow]{name}:[/] ", str(message))
@@ -82,7 +82,7 @@ def _print_to_stderr(label: str, message: str) -> None:
         stderr = Console(stderr=True)
         stderr.print(label, end="")
         stderr.print(message, markup=False, highlight=False, soft_wrap=True)
-    except OSError:  # rich imports as it prints, and that may be what there is no descriptor for
+    except OSError:  # rich imports modules as it prints, which fails without free descriptors
         sys.stderr.write(f"{message}\n")
 
 
@@ -92,7 +92,7 @@ def _log_to_stderr() -> Iterator[None]:
     log.addHandler(handler)
     try:
         yield
-    finally:  # whoever calls main() from a program keeps his log as it was
+    finally:  # a program that calls main() keeps its own logging
         log.removeHandler(handler)
 
 
@@ -106,11 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
             code = left.code if isinstance(left.code, int) else 1
             if code == INTERRUPTED:
                 end_interrupted()
-                _print_to_stderr(
-                    "",
-                    "Interrupted. What pack, index or warm had finished stays: the same command "
-                    "goes on from there.",
-                )
+                _print_to_stderr("", "Interrupted. The same command resumes pack, index and warm.")
             return code
         except (PenstockError, OSError) as error:
             remedy = None if isinstance(error, PenstockError) else machine_remedy(error)

@@ -1,6 +1,6 @@
-"""Run `penstock pack` and `penstock index`: thin over `readers.pack` and `readers.build_index`.
+"""Run `penstock pack` and `penstock index` by `readers.pack` and `readers.build_index`.
 
-`--on` names the workers that do the tasks by the address of their scheduler (Dask, Ray, MPI).
+`--on` names the scheduler (Dask, Ray, MPI) whose workers run the tasks.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 KINDS = "dask://HOST:PORT, dask-scheduler-file:FILE, ray://HOST:PORT, ray or mpi"
 CONNECT_S = 5.0
-"""So long a scheduler may take to answer."""
+"""The longest time in which a scheduler must answer."""
 
 _MOST_FILE = 2**20
 _DASK_PORT, _RAY_PORT = 8786, 10001
@@ -76,9 +76,9 @@ _DASK_PORT, _RAY_PORT = 8786, 10001
 
 @contextmanager
 def executor_on(on: str | None) -> Iterator[Executor | None]:
-    """The executor at an address, closed at the end; None without one.
+    """Connect to the executor at an address and close it at the end; yield None without one.
 
-    Raises ConfigError, MissingDependencyError, and FetchError where nobody answers.
+    Raises ConfigError, MissingDependencyError, and FetchError if no scheduler answers.
     """
     if on is None:
         yield None
@@ -124,28 +124,31 @@ def _address(on: str, port: int) -> tuple[str, int]:
 
 
 def _check_scheduler_file(on: str, path: str) -> None:
-    """Dask waits for a file that isn't there, and fails in its own ways at one that is another."""
+    """Raise ConfigError unless a scheduler wrote the file: Dask waits for a missing file, and fails
+    with unclear errors for any other file."""
     if not os.path.exists(path):
-        raise ConfigError(f"--on: got {on}, and there is no file {path}. Is the scheduler up?")
+        raise ConfigError(
+            f"--on: got {on}, but the file {path} doesn't exist. Check that the scheduler runs."
+        )
     try:
         with open(path, encoding="utf-8") as file:
-            told = json.loads(file.read(_MOST_FILE))
+            written = json.loads(file.read(_MOST_FILE))
     except (OSError, ValueError):
-        told = None
-    if not isinstance(told, dict) or not isinstance(told.get("address"), str):
+        written = None
+    if not isinstance(written, dict) or not isinstance(written.get("address"), str):
         raise ConfigError(
-            f"--on: got {on}, and {path} isn't what a scheduler writes, JSON with its address. "
-            "Pass the path that `dask scheduler --scheduler-file` was given."
+            f"--on: got {on}, but {path} isn't a scheduler file (JSON with the scheduler's "
+            "address). Pass the path that was given to `dask scheduler --scheduler-file`."
         )
 
 
 def _check_answers(on: str, host: str, port: int, *, speaks: bool = False) -> None:
-    """Raise FetchError if no scheduler answers at an address: engines would wait for half a minute
-    and longer. speaks: what listens there speaks first, as Dask's scheduler does."""
+    """Raise FetchError if no scheduler answers at an address; Dask and Ray would wait for half a
+    minute or longer. speaks: the server sends the first bytes, as Dask's scheduler does."""
     try:
         with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
             if speaks and not connection.recv(1):
-                raise ConnectionError("it hangs up: is that a scheduler's port?")
+                raise ConnectionError("it closes the connection: check that this is its port")
     except OSError as error:
         raise _unreachable(on, error) from error
 
@@ -153,8 +156,8 @@ def _check_answers(on: str, host: str, port: int, *, speaks: bool = False) -> No
 def _unreachable(on: str, error: BaseException) -> FetchError:
     reason = str(error).strip().split("\n")[0] or type(error).__name__
     return FetchError(
-        f"--on {on}: no scheduler answers there ({reason}). Is it running, and can this machine "
-        "reach its port?",
+        f"--on {on}: no scheduler answers there ({reason}). Check that it runs and that this "
+        "machine can reach its port.",
         uri=on,
     )
 
@@ -165,8 +168,7 @@ def _dask(on: str, **address: Any) -> Iterator[Executor]:
         from distributed import Client
     except ImportError as error:
         raise MissingDependencyError(
-            f"Dask isn't installed ({error}): pip install distributed, here and where its workers "
-            "run."
+            f"Dask isn't installed ({error}). Run pip install distributed, here and on its workers."
         ) from error
     try:
         client = Client(**address, timeout=CONNECT_S)
@@ -183,20 +185,20 @@ def _mpi() -> Iterator[Executor]:
         from mpi4py.futures import MPIPoolExecutor
     except ImportError as error:
         raise MissingDependencyError(
-            f"mpi4py isn't installed ({error}): pip install mpi4py, and have MPI's own libraries."
+            f"mpi4py isn't installed ({error}). Install MPI and run pip install mpi4py."
         ) from error
     if MPI.COMM_WORLD.Get_size() == 1:
         raise ConfigError(
-            "--on mpi: this is the only process, so there are no workers. Start it as: mpiexec -n "
-            "9 python -m mpi4py.futures -m penstock.pipeline.cli pack … --on mpi (one of the "
-            "processes drives, the others work)."
+            "--on mpi: got only one process, so there are no workers. Start it as: mpiexec -n 9 "
+            "python -m mpi4py.futures -m penstock.pipeline.cli pack … --on mpi (one process "
+            "schedules, the others work)."
         )
     with MPIPoolExecutor() as executor:
         yield executor
 
 
 _SHARD_BYTES = "64MiB"
-_BATCH = 2048  # of a node, where nobody says: 8 GPUs with 256 samples each
+_BATCH = 2048  # the default batch of a node: 8 GPUs with 256 samples each
 
 
 def pack(
@@ -227,11 +229,11 @@ def pack(
     storage_option: StorageOption = None,
     as_json: Json = False,
 ) -> None:
-    """Write a dataset as shards that are read fast: shuffled, every sample checked once.
+    """Write a dataset as a shuffled pack, the format that is read fastest, and check every sample.
 
-    What is bad, in any of its fields, goes by name into DST/_penstock/quarantine.jsonl. Killed at
-    any moment, the same command goes on after the last finished shard. Under torchrun or Slurm each
-    rank packs its share.
+    Samples with a bad field are left out and listed in DST/_penstock/quarantine.jsonl. After an
+    interrupt or a kill, the same command resumes after the last finished shard. Under torchrun or
+    Slurm each rank packs its share.
     """
     from penstock.readers import pack as pack_dataset
 
@@ -266,23 +268,23 @@ def pack(
 
 
 def _shards(
-    told: str, *, nodes: int | None, batch: int | None
+    size: str, *, nodes: int | None, batch: int | None
 ) -> str | Callable[[NDArray[np.int64]], int]:
-    """The size of shards, or how it follows from the samples'."""
+    """Return the size of shards, or a function that computes it from the sizes of samples."""
     if nodes is None:
         if batch is not None:
-            raise ConfigError("--for-batch is of the job of --for-nodes: pass that too.")
-        return told
-    if told != _SHARD_BYTES:
-        raise ConfigError(f"Got --shard-bytes {told} and --for-nodes {nodes}, wanted one of them.")
+            raise ConfigError("--for-batch needs --for-nodes: pass both.")
+        return size
+    if size != _SHARD_BYTES:
+        raise ConfigError(f"Got --shard-bytes {size} and --for-nodes {nodes}, wanted one of them.")
     from penstock.pipeline.plan.sizing import shards_for
 
     return shards_for(nodes=nodes, global_batch=batch if batch is not None else _BATCH * nodes)
 
 
 def _share(on: str | None) -> dict[str, Any]:
-    """Rank and size of this process, as `pack` takes them. Where a launcher starts workers and one
-    process hands out the work, ranks mean nothing."""
+    """Return the rank and size of this process as arguments of `pack`. With --on, one process
+    schedules all work, so ranks don't count."""
     world = World.detect() if on is None else World(0, 1)
     return {"rank": world.rank, "size": world.size}
 
@@ -324,10 +326,11 @@ def index(
     storage_option: StorageOption = None,
     as_json: Json = False,
 ) -> None:
-    """Index a dataset where it lies: sizes, checksums, fields; samples of folders and tar files are
-    checked once, of formats with chunks (Zarr, Parquet, …) metadata alone are read.
+    """Index a dataset in place: sizes, checksums and fields.
 
-    A Dataset does the same on first use; here it can be done before the job, with a progress bar.
+    Samples of folders and tar files are read and checked once; of chunked formats (Zarr, Parquet,
+    …) only the metadata are read. A Dataset does the same at its first use; this command does it
+    before the job, with a progress bar.
     """
     from penstock.readers import build_index
 
@@ -364,18 +367,18 @@ def _report(summary: dict[str, Any], *, as_json: bool, place: str) -> None:
         f"shard{'s' * (shards != 1)}, {format_size(summary['bytes'])}, {summary['seconds']:.1f} s"
     )
     if not summary.get("complete", True):
-        console.print("This rank's share; the pack is whole when the other ranks are done.")
+        console.print("This was this rank's share; the other ranks complete the pack.")
     if summary.get("progressive"):
         console.print(
-            f"[yellow]{summary['progressive']:,} progressive JPEGs[/], which take about 3 times as "
-            "long to decode: --baseline rewrites them without loss, --quality with a little.",
+            f"[yellow]{summary['progressive']:,} progressive JPEGs[/] take about 3 times as long "
+            "to decode: --baseline rewrites them without loss, --quality with a small loss.",
             soft_wrap=True,
         )
     for reason, samples in summary["left_out"].items():
         console.print(f"[yellow]{samples:,} left out:[/] {escape(reason)}", soft_wrap=True)
     if summary["quarantined"]:
         console.print(
-            f"[yellow]{summary['quarantined']:,} quarantined[/], each by name with its reason in "
-            f"{place}/quarantine.jsonl",
+            f"[yellow]{summary['quarantined']:,} quarantined[/]; {place}/quarantine.jsonl lists "
+            "their names and reasons",
             soft_wrap=True,
         )

@@ -1,6 +1,6 @@
-"""Draw accelerator utilisation against nodes, for the first epoch and later ones.
+"""Draw accelerator utilisation against the number of nodes, for the first and the later epochs.
 
-Lines show where the store limits them. It needs the extra `plot`.
+Vertical lines show the numbers of nodes that the store can feed. It needs the extra `plot`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _FIRST, _LATER, _LINE, _INK = "#c8553d", "#0b6e99", "#8a959d", "#22303a"
 
 
 def sweep(setup: ClusterSetup) -> list[Forecast]:
-    """The same job on 1 to 1,024 nodes: each GPU keeps its batch, so the global batch grows, as
-    far as an epoch has two steps (AU leaves out the first)."""
+    """Forecast the job on 1 to 1,024 nodes with a constant batch per GPU, as long as an epoch has
+    at least two steps (AU excludes the first one)."""
     job = setup.job
     found = []
     for nodes in NODES:
@@ -35,23 +35,23 @@ def sweep(setup: ClusterSetup) -> list[Forecast]:
 
 
 def plot_plan(setup: ClusterSetup, path: Path, *, title: str) -> None:
-    """Write the picture. Raises ConfigError for a place that can't be written to,
+    """Write the picture. Raises ConfigError for a path that isn't writable, and
     MissingDependencyError without matplotlib."""
     check_plot(path)
     draw_plan(setup, title=title).savefig(path, dpi=150)
 
 
 def draw_plan(setup: ClusterSetup, *, title: str) -> Any:
-    """A matplotlib figure of `sweep`."""
+    """Draw `sweep` as a matplotlib figure."""
     found = sweep(setup)
     if not found:
         raise ConfigError(
-            f"--plot: {setup.data.samples:,} samples are less than two global batches of one node."
+            f"--plot: got {setup.data.samples:,} samples, less than two global batches of one node."
         )
     nodes = [one.setup.job.nodes for one in found]
     figure = figure_type()(figsize=(9.0, 5.2), layout="constrained")
     axes = figure.subplots()
-    # Where both are the same, both are to be seen.
+    # A wide line below a narrow one stays visible if both are equal.
     axes.plot(
         nodes, [one.later.au for one in found], color=_LATER, lw=4, marker="o", ms=7, alpha=0.9
     )
@@ -92,8 +92,8 @@ def _name_ends(axes: Any, last: Forecast) -> None:
 
 
 def _remote_lines(axes: Any, setup: ClusterSetup, found: list[Forecast]) -> None:
-    """The nodes up to which the store's bandwidth feeds an epoch that fetches all of its bytes,
-    and one that fetches what the caches don't keep."""
+    """Mark the numbers of nodes that the store's bandwidth feeds: in an epoch that fetches all
+    bytes, and in one that fetches only those that the caches don't keep."""
     store = setup.store
     if store is None:
         return

@@ -1,6 +1,6 @@
-"""Run `penstock plan`: thin over `pipeline.plan.sizing`.
+"""Run `penstock plan` by `pipeline.plan.sizing`, and declare its options.
 
-Its options stand here, as types that typer reads at run time.
+typer reads the options at run time.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from penstock.pipeline.cli.plan_inputs import KnownData, SizingOptions
     from penstock.pipeline.plan.sizing import ClusterSetup, Forecast, SimulatedEpoch
 
-DATA, JOB, NODE, STORE, OUT = "The data", "The job", "A node", "The store", "What comes out"
+DATA, JOB, NODE, STORE, OUT = "The data", "The job", "A node", "The store", "The output"
 
 _PLAIN = re.compile(r"[0-9]+([,_]?[0-9]{3})*")
 _POWER = re.compile(r"[0-9]+(\.[0-9]+)?[eE]\+?[0-9]{1,2}")
 
 
-def parse_count(told: str | int) -> int:
-    """Return an integer as people write it: 1281167, 1,281,167, 1_281_167 or 1e9."""
-    text = str(told).strip()
+def parse_count(value: str | int) -> int:
+    """Parse an integer as people write it: 1281167, 1,281,167, 1_281_167 or 1e9."""
+    text = str(value).strip()
     if _PLAIN.fullmatch(text):
         return int(text.replace(",", "").replace("_", ""))
     if _POWER.fullmatch(text) and (number := float(text)).is_integer():
@@ -56,60 +56,62 @@ def _count(help: str, panel: str, *names: str) -> Any:
 
 PlannedUrl = Annotated[
     str | None,
-    typer.Argument(help="The data, if they are there: a path or an fsspec URL. Else --samples."),
+    typer.Argument(help="The dataset, if it exists: a path or an fsspec URL; else --samples."),
 ]
 Samples = Annotated[
-    int | None, _count("How many; by default the URL's or the model's published dataset's.", DATA)
+    int | None,
+    _count("Number of samples; by default the URL's, or the model's published dataset's.", DATA),
 ]
 SampleBytes = Annotated[
     str | None,
     typer.Option(
-        help="Mean stored size of a sample, as \"115KB\"; by default the URL's or the model's.",
+        help='Mean stored size of a sample, such as "115KB"; by default of the URL or the model.',
         rich_help_panel=DATA,
     ),
 ]
 Spread = Annotated[
     float,
-    typer.Option(help="Standard deviation of these sizes over their mean.", rich_help_panel=DATA),
+    typer.Option(
+        help="Standard deviation of the samples' sizes over their mean.", rich_help_panel=DATA
+    ),
 ]
 ShardSize = Annotated[
     str | None,
     typer.Option(
         "--shard-bytes",
-        help="Of a shard; by default the URL's, else what the job wants: 64MiB or less.",
+        help="Size of a shard; by default the URL's, else chosen for the job: 64MiB or less.",
         rich_help_panel=DATA,
     ),
 ]
 ModelName = Annotated[
     str | None,
     typer.Option(
-        help="A model, or one on an accelerator: unet3d, retinanet, resnet50, cosmoflow, flux, "
-        "dgx-pod, b200-unet3d, h100-resnet50, …: its samples/s, batch and sample size.",
+        help="A published model, alone or on an accelerator, which sets samples/s, batch and "
+        "sample size: unet3d, retinanet, resnet50, cosmoflow, flux, dgx-pod, b200-unet3d, "
+        "h100-resnet50, ….",
         rich_help_panel=JOB,
     ),
 ]
 SamplesPerS = Annotated[
     float | None,
     typer.Option(
-        help="Instead of --model: samples a second that one GPU takes when it never waits.",
+        help="Instead of --model: samples a second of one GPU that never waits.",
         rich_help_panel=JOB,
     ),
 ]
 Nodes = Annotated[int, _count("Nodes of the job.", JOB)]
-Gpus = Annotated[int, _count("GPUs of a node, a rank each.", JOB)]
-Batch = Annotated[
-    int | None, _count("Samples of a GPU's batch; by default the model's, else 256.", JOB)
-]
+Gpus = Annotated[int, _count("GPUs per node, with one rank each.", JOB)]
+Batch = Annotated[int | None, _count("Batch size of a GPU; by default the model's, else 256.", JOB)]
 GlobalBatch = Annotated[
-    int | None, _count("Of all GPUs, instead of --batch.", JOB, "--global-batch-size")
+    int | None, _count("Batch size of all GPUs, instead of --batch.", JOB, "--global-batch-size")
 ]
 Epochs = Annotated[int, _count("Epochs of the job.", JOB)]
 CpuPer1000 = Annotated[
     float | None,
     typer.Option(
         "--cpu-s-per-1000",
-        help="CPU seconds to decode and augment 1,000 samples, as `penstock bench` measures; 0, "
-        "as by default, where the GPU decodes.",
+        help="CPU-seconds to decode and augment 1,000 samples, as `penstock bench` measures; 0, "
+        "the default, if the GPU decodes.",
         rich_help_panel=JOB,
     ),
 ]
@@ -117,7 +119,7 @@ WithPeers = Annotated[
     bool,
     typer.Option(
         "--peers/--no-peers",
-        help="Nodes ask one another's caches before the store.",
+        help="Nodes request from each other's caches before the store.",
         rich_help_panel=JOB,
     ),
 ]
@@ -125,86 +127,91 @@ EncryptedPeers = Annotated[
     bool,
     typer.Option(
         "--tls/--no-tls",
-        help="With --peers: --no-tls where the network is declared private, so that nothing is "
-        "encrypted.",
+        help="With --peers: --no-tls turns encryption off on a private network.",
         rich_help_panel=JOB,
     ),
 ]
 Moved = Annotated[
     float | None,
     typer.Option(
-        help="The caches are filled, and this share of what a node reads lies on other nodes: 1/N "
-        "after one of N was added, 0.5 after halving, 1 - 1/N for nodes dealt anew; 0 after "
-        "`penstock warm`. Without: they are empty.",
+        help="The caches are filled, and other nodes hold this share of what a node reads: 0 after "
+        "`penstock warm`, 1/N after adding one of N nodes, 0.5 after halving their number, 1 - 1/N "
+        "for nodes in a new order. By default the caches are empty.",
         rich_help_panel=JOB,
     ),
 ]
 Reshuffle = Annotated[
     float,
     typer.Option(
-        help="The loader's reshuffle=: share of the shards that take another place in each epoch.",
+        help="The loader's reshuffle: share of the shards that change lanes in each epoch.",
         rich_help_panel=JOB,
     ),
 ]
 Cores = Annotated[
-    float, typer.Option(help="CPU cores; 128 as nodes of 8 GPUs have.", rich_help_panel=NODE)
+    float, typer.Option(help="CPU cores; 128 is usual for nodes with 8 GPUs.", rich_help_panel=NODE)
 ]
 Ram = Annotated[
-    str,
-    typer.Option(
-        help="Memory, half of which the kernel may keep cached files in.", rich_help_panel=NODE
-    ),
+    str, typer.Option(help="Memory; half of it is available as page cache.", rich_help_panel=NODE)
 ]
 Nvme = Annotated[
     str,
     typer.Option(
-        help="Room of the cache (DiskCache's max_bytes), 0 without one.", rich_help_panel=NODE
+        help="Size of the cache (DiskCache's max_bytes); 0 without one.", rich_help_panel=NODE
     ),
 ]
 NvmeBandwidth = Annotated[
-    str, typer.Option(help="Of its disk, read or written.", rich_help_panel=NODE)
+    str, typer.Option(help="Bandwidth of the cache's disk.", rich_help_panel=NODE)
 ]
 Nic = Annotated[
     str,
     typer.Option(
-        help='Network, each way: bits as "100Gb/s", or bytes as "12.5GB/s".', rich_help_panel=NODE
+        help='Network bandwidth in each direction: bits ("100Gb/s") or bytes ("12.5GB/s").',
+        rich_help_panel=NODE,
     ),
 ]
 StoreBandwidth = Annotated[
     str | None,
     typer.Option(
-        help="For all nodes together; by default 10GB/s, as a small shared file system gives.",
+        help="Bandwidth for all nodes together; by default 10GB/s, as of a small shared file "
+        "system.",
         rich_help_panel=STORE,
     ),
 ]
 StoreLatency = Annotated[
     float,
     typer.Option(
-        help="Milliseconds to a request's first byte; object stores take 10 to 100.",
+        help="Milliseconds to a request's first byte; 10 to 100 for object stores.",
         rich_help_panel=STORE,
     ),
 ]
 StreamBandwidth = Annotated[
-    str, typer.Option(help="Of one connection, as object stores give it.", rich_help_panel=STORE)
+    str,
+    typer.Option(
+        help="Bandwidth of one connection, as usual for object stores.", rich_help_panel=STORE
+    ),
 ]
 StoreRequests = Annotated[
     float,
     typer.Option(
         "--store-requests-per-s",
-        help="Requests a second that it answers, all nodes: S3 names 5,500 a prefix.",
+        help="Requests a second for all nodes; S3 allows 5,500 per prefix.",
         rich_help_panel=STORE,
     ),
 ]
 Price = Annotated[
     float | None,
-    typer.Option("--price-per-1000-requests", help="In any currency.", rich_help_panel=STORE),
+    typer.Option(
+        "--price-per-1000-requests",
+        help="Price of 1,000 requests, in any currency.",
+        rich_help_panel=STORE,
+    ),
 ]
 Local = Annotated[
     bool | None,
     typer.Option(
         "--local/--remote",
-        help="Each node has the data on its own disk; by default so for a local URL without "
-        "options of a store.",
+        help="Each node has the data on its own disk; the default for a local URL without options "
+        "of a store.",
         rich_help_panel=STORE,
     ),
 ]
@@ -212,8 +219,8 @@ WantedAu = Annotated[
     float | None,
     typer.Option(
         "--au",
-        help="Accelerator utilisation to reach in per cent, in epochs after the first: exit code "
-        "2 and the constraint where the plan can't.",
+        help="Accelerator utilisation that later epochs must reach, in per cent; if they don't, "
+        "print the limit and exit with 2.",
         rich_help_panel=OUT,
     ),
 ]
@@ -221,8 +228,8 @@ Measure = Annotated[
     bool,
     typer.Option(
         "--measure",
-        help="Probe this machine's disk (--cache, else the temporary folder), decoding on the CPU "
-        "and the URL's store, for what isn't given; some seconds.",
+        help="Measure what isn't given, in some seconds: this machine's disk (--cache, else the "
+        "temporary folder), decoding on the CPU and the URL's store.",
         rich_help_panel=OUT,
     ),
 ]
@@ -230,7 +237,7 @@ Simulate = Annotated[
     bool,
     typer.Option(
         "--simulate",
-        help="Walk two epochs of the real order beside the formulas; some seconds.",
+        help="Also simulate two epochs of the real order, in some seconds.",
         rich_help_panel=OUT,
     ),
 ]
@@ -238,14 +245,14 @@ PlanPlot = Annotated[
     Path | None,
     typer.Option(
         "--plot",
-        help="Picture of AU against 1 to 1,024 nodes, as plan.png; needs matplotlib.",
+        help="Draw AU against 1 to 1,024 nodes, as plan.png; needs matplotlib.",
         rich_help_panel=OUT,
     ),
 ]
 
 
 def given_options(context: typer.Context) -> frozenset[str]:
-    """Names of the options that were passed, defaults left out."""
+    """Return the names of the options that were passed."""
     return frozenset(
         name
         for name in context.params
@@ -253,7 +260,7 @@ def given_options(context: typer.Context) -> frozenset[str]:
     )
 
 
-# Of a walk: about 0.2 ms a step and node, and 4 bytes a sample and node.
+# A simulation takes about 0.2 ms per step and node, and 4 bytes per sample and node.
 _MOST_PAIRS, _MOST_SAMPLES = 200_000, 50_000_000
 
 
@@ -297,47 +304,47 @@ def plan(
     storage_option: StorageOption = None,
     as_json: Json = False,
 ) -> None:
-    """Tell what a job's input side will do on given hardware, and what to buy or change first.
+    """Predict the input side of a job on given hardware, and what to buy or change first.
 
-    It tells shard size, lanes, look-ahead, connections, what the cache keeps, epoch times and
-    accelerator utilisation (AU: the share of the time in which GPUs compute), and what limits them.
-    docs/sizing.md has the formulas and the units.
+    The plan has the shard size, lanes, prefetch, connections, the cached share, epoch times and the
+    accelerator utilisation (AU: the share of the time in which GPUs compute), and names what limits
+    them. docs/sizing.md has the formulas and the units.
     """
     _plan(locals() | {"given": given_options(context)})
 
 
-def _plan(told: dict[str, Any]) -> None:
-    """told: the command's options, by the names of its parameters."""
+def _plan(passed: dict[str, Any]) -> None:
+    """Make the plan. passed: the command's options, by the names of its parameters."""
     from penstock.pipeline.cli.plan_inputs import SizingOptions
 
-    options = SizingOptions(**{each.name: told[each.name] for each in fields(SizingOptions)})
-    if told["plot"] is not None:
+    options = SizingOptions(**{each.name: passed[each.name] for each in fields(SizingOptions)})
+    if passed["plot"] is not None:
         from penstock.pipeline.bench import check_plot
 
-        check_plot(told["plot"])
-    if told["url"] is None:
-        _check_without_url(told)
+        check_plot(passed["plot"])
+    if passed["url"] is None:
+        _check_without_url(passed)
     known = None
-    if told["url"] is not None:
+    if passed["url"] is not None:
         place: dict[str, Any] = {
-            "format": told["format"],
-            "index": told["index_folder"],
-            "cache": told["cache"],
-            "storage_options": parse_storage_options(told["storage_option"]),
+            "format": passed["format"],
+            "index": passed["index_folder"],
+            "cache": passed["cache"],
+            "storage_options": parse_storage_options(passed["storage_option"]),
         }
-        known = _known(told["url"], place)
-        known = _measured(told["url"], place, known) if told["measure"] else known
+        known = _known(passed["url"], place)
+        known = _measured(passed["url"], place, known) if passed["measure"] else known
     _report(
         options,
         known,
-        au=told["au"],
-        simulated=told["simulate"],
-        plot=told["plot"],
-        as_json=told["as_json"],
+        au=passed["au"],
+        simulated=passed["simulate"],
+        plot=passed["plot"],
+        as_json=passed["as_json"],
     )
 
 
-_OF_A_URL = {
+_URL_OPTIONS = {
     "measure": "--measure",
     "format": "--format",
     "index_folder": "--index",
@@ -346,13 +353,12 @@ _OF_A_URL = {
 }
 
 
-def _check_without_url(told: dict[str, Any]) -> None:
-    wrong = [option for name, option in _OF_A_URL.items() if name in told["given"]]
+def _check_without_url(passed: dict[str, Any]) -> None:
+    wrong = [option for name, option in _URL_OPTIONS.items() if name in passed["given"]]
     if wrong:
         raise ConfigError(
-            f"{', '.join(wrong)}: got no URL, and "
-            f"{'these say' if len(wrong) > 1 else 'this says'} how one is read or probed. Pass the "
-            "URL of the data too, or leave out what is of a URL."
+            f"{', '.join(wrong)}: got no URL to read or measure. Pass the URL of the data, or "
+            "leave out these options."
         )
 
 
@@ -362,7 +368,7 @@ def _measured(url: str, place: dict[str, Any], known: KnownData) -> KnownData:
 
     workload = Workload(url=url, recipe=recipe_named("auto"), device="cpu", seconds=10.0, **place)
     with MeasuringBar("plan") as bar:
-        bar("this machine's disk, decoding and store")
+        bar("measuring this machine's disk, decoding and the store")
         found = probe(workload)
     return replace(
         known,
@@ -374,7 +380,7 @@ def _measured(url: str, place: dict[str, Any], known: KnownData) -> KnownData:
 
 
 def _known(url: str, place: dict[str, Any]) -> KnownData:
-    """Return the facts that the index of a URL holds."""
+    """Return the facts of the index of a URL."""
     from penstock.pipeline.cli.plan_inputs import KnownData
     from penstock.readers import Dataset
     from penstock.readers.origin import local_path
@@ -409,7 +415,7 @@ def _report(
     from penstock.pipeline.plan.sizing import forecast, unmet_words
 
     if au is not None and not 0 < au <= 100:
-        raise ConfigError(f"--au: got {au:g}, wanted per cent: more than 0, at most 100.")
+        raise ConfigError(f"--au: got {au:g}, wanted a percentage above 0 and up to 100.")
     setup, notes = setup_of(options, known)
     found = forecast(setup)
     walked = _walked(setup) if simulated else ()
@@ -432,15 +438,15 @@ def _walked(setup: ClusterSetup) -> list[SimulatedEpoch]:
 
     if setup.job.reshuffle:
         raise ConfigError(
-            f"--simulate: got --reshuffle {setup.job.reshuffle:g}, and it walks orders that stay. "
-            "Leave one of them out; the formulas have both."
+            f"--simulate: got --reshuffle {setup.job.reshuffle:g}, but the simulation has no "
+            "reshuffling. Leave out one of them; the formulas include it."
         )
     pairs = setup.steps * setup.job.nodes
     if pairs > _MOST_PAIRS or setup.data.samples > _MOST_SAMPLES:
         raise ConfigError(
             f"--simulate: got {pairs:,} steps times nodes and {setup.data.samples:,} samples, "
-            f"wanted {_MOST_PAIRS:,} and {_MOST_SAMPLES:,} at most: a walk of these takes minutes "
-            "or memory. Fewer --samples with as much less --nvme show the same."
+            f"wanted at most {_MOST_PAIRS:,} and {_MOST_SAMPLES:,}, because a simulation takes "
+            "minutes or too much memory beyond. Reduce --samples and --nvme in proportion."
         )
     return simulate(setup)
 

@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 DEFAULT_BATCH = 256
 DEFAULT_STORE_BANDWIDTH = "10GB/s"
-DECODING, DECODED_ELSEWHERE = "CPU-s to decode 1,000", "default: decoded on the GPU, or not at all"
+DECODING, DECODED_ELSEWHERE = "CPU-s to decode 1,000", "default: decoded on the GPU, if at all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownData:
-    """The facts from a URL's index. cpu_s_per_1000 and the rates: only if they were measured."""
+    """The facts of a URL's index. cpu_s_per_1000 and the rates: None unless they were measured."""
 
     samples: int
     total_bytes: int
@@ -46,7 +46,7 @@ class KnownData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizingOptions:
-    """The options as they came; see `plan_options`. given: names of those that aren't defaults."""
+    """The options of the command. given: the names of those that were passed."""
 
     samples: int | None
     sample_bytes: str | None
@@ -80,17 +80,17 @@ class SizingOptions:
 
 @dataclass(slots=True)
 class Assumptions:
-    """Every figure that a plan stands on: its value for people, and where that is from."""
+    """The figures that a plan assumes: for each its value, for people, and its origin."""
 
     found: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def note(self, name: str, value: str, origin: str) -> None:
-        """Remember a figure."""
+        """Record a figure."""
         self.found[name] = {"value": value, "from": origin}
 
 
 def model_named(name: str) -> Accelerator:
-    """An accelerator with a model, or a model on the newest accelerator that it is known of.
+    """Return the accelerator of that name, or the newest one for which a model was published.
     Raises ConfigError."""
     alone = [one for known, one in ACCELERATORS.items() if known.split("-", 1)[-1] == name]
     newest = {"b200": 2, "h100": 1}
@@ -107,7 +107,7 @@ def model_named(name: str) -> Accelerator:
 
 
 def setup_of(options: SizingOptions, known: KnownData | None) -> tuple[ClusterSetup, Assumptions]:
-    """The setup that was asked for. known: of the URL. Raises ConfigError for what can't be."""
+    """Build the setup from the options. known: the URL's facts. Raises ConfigError."""
     notes = Assumptions()
     model = _model(options)
     data = _data(options, known, model, notes)
@@ -117,7 +117,7 @@ def setup_of(options: SizingOptions, known: KnownData | None) -> tuple[ClusterSe
     if is_local:
         notes.note("store", "none: each node has the data", _origin(options, "local", "local URL"))
     left_out = (
-        "label correlation, decoded chunks, other jobs on the cache, indexes, start of processes"
+        "label correlation, decoded chunks, other jobs on the cache, indexes, start-up of processes"
     )
     notes.note("not counted", left_out, "docs/sizing.md")
     return ClusterSetup(data=data, node=_node(options, known, notes), store=store, job=job), notes
@@ -127,8 +127,8 @@ def _model(options: SizingOptions) -> Accelerator | None:
     if (options.model is None) == (options.samples_per_s is None):
         both = options.model is not None
         raise ConfigError(
-            f"Got {'both of' if both else 'neither of'} --model and --samples-per-s, wanted one: "
-            "what a GPU takes when it never waits, such as --model h100-resnet50 or "
+            f"Got {'both of' if both else 'neither of'} --model and --samples-per-s, wanted one of "
+            "them: the rate of a GPU that never waits, such as --model h100-resnet50 or "
             "--samples-per-s 1800."
         )
     return None if options.model is None else model_named(options.model)
@@ -144,8 +144,8 @@ def _data(
     )
     if samples is None:
         raise ConfigError(
-            "How many samples? Pass a URL or --samples"
-            + (f": the dataset of {model.name} has no published size." if model else ".")
+            "The number of samples is unknown: pass a URL or --samples"
+            + (f" ({model.name} has no published size)." if model else ".")
         )
     check_count("--samples", samples)
     notes.note("samples", f"{samples:,}", origin)
@@ -158,7 +158,7 @@ def _data(
         (float(model.sample_bytes) if model else None, f"mean of {model.name}" if model else ""),
     )
     if size is None:
-        raise ConfigError("How large is a sample? Pass a URL, --sample-bytes or --model.")
+        raise ConfigError("The size of a sample is unknown: pass a URL, --sample-bytes or --model.")
     notes.note("sample bytes", format_size(size), origin)
     notes.note("spread of sample sizes", f"{options.spread:g}", _origin(options, "spread"))
     shards = known.shards if known is not None else None
@@ -167,7 +167,7 @@ def _data(
         shards = -(-samples // max(1, int(shard_bytes // size)))
     notes.note(
         "shards",
-        "as the job wants them" if shards is None else f"{shards:,}",
+        "sized for the job" if shards is None else f"{shards:,}",
         "chosen" if shards is None else "given" if options.shard_bytes else "index",
     )
     return DataFigures(
@@ -195,7 +195,7 @@ def _job(
     batch, origin = _first(
         (options.batch, "given"),
         (model.batch_size if model else None, "published"),
-        (max(1, min(DEFAULT_BATCH, samples // ranks)), "default: 256 a GPU, or all"),
+        (max(1, min(DEFAULT_BATCH, samples // ranks)), "default: 256 per GPU, or all samples"),
     )
     assert batch is not None
     check_count("--batch", batch)
@@ -205,8 +205,8 @@ def _job(
     rate = model.samples_per_s if model is not None else options.samples_per_s
     assert rate is not None
     check_figure("--samples-per-s", rate)
-    told = f"published, {model.name}" if model is not None else "given"
-    notes.note("samples/s of a GPU", f"{rate:,.4g}", told)
+    origin = f"published, {model.name}" if model is not None else "given"
+    notes.note("samples/s of a GPU", f"{rate:,.4g}", origin)
     cpu, origin = _first(
         (options.cpu_s_per_1000, "given"),
         (known.cpu_s_per_1000 if known else None, "measured here, on the CPU"),
@@ -218,8 +218,8 @@ def _job(
     notes.note("peers", "yes" if options.peers else "no", _origin(options, "peers"))
     is_encrypted = _is_encrypted(options)
     if options.peers:
-        speech = "TLS, unless it is loopback" if is_encrypted else "plain HTTP"
-        notes.note("between peers", speech, _origin(options, "tls"))
+        protocol = "TLS, except on loopback" if is_encrypted else "plain HTTP"
+        notes.note("between peers", protocol, _origin(options, "tls"))
     caches = "empty" if options.moved is None else f"filled, {options.moved:.0%} on other nodes"
     notes.note("caches at the start", caches, _origin(options, "moved"))
     notes.note("reshuffle", f"{options.reshuffle:g}", _origin(options, "reshuffle"))
@@ -238,13 +238,12 @@ def _job(
 
 
 def _is_encrypted(options: SizingOptions) -> bool:
-    """Return True if peers encrypt, as is the default. Raises ConfigError for --tls or --no-tls
-    without --peers."""
+    """Return True if peers encrypt. Raises ConfigError for --tls or --no-tls without --peers."""
     if "tls" in options.given and not options.peers:
         wrong = "--tls" if options.tls else "--no-tls"
         raise ConfigError(
-            f"{wrong}: got no --peers, and it says how these speak. Pass --peers too, or leave it "
-            "out."
+            f"{wrong}: got no --peers, whose encryption it sets. Pass --peers, too, or leave out "
+            f"{wrong}."
         )
     return options.peers and options.tls
 
@@ -304,12 +303,13 @@ def _is_local(options: SizingOptions, known: KnownData | None) -> bool:
 
 
 def _rate(options: SizingOptions, name: str, measured: float | None) -> tuple[float, str]:
-    """Bytes a second: as given, as measured, else the default."""
-    told: Any = getattr(options, name)
+    """Return bytes a second, and their origin: the given rate, else the measured, else the
+    default."""
+    given: Any = getattr(options, name)
     if measured is not None and name not in options.given:
         return measured, "measured here, by one process"
     option = f"--{name.replace('_', '-')}"
-    return parse_rate(told or DEFAULT_STORE_BANDWIDTH, what=option), _origin(options, name)
+    return parse_rate(given or DEFAULT_STORE_BANDWIDTH, what=option), _origin(options, name)
 
 
 def _origin(options: SizingOptions, name: str, otherwise: str = "default") -> str:
@@ -317,5 +317,5 @@ def _origin(options: SizingOptions, name: str, otherwise: str = "default") -> st
 
 
 def _first(*found: tuple[T | None, str]) -> tuple[T | None, str]:
-    """The first value that is known, and its origin."""
+    """Return the first known value and its origin."""
     return next(((value, origin) for value, origin in found if value is not None), (None, ""))

@@ -33,17 +33,17 @@ _SOURCES = {
     "disk_read": "the local disk",
     "memory": "the page cache",
 }
-_MUCH_HIDDEN = 5.0  # per cent of an epoch, between AU and what also counts the first step
+_MUCH_HIDDEN = 5.0  # per cent of an epoch: AU against the utilisation including the first step
 _LEGEND = (
     "AU: accelerator utilisation, the share of the time in which GPUs compute. Only limited by: "
-    "how long the epoch would take if all else were free."
+    "the time of the epoch if everything else took no time."
 )
 
 
 def plan_values(
     found: Forecast, assumptions: dict[str, dict[str, str]], walked: Sequence[SimulatedEpoch] = ()
 ) -> dict[str, Any]:
-    """The fields of `--json`; docs/sizing.md names their units. walked: epochs of a simulation."""
+    """Return the values of `--json`; docs/sizing.md has their units. walked: simulated epochs."""
     job, geometry = found.setup.job, found.geometry
     per_gpu = job.samples_per_s * found.setup.data.sample_bytes
     return {
@@ -87,10 +87,12 @@ def plan_values(
 
 
 def peer_values(found: Forecast) -> dict[str, float]:
-    """What comes from other nodes' caches in a first epoch, and when a node joins, with the cores
-    of a node that it takes, both sides, while that lasts. A node that joins reads its part in an
-    epoch, or as long as its network takes for that. What one node holds that is lost, the store
-    gives again."""
+    """Return the traffic between nodes' caches in the first epoch and when a node joins.
+
+    The cores are those that a node spends on it, as client and server. A joining node reads its
+    share within an epoch, or in the time that its network needs. After the loss of a node, the
+    store serves the bytes that only this node held.
+    """
     job, total = found.setup.job, found.setup.data.total_bytes
     each_gb = PEER_TLS_CLIENT_S_PER_GB if job.tls else PEER_CLIENT_S_PER_GB
     joins = total * found.kept / (job.nodes + 1) if job.peers else 0.0
@@ -106,18 +108,18 @@ def peer_values(found: Forecast) -> dict[str, float]:
 
 
 def warnings_of(found: Forecast, assumptions: dict[str, dict[str, str]]) -> list[str]:
-    """Return what a reader of the plan's figures must know besides them."""
+    """Return the warnings that belong to the plan's figures."""
     words, setup, geometry = [], found.setup, found.geometry
     job = setup.job
     if assumptions[DECODING]["from"] == DECODED_ELSEWHERE:
         words.append(
-            "Decoding isn't counted: the plan assumes that the GPUs decode, or that nothing has to "
-            "be decoded. Where the CPU decodes, pass --cpu-s-per-1000 (`penstock bench` measures "
-            "it), or a URL and --measure."
+            "Decoding isn't counted: the plan assumes that the GPUs decode, or that there is "
+            "nothing to decode. If the CPU decodes, pass --cpu-s-per-1000 (`penstock bench` "
+            "measures it), or a URL and --measure."
         )
     words += [
         f"The first batch takes {duration(epoch.first_batch_s)} of the first epoch's "
-        f"{duration(epoch.seconds)}, and AU leaves it out: with it the GPUs compute "
+        f"{duration(epoch.seconds)}. AU excludes it; including it, the GPUs compute "
         f"{epoch.busy:.1f} % of that epoch."
         for epoch in [found.first]
         if setup.steps > 1 and epoch.au - epoch.busy > _MUCH_HIDDEN
@@ -125,33 +127,33 @@ def warnings_of(found: Forecast, assumptions: dict[str, dict[str, str]]) -> list
     if geometry.readers > MOST_READERS:
         words.append(
             f"Each shard is read by {geometry.readers:,.1f} of the {job.nodes:,} nodes: "
-            f"{geometry.shards:,} shards make {geometry.lanes:,} lanes of a batch of "
-            f"{job.global_batch:,}, and {job.nodes:,} nodes want {job.nodes:,} or more of 4 shards "
-            "each. Smaller shards, or a batch with more divisors, avoid that."
+            f"{geometry.shards:,} shards and a batch of {job.global_batch:,} give "
+            f"{geometry.lanes:,} lanes, but {job.nodes:,} nodes need at least {job.nodes:,} lanes "
+            "of 4 shards each. Use smaller shards, or a batch size with more divisors."
         )
         if job.peers and setup.store is not None and job.moved is None:
             extra = (geometry.readers - 1) / 2
             words.append(
-                "A cold epoch may fetch more from the store than the plan counts: nodes that need "
-                f"a shard at the same time each fetch their part of it, up to {1 + extra:.2f} "
-                "datasets in all."
+                "A cold epoch may fetch more from the store than planned: nodes that need a shard "
+                f"at the same time each fetch a part of it, up to {1 + extra:.2f} datasets in "
+                "total."
             )
     if setup.steps < 2:
         words.append(
-            "An epoch is a single step. AU leaves the first step out, so the AU given here is that "
-            "step's share of the epoch instead."
+            "An epoch has only one step. AU excludes the first step, so the AU shown here is that "
+            "step's share of the epoch."
         )
     most = job.gpus * AHEAD_BYTES
     if found.lookahead_bytes > most:
         words.append(
-            f"The store's latency asks for {format_size(found.lookahead_bytes)} ahead on a node, "
-            f"and the loader keeps {format_size(most)} at most (1 GiB a rank)."
+            f"The store's latency requires {format_size(found.lookahead_bytes)} of prefetch on a "
+            f"node, but the loader prefetches at most {format_size(most)} (1 GiB per rank)."
         )
     room = RAM_SHARE * setup.node.ram_bytes
     if found.lookahead_bytes > room:
         words.append(
-            f"Batches ahead take {format_size(found.lookahead_bytes)} of a node's memory, "
-            f"{found.lookahead_bytes / room:.1f} x the half of it that isn't the job's."
+            f"Prefetched batches use {format_size(found.lookahead_bytes)} of a node's memory, "
+            f"{found.lookahead_bytes / room:.1f} x the half that the plan reserves for data."
         )
     return words
 
@@ -162,9 +164,9 @@ def show_plan(
     console: Console,
     walked: Sequence[SimulatedEpoch] = (),
 ) -> None:
-    """Print the outcome and the first change to make, then tables: the needs, each kind of epoch,
-    and the inputs."""
-    whole = not console.is_terminal  # lines in a file or a pipe; a terminal would cut words
+    """Print the result and the first change to make, then tables of the requirements, the epochs
+    and the assumptions."""
+    whole = not console.is_terminal  # don't wrap lines in a file or a pipe
     for line in [
         *_head(found),
         *(f"[yellow]{words}[/]" for words in warnings_of(found, assumptions)),
@@ -182,7 +184,7 @@ def show_plan(
         )
     console.print(_LEGEND, highlight=False, soft_wrap=whole, style="dim")
     table = Table(
-        "assumption", "value", "from", box=None, title_justify="left", title="What this stands on"
+        "assumption", "value", "from", box=None, title_justify="left", title="Assumptions"
     )
     for name, one in assumptions.items():
         table.add_row(name, one["value"], one["from"])
@@ -190,14 +192,14 @@ def show_plan(
 
 
 def _head(found: Forecast) -> list[str]:
-    """The answer in a few lines: how each kind of epoch goes, and what to change first."""
+    """Return the result in a few lines: the epochs, and what to change first."""
     job, later = found.setup.job, found.later
     per_gpu = job.samples_per_s * found.setup.data.sample_bytes
-    takes = "take" if job.ranks > 1 else "takes"
+    takes = "consume" if job.ranks > 1 else "consumes"
     lines = [
         f"[bold]{_many(job.ranks, 'GPU')}[/] on {_many(job.nodes, 'node')} {takes} "
-        f"{format_size(per_gpu)}/s each, {format_size(found.bytes_per_s)}/s a node, "
-        f"{format_size(found.bytes_per_s * job.nodes)}/s in all.",
+        f"{format_size(per_gpu)}/s each, {format_size(found.bytes_per_s)}/s per node, "
+        f"{format_size(found.bytes_per_s * job.nodes)}/s in total.",
         f"[bold]First epoch:[/] {duration(found.first.seconds)}, AU {found.first.au:.1f} %. "
         f"{_limit_words(found.first)}",
     ]
@@ -234,8 +236,8 @@ def _limit_words(epoch: EpochForecast) -> str:
 
 def _no_change_words(found: Forecast) -> str:
     if found.first.limit == found.later.limit == "model":
-        return "nothing, the GPUs never wait."
-    return "nothing, no single change makes the whole job 2 % faster."
+        return "nothing; the GPUs never wait."
+    return "nothing; no single change makes the whole job 2 % faster."
 
 
 def _many(count: int, what: str) -> str:
@@ -246,30 +248,30 @@ def _settings(found: Forecast) -> Table:
     geometry, peers = found.geometry, peer_values(found)
     rows = [
         ("shards", f"{geometry.shards:,} of {format_size(geometry.shard_bytes)}"),
-        ("lanes", f"{geometry.lanes:,}, each {_many(geometry.window, 'shard')} wide"),
+        ("lanes", f"{geometry.lanes:,}, with a window of {_many(geometry.window, 'shard')} each"),
         ("nodes that read a shard", f"{geometry.readers:.2f}"),
         ("the cache keeps", f"{found.kept:.0%} of what a node reads"),
         ("from the store, whole job", format_size(found.remote_bytes)),
         ("requests, whole job", f"{found.requests:,.0f}"),
     ]
     if found.setup.store is not None:
-        rows.append(("connections, a node", f"{found.connections}"))
-        rows.append(("read ahead, a node", format_size(found.lookahead_bytes)))
+        rows.append(("connections per node", f"{found.connections}"))
+        rows.append(("prefetch per node", format_size(found.lookahead_bytes)))
     if found.price is not None:
         rows.append(("price of the requests", f"{found.price:,.4g}"))
     if found.setup.job.peers:
         rows.append(
             (
                 "from peers, first epoch",
-                f"{format_size(peers['bytes_first'])}, {peers['cores_first']:.2f} cores a node",
+                f"{format_size(peers['bytes_first'])}, {peers['cores_first']:.2f} cores per node",
             )
         )
         rows.append(
             (
                 "from peers, a node joins",
                 f"{format_size(peers['bytes_node_joins'])} in its first epoch of "
-                f"{duration(peers['seconds_node_joins'])}, {peers['cores_node_joins']:.2f} of its "
-                "cores meanwhile",
+                f"{duration(peers['seconds_node_joins'])}, with {peers['cores_node_joins']:.2f} of "
+                "its cores",
             )
         )
     table = Table(box=None, show_header=False)
@@ -284,20 +286,20 @@ def _epochs(found: Forecast) -> Table:
     table.add_row("epoch", *(duration(epoch.seconds) for epoch in both))
     table.add_row("AU", *(f"{epoch.au:.1f} %" for epoch in both))
     table.add_row("first batch", *(duration(epoch.first_batch_s) for epoch in both))
-    table.add_row("cores a node", *(f"{_cores(found, epoch):.1f}" for epoch in both))
+    table.add_row("cores per node", *(f"{_cores(found, epoch):.1f}" for epoch in both))
     for name, words in _SOURCES.items():
         sizes = [getattr(epoch.traffic, name) for epoch in both]
         if any(sizes):
             table.add_row(f"read from {words}", *map(format_size, sizes))
     for tier in dict.fromkeys([*found.first.tiers, *found.later.tiers]):
         times = [epoch.tiers.get(tier) for epoch in both]
-        told = ("-" if t is None else duration(t) for t in times)
-        table.add_row(f"only limited by {WORDS[tier].partition(',')[0]}", *told)
+        shown = ("-" if t is None else duration(t) for t in times)
+        table.add_row(f"only limited by {WORDS[tier].partition(',')[0]}", *shown)
     return table
 
 
 def _cores(found: Forecast, epoch: EpochForecast) -> float:
-    """Cores of a node that decoding and moving bytes keep busy."""
+    """Return the number of cores of a node that decoding and moving bytes use."""
     return epoch.cpu_s / epoch.seconds / found.setup.job.nodes
 
 

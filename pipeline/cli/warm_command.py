@@ -1,6 +1,6 @@
-"""Run `penstock warm`: thin over `pipeline.feed.warm_up`.
+"""Run `penstock warm` by `pipeline.feed.warm`, and declare its options for the job and its nodes.
 
-The options about the job and its nodes stand here; typer reads them at run time.
+typer reads the options at run time.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed import WarmResult, WarmState
 
 _JOB, _OTHER_NODES = "The job", "Other nodes"
-_ORDER = "Where the job's order isn't the default"  # apart: a second column of names cuts long ones
+_ORDER = "If the job changes the default order"  # a group of its own, as long names need the width
 
 
 WorldSize = Annotated[
     int | None,
     typer.Option(
-        help="Ranks of the job; by default as launched, else one a node.",
+        help="Ranks of the job; by default those of the launcher, else one per node.",
         min=1,
         rich_help_panel=_JOB,
     ),
@@ -60,23 +60,25 @@ WorldSize = Annotated[
 Nodes = Annotated[
     int | None,
     typer.Option(
-        help="Nodes of the job; by default as launched, else 1.", min=1, rich_help_panel=_JOB
+        help="Nodes of the job; by default those of the launcher, else 1.",
+        min=1,
+        rich_help_panel=_JOB,
     ),
 ]
 NodeRank = Annotated[
     int | None,
     typer.Option(
-        help="Which one this is, from 0; by default as launched.", min=0, rich_help_panel=_JOB
+        help="Number of this node, from 0; by default the launcher's.", min=0, rich_help_panel=_JOB
     ),
 ]
 WarmEpoch = Annotated[
-    int, typer.Option(help="Epoch in whose order to fetch.", min=0, rich_help_panel=_JOB)
+    int, typer.Option(help="Epoch that sets the order of fetching.", min=0, rich_help_panel=_JOB)
 ]
 JobSeed = Annotated[int, typer.Option(help="The job's seed.", rich_help_panel=_JOB)]
 GlobalBatchSize = Annotated[
     int | None,
     typer.Option(
-        help="The job's, over all ranks; by default 256 for each rank.", min=1, rich_help_panel=_JOB
+        help="The job's global batch; by default 256 per rank.", min=1, rich_help_panel=_JOB
     ),
 ]
 JobShuffles = Annotated[
@@ -100,8 +102,8 @@ JobState = Annotated[
         "--state",
         exists=True,
         dir_okay=False,
-        help="The job's state as JSON, if it goes on from one: what state_dict() of its loader "
-        "gave. It says all of seed, epoch, shuffle, lanes, window and reshuffle.",
+        help="The state as JSON, if the job resumes from one, as the loader's state_dict() "
+        "returned it. It sets seed, epoch, shuffle, lanes, window and reshuffle.",
         rich_help_panel=_JOB,
     ),
 ]
@@ -109,8 +111,8 @@ IfEmpty = Annotated[
     bool,
     typer.Option(
         "--if-empty",
-        help="Leave a cache that holds some of the dataset as it is: behind a restart nodes read "
-        "what their caches hold, whatever their numbers are now.",
+        help="Fetch nothing if the cache already holds a part of the dataset: after a restart, "
+        "nodes read what their caches hold, even if their numbers have changed.",
         rich_help_panel=_JOB,
     ),
 ]
@@ -119,7 +121,8 @@ PeerAddress = Annotated[
     typer.Option(
         "--peers",
         metavar="HOST:PORT",
-        help="Serve other nodes here and ask their caches before the remote; needs --peer-nodes.",
+        help="Serve other nodes at this address, and request from their caches before the remote; "
+        "needs --peer-nodes.",
         rich_help_panel=_OTHER_NODES,
     ),
 ]
@@ -134,8 +137,7 @@ PeerNodes = Annotated[
 PeerTokenFile = Annotated[
     Path | None,
     typer.Option(
-        help="With --peers: the secret that the nodes share; by default what PENSTOCK_PEER_TOKEN "
-        "holds.",
+        help="With --peers: file with the nodes' shared secret; by default PENSTOCK_PEER_TOKEN.",
         rich_help_panel=_OTHER_NODES,
     ),
 ]
@@ -143,7 +145,7 @@ PeerTls = Annotated[
     bool,
     typer.Option(
         "--tls/--no-tls",
-        help="With --peers: --no-tls declares the network private: no encryption.",
+        help="With --peers: --no-tls turns encryption off on a private network.",
         rich_help_panel=_OTHER_NODES,
     ),
 ]
@@ -152,16 +154,16 @@ PeerTls = Annotated[
 def peers_of(
     address: str | None, nodes: str | None, token_file: Path | None, *, tls: bool
 ) -> Peers | None:
-    """Return the options by which nodes serve one another; None without --peers. Raises
+    """Return the settings of nodes that serve each other; None without --peers. Raises
     ConfigError."""
     if address is None:
         if nodes is not None or token_file is not None or not tls:
             raise ConfigError(
-                "--peer-nodes, --peer-token-file and --no-tls go with --peers HOST:PORT, the "
-                "address of this node: got none."
+                "--peer-nodes, --peer-token-file and --no-tls need --peers HOST:PORT, the address "
+                "of this node, but got none."
             )
         return None
-    if nodes is None:  # a command has no process group through which nodes could tell one another
+    if nodes is None:  # a command has no process group through which nodes could exchange addresses
         raise ConfigError(
             f"--peers {address}: got no --peer-nodes, wanted the addresses of all nodes, the same "
             "on each: --peer-nodes 10.0.0.7:7077,10.0.0.8:7077."
@@ -210,14 +212,15 @@ def warm(
     storage_option: StorageOption = None,
     as_json: Json = False,
 ) -> None:
-    """Fetch what this node will read into its cache, in the order in which the job reads it.
+    """Fetch the shards that this node will read into its cache, in the order of the job.
 
-    Which shards a node of several reads depends on the job's seed and global batch: pass the same,
-    or the --state from which it will go on.
-    Under torchrun, srun or mpirun each node fetches its share, and a node's processes share that
-    out; a pod of a Kubernetes Indexed Job is the node of its index: pass --nodes there.
-    Interrupted, the same command goes on from there. It may run beside the job: they share fills.
-    Of local data nothing is fetched, and that is no error.
+    On several nodes, the shards of a node depend on the job's seed and global batch: pass the same
+    values, or the --state from which the job will resume. Under torchrun, srun or mpirun each node
+    fetches its share, divided among its processes; a pod of a Kubernetes Indexed Job is the node of
+    its index and needs --nodes.
+
+    After an interrupt, the same command resumes. It may run at the same time as the job; they share
+    their fills. For local data it does nothing, without an error.
     """
     sampling = parse_sampling(
         sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
@@ -241,12 +244,14 @@ def warm(
 def _fetched(
     url: str, place: dict[str, Any], order: dict[str, Any], *, world: World, if_empty: bool
 ) -> WarmResult | str:
-    """place: how the data are reached, by the names of `Dataset`; order: what the job passes of it,
-    by those of `feed.warm`. A text: why there is nothing to do. Raises ConfigError."""
+    """Fetch, and return the result or the reason why there is nothing to fetch.
+
+    place: arguments of `Dataset`; order: arguments of `feed.warm`. Raises ConfigError.
+    """
     from penstock.pipeline.feed import warm as warm_dataset
     from penstock.readers import Dataset
 
-    if if_empty and order["process"][1] > 1:  # one would see what another has just fetched
+    if if_empty and order["process"][1] > 1:  # a process would see what another has just fetched
         raise ConfigError(
             f"--if-empty: got {order['process'][1]} processes on this node, wanted one (srun "
             "--ntasks-per-node=1)."
@@ -254,11 +259,11 @@ def _fetched(
     with Dataset(url, allow_left_out=1, **place) as dataset, ByteProgress("warm") as bar:
         remote = dataset.remote_shards
         if remote is None:
-            return f"{dataset.url} is local: there is nothing to warm. It is read where it lies."
+            return f"{dataset.url} is local and read in place: there is nothing to warm."
         if if_empty and (held := int((remote.held_shares() > 0).sum())):
             return (
-                f"{place['cache'].path}: the cache holds some of {dataset.url} ({held:,} shard"
-                f"{'s' * (held != 1)}), and is left as it is."
+                f"{place['cache'].path}: the cache already holds {held:,} shard"
+                f"{'s' * (held != 1)} of {dataset.url}, so nothing is fetched (--if-empty)."
             )
         return warm_dataset(
             dataset, **order, world=world, progress=lambda state: _show_progress(bar, state)
@@ -266,7 +271,7 @@ def _fetched(
 
 
 def _read_state(file: Path) -> object:
-    """Return a file's JSON, which may still be no state. Raises ResumeError if it isn't JSON."""
+    """Return a file's JSON, which may not be a state. Raises ResumeError if it isn't JSON."""
     with file.open("rb") as opened:
         text = opened.read(_MOST_STATE_BYTES + 1)
     try:
@@ -275,8 +280,8 @@ def _read_state(file: Path) -> object:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ResumeError(
-            f"{file}: this is no state as JSON ({error}). Write what loader.state_dict() returns "
-            "with json.dump; a checkpoint of torch.save is another file."
+            f"{file}: got a file that isn't JSON ({error}), wanted a state. Write the result of "
+            "loader.state_dict() with json.dump; a checkpoint of torch.save doesn't work."
         ) from None
 
 
@@ -294,12 +299,12 @@ def _show_progress(bar: ByteProgress, state: WarmState) -> None:
         state.fetched_bytes + state.there_bytes,
         state.wanted_bytes - state.failed_bytes,
         f"{format_size(state.fetched_bytes)} from the remote, "
-        f"{format_size(state.there_bytes)} were there{left_out}",
+        f"{format_size(state.there_bytes)} already cached{left_out}",
     )
 
 
 def _launched(*, nodes: int | None, node_rank: int | None) -> World:
-    """Return the world that the launcher names; in a pod without a launcher, this process only."""
+    """Return the launcher's world; in a pod without a launcher, that of this process alone."""
     try:
         return World.detect()
     except PlanError:
@@ -308,9 +313,9 @@ def _launched(*, nodes: int | None, node_rank: int | None) -> World:
             raise
         if nodes is None and node_rank is None:
             raise ConfigError(
-                f"This is pod {pod} of an Indexed Job, and nothing tells how many there are: pass "
+                f"This is pod {pod} of an Indexed Job, but the number of pods is unknown: pass "
                 f"--nodes (the Job's completions) to fetch the share of node {pod}, or --nodes 1 "
-                "where each pod is a job of its own."
+                "if each pod is a job of its own."
             ) from None
         return World(0, 1)
 
@@ -338,10 +343,10 @@ def _node(
     world_size = world_size or max(launched.size, nodes)
     if node_rank is None:
         pod = pod_index() if launched.processes == 1 else None
-        if pod is None and launched.size == 1 and nodes > 1:  # else all would fetch node 0's
+        if pod is None and launched.size == 1 and nodes > 1:  # else all would fetch node 0's share
             raise ConfigError(
-                f"--nodes {nodes}: got no --node-rank, and no launcher tells which node this is. "
-                f"Pass --node-rank 0 to {nodes - 1}, another on each node."
+                f"--nodes {nodes}: got no --node-rank, and no launcher sets it. Pass --node-rank "
+                f"0 to {nodes - 1}, a different one on each node."
             )
         node_rank = launched.rank // launched.local_size if pod is None else pod
         if pod is not None and nodes == 1:  # each pod is a job of its own
@@ -363,7 +368,7 @@ def _reported(
 
 
 def _report_nothing(reason: str, *, as_json: bool, dry_run: bool) -> None:
-    """Report, for scripts that warm any dataset, that there was nothing to fetch and no error."""
+    """Report that there was nothing to fetch, without an error, for scripts that warm any data."""
     if as_json:
         from penstock.pipeline.feed import WarmResult
 
@@ -386,18 +391,20 @@ def _report(result: WarmResult, *, as_json: bool, dry_run: bool, share: str) -> 
         f"{head} {result.objects:,} object{'s' * (result.objects != 1)}, "
         f"{format_size(result.bytes)}"
         + ("" if dry_run else f" in {result.seconds:.1f} s{rate}")
-        + f"; {result.skipped:,} were there ({share})",
+        + f"; {result.skipped:,} already cached ({share})",
         soft_wrap=True,
     )
     if result.left_out:
         console.print(
             f"[yellow]{result.left_out:,} objects don't fit:[/] the cache keeps "
             f"{format_size(result.kept_bytes)} of the {format_size(result.node_bytes)} that this "
-            "node reads, the rest comes from the remote in each epoch.",
+            "node reads; the rest is fetched from the remote in each epoch.",
             soft_wrap=True,
         )
     if result.failed:
-        console.print(f"[bold red]{len(result.failed):,} failed[/]; the same command tries again:")
+        console.print(
+            f"[bold red]{len(result.failed):,} failed[/]; run the command again to retry:"
+        )
         for uri, reason in result.failed[:_FAILURES_SHOWN]:
             console.print(f"{uri}: {reason}", markup=False, highlight=False, soft_wrap=True)
         if (more := len(result.failed) - _FAILURES_SHOWN) > 0:

@@ -129,7 +129,7 @@ def test_a_destination_with_other_data_is_left_alone(folder: Path, tmp_path: Pat
 def test_interrupted_is_130(folder: Path, tmp_path: Path) -> None:
     job = warm.run(["-c", INTERRUPTED, folder, tmp_path / "out"])
     assert job.returncode == 130
-    assert "goes on from there" in job.stderr.replace("\n", " ")
+    assert "The same command resumes" in job.stderr.replace("\n", " ")
 
 
 # A packer that gets Ctrl-C as soon as it reports its first progress.

@@ -17,9 +17,9 @@ from penstock.pipeline.cli import (
     Picture,
     class_color,
     contact_sheet,
+    displayed_pixels,
     load_batch,
     main,
-    pixels_for_the_eye,
     value_ranges,
 )
 from penstock.readers import Dataset
@@ -55,7 +55,7 @@ def test_it_is_the_batch_that_the_loader_gives(pack: Path) -> None:
     assert [c.name for c in channels] == ["image 0", "image 1", "image 2"]
     assert [c.max for c in channels] == pytest.approx(tensors[0].amax((0, 2, 3)).tolist())
     assert [c.mean for c in channels] == pytest.approx(tensors[0].double().mean((0, 2, 3)).tolist())
-    wanted = pixels_for_the_eye(tensors[0].numpy(), Normalize())
+    wanted = displayed_pixels(tensors[0].numpy(), Normalize())
     assert np.array_equal(np.stack([picture.pixels for picture in pictures]), wanted)
 
 
@@ -65,8 +65,8 @@ def test_pictures_undo_normalize() -> None:
     norm = Normalize()
     mean, std = (np.array(each, np.float32)[:, None, None] for each in (norm.mean, norm.std))
     seen = ((raw / np.float32(255) - mean) / std).astype(np.float32)
-    assert np.array_equal(pixels_for_the_eye(seen, norm), raw.transpose(0, 2, 3, 1))
-    assert np.array_equal(pixels_for_the_eye(raw, None), raw.transpose(0, 2, 3, 1))
+    assert np.array_equal(displayed_pixels(seen, norm), raw.transpose(0, 2, 3, 1))
+    assert np.array_equal(displayed_pixels(raw, None), raw.transpose(0, 2, 3, 1))
 
 
 def test_values_are_those_of_numpy() -> None:

@@ -56,7 +56,7 @@ def test_addresses_that_are_none(on: str) -> None:
 
 def test_a_scheduler_file_that_is_not_there(tmp_path: Path) -> None:
     on = f"dask-scheduler-file:{tmp_path / 'none.json'}"
-    with pytest.raises(ConfigError, match="there is no file"), executor_on(on):
+    with pytest.raises(ConfigError, match="doesn't exist"), executor_on(on):
         pass
     for text in ("root:x:0:0", "{}", "[]", '{"address": null}'):
         (tmp_path / "none.json").write_text(text)

@@ -85,7 +85,7 @@ def test_what_the_figures_leave_out_is_said(capsys: pytest.CaptureFixture[str]) 
     assert decoding not in " ".join(arrays["warnings"])
     huge = planned(capsys, *RESNET, "--nodes", "100000", "--batch", "1")
     assert huge["au_first"] == huge["busy_first"] < 1
-    assert "AU leaves the first step out" in " ".join(huge["warnings"])
+    assert "AU excludes the first step" in " ".join(huge["warnings"])
     slow = ("--samples", "12000", "--sample-bytes", "115KB", "--samples-per-s", "100")
     store = ("--store-latency", "500", "--store-requests-per-s", "1e6", "--shard-bytes", "12MB")
     slow_start = planned(capsys, "plan", *slow, *store, "--global-batch-size", "2048")
@@ -130,7 +130,7 @@ def test_a_pack_tells_its_own_figures(tmp_path: Path, capsys: pytest.CaptureFixt
             ["--nvme-bandwidth", "1MB/s", "--ram", "1GB", "--au", "90"],
             "more than there is of: the local disk (",
         ),
-        (["--plot", "/nowhere/a.png"], "isn't a folder"),
+        (["--plot", "/nowhere/a.png"], "isn't an existing folder"),
         (["/nowhere/photos"], "nothing is there"),
     ],
 )
@@ -200,7 +200,7 @@ def test_measure_probes_this_machine(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert found["CPU-s to decode 1,000"]["from"].startswith("measured here")
     assert float(found["CPU-s to decode 1,000"]["value"]) > 0
     assert main(["plan", "--model", "resnet50", "--samples", "1000000", "--measure"]) == 2
-    assert "Pass the URL of the data too" in capsys.readouterr().err
+    assert "Pass the URL of the data" in capsys.readouterr().err
 
 
 def test_a_disk_is_measured_or_not_known(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_an_epoch_of_one_step_has_no_au(capsys: pytest.CaptureFixture[str]) -> N
     one_step = ["plan", "--model", "resnet50", "--samples", "4000", "--nodes", "1"]
     assert main([*one_step, "--global-batch-size", "4000"]) == 0
     shown = capsys.readouterr()
-    assert "a single step" in " ".join((shown.out + shown.err).split())
+    assert "only one step" in " ".join((shown.out + shown.err).split())
 
 
 def test_the_chart_ends_before_epochs_of_one_step() -> None:

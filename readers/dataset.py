@@ -31,7 +31,7 @@ from penstock.readers.formats import (
     arrangement_of,
     check_format,
     check_sampling,
-    chosen_by,
+    default_fields_of,
 )
 from penstock.readers.index import IndexOpener, locate_fields
 from penstock.readers.origin import (
@@ -266,7 +266,7 @@ class Dataset(Source):
                     self._sampling.check_used(index.format.name, url=self.url)
                     _check_left_out(index, self._allowed)
                     self._naming = Naming.of(index.schema, names_of, self._renames, url=self.url)
-                    names = self._names or chosen_by(index.format, index.schema)
+                    names = self._names or default_fields_of(index.format, index.schema)
                     is_named = self._names is not None
                     fields = check_selection(
                         names,

@@ -10,7 +10,7 @@ from .array_windows import place_numbers as place_numbers, unit_rows as unit_row
 from .array_windows import windows_of as windows_of
 from .candidates import Candidates as Candidates, Grouping as Grouping, MISSING as MISSING
 from .candidates import Spans as Spans, part_bounds as part_bounds
-from .chunk_cache import Arrivals as Arrivals, ChunkMemory as ChunkMemory
+from .chunk_cache import SharedExtents as SharedExtents, ChunkMemory as ChunkMemory
 from .chunk_cache import DecodedChunks as DecodedChunks, FREE_BYTES as FREE_BYTES
 from .chunk_cache import LEAST_LENT_BYTES as LEAST_LENT_BYTES
 from .chunk_counts import DecodedCounts as DecodedCounts, sum_counts as sum_counts
@@ -28,11 +28,11 @@ from .dataset_arguments import renamed_arrangement as renamed_arrangement
 from .extents import ChunkedShard as ChunkedShard, Extents as Extents
 from .format import Format as Format, Indexing as Indexing, Listing as Listing
 from .format import ShardEntry as ShardEntry, ShardOpener as ShardOpener, Snapshot as Snapshot
-from .format import SpanFormat as SpanFormat, chosen_by as chosen_by
+from .format import SpanFormat as SpanFormat, default_fields_of as default_fields_of
 from .format_registry import ARRAYS as ARRAYS, AUTO as AUTO, FALLBACK as FALLBACK
 from .format_registry import check_format as check_format, external_formats as external_formats
 from .format_registry import format_named as format_named, format_names as format_names
-from .format_registry import format_of_manifests as format_of_manifests, formats as formats
+from .format_registry import formats as formats
 from .format_registry import has_external_formats as has_external_formats
 from .format_registry import indexing_of as indexing_of, is_format as is_format
 from .format_registry import is_recognised_by_names as is_recognised_by_names

@@ -1,7 +1,8 @@
-"""Describe what may be samples of a dataset before any of them is decoded.
+"""Describe the candidates for samples of a dataset before any is decoded, and group them into
+shards.
 
 `Candidates` is the result of listing a dataset in any format: the spans and values of each field,
-or, for formats in chunks, the shards that metadata alone describe.
+or, for formats in chunks, the shards as their metadata describe them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from penstock.readers.fields import (
     DenseColumn,
     EncodedColumn,
     ListColumn,
-    RaggedColumn,
     array_form,
     is_encoded,
     number_dtype,
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from penstock.readers.origin import Entry, LeftOut, QuarantineEntry
 
 MISSING = -1
-"""In place of a file's number: the sample lacks the field."""
+"""The file number of a field that the sample lacks."""
 
 PART_BYTES = 64 * 2**20
-"""A shard's size, unless what lies there is larger and can't be cut: as a pack's."""
+"""The target size of a shard, the same as of a pack. Items that can't be cut may be larger."""
 
 
 def part_bounds(sizes: ArrayLike, *, target_bytes: int | None = None) -> NDArray[np.int64]:
-    """Bounds of contiguous parts of about one size: int64, shape (parts + 1,).
+    """Return the bounds of contiguous parts of about one size: int64, shape (parts + 1,).
 
-    target_bytes: that size; None is `PART_BYTES`. sizes: bytes of each item, which isn't cut, at
-    least 0, shape (items,). Part i is items [bounds[i], bounds[i + 1]); none is empty, and there is
-    one at least where there are items. The parts are as equal as the items let them be, so none is
-    a small rest: a part differs from the mean by one item at most.
+    sizes: bytes of each item, at least 0, shape (items,). Items aren't cut. target_bytes: size of a
+    part; None means `PART_BYTES`. Part i is items [bounds[i], bounds[i + 1]). No part is empty, and
+    there is at least one part if there are items. The parts are as equal as the items allow, so
+    none is a small remainder: a part differs from the mean by at most one item.
     """
     ends = np.cumsum(np.asarray(sizes, np.int64))
     if not len(ends):
         return np.zeros(1, np.int64)
     total, target = int(ends[-1]), target_bytes or PART_BYTES
     count = max(1, min(len(ends), round(total / target)))
-    # Items go where their middle lies. As floats, since count * total may pass 2^63.
+    # An item goes to the part that holds its middle. As floats: count * total may exceed 2^63.
     middles = (ends - np.asarray(sizes, np.int64) / 2) * (count / max(1, total))
     number = np.minimum(middles.astype(np.int64), count - 1)
     first = np.flatnonzero(np.diff(number, prepend=-1))
@@ -63,9 +63,9 @@ def part_bounds(sizes: ArrayLike, *, target_bytes: int | None = None) -> NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """Positions in a listing, shard by shard.
+    """Positions in a listing, grouped by shard.
 
-    order: positions, int64, shape (n,); bounds: where each shard starts and ends in it, int64,
+    order: positions, int64, shape (n,). bounds: where each shard starts and ends in `order`, int64,
     shape (shards + 1,).
     """
 
@@ -74,16 +74,17 @@ class Grouping:
 
     @property
     def shards(self) -> int:
-        """How many shards there are."""
+        """Return the number of shards."""
         return len(self.bounds) - 1
 
     def positions(self, shard: int) -> NDArray[np.int64]:
-        """The positions of one shard, int64, shape (its samples,)."""
+        """Return the positions of one shard, int64, shape (its samples,)."""
         return self.order[self.bounds[shard] : self.bounds[shard + 1]]
 
 
 def group_positions(groups: NDArray[np.int64]) -> Grouping:
-    """Group positions by number, in order inside a group; numbers that nobody has are left out."""
+    """Group positions by number, keeping their order inside a group. Numbers that don't occur are
+    left out."""
     order = np.argsort(groups, kind="stable")
     counts = np.bincount(groups) if len(groups) else np.empty(0, np.int64)
     ends = np.cumsum(counts[counts > 0], dtype=np.int64)
@@ -92,11 +93,11 @@ def group_positions(groups: NDArray[np.int64]) -> Grouping:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Spans:
-    """Where the bytes of one field lie, for n candidates; all int64, shape (n,).
+    """The byte spans of one field of n candidates; all arrays are int64 of shape (n,).
 
-    files: numbers in `Candidates.files`, MISSING where the sample lacks the field. starts, sizes:
-    bytes in that file. codec: of an array whose bytes are bare numbers, without an .npy header:
-    numpy's `dtype.str`; its shape is the schema's, where one length may be None.
+    files: numbers in `Candidates.files`, MISSING if the sample lacks the field. starts, sizes:
+    bytes in that file. codec: for an array of bare numbers, without an .npy header, numpy's
+    `dtype.str`. Its shape is the schema's, in which one length may be None.
     """
 
     files: NDArray[np.int64]
@@ -107,19 +108,21 @@ class Spans:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
-    """What may be samples: known by names, sizes and by what is noted beside them.
+    """The candidates for samples, as known from names, sizes and metadata.
 
-    schema: the fields in order; an Array's dtype and shape may be unsettled yet. files: what the
-    spans lie in. names: of the samples, below the dataset's root, for people and quarantines.
-    spans: of each field whose bytes lie in files. values: of every other field, which is known by
-    now (labels, what a table or a JSON file says). present: of values that some lack, bool, shape
-    (n,). shards: which candidates make up which shard, empty ones too. shard_bytes: the mean size
-    that these were cut to, None where they lie as the data have them. quarantined: what can't be a
-    candidate; passed_over: what is no part of a sample, by extension. chunked: shards of chunks,
-    which metadata tell: there are no candidates then, as no sample is looked at. left_out: what
-    is there and no field, by the name that it would have, and why. has_papers: files that were
-    never meant to be samples may be among the candidates and the quarantined. unnamed: samples
-    that are left out and stand in no quarantine, by reason. max_pixels: of an image or a mask.
+    schema: the fields in order; dtype and shape of an Array may still be unknown. files: the files
+    that spans lie in. names: of the samples, below the dataset's root, for messages and
+    quarantines. spans: of each field whose bytes lie in files. values: of every other field,
+    already known (labels, values of a table or a JSON file). present: which samples have a value,
+    for fields that some samples lack, bool, shape (n,). shards: the candidates of each shard,
+    including empty shards. shard_bytes: the mean size to which shards were cut; None if the data
+    determine the shards. quarantined: entries that can't be candidates. passed_over: files that
+    belong to no sample, counted by extension. chunked: shards of chunks, described by their
+    metadata; there are no candidates then, because no sample is examined. left_out: the reason why
+    something is no field, by the name that the field would have. has_papers: True if candidates or
+    quarantined entries may be files that aren't part of the data, such as documentation. unnamed:
+    samples that are left out without a quarantine entry, by reason. max_pixels: of an image or a
+    mask.
     """
 
     schema: Schema
@@ -147,7 +150,8 @@ class Candidates:
         left_out: Mapping[str, str] | None = None,
         unnamed: Mapping[str, LeftOut] | None = None,
     ) -> Candidates:
-        """What metadata say of data in chunks. schema: settled."""
+        """Return the candidates of data in chunks, described by metadata. schema: with all dtypes
+        and shapes."""
         nothing = np.empty(0, np.int64)
         return cls(
             schema=schema,
@@ -169,8 +173,10 @@ class Candidates:
 
     @property
     def layout(self) -> SampleLayout:
-        """How the samples are stored, as far as that is known before they were seen. Raises
-        ConfigError for a field that is nowhere, or of which nobody knows what is noted."""
+        """Return how the samples are stored, as far as that is known before they are read.
+
+        Raises ConfigError for a field that wasn't found, or whose values have no known type.
+        """
         storage = {name: self._storage(name) for name in self.schema}
         return SampleLayout(schema=self.schema, storage=storage)
 
@@ -181,18 +187,18 @@ class Candidates:
             return "span"
         type = self.schema[name]
         if name not in self.values:
-            raise ConfigError(f'schema["{name}"]: got {type!r}, and no such field was found.')
+            raise ConfigError(f'schema["{name}"]: got {type!r}, but no such field was found.')
         if number_dtype(type) is not None:
             return "value"
         if not is_encoded(type) and array_form(type) is None:
             raise ConfigError(
-                f'schema["{name}"]: got {type!r}, wanted a dtype and a shape for what a table says.'
+                f'schema["{name}"]: got {type!r}, wanted a dtype and a shape for values of a table.'
             )
         return "rows"
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Bytes of each candidate, of all its fields together, int64, shape (n,)."""
+        """Return the bytes of each candidate, over all its fields, int64, shape (n,)."""
         total = np.zeros(len(self), np.int64)
         for spans in self.spans.values():
             total += spans.sizes
@@ -202,14 +208,10 @@ class Candidates:
 
 
 def column_bytes(column: Column) -> NDArray[np.int64]:
-    """Bytes of each sample of a column, int64, shape (n,)."""
+    """Return the bytes of each sample of a column, int64, shape (n,)."""
     if isinstance(column, EncodedColumn | ListColumn):
         return np.array([len(sample) for sample in column.samples], np.int64)
     if isinstance(column, DenseColumn):
         return np.full(len(column), column.values[:1].nbytes, np.int64)
-    return np.diff(column.offsets) * column.values.dtype.itemsize * _row_length(column)
-
-
-def _row_length(column: RaggedColumn) -> int:
-    """Numbers in one row of the values."""
-    return int(np.prod(column.values.shape[1:], dtype=np.int64))
+    row_length = int(np.prod(column.values.shape[1:], dtype=np.int64))
+    return np.diff(column.offsets) * column.values.dtype.itemsize * row_length

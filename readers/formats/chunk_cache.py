@@ -1,11 +1,13 @@
-"""Cache the decoded chunks of an open dataset: one thread decodes each, many use it.
+"""Cache the decoded chunks of an open dataset: one thread decodes each, and all threads share it.
 
-No lock is held while anything is decoded or written. A chunk that memory has no room for goes to a
-mapped file where there is a cache folder with room, else it is decoded again: never an error.
+No lock is held while a chunk is decoded or written. A chunk for which memory has no room is moved
+to a mapped file if there is a cache folder with room. Otherwise it is decoded again; this is never
+an error.
 
-Memory for chunks, and for the bytes that they are decoded from, is used again once nothing refers
-to it (`ChunkMemory`). Arrays of some hundred kilobytes that are freed go back to the system, and
-cost page faults when they are allocated again: 6.5 faults for a sample of 49 kB in chunks of 8.
+Memory for chunks, and for the bytes from which they are decoded, is reused once nothing refers to
+it (`ChunkMemory`). If arrays of some hundred kilobytes are freed, their memory goes back to the
+system and costs page faults when it is allocated again: 6.5 faults for a sample of 49 kB in chunks
+of 8.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import weakref
 from collections import Counter, deque
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -38,32 +40,32 @@ if TYPE_CHECKING:
     Key = tuple[int, int]
 
 LEAST_LENT_BYTES = 2**16
-"""What is smaller lies in memory of its own, which the allocator keeps."""
+"""Smaller arrays have memory of their own, which the allocator keeps."""
 
 FREE_BYTES = 2**28
-"""What waits to be used again takes so many bytes at most."""
+"""The most bytes of memory that wait to be reused."""
 
 
 class ChunkMemory:
-    """Lends memory. Safe for several threads.
+    """Lends memory that is reused. Safe for several threads.
 
-    Nothing here holds a lock: memory may come back while any line of anything runs.
+    It uses no lock, because memory may be returned while any line of any thread runs.
     """
 
     def __init__(self) -> None:
         self._free: dict[int, deque[Encoded]] = {}  # by size
         self._most_bytes = FREE_BYTES
-        # As threads count that may come between one another; counted anew with each new memory.
+        # Approximate, as threads change it without a lock; corrected with each new allocation.
         self._counted_bytes = 0
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that wait to be used again."""
+        """Return the bytes that wait to be reused."""
         return sum(size * len(free) for size, free in list(self._free.items()))
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A writable array, its numbers anything. Its memory is used again once nobody has a view
-        of it."""
+        """Return a writable array with undefined content. Its memory is reused once no view of it
+        is left."""
         size_bytes = math.prod(shape) * dtype.itemsize
         if size_bytes < LEAST_LENT_BYTES:
             return np.empty(shape, dtype)
@@ -79,21 +81,21 @@ class ChunkMemory:
         return lent[:size_bytes].view(dtype).reshape(shape)
 
     def limit(self, most_bytes: int) -> None:
-        """Let what is free take at most so many bytes from now on, and no more than `FREE_BYTES`;
-        below 0: nothing."""
+        """Limit the bytes that wait to be reused, to at most `FREE_BYTES`. Below 0 none are
+        kept."""
         self._most_bytes = min(FREE_BYTES, most_bytes)
         if self._counted_bytes > self._most_bytes:
             self._free, self._counted_bytes = {}, 0
 
     def give_back(self, memory: Encoded) -> None:
-        """Take memory that nobody sees any more."""
+        """Accept memory of which no view is left."""
         if self._counted_bytes + len(memory) <= self._most_bytes:
             self._counted_bytes += len(memory)
             self._free.setdefault(len(memory), deque()).append(memory)
 
 
 class _MemoryLease:
-    """Gives memory back when the last view into it is gone."""
+    """Returns memory to its owner when the last view of it is gone."""
 
     __slots__ = ("_memory", "_owner")
 
@@ -111,90 +113,103 @@ class _MemoryLease:
 _log = logging.getLogger("penstock")
 
 MEMORY_SHARE = 0.25
-"""Of the memory that a process may still take, what decoded chunks take by default, all ranks of
-the node together: the rest is the page cache's, the batches' and the training code's."""
+"""The share of the available memory that decoded chunks take by default, in all ranks of the node
+together. The rest is for the page cache, the batches and the training code."""
 
 LEAST_BYTES = 64 * 2**20
-"""The default isn't below that, however little memory a machine tells of."""
+"""The smallest default, even if a machine reports less memory."""
 
 LEAST_DECODERS = 4
-"""Threads that may decode at a time, or twice as many as there are cores: a remote has more reading
-threads than that, and each would have a chunk in hand beside those that are kept."""
+"""Threads that may decode at a time, or twice the number of cores if that is more. A remote dataset
+has more reading threads, and each would hold a chunk in addition to those that are kept."""
 
 _GOLDEN = 0.6180339887498949
 
 
 class FileRoom(Protocol):
-    """Where chunks are kept that memory has no room for."""
+    """Storage for chunks for which memory has no room."""
 
     def write(self, value: Any) -> KeptFile | None:
-        """Keep a chunk; None where there is no room for it, or it isn't worth it. What a disk does
-        is no error."""
+        """Keep a chunk; return None if there is no room for it, or if it is too small. A failing
+        disk isn't an error."""
 
     def room_bytes(self) -> int:
-        """How much the files of all processes may take, as far as the folder tells."""
+        """Return the bytes that the files of all processes may take, as far as the folder
+        records."""
 
     def close(self) -> None:
-        """Remove what is left. Safe to call twice."""
+        """Remove the remaining files. Safe to call twice."""
 
 
 T = TypeVar("T")
 
 
-class Arrival(Generic[T]):
-    """One extent on its way, and behind that who has it."""
+class PendingExtent(Generic[T]):
+    """One extent that a batch fetches, and then the object that holds its bytes."""
 
     def __init__(self) -> None:
         self._is_settled = threading.Event()
         self._holder: weakref.ref[T] | None = None
 
     def settle(self, holder: T | None) -> None:
-        """Say who has it; None: it doesn't come, if that wasn't settled before."""
+        """Publish the holder of the bytes. None: the fetch failed, unless a holder was published
+        before."""
         if holder is not None:
             self._holder = weakref.ref(holder)
         self._is_settled.set()
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody has it, and nobody is fetching it."""
+        """Return True if no object holds the bytes and no batch is fetching them."""
         return self._is_settled.is_set() and (self._holder is None or self._holder() is None)
 
     def wait(self, timeout_s: float) -> T | None:
-        """Who has it; None: nobody has it any more, or it takes too long."""
+        """Wait for the holder of the bytes; return None if there is none any more, or at the
+        timeout."""
         if not self._is_settled.wait(timeout_s) or self._holder is None:
             return None
         return self._holder()
 
 
-class Arrivals(Generic[T]):
-    """What was fetched and decoded of one shard's extents. Safe for several threads."""
+class SharedExtents(Generic[T]):
+    """The extents of one shard that several batches need. Safe for several threads.
+
+    Batches that are read at the same time need the same chunks. The cache fetches each byte once
+    per node. Bytes that it doesn't keep are shared through this object for as long as the batch
+    that fetched them is being read. By then they are decoded, and decoded chunks are kept.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._coming: dict[int, Arrival[T]] = {}
+        self._pending: dict[int, PendingExtent[T]] = {}
         self._chunks: dict[int, set[int]] = {}
 
-    def claim(self, extents: Iterable[int]) -> tuple[dict[int, Arrival[T]], dict[int, Arrival[T]]]:
-        """Who is to fetch these: the caller, which settles each, and for the rest what it can wait
-        for."""
+    def claim(
+        self, extents: Iterable[int]
+    ) -> tuple[dict[int, PendingExtent[T]], dict[int, PendingExtent[T]]]:
+        """Divide extents into those that the caller must fetch and those that another batch
+        fetches.
+
+        The caller settles each extent of the first kind, and can wait for those of the second.
+        """
         mine, others = {}, {}
         with self._lock:
             for extent in extents:
-                known = self._coming.get(extent)
+                known = self._pending.get(extent)
                 if known is None or known.is_over:
-                    mine[extent] = self._coming[extent] = Arrival()
+                    mine[extent] = self._pending[extent] = PendingExtent()
                 else:
                     others[extent] = known
         return mine, others
 
     def note(self, extents: Iterable[int], chunk: int) -> None:
-        """Note that a chunk is decoded of these."""
+        """Record that a chunk is decoded from these extents."""
         with self._lock:
             for extent in extents:
                 self._chunks.setdefault(extent, set()).add(chunk)
 
     def chunks(self, extent: int) -> tuple[int, ...]:
-        """The chunks that were decoded of an extent."""
+        """Return the chunks that were decoded from an extent."""
         with self._lock:
             return tuple(self._chunks.get(extent, ()))
 
@@ -202,12 +217,12 @@ class Arrivals(Generic[T]):
 class DecodedChunks:
     """Keeps decoded chunks by shard and number. Safe for several threads.
 
-    A chunk is a numpy array, or an Arrow table, record batch or array. Whoever takes one copies out
-    of it what a batch needs, and lets it go.
+    A chunk is a numpy array, or an Arrow table, record batch or array. The caller copies the rows
+    of a batch out of a chunk and then drops it.
 
-    max_bytes: of memory; None: `MEMORY_SHARE` of what the process may take when the first chunk is
-    decoded. Beside it stands what threads decode at that moment. files: for what memory has no room
-    for; None: it is decoded again. url: for people.
+    max_bytes: of memory; None means `MEMORY_SHARE` of the memory that is available when the first
+    chunk is decoded. Chunks that threads are decoding come on top. files: storage for chunks for
+    which memory has no room; None decodes them again. url: for messages.
     """
 
     def __init__(
@@ -222,52 +237,58 @@ class DecodedChunks:
         self._busy: Counter[int] = Counter()  # decodings by shard
         self._reserved_bytes = self._decoded_bytes = self._chunks = self._again = 0
         self._delivered_bytes = 0.0
-        # Of which a thread that decodes has one. In C whole, so that a Ctrl-C can't break it.
+        # A thread that decodes holds one. A queue written in C, so that a Ctrl-C can't break it.
         self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(max(LEAST_DECODERS, 2 * usable_cores())):
             self._slots.put(None)
         self._turns = 0
         self.reads = ReadTally()
-        self._closed = self._was_told = False
-        self._arrivals: dict[int, Arrivals[Any]] = {}
+        self._closed = self._has_warned = False
+        self._shared_extents: dict[int, SharedExtents[Any]] = {}
 
     @property
     def max_bytes(self) -> int:
-        """The bound of memory."""
+        """Return the limit of memory."""
         if self._max_bytes is None:
             self._max_bytes = self.default_bytes()
         return self._max_bytes
 
     def default_bytes(self) -> int:
-        """The bound that this machine gives, here and now."""
+        """Return the default limit, from the memory that is available now."""
         return max(LEAST_BYTES, int(available_memory_bytes() * MEMORY_SHARE) // self._parts)
 
     def share(self, parts: int) -> None:
-        """Take only such a part of what the machine gives: one of the ranks of a node, or of the
-        datasets that are read together. A bound that the user gave, or that is in use, stays."""
+        """Divide the default limit by `parts`: the ranks of a node, or the datasets that are read
+        together.
+
+        A limit that the user set, or that is in use, stays.
+        """
         self._parts = max(self._parts, parts)
 
     def expect(self, window_rows: int) -> None:
-        """Be told how many rows are taken while a window passes: what nobody takes for longer is
-        left over. Of several readers the longest holds."""
+        """Set how many rows are taken while a window passes; a chunk that is unused for longer is a
+        remainder.
+
+        With several readers, the longest window applies.
+        """
         with self._lock:
             self._kept.window_rows = max(self._kept.window_rows, window_rows)
 
     def file_room_bytes(self) -> int:
-        """What files may take beside memory; 0 where there is no cache folder."""
+        """Return the bytes that files may take in addition to memory; 0 without a cache folder."""
         return 0 if self._files is None else self._files.room_bytes()
 
-    def arrivals(self, shard: int) -> Arrivals[Any]:
-        """What was fetched of one shard."""
+    def shared_extents(self, shard: int) -> SharedExtents[Any]:
+        """Return the extents of one shard that batches share."""
         with self._lock:
-            return self._arrivals.setdefault(shard, Arrivals())
+            return self._shared_extents.setdefault(shard, SharedExtents())
 
     def of(self, shard: int) -> ShardChunks:
-        """The chunks of one shard."""
+        """Return the chunks of one shard."""
         return ShardChunks(self, shard)
 
     def counts(self) -> DecodedCounts:
-        """What chunks have come to so far."""
+        """Return the counts so far."""
         with self._lock:
             kept = self._kept
             return DecodedCounts(
@@ -282,10 +303,10 @@ class DecodedChunks:
                 max_bytes=self._max_bytes or 0,
             )
 
-    # -- taking
+    # -- use
 
     def has(self, key: Key) -> bool:
-        """Whether a chunk is kept, by its shard and number."""
+        """Return True if a chunk is kept. key: its shard and number."""
         with self._lock:
             return self._kept.find(key) is not None
 
@@ -299,9 +320,12 @@ class DecodedChunks:
         size_bytes: int = 0,
         is_view: bool = False,
     ) -> Any:
-        """A chunk that is kept, or decoded now by one thread for all that want it; arguments as for
-        `ShardData.decoded`. Raises what decode raises, in all these threads, and StalledError."""
-        if (found := self._kept_already(key, taken)) is not None:
+        """Return a chunk that is kept, or that one thread decodes now for all that need it.
+
+        Arguments are those of `ShardData.decoded`. Raises the errors of `decode`, in all waiting
+        threads, and StalledError.
+        """
+        if (found := self._find_kept(key, taken)) is not None:
             return found
         while True:
             mine: Outcome[Any] = Outcome()
@@ -314,18 +338,18 @@ class DecodedChunks:
                     add = partial(self._add, key, uses=max(1, uses), taken=taken, is_view=is_view)
                     self._decode(key, decode, mine, add, size_bytes=size_bytes)
             finally:
-                # Whatever interrupts this thread, nobody waits for what nobody does any more.
+                # Even if this thread is interrupted, no other thread waits for it in vain.
                 if self._decoding.get(key) is mine:
                     del self._decoding[key]
                 mine.cancel()
             if outcome is mine:
                 return mine.result()
-            if self._came_to_something(key, outcome):
-                found = self._kept_already(key, taken)
+            if self._wait_for(key, outcome):
+                found = self._find_kept(key, taken)
                 return outcome.result() if found is None else found
 
     def take_kept(self, shard: int, chunks: Sequence[int], taken: Sequence[int]) -> dict[int, Any]:
-        """Those of a shard's chunks that are kept, by number. taken: rows of each."""
+        """Return those of a shard's chunks that are kept, by number. taken: rows of each."""
         found: dict[int, Any] = {}
         with self._lock:
             for chunk, count in zip(chunks, taken, strict=True):
@@ -335,37 +359,42 @@ class DecodedChunks:
                     found[chunk] = kept.value
                     self._kept.count_use(key, kept, count)
             self._kept.expire()
-            is_over = self._kept.staying_bytes > self.max_bytes  # some may have come back
+            is_over = (
+                self._kept.staying_bytes > self.max_bytes
+            )  # `find` may have brought chunks back
         if is_over:
             self._make_room()
         return found
 
-    def _kept_already(self, key: Key, taken: int) -> Any:
-        """A chunk that is kept, or None."""
+    def _find_kept(self, key: Key, taken: int) -> Any:
+        """Return a chunk that is kept, or None."""
         with self._lock:
             if (kept := self._kept.find(key)) is None:
                 return None
             value = self._used(key, kept, taken)
-            is_over = self._kept.staying_bytes > self.max_bytes  # it may have come back
+            is_over = self._kept.staying_bytes > self.max_bytes  # `find` may have brought it back
         if is_over:
             self._make_room()
         return value
 
     def _used(self, key: Key, kept: KeptChunk, taken: int) -> Any:
-        """A chunk's value, and what was taken of it counted; the lock is held."""
+        """Count rows that are taken of a chunk and return its value. The caller holds the lock."""
         self._delivered_bytes += kept.size_bytes * taken / kept.uses
         value = kept.value
         self._kept.use(key, kept, taken)
         return value
 
-    def _came_to_something(self, key: Key, outcome: Outcome[Any]) -> bool:
-        """Wait for a chunk that another thread decodes; False where that thread was interrupted.
-        Raises its error, StalledError."""
+    def _wait_for(self, key: Key, outcome: Outcome[Any]) -> bool:
+        """Wait until another thread has decoded a chunk. Returns False if that thread was
+        interrupted.
+
+        Raises its error, or StalledError.
+        """
         if not outcome.wait(STALL_TIMEOUT_S):
             raise StalledError(
                 f"{self._url}: another thread has been decoding chunk {key[1]} of shard {key[0]} "
                 f"for {STALL_TIMEOUT_S:.0f} s. The disk or the network mount under the dataset may "
-                "hang; look at it with `ls`."
+                "hang; check it with `ls`."
             )
         try:
             outcome.result()
@@ -382,12 +411,12 @@ class DecodedChunks:
         *,
         size_bytes: int,
     ) -> None:
-        """Decode a chunk and keep it. size_bytes: that it will have; 0: nobody knows."""
+        """Decode a chunk and keep it. size_bytes: of the chunk; 0 if unknown."""
 
         def make(_: None) -> Any:
             value = decode()
             if isinstance(value, np.ndarray):
-                value.flags.writeable = False  # several batches are copied from it
+                value.flags.writeable = False  # several batches copy from it
             with self._lock:
                 add(value)
             return value
@@ -419,7 +448,7 @@ class DecodedChunks:
             raise StalledError(
                 f"{self._url}: chunk {key[1]} of shard {key[0]} waited for {STALL_TIMEOUT_S:.0f} s "
                 "until other threads had decoded theirs. The disk or the network mount under the "
-                "dataset may hang; look at it with `ls`."
+                "dataset may hang; check it with `ls`."
             ) from None
 
     def _add(self, key: Key, value: Any, *, uses: int, taken: int, is_view: bool) -> None:
@@ -436,10 +465,10 @@ class DecodedChunks:
         if self._closed:
             self._kept.forget()
 
-    # -- leaving
+    # -- eviction
 
     def _make_room(self) -> None:
-        """Bring memory below its bound, and remove files that nobody needs."""
+        """Reduce memory to its limit, and remove files that aren't needed any more."""
         with self._lock:
             leaving = self._kept.shrink(self.max_bytes - self._reserved_bytes)
             files = None if self._closed else self._files
@@ -459,30 +488,30 @@ class DecodedChunks:
                     self._kept.lost(key, kept)
                 waste, self._kept.waste = self._kept.waste, []
             most_free = -1 if self._closed else self.max_bytes - self._kept.staying_bytes
-            was_told, self._was_told = self._was_told, self._was_told or self._again > 0
+            had_warned, self._has_warned = self._has_warned, self._has_warned or self._again > 0
         self.memory.limit(most_free)
         for file in waste:
             file.remove()
-        if self._was_told and not was_told:
-            where = "the cache folder has no room for the rest" if files else "there is no cache="
+        if self._has_warned and not had_warned:
+            reason = "the cache folder has no room for the rest" if files else "there is no cache="
             _log.warning(
                 "%s: the decoded chunks of a window take more than the %s that they may take in "
-                "memory, and %s: some are decoded again. Give Dataset(decoded_bytes=…), a "
+                "memory, and %s, so some are decoded again. Pass Dataset(decoded_bytes=…), a "
                 "cache=DiskCache(…) with room, or a smaller window=.",
                 self._url,
                 format_size(self.max_bytes),
-                where,
+                reason,
             )
 
     def forget(self, shard: int) -> None:
-        """Forget a shard's chunks: the bytes that they were decoded from were wrong."""
+        """Forget a shard's chunks, because the bytes from which they were decoded were wrong."""
         with self._lock:
             self._kept.forget(shard)
         self._make_room()
 
     def close(self) -> None:
-        """Forget all chunks and remove their files; what was handed out stays valid. Safe to call
-        twice."""
+        """Forget all chunks and remove their files. Chunks that were returned stay valid. Safe to
+        call twice."""
         with self._lock:
             self._closed = True
             self._kept.forget()
@@ -493,20 +522,23 @@ class DecodedChunks:
     # -- order
 
     def in_order(self, shard: int, chunks: Sequence[int]) -> Iterator[int]:
-        """The same chunks, those that another thread decodes at this moment last."""
+        """Yield the same chunks; those that another thread is decoding come last."""
         places = self._idle_first(
             len(chunks), lambda place: (shard, chunks[place]) in self._decoding
         )
         return (chunks[place] for place in places)
 
     def shards_in_order(self, shards: Sequence[int]) -> Iterator[int]:
-        """Places of these shards, those last of which another thread decodes a chunk at this
-        moment."""
+        """Yield the places of these shards; those of which another thread is decoding a chunk come
+        last."""
         return self._idle_first(len(shards), lambda place: self._busy[shards[place]] > 0)
 
     def _idle_first(self, count: int, is_busy: Callable[[int], bool]) -> Iterator[int]:
-        """Numbers up to count, each chosen when it is asked for. Every caller begins elsewhere:
-        threads that were let go by one decoding at the same time would else meet at the next."""
+        """Yield the numbers below count, each chosen when it is requested.
+
+        Every caller starts at another number. Otherwise threads that waited for the same decoding
+        would meet again at the next.
+        """
         self._turns += 1
         start = int(count * (self._turns * _GOLDEN % 1))
         left = [*range(start, count), *range(start)]
@@ -516,55 +548,8 @@ class DecodedChunks:
             yield place
 
 
-class ShardChunks:
+class ShardChunks(NamedTuple):
     """The decoded chunks of one shard."""
 
-    def __init__(self, store: DecodedChunks, shard: int) -> None:
-        self._store, self._shard = store, shard
-
-    @property
-    def memory(self) -> ChunkMemory:
-        """Where chunks of the dataset may lie."""
-        return self._store.memory
-
-    @property
-    def arrivals(self) -> Arrivals[Any]:
-        """What was fetched of the shard, whoever has it open."""
-        return self._store.arrivals(self._shard)
-
-    @property
-    def reads(self) -> ReadTally:
-        """Counts what is read of the dataset."""
-        return self._store.reads
-
-    def take(
-        self,
-        chunk: int,
-        decode: Callable[[], Any],
-        *,
-        uses: int,
-        taken: int,
-        size_bytes: int = 0,
-        is_view: bool = False,
-    ) -> Any:
-        """A chunk, as `DecodedChunks.take` has it."""
-        return self._store.take(
-            (self._shard, chunk),
-            decode,
-            uses=uses,
-            taken=taken,
-            size_bytes=size_bytes,
-            is_view=is_view,
-        )
-
-    def kept(self, chunks: Sequence[int], taken: Sequence[int]) -> dict[int, Any]:
-        """Those of some chunks that are kept, as `DecodedChunks.take_kept` has it."""
-        return self._store.take_kept(self._shard, chunks, taken)
-
-    def has(self, chunk: int) -> bool:
-        """Whether a chunk is kept."""
-        return self._store.has((self._shard, chunk))
-
-    def in_order(self, chunks: Sequence[int]) -> Iterator[int]:
-        """The same chunks, those that another thread decodes at this moment last."""
-        return self._store.in_order(self._shard, chunks)
+    store: DecodedChunks
+    shard: int

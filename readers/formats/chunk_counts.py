@@ -1,4 +1,4 @@
-"""Count the bytes of chunks that were read from storage, and that were decoded and delivered."""
+"""Count the bytes of chunks that are read from storage, decoded, and delivered."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
 
 class ReadTally:
-    """Adds up from many threads what a dataset's batches read.
+    """Adds up the bytes that a dataset's batches read, from several threads.
 
-    A chunk is read by one thread for all that wait for it, and large samples by several for one: so
-    who takes the count takes all that came since it was taken last, and the sum is exact.
+    One thread may read a chunk for several batches, and several threads may read one batch's large
+    samples. So `take` returns all bytes since its last call, whichever batch they were for, and the
+    sum over all calls is exact.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,7 @@ class ReadTally:
             self._size_bytes += size_bytes
 
     def take(self) -> int:
-        """What was counted since the last call."""
+        """Return the bytes counted since the last call."""
         with self._lock:
             size_bytes, self._size_bytes = self._size_bytes, 0
             return size_bytes
@@ -35,13 +36,13 @@ class ReadTally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedCounts:
-    """What the chunks of a dataset have come to since it was opened.
+    """Counts of the decoded chunks of a dataset since it was opened.
 
-    decoded_bytes: of chunks, whenever one was decoded; delivered_bytes: the part of them that was
-    read: what a chunk has for each of its rows, times the rows. chunks: decodings; again: of those,
-    of chunks that had to go before all of their rows were read. memory_bytes, disk_bytes: kept now,
-    in memory and in the cache folder; most_memory_bytes, most_disk_bytes: at most so far.
-    max_bytes: the bound of memory; 0 before the first chunk where the machine decides.
+    decoded_bytes: of chunks, counted at each decoding. delivered_bytes: the part of them that was
+    read: a chunk's bytes per row, times the rows read. chunks: decodings. again: decodings of
+    chunks that were evicted before all of their rows were read. memory_bytes, disk_bytes: kept now,
+    in memory and in the cache folder. most_memory_bytes, most_disk_bytes: the most so far.
+    max_bytes: the limit of memory; 0 before the first chunk if the machine decides it.
     """
 
     decoded_bytes: int = 0
@@ -56,12 +57,12 @@ class DecodedCounts:
 
     @property
     def ratio(self) -> float:
-        """Bytes decoded for a byte delivered; 1.0 is each chunk once, and what it is before the
-        first."""
+        """Return the bytes decoded per byte delivered. It is 1.0 if each chunk is decoded once, and
+        before the first."""
         return self.decoded_bytes / self.delivered_bytes if self.delivered_bytes else 1.0
 
     def since(self, earlier: DecodedCounts) -> DecodedCounts:
-        """What was decoded and delivered after `earlier`, of the same datasets."""
+        """Return the counts of the time after `earlier`, of the same datasets."""
         grown = {name: getattr(self, name) - getattr(earlier, name) for name in _GROWING}
         return replace(self, **grown)
 
@@ -70,7 +71,7 @@ _GROWING = ("decoded_bytes", "delivered_bytes", "chunks", "again")
 
 
 def sum_counts(several: Iterable[DecodedCounts]) -> DecodedCounts:
-    """Those of several datasets together."""
+    """Add up the counts of several datasets."""
     each = list(several)
     names = [field.name for field in fields(DecodedCounts)]
-    return DecodedCounts(**{name: sum(getattr(one, name) for one in each) for name in names})
+    return DecodedCounts(**{name: sum(getattr(counts, name) for counts in each) for name in names})

@@ -1,11 +1,11 @@
 """Read the bytes of a shard of chunks by extent: from local files, or from a blob of the cache.
 
-A blob holds the extents of the fields that a dataset selects, so what nobody wants is neither
-fetched nor kept. Other fields can still be read: their bytes come by exact ranges each time.
+A blob holds the extents of the fields that a dataset selects; other fields are neither fetched nor
+kept. They can still be read: their bytes are fetched by exact ranges each time.
 
-All that the shards of a batch miss is fetched at once, before anything is decoded (`ChunkParts`):
-so a batch over many cold shards waits for the remote about once. A local file is opened once for
-what is wanted of it, or mapped.
+All the bytes that the shards of a batch lack are fetched in parallel, before anything is decoded
+(`ChunkParts`), so a batch over many uncached shards waits about one round trip. A local file is
+opened once for all that is needed of it, or mapped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.cache.base import (
     absent_bytes,
 )
 from penstock.readers.files import below
-from penstock.readers.formats.chunk_cache import Arrivals
+from penstock.readers.formats.chunk_cache import SharedExtents
 from penstock.readers.formats.chunk_counts import ReadTally
 from penstock.readers.formats.extents import NOT_IN_BLOB, BlobExtents
 from penstock.readers.formats.local_files import (
@@ -48,24 +48,21 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Blob
     from penstock.cache.blobs import BlockSums, Remote
-    from penstock.readers.formats.chunk_cache import Arrival, ChunkMemory, ShardChunks
+    from penstock.readers.formats.chunk_cache import ChunkMemory, PendingExtent, ShardChunks
     from penstock.readers.formats.extents import Extents, ShardFiles
     from penstock.readers.formats.open_shard import Ints
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.types import Encoded
 
-    IntArray = NDArray[np.int64]
-
-# A process may have 65,530 maps, and a dataset has 1,024 open shards: of many small files none is
-# mapped, as reading them costs less.
+# A process may have 65,530 maps, and a dataset has 1,024 open shards. If a shard has many small
+# files, none is mapped, because reading them costs less.
 _MOST_MAPPED, _LEAST_BYTES = 4, 16 * 2**20
 
-_NOTHING: Encoded = np.frombuffer(b"", np.uint8)
+_NO_BYTES: Encoded = np.frombuffer(b"", np.uint8)
 
 
 class ExtentFiles:
-    """The files of one shard in a local folder. may_lack: a file that isn't there is no error, its
-    extents are empty. memory: for what is read. Safe for several threads."""
+    """The files of one shard in a local folder. Safe for several threads."""
 
     def __init__(
         self,
@@ -77,27 +74,32 @@ class ExtentFiles:
         memory: ChunkMemory | None = None,
         on_read: Callable[[int], None] | None = None,
     ) -> None:
-        """on_read: is told the bytes of each read; of views it hears nothing."""
+        """may_lack: True if a missing file isn't an error; its extents are then empty. memory: for
+        the bytes that are read. on_read: called with the number of bytes of each read, but not for
+        views."""
         self._root, self._files, self._extents = root, files, extents
         self._folder = os.path.join(root, b"")
         self._may_lack, self._memory, self._on_read = may_lack, memory, on_read
         self._maps: dict[int, tuple[int, Encoded] | None] = {}
         self._spans: dict[int, tuple[int, int]] | None = None
-        # Whether a link leads out of root is looked at once a file: it costs as much as a read.
+        # Checked once per file, as it costs as much as a read: a link must not lead out of root.
         self._is_below = np.zeros(len(files), np.bool_)
 
     def read(
         self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> list[Encoded]:
-        """Parts of extents: what lies side by side in a file is read as one. Read-only. Raises
-        IndexChangedError (gone, too short), DatasetError."""
+        """Read parts of extents; neighbours in a file are read in one call. The result is
+        read-only.
+
+        Raises IndexChangedError if a file is gone or too short, and DatasetError.
+        """
         if len(extents) == 1:
             return [self._read_one(extents[0], starts[0], ends[0])]
         numbers = np.array(extents, np.int64)
         files = self._extents.files[numbers]
         low = self._extents.starts[numbers] + np.array(starts, np.int64)
         high = self._extents.starts[numbers] + np.array(ends, np.int64)
-        found: list[Encoded] = [_NOTHING] * len(numbers)
+        found: list[Encoded] = [_NO_BYTES] * len(numbers)
         order = np.lexsort((low, files)).tolist()
         names, begins, stops = files.tolist(), low.tolist(), high.tolist()
         fd, now, run = -1, -1, list[int]()
@@ -105,7 +107,7 @@ class ExtentFiles:
             for place in order:
                 if names[place] != now:
                     self._read(fd, now, run, begins, stops, found)
-                    before, fd = fd, -1  # it is closed, whatever comes
+                    before, fd = fd, -1  # _reopened closes it in any case
                     fd, now, run = self._reopened(before, names[place]), names[place], []
                 elif run and begins[place] > stops[run[-1]]:
                     self._read(fd, now, run, begins, stops, found)
@@ -118,9 +120,9 @@ class ExtentFiles:
         return found
 
     def _read_one(self, extent: int, start: int, end: int) -> Encoded:
-        """Part of one extent."""
+        """Read a part of one extent."""
         file, begin = int(self._extents.files[extent]), int(self._extents.starts[extent])
-        found, fd = [_NOTHING], self._reopened(-1, file)
+        found, fd = [_NO_BYTES], self._reopened(-1, file)
         try:
             self._read(fd, file, (0,), (begin + start,), (begin + end,), found)
         finally:
@@ -131,8 +133,10 @@ class ExtentFiles:
     def read_into(
         self, extents: Sequence[int], starts: Sequence[int], slots: Sequence[Encoded]
     ) -> None:
-        """Parts of extents, each by one read into its slot. Raises as read does, and
-        IndexChangedError for a file that may lack."""
+        """Read parts of extents into their slots, each by a read of its own.
+
+        Raises as read does, and IndexChangedError for a missing file even with may_lack.
+        """
         numbers = np.array(extents, np.int64)
         files = self._extents.files[numbers].tolist()
         begins = (self._extents.starts[numbers] + np.array(starts, np.int64)).tolist()
@@ -149,7 +153,7 @@ class ExtentFiles:
                 os.close(fd)
 
     def _fill(self, fd: int, file: int, begin: int, into: Encoded) -> None:
-        """Fill an array from a byte of a file on."""
+        """Fill an array from a byte of a file onwards."""
         name = self._files.names[file]
         if fd < 0:
             raise changed_file_error(name, "it is gone")
@@ -159,7 +163,7 @@ class ExtentFiles:
             raise unreadable_file_error(self._path(file), error) from error
         if got < len(into):
             raise changed_file_error(
-                name, f"it had {begin + len(into)} bytes or more and has {begin + got}"
+                name, f"it had {begin + len(into)} bytes or more and now has {begin + got}"
             )
         if self._on_read is not None:
             self._on_read(got)
@@ -173,8 +177,8 @@ class ExtentFiles:
         return path
 
     def _reopened(self, fd: int, file: int) -> int:
-        """The next file's descriptor, -1 where it may lack and isn't there; closes the one
-        before."""
+        """Close a descriptor and return that of another file; -1 if the file is missing and may
+        be."""
         if fd >= 0:
             os.close(fd)
         name, path = self._files.names[file], self._path(file)
@@ -194,7 +198,7 @@ class ExtentFiles:
         stops: Sequence[int],
         found: list[Encoded],
     ) -> None:
-        """Read parts that lie side by side or overlap."""
+        """Read parts that are neighbours or overlap."""
         if not run or fd < 0:
             return
         begin = begins[run[0]]
@@ -212,9 +216,9 @@ class ExtentFiles:
     # -- maps
 
     def view(self, extent: int) -> Encoded | None:
-        """A view of a mapped file; None where it isn't mapped. Raises as read does."""
+        """Return a view of a mapped file; None if the file isn't mapped. Raises as read does."""
         file = int(self._extents.files[extent])
-        if file not in self._maps:  # two threads may map it; one of the maps goes again
+        if file not in self._maps:  # if two threads map it, one of the maps is dropped
             self._maps[file] = self._map(file)
         mapped = self._maps[file]
         if mapped is None:
@@ -224,7 +228,7 @@ class ExtentFiles:
         return data[start : start + int(self._extents.sizes[extent])]
 
     def _map(self, file: int) -> tuple[int, Encoded] | None:
-        """Map the part of a file that extents lie in."""
+        """Map the part of a file in which extents lie."""
         if self._spans is None:
             self._spans = _spans(self._extents)
         start, end = self._spans[file]
@@ -237,7 +241,7 @@ class ExtentFiles:
                 os.close(fd)
             return None
         try:
-            # A map ends where the file ends: behind that the kernel ends the process.
+            # Reading a map beyond the end of the file would kill the process.
             size_bytes, now = int(self._files.sizes[file]), os.fstat(fd).st_size
             if now != size_bytes:
                 raise changed_file_error(name, f"it had {size_bytes} bytes, now {now}")
@@ -250,7 +254,7 @@ class ExtentFiles:
 
 
 def _spans(extents: Extents) -> dict[int, tuple[int, int]]:
-    """From the first to the last byte that is some extent's, of each file."""
+    """Return the range of each file from the first to the last byte of its extents."""
     ends: Ints = extents.starts + extents.sizes
     found = {}
     for file in np.unique(extents.files).tolist():
@@ -261,27 +265,25 @@ def _spans(extents: Extents) -> dict[int, tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChunkParts:
-    """Bytes of a shard's blob, and of what lies beside it.
+    """Parts of a shard's blob, and of a second blob with extents that the first one doesn't hold.
 
-    blobs: one or two, which lie end to end here; starts, ends: bytes of them that are wanted,
-    ascending, none touching another, int64, shape (parts,); cut: how many of them are of the first.
-    begins: of each extent its first byte here, below 0 where nothing of it is wanted. claimed: the
-    extents that other batches wait for; others: those that others fetch.
+    blobs: one or two, treated as if they lay end to end. starts, ends: the bytes of them that are
+    needed, ascending, no two parts touching, int64, shape (parts,). cut: number of parts in the
+    first blob. begins: the first byte of each extent, below 0 if nothing of it is needed. claimed:
+    extents for which other batches wait. others: extents that other batches fetch.
     """
 
     blobs: Sequence[Blob]
-    starts: IntArray
-    ends: IntArray
+    starts: Ints
+    ends: Ints
     cut: int
-    begins: IntArray
-    claimed: Mapping[int, Arrival[Any]] = field(default_factory=dict)
-    others: Mapping[int, Arrival[Any]] = field(default_factory=dict)
+    begins: Ints
+    claimed: Mapping[int, PendingExtent[Any]] = field(default_factory=dict)
+    others: Mapping[int, PendingExtent[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, blobs: Sequence[Blob], begins: IntArray, starts: IntArray, ends: IntArray
-    ) -> ChunkParts:
-        """What lies side by side is asked for as one. starts, ends: in any order, none empty."""
+    def of(cls, blobs: Sequence[Blob], begins: Ints, starts: Ints, ends: Ints) -> ChunkParts:
+        """Join neighbouring parts. starts, ends: in any order, none empty."""
         border = blobs[0].source.size_bytes
         order = np.argsort(starts, kind="stable")
         starts, reach = starts[order], np.maximum.accumulate(ends[order])
@@ -296,13 +298,15 @@ class ChunkParts:
         )
 
     def settle(self, holder: object) -> None:
-        """Tell who waits for what was claimed. holder: who has it; None: it doesn't come, unless it
-        has."""
-        for coming in self.claimed.values():
-            coming.settle(holder)
+        """Publish the holder of the claimed extents to the batches that wait for them.
+
+        None: the fetch failed, unless a holder was published before.
+        """
+        for pending in self.claimed.values():
+            pending.settle(holder)
 
     def spans(self) -> list[BlobSpans]:
-        """What to load, of each blob."""
+        """Return the spans to load, of each blob."""
         found, offset = [], 0
         parts = (slice(0, self.cut), slice(self.cut, None))
         for blob, mine in zip(self.blobs, parts, strict=False):
@@ -312,8 +316,7 @@ class ChunkParts:
         return found
 
     def find(self, loaded: Sequence[Encoded], extent: int, start: int, end: int) -> Encoded | None:
-        """Bytes of an extent among what came; None where they weren't wanted. loaded: of each
-        part."""
+        """Return bytes of an extent from the loaded parts; None if they aren't part of them."""
         begin = int(self.begins[extent])
         if begin < 0 or not len(self.starts):
             return None
@@ -325,62 +328,63 @@ class ChunkParts:
         return loaded[part][at : at + high - low]
 
     def begin(self, extent: int) -> int:
-        """The first byte of an extent in its own blob."""
+        """Return the first byte of an extent in its own blob."""
         begin, border = int(self.begins[extent]), self.blobs[0].source.size_bytes
         return begin if begin < border else begin - border
 
 
 Chunk = TypeVar("Chunk")
 
-_NO_BYTES: Encoded = np.frombuffer(b"", np.uint8)
-
 
 class ChunkData:
-    """What is common to a shard's data, wherever its bytes are. may_lack: an object that isn't
-    there is no error, and its extents are empty."""
+    """The data of a shard of chunks: its bytes by extent, and its decoded chunks. Implements
+    `ShardData`.
+
+    may_lack: True if a missing object isn't an error; its extents are then empty.
+    """
 
     def __init__(self, sidecar: Sidecar, chunks: ShardChunks | None, *, may_lack: bool) -> None:
         assert sidecar.extents is not None
         self._sidecar, self._chunks, self._may_lack = sidecar, chunks, may_lack
         self._extents = sidecar.extents
         self._mode: ReadMode = READ_MODE
-        self._arrivals: Arrivals[FetchedChunkData] = (
-            Arrivals() if chunks is None else chunks.arrivals
+        self._shared_extents: SharedExtents[FetchedChunkData] = (
+            SharedExtents() if chunks is None else chunks.store.shared_extents(chunks.shard)
         )
-        self._reads = ReadTally() if chunks is None else chunks.reads
-        self._decoding = threading.local()  # in each thread the chunk that is decoded
+        self._reads = ReadTally() if chunks is None else chunks.store.reads
+        self._decoding = threading.local()  # the chunk that each thread is decoding
 
     def in_mode(self, mode: ReadMode) -> Self:
-        """The same bytes, read so: "pread" reads past any map."""
+        """Return the same data with another way of reading: "pread" bypasses any map."""
         same = copy(self)
         same._mode = mode
         return same
 
     def read(self, extents: Sequence[int]) -> list[Encoded]:
-        """The bytes of some extents."""
+        """Read some extents."""
         sizes = self._extents.sizes
         return self.read_parts(extents, [0] * len(extents), [int(sizes[n]) for n in extents])
 
     def read_parts(
         self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> list[Encoded]:
-        """Parts of extents."""
+        """Read parts of extents."""
         raise NotImplementedError
 
     def read_into(
         self, extents: Sequence[int], starts: Sequence[int], slots: Sequence[Encoded]
     ) -> None:
-        """Parts of extents, copied into their slots."""
+        """Read parts of extents into their slots."""
         ends = [start + len(slot) for start, slot in zip(starts, slots, strict=True)]
         for slot, data in zip(slots, self.read_parts(extents, starts, ends), strict=True):
             slot[:] = data
 
     def view(self, extent: int, *, size_bytes: int | None = None) -> Encoded | None:
-        """A view of an extent."""
+        """Return a view of an extent, or None."""
         raise NotImplementedError
 
     def _touched(self, extent: int, size_bytes: int | None) -> int:
-        """How much of a view is looked at."""
+        """Return how many bytes of a view are read."""
         return int(self._extents.sizes[extent]) if size_bytes is None else size_bytes
 
     def decoded(
@@ -393,27 +397,30 @@ class ChunkData:
         size_bytes: int = 0,
         is_view: bool = False,
     ) -> Chunk:
-        """A chunk that is kept, or decoded now."""
+        """Return a chunk that is kept, or decode it now."""
         if self._chunks is None:
             return decode()
         watched = partial(self._watched, chunk, decode)
-        found: Chunk = self._chunks.take(
-            chunk, watched, uses=uses, taken=taken, size_bytes=size_bytes, is_view=is_view
+        store, key = self._chunks.store, (self._chunks.shard, chunk)
+        found: Chunk = store.take(
+            key, watched, uses=uses, taken=taken, size_bytes=size_bytes, is_view=is_view
         )
         return found
 
     def kept(self, chunks: Sequence[int], taken: Sequence[int]) -> dict[int, Any]:
-        """Those of some chunks that are kept."""
-        return {} if self._chunks is None else self._chunks.kept(chunks, taken)
+        """Return those of some chunks that are kept."""
+        if self._chunks is None:
+            return {}
+        return self._chunks.store.take_kept(self._chunks.shard, chunks, taken)
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Memory for a chunk."""
+        """Return memory for a chunk."""
         if self._chunks is None:
             return np.empty(shape, dtype)
-        return self._chunks.memory.array(shape, dtype)
+        return self._chunks.store.memory.array(shape, dtype)
 
     def _watched(self, chunk: int, decode: Callable[[], Chunk]) -> Chunk:
-        """Decode a chunk, and note what it is made of."""
+        """Decode a chunk while recording which extents it is made from."""
         before, self._decoding.chunk = getattr(self._decoding, "chunk", None), chunk
         try:
             return decode()
@@ -421,25 +428,29 @@ class ChunkData:
             self._decoding.chunk = before
 
     def _note(self, extents: Iterable[int]) -> None:
-        """Note that extents are read."""
+        """Record that extents are read."""
         chunk: int | None = getattr(self._decoding, "chunk", None)
         if chunk is not None:
-            self._arrivals.note(extents, chunk)
+            self._shared_extents.note(extents, chunk)
 
     def is_decoded(self, extent: int) -> bool:
-        """Whether all that was ever decoded of an extent is kept, so that it needn't be read."""
-        chunks = self._arrivals.chunks(extent)
-        return bool(
-            chunks and self._chunks is not None and all(self._chunks.has(each) for each in chunks)
-        )
+        """Return True if every chunk that was decoded from an extent is kept, so that it needn't be
+        read."""
+        chunks = self._shared_extents.chunks(extent)
+        if self._chunks is None or not chunks:
+            return False
+        store, shard = self._chunks
+        return all(store.has((shard, each)) for each in chunks)
 
     def in_order(self, chunks: Sequence[int]) -> Iterator[int]:
-        """The chunks, those that another thread decodes last."""
-        return iter(chunks) if self._chunks is None else self._chunks.in_order(chunks)
+        """Yield the chunks; those that another thread is decoding come last."""
+        if self._chunks is None:
+            return iter(chunks)
+        return self._chunks.store.in_order(self._chunks.shard, chunks)
 
 
 class LocalChunkData(ChunkData):
-    """The bytes of a shard's files in a local folder."""
+    """The data of a shard whose files lie in a local folder."""
 
     def __init__(
         self, root: bytes, sidecar: Sidecar, chunks: ShardChunks | None, *, may_lack: bool
@@ -450,24 +461,24 @@ class LocalChunkData(ChunkData):
             sidecar.files,
             self._extents,
             may_lack=may_lack,
-            memory=None if chunks is None else chunks.memory,
+            memory=None if chunks is None else chunks.store.memory,
             on_read=self._reads.add,
         )
 
     def read_parts(
         self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> list[Encoded]:
-        """Parts of extents, each file opened once."""
+        """Read parts of extents, opening each file once."""
         return self._files.read(extents, starts, ends)
 
     def read_into(
         self, extents: Sequence[int], starts: Sequence[int], slots: Sequence[Encoded]
     ) -> None:
-        """Parts of extents, read straight into their slots."""
+        """Read parts of extents directly into their slots."""
         self._files.read_into(extents, starts, slots)
 
     def view(self, extent: int, *, size_bytes: int | None = None) -> Encoded | None:
-        """A view of a map."""
+        """Return a view of a mapped file, or None."""
         found = self._files.view(extent) if self._mode != "pread" else None
         if found is not None:
             self._reads.add(self._touched(extent, size_bytes))
@@ -475,7 +486,7 @@ class LocalChunkData(ChunkData):
 
 
 class BlobChunkData(ChunkData):
-    """The bytes of a blob of the cache. fields: that it holds."""
+    """The data of a shard in a blob of the cache. fields: those that the blob holds."""
 
     def __init__(
         self,
@@ -490,25 +501,28 @@ class BlobChunkData(ChunkData):
         """Raises CorruptShardError."""
         super().__init__(sidecar, chunks, may_lack=may_lack)
         self._remote, self._blob = remote, blob
-        extents = BlobExtents(sidecar, fields)
+        extents = sidecar.blob_extents(fields)
         if extents.size_bytes != blob.source.size_bytes:
             raise CorruptShardError(
-                f"{blob.source.uri}: this part of the index tells {extents.size_bytes:,} bytes of "
-                f"{list(fields)}, the manifest {blob.source.size_bytes:,}. {REINDEX}"
+                f"{blob.source.uri}: this part of the index records {extents.size_bytes:,} bytes "
+                f"of {list(fields)}, the manifest {blob.source.size_bytes:,}. {REINDEX}"
             )
         self._begins = extents.begins
         self._sums: BlockSums | None = None
         self._has_sums = False
 
-    def wanted(
+    def missing_parts(
         self,
         extents: Sequence[int],
         starts: Sequence[int] | None = None,
         ends: Sequence[int] | None = None,
     ) -> ChunkParts | None:
-        """What has to be brought before these parts of extents, or whole ones, can be read; None
-        where all of it is here. What is decoded already needn't be, and what passes and is whole is
-        fetched by one batch for all: `ChunkParts.settle` says what came of it."""
+        """Return the bytes to fetch before parts of extents, or whole extents, can be read; None if
+        they are all cached.
+
+        Extents whose chunks are decoded aren't fetched. A whole extent that isn't kept in the cache
+        is fetched by one batch for all; that batch calls `ChunkParts.settle`.
+        """
         numbers = np.array(extents, np.int64)
         elsewhere = self._begins[numbers] == NOT_IN_BLOB
         if not elsewhere.any() and (self._blob.is_whole or not len(numbers)):
@@ -519,67 +533,66 @@ class BlobChunkData(ChunkData):
         numbers, first, last, elsewhere = (x[left] for x in (numbers, first, last, elsewhere))
         passing = elsewhere | (not self._blob.is_cached)
         shared = passing & (first == 0) & (last == self._extents.sizes[numbers])
-        mine, others = self._arrivals.claim(dict.fromkeys(numbers[shared].tolist()))
+        mine, others = self._shared_extents.claim(dict.fromkeys(numbers[shared].tolist()))
         own = np.array([extent not in others for extent in numbers.tolist()], np.bool_)
         parts = self._parts(numbers[own], first[own], last[own])
         return replace(parts, claimed=mine, others=others)
 
-    def _parts(
-        self,
-        numbers: np.ndarray[tuple[int], np.dtype[np.int64]],
-        first: np.ndarray[tuple[int], np.dtype[np.int64]],
-        last: np.ndarray[tuple[int], np.dtype[np.int64]],
-    ) -> ChunkParts:
-        """Parts of extents as parts of the blob and of what lies beside it."""
+    def _parts(self, numbers: Ints, first: Ints, last: Ints) -> ChunkParts:
+        """Return parts of extents as parts of the blob and of a second blob with extents that it
+        lacks."""
         sizes = self._extents.sizes[numbers]
         blobs, begins = [self._blob], self._begins
         if (begins[numbers] == NOT_IN_BLOB).any():
-            others = BlobExtents.of(self._sidecar, numbers[begins[numbers] == NOT_IN_BLOB].tolist())
+            chosen = np.unique(numbers[begins[numbers] == NOT_IN_BLOB])
+            others = BlobExtents(self._sidecar.files, self._extents, chosen)
             behind = others.begins + self._blob.source.size_bytes
             is_other = (begins == NOT_IN_BLOB) & (others.begins != NOT_IN_BLOB)
             begins = np.where(is_other, behind, begins)
-            blobs.append(self._aside(others))
+            source = self._blob.source
+            blobs.append(
+                self._remote.pass_by(
+                    BlobSource(
+                        key=source.key,
+                        uri=source.uri,
+                        segments=others.segments(may_lack=self._may_lack),
+                        size_bytes=others.size_bytes,
+                    )
+                )
+            )
         places = begins[numbers]
         low, high = places + first, places + last
-        if self._may_lack:  # the head of an extent says whether its object is there
+        if self._may_lack:  # the head of an extent shows if its object is missing
             low = np.concatenate([low, places])
             high = np.concatenate([high, places + np.minimum(sizes, LEAST_ABSENT_BYTES)])
         some = high > low
         return ChunkParts.of(blobs, begins, low[some], high[some])
 
-    def _aside(self, others: BlobExtents) -> Blob:
-        """What the blob doesn't hold, which is kept nowhere."""
-        source = self._blob.source
-        return self._remote.pass_by(
-            BlobSource(
-                key=source.key,
-                uri=source.uri,
-                segments=others.segments(may_lack=self._may_lack),
-                size_bytes=others.size_bytes,
-            )
-        )
-
     def read_parts(
         self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> list[Encoded]:
-        """Parts of extents, by one load."""
+        """Read parts of extents by one load."""
         if not len(extents):
             return []
         self._note(extents)
         parts = self._parts(*(np.array(each, np.int64) for each in (extents, starts, ends)))
         data = self._remote.load(parts.spans(), mode=self._mode)
-        return self.brought(parts, data).read_parts(extents, starts, ends)
+        return self.with_fetched(parts, data).read_parts(extents, starts, ends)
 
-    def brought(self, parts: ChunkParts, data: Sequence[Sequence[Encoded]]) -> FetchedChunkData:
-        """The same data when these parts are here. data: of each of `parts.spans()`. Raises
-        CorruptShardError: the local disk has other bytes than came."""
+    def with_fetched(
+        self, parts: ChunkParts, data: Sequence[Sequence[Encoded]]
+    ) -> FetchedChunkData:
+        """Return the same data with these parts in memory. data: of each of `parts.spans()`.
+
+        Raises CorruptShardError if the local disk returned wrong bytes.
+        """
         self._check(parts.starts[: parts.cut], parts.ends[: parts.cut])
         self._reads.add(int((parts.ends - parts.starts).sum()))
-        return FetchedChunkData(self, parts, [one for some in data for one in some])
+        return FetchedChunkData(self, parts, [part for blob in data for part in blob])
 
     def is_absent(self, head: Encoded, begin: int) -> bool:
-        """Whether an extent's object isn't there, by its first bytes. begin: where these stand in
-        their blob."""
+        """Return True if an extent's object is missing, judged by its first bytes. begin: their
+        place in the blob."""
         size = LEAST_ABSENT_BYTES
         return (
             self._may_lack
@@ -588,7 +601,7 @@ class BlobChunkData(ChunkData):
         )
 
     def view(self, extent: int, *, size_bytes: int | None = None) -> Encoded | None:
-        """A view of the blob's map, where the blob is whole."""
+        """Return a view of the blob's map, if the blob is complete."""
         begin, size = int(self._begins[extent]), int(self._extents.sizes[extent])
         if self._mode == "pread" or begin == NOT_IN_BLOB or not self._blob.is_whole:
             return None
@@ -601,47 +614,42 @@ class BlobChunkData(ChunkData):
         self._check(np.array([begin]), np.array([begin + size]))
         return _NO_BYTES if self.is_absent(data, begin) else data
 
-    def _check(
-        self,
-        starts: np.ndarray[tuple[int], np.dtype[np.int64]],
-        ends: np.ndarray[tuple[int], np.dtype[np.int64]],
-    ) -> None:
-        """Each block of a whole blob is checked when it is touched first. Raises
-        CorruptShardError."""
+    def _check(self, starts: Ints, ends: Ints) -> None:
+        """Check each block of a complete blob at its first use. Raises CorruptShardError."""
         if not self._has_sums and self._blob.is_whole:
             self._sums, self._has_sums = self._remote.block_sums(self._blob), True
         if self._sums is not None and not self._sums.are_right(starts, ends, self._mode):
             raise CorruptShardError(
                 f"{self._blob.source.uri}: its copy in the cache has a block whose checksum "
-                "(CRC-32C) is wrong: the disk is failing, or somebody writes there."
+                "(CRC-32C) is wrong: the disk is failing, or another program wrote to it."
             )
 
 
 class FetchedChunkData(ChunkData):
-    """The data of a remote shard for one batch, whose bytes were brought. data: the parts'."""
+    """The data of a remote shard for one batch, whose bytes were fetched. data: of the parts."""
 
     def __init__(self, base: BlobChunkData, parts: ChunkParts, data: Sequence[Encoded]) -> None:
         super().__init__(base._sidecar, base._chunks, may_lack=base._may_lack)
         self._base, self._parts, self._data = base, parts, data
-        self._arrivals, self._decoding = base._arrivals, base._decoding
+        self._shared_extents, self._decoding = base._shared_extents, base._decoding
 
     def read_parts(
         self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> list[Encoded]:
-        """Parts of extents; what wasn't brought is loaded now."""
+        """Read parts of extents; bytes that weren't fetched are loaded now."""
         self._note(extents)
         rows = list(zip(extents, starts, ends, strict=True))
         found = [self._find(*row) for row in rows]
         for place, row in enumerate(rows):
             if found[place] is None:
                 found[place] = self._await(*row)
-        missing = [place for place, one in enumerate(found) if one is None]
+        missing = [place for place, data in enumerate(found) if data is None]
         if missing:
             some = [rows[place] for place in missing]
             late = self._base.read_parts(*(list(column) for column in zip(*some, strict=True)))
-            for place, one in zip(missing, late, strict=True):
-                found[place] = one
-        return [one for one in found if one is not None]
+            for place, data in zip(missing, late, strict=True):
+                found[place] = data
+        return [data for data in found if data is not None]
 
     def _find(self, extent: int, start: int, end: int) -> Encoded | None:
         if self._may_lack:
@@ -654,13 +662,13 @@ class FetchedChunkData(ChunkData):
         return self._parts.find(self._data, extent, start, end)
 
     def _await(self, extent: int, start: int, end: int) -> Encoded | None:
-        """Bytes that another batch fetches; None where it doesn't."""
-        coming = self._parts.others.get(extent)
-        holder = None if coming is None else coming.wait(STALL_TIMEOUT_S)
+        """Wait for bytes that another batch fetches; return None if that fails."""
+        pending = self._parts.others.get(extent)
+        holder = None if pending is None else pending.wait(STALL_TIMEOUT_S)
         return None if holder is None else holder._find(extent, start, end)
 
     def view(self, extent: int, *, size_bytes: int | None = None) -> Encoded | None:
-        """What was brought, or a view of the blob."""
+        """Return fetched bytes, or a view of the blob."""
         self._note([extent])
         size = int(self._extents.sizes[extent])
         found = self._find(extent, 0, size)

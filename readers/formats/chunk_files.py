@@ -1,7 +1,5 @@
-"""Keep decoded chunks in mapped files of a cache folder.
-
-Arrays lie there as in memory, tables as Arrow IPC.
-"""
+"""Keep decoded chunks in mapped files of a cache folder: arrays as in memory, tables as Arrow
+IPC."""
 
 from __future__ import annotations
 
@@ -17,26 +15,29 @@ if TYPE_CHECKING:
     from penstock.cache.disk import DiskCache, PrivateFile
 
 LEAST_BYTES = 2**20
-"""A smaller chunk is decoded again rather than kept in a file: to enter one into the cache's books
-takes a millisecond or two."""
+"""A smaller chunk is decoded again instead of being kept in a file, because an entry in the cache's
+catalogue takes one or two milliseconds."""
 
 
 class ChunkFile:
-    """A chunk in a file. value: mapped, read-only; size_bytes: that it takes."""
+    """A chunk in a file. value: mapped, read-only. size_bytes: of the file."""
 
     def __init__(self, file: PrivateFile, value: Any) -> None:
         self._file, self.value = file, value
         self.size_bytes = file.size_bytes
 
     def remove(self) -> None:
-        """Remove the file, now or as soon as nobody looks into it."""
+        """Remove the file as soon as no view of it is left."""
         self.value = None
         self._file.remove()
 
 
 class ChunkFiles:
-    """Keeps chunks in files of a cache folder, within its limit. cache: makes it, at the first
-    chunk; uri: of the dataset, for people; least_bytes: of a chunk that is worth it."""
+    """Keeps chunks in files of a cache folder, within its limit.
+
+    cache: opens the cache, called at the first chunk. uri: of the dataset, for messages.
+    least_bytes: smallest chunk that is kept.
+    """
 
     def __init__(
         self, cache: Callable[[], DiskCache], *, uri: str, least_bytes: int | None = None
@@ -46,7 +47,7 @@ class ChunkFiles:
         self._files: PrivateFiles | None = None
 
     def write(self, value: Any) -> ChunkFile | None:
-        """Keep a chunk; None where there is no room for it, or it isn't worth it."""
+        """Keep a chunk; return None if there is no room for it, or if it is too small."""
         if value.nbytes < max(1, self._least_bytes):
             return None
         if self._files is None:
@@ -55,9 +56,9 @@ class ChunkFiles:
         return write(self._files, value)
 
     def _write_array(self, files: PrivateFiles, value: Any) -> ChunkFile | None:
-        # As it lies in memory, where that is without gaps; so the axes keep their order.
-        is_turned = value.flags.f_contiguous and not value.flags.c_contiguous
-        order: Literal["C", "F"] = "F" if is_turned else "C"
+        # In the order of memory if it has no gaps, so that the axes keep their order.
+        is_column_major = value.flags.f_contiguous and not value.flags.c_contiguous
+        order: Literal["C", "F"] = "F" if is_column_major else "C"
         flat = np.ascontiguousarray(value.reshape(-1, order=order))
         file = files.make(flat.nbytes)
         if file is None or not _has_written(file, flat.view(np.uint8).data):
@@ -89,18 +90,18 @@ class ChunkFiles:
         return ChunkFile(file, _as(value, pa.ipc.open_file(file.buffer()).read_all()))
 
     def room_bytes(self) -> int:
-        """How much such files of all processes may take of the folder's limit."""
-        limit = self._cache().use(lambda shelf: shelf.max_bytes)
+        """Return how many bytes of the folder's limit such files of all processes may take."""
+        limit = self._cache().use(lambda folder: folder.max_bytes)
         return int(MOST_SHARE * (limit or 0))
 
     def close(self) -> None:
-        """Remove what is left. Safe to call twice."""
+        """Remove the remaining files. Safe to call twice."""
         if self._files is not None:
             self._files.close()
 
 
 class _Sink:
-    """A file as pyarrow writes to it. It ignores close, which may come late."""
+    """A file for pyarrow to write to. It ignores close, which may come late."""
 
     closed = False
 
@@ -108,25 +109,25 @@ class _Sink:
         self._file, self._at = file, 0
 
     def write(self, data: Any) -> int:
-        """Write what follows."""
+        """Write the next bytes."""
         view = memoryview(data).cast("B")
         self._file.write(view, self._at)
         self._at += len(view)
         return len(view)
 
     def tell(self) -> int:
-        """Where the next byte goes."""
+        """Return the position of the next byte."""
         return self._at
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: writes aren't buffered."""
 
     def close(self) -> None:
-        """Do nothing: the file is its owner's."""
+        """Do nothing: the owner closes the file."""
 
 
 def _has_written(file: PrivateFile, data: memoryview) -> bool:
-    """Write a whole file; where the disk doesn't, remove it."""
+    """Write a whole file and return True; if the disk fails, remove the file and return False."""
     try:
         file.write(data)
     except OSError:
@@ -137,7 +138,7 @@ def _has_written(file: PrivateFile, data: memoryview) -> bool:
 
 
 def _as_table(value: Any) -> Any:
-    """A table of what pyarrow has in several forms."""
+    """Return pyarrow data as a table."""
     import pyarrow as pa
 
     if isinstance(value, pa.Table):
@@ -148,7 +149,7 @@ def _as_table(value: Any) -> Any:
 
 
 def _as(value: Any, table: Any) -> Any:
-    """A table in the form of a value."""
+    """Convert a table back to the type of a value."""
     import pyarrow as pa
 
     if isinstance(value, pa.Table):

@@ -1,7 +1,8 @@
-"""Define formats whose samples lie in chunks that are decoded as a whole, indexed from metadata.
+"""Define formats whose samples lie in chunks that are decoded as a whole, indexed from metadata
+alone.
 
-Such a format lists its shards with the rows of each decode unit (`Candidates.of_chunks`); no sample
-is read for that. When a shard is opened it is given the shard's bytes, and reads rows of fields.
+Such a format lists its shards with the rows of each decode unit (`Candidates.of_chunks`), without
+reading a sample. An open shard is given its bytes (`ShardData`) and reads rows of fields.
 """
 
 from __future__ import annotations
@@ -37,41 +38,48 @@ if TYPE_CHECKING:
     Crops = Mapping[str, ColumnCrop]
 
 _WHOLE_BYTES = 64 * 2**20
-"""Of whole samples that are read at once for parts of them."""
+"""Bytes of whole samples that are read at a time to take parts of them."""
 
-_LOOKED_AT = 4096
-"""Samples of a shard that tell which share of it parts of samples need."""
+_MEASURED_SAMPLES = 4096
+"""Samples of a shard from which the share of its bytes that parts need is estimated."""
 
 Chunk = TypeVar("Chunk")
 """A decoded chunk: a numpy array; an Arrow table, record batch or array."""
 
 
 class ShardData(Protocol):
-    """What a shard's reader is given at each call: the shard's bytes by extent, and what was
-    decoded of them before. Several threads may use it.
+    """The bytes of a shard by extent, and the chunks decoded from them, as its reader receives
+    them.
 
-    Raises IndexChangedError, DatasetError, FetchError.
+    Safe for several threads. Raises IndexChangedError, DatasetError or FetchError.
     """
 
     def read(self, extents: Sequence[int]) -> list[Encoded]:
-        """The bytes of some extents, of remote ones all at once; empty where the object that held
-        one is gone, if the format says that this can be (`ChunkFormat.may_lack_objects`)."""
+        """Read the bytes of some extents; remote ones are fetched in parallel.
+
+        The bytes are empty if the object of an extent is missing and the format allows that
+        (`ChunkFormat.may_lack_objects`).
+        """
 
     def read_parts(
         self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> list[Encoded]:
-        """Bytes [start, end) of extents, counted from the extent's first, all at once."""
+        """Read bytes [start, end) of extents, counted from the extent's first byte, in parallel."""
 
     def read_into(
         self, extents: Sequence[int], starts: Sequence[int], slots: Sequence[Encoded]
     ) -> None:
-        """Read parts of extents, counted as for read_parts, into slots of their sizes: large ones,
-        as each takes a read of its own."""
+        """Read parts of extents, counted as for read_parts, into slots of their sizes.
+
+        Use it for large parts, because each takes a read of its own.
+        """
 
     def view(self, extent: int, *, size_bytes: int | None = None) -> Encoded | None:
-        """A read-only view of an extent that lies on the local disk, mapped; None where it doesn't,
-        or where a map isn't wanted: read it then. size_bytes: that will be looked at now, for the
-        statistics; None: all."""
+        """Return a read-only view of an extent on the local disk, mapped.
+
+        Returns None if the extent isn't local or mapping is off; read it then. size_bytes: how much
+        of the view will be read now, for the statistics; None means all.
+        """
 
     def decoded(
         self,
@@ -83,43 +91,52 @@ class ShardData(Protocol):
         size_bytes: int = 0,
         is_view: bool = False,
     ) -> Chunk:
-        """A chunk that was decoded, now or before: it is decoded once and kept as long as there is
-        room, until it was taken `uses` times. Copy out of it what a batch needs, and let it go: a
-        view that is handed on keeps all of it in memory. It is read-only.
+        """Return a chunk, decoding it if it isn't kept. The chunk is read-only.
 
-        chunk: a number of the shard's own, for each part that is decoded as a whole (of each
-        field); decode: makes it, on this thread or another that came first; raises ValueError where
-        the bytes are damaged, in all that wait; takes no other chunk. uses: rows of the shard that
-        need it; taken: rows of this call that do. size_bytes: that it will take, where metadata
-        tell, so that room is made before; 0: unknown. is_view: it looks into a map of the file, so
-        it takes no memory.
+        It is decoded once and kept as long as there is room, until it was taken `uses` times. Copy
+        the rows of a batch out of it and drop it, because any view keeps all of it in memory.
+
+        chunk: a number of the shard's own, one for each part that is decoded as a whole (of each
+        field). decode: makes the chunk, on this thread or on another that came first. It raises
+        ValueError, in all waiting threads, if the bytes are damaged, and must not request another
+        chunk. uses: rows of the shard that need the chunk. taken: rows of this call that need it.
+        size_bytes: of the chunk, if metadata record it, so that room can be made in advance; 0 if
+        unknown. is_view: True if the chunk is a view of a mapped file, which takes no memory.
         """
 
     def kept(self, chunks: Sequence[int], taken: Sequence[int]) -> Mapping[int, Any]:
-        """Those of some chunks that are kept, by number, at once: cheaper than a `decoded` each,
-        whose rules hold. taken: rows of this call that need each. Take the others by `decoded`."""
+        """Return those of some chunks that are kept, by number, in one call.
+
+        This is cheaper than calling `decoded` for each, and the same rules apply. taken: rows of
+        this call that need each chunk. Get the other chunks from `decoded`.
+        """
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Writable memory to decode a chunk into, its numbers anything: that of chunks that nobody
-        looks into any more."""
+        """Return writable memory with undefined content to decode a chunk into. It is reused from
+        chunks of which no view is left."""
 
     def in_order(self, chunks: Sequence[int]) -> Iterator[int]:
-        """The same chunks in the order in which to take them: those that another thread decodes at
-        this moment come last, so that threads share the work rather than wait for one another."""
+        """Yield the chunks in the order in which to request them.
+
+        Chunks that another thread is decoding come last, so that threads share the work instead of
+        waiting for one another.
+        """
 
 
 class ChunkReader(Protocol):
     """Decodes chunks of one shard. Several threads may call it.
 
-    wrong: where samples that can't be had are noted, by place in rows, with the reason; their
-    values are zeros or empty. Raises what ShardData raises.
+    In its methods, `wrong` receives the reason for each bad sample, by place in rows; the values of
+    bad samples are zeros or empty. Raises the errors of ShardData.
     """
 
     def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:
-        """The extents that these rows need, each once: so that those of all the shards of a batch
-        are fetched at once. Nothing is read or decoded here. crops: the parts that are wanted of
-        the rows, by field, of those of which not all is. A reader that reads parts of extents says
-        which by `needs_parts` (`PartsReader`)."""
+        """Return the extents that these rows need, each once, without reading or decoding anything.
+
+        The extents of all the shards of a batch are then fetched in parallel. crops: the parts of
+        the rows that are needed, by field, for fields of which not everything is needed. A reader
+        that reads parts of extents returns them from `needs_parts` (`PartsReader`).
+        """
 
     def gather(
         self,
@@ -132,40 +149,49 @@ class ChunkReader(Protocol):
         wrong: dict[int, str],
         corners: Ints | None = None,
     ) -> None:
-        """Read a field whose samples have one shape: out[places] = the rows. corners: of the part
-        of each sample that is wanted, int64, shape (n, dimensions), the part being of the shape of
-        out; None: all of it."""
+        """Read a field whose samples have one shape: out[places] = the rows.
+
+        corners: corner of the part of each sample that is needed, int64, shape (n, dimensions); the
+        part has the shape of out. None reads whole samples.
+        """
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
     ) -> Mapping[str, Column]:
-        """Read fields whose samples differ in shape, are encoded or texts; of a field that some
-        samples lack also "<name>.present", a DenseColumn of bool."""
+        """Read fields whose samples differ in shape, are encoded, or are texts.
+
+        For a field that some samples lack, the result also has "<name>.present", a DenseColumn of
+        bool.
+        """
 
     def name(self, row: int) -> str:
-        """A sample's name for people."""
+        """Return a sample's name for messages."""
 
-    # A reader may have two more: `plain(field, *, data) -> Plain | None`, see `formats.plain`, and
-    # `lengths(field, rows) -> Ints`, the first lengths of samples where it knows them unread.
+    # A reader may have two more methods: `plain(field, *, data) -> StridedRows | None`, and
+    # `lengths(field, rows) -> Ints`, the first lengths of samples if it knows them without reading.
 
 
 @runtime_checkable
 class PartsReader(Protocol):
-    """A reader of samples that can be had alone: of a large extent it needs just their bytes."""
+    """A reader of samples that can be read singly: of a large extent it needs only their bytes."""
 
     def needs_parts(
         self, rows: Ints, fields: Sequence[str], crops: Crops
     ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-        """What these rows need: of some extents bytes [start, end), counted from the extent's
-        first, as for `ShardData.read_parts`. An extent may come several times."""
+        """Return the bytes that these rows need: extents, and bytes [start, end) of each.
+
+        Bytes are counted from the extent's first byte, as for `ShardData.read_parts`. An extent may
+        occur several times.
+        """
 
 
 class ChunkFormat(SpanFormat, ABC):
-    """The base of such formats: fetching, caching and opening are common, decoding isn't.
+    """The base of formats in chunks. Fetching, caching and opening are common code; decoding isn't.
 
-    may_lack_objects: a file that isn't there stands for fill values (Zarr). takes_corners: its
-    readers take parts of samples, and need less for them; else these are taken of whole samples.
-    is_encoded: samples that can be had alone are decoded too, which takes a core.
+    may_lack_objects: True if a missing file stands for fill values (Zarr). takes_corners: True if
+    its readers read parts of samples, and need fewer bytes for them; otherwise parts are taken of
+    whole samples. is_encoded: True if samples that can be read singly are decoded too, which uses a
+    core.
     """
 
     may_lack_objects: ClassVar[bool] = False
@@ -174,10 +200,10 @@ class ChunkFormat(SpanFormat, ABC):
 
     @abstractmethod
     def open_chunks(self, shard: ChunkedShardFacts) -> ChunkReader:
-        """Open a shard; reads none of its samples. Raises CorruptShardError."""
+        """Open a shard without reading a sample. Raises CorruptShardError."""
 
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
-        """What opens a shard, here and in the cache."""
+        """Return the object that opens a shard from local files or from the cache."""
         return _ChunkOpener(self, entry, sidecar())
 
 
@@ -200,7 +226,7 @@ class ChunkListing(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChunkedShardFacts:
-    """What an index notes of one shard of chunks, as `ChunkedShard` told it."""
+    """The facts that an index records about one shard of chunks, from its `ChunkedShard`."""
 
     schema: Schema
     samples: int
@@ -211,7 +237,7 @@ class ChunkedShardFacts:
 
 @dataclass(frozen=True, slots=True)
 class _ChunkOpener:
-    """Opens one shard of such a format."""
+    """Opens one shard of a format in chunks."""
 
     format: ChunkFormat
     entry: ShardEntry
@@ -231,17 +257,20 @@ class _ChunkOpener:
         )
         if self.format.takes_corners:
             return reader
-        whole = _WholePartsReader if isinstance(reader, PartsReader) else _WholeReader
-        return whole(reader, sidecar.layout.schema)
+        kind = _WholeSamplePartsReader if isinstance(reader, PartsReader) else _WholeSampleReader
+        return kind(reader, sidecar.layout.schema)
 
     def wanted_share(
         self, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, ColumnCrop]]
     ) -> float:
-        """Which share of the bytes of these fields is needed for parts of samples, which a function
-        draws of their numbers; of the first ones of a shard that has many."""
+        """Return the share of these fields' bytes that is needed for parts of samples.
+
+        draw: returns the parts of samples, given their numbers. In a shard with many samples, the
+        first ones are used.
+        """
         reader, extents = self._reader(), self.sidecar.extents
         assert extents is not None
-        rows = np.arange(min(self.entry.samples, _LOOKED_AT), dtype=np.int64)
+        rows = np.arange(min(self.entry.samples, _MEASURED_SAMPLES), dtype=np.int64)
         some, all = (reader.needs(rows, fields, crops) for crops in (draw(rows), {}))
         return float(extents.sizes[some].sum() / max(1, extents.sizes[all].sum()))
 
@@ -253,7 +282,7 @@ class _ChunkOpener:
         return ChunkShard(self._reader(), data, self.entry)
 
     def open_blob(self, remote: Remote, blob: Blob) -> ChunkBlob:
-        """Open the shard in a blob of the cache."""
+        """Open the shard from a blob of the cache."""
         data = BlobChunkData(
             remote,
             blob,
@@ -266,15 +295,15 @@ class _ChunkOpener:
         return ChunkBlob(remote, blob, self._reader(), data, self.entry, has_units=has_units)
 
 
-class _Chunks:
-    """What a shard of chunks answers, wherever its bytes are; it has no spans."""
+class _BaseChunkShard:
+    """The common part of a shard of chunks in a local folder and in a blob. It has no spans."""
 
     def __init__(self, reader: ChunkReader, data: ChunkData, entry: ShardEntry) -> None:
         self.reader, self.data = reader, data
         self.table = np.empty((entry.samples, entry.layout.table.count), np.int64)
 
-    def reading(self, data: ChunkData) -> Self:
-        """The same shard, whose bytes are had so."""
+    def with_data(self, data: ChunkData) -> Self:
+        """Return the same shard with other data."""
         same = copy(self)
         same.data = data
         return same
@@ -293,15 +322,16 @@ class _Chunks:
         self.reader.gather(field, rows, out, places, data=self.data, wrong=wrong, corners=corners)
 
     def plain(self, field: str) -> StridedRows | None:
-        """Where a field's rows lie, if they can be copied out of a map; None: gather them."""
-        tell = getattr(getattr(self.reader, "inner", self.reader), "plain", None)
-        found: StridedRows | None = None if tell is None else tell(field, data=self.data)
+        """Return the places of a field's rows in a map; None if they can't be copied from one."""
+        plain = getattr(getattr(self.reader, "inner", self.reader), "plain", None)
+        found: StridedRows | None = None if plain is None else plain(field, data=self.data)
         return found
 
     def lengths(self, field: str, rows: Ints) -> Ints | None:
-        """First lengths of samples of a field, int64, shape (n,), if they are known unread."""
-        tell = getattr(getattr(self.reader, "inner", self.reader), "lengths", None)
-        found: Ints | None = None if tell is None else tell(field, rows)
+        """Return the first lengths of samples of a field, int64, shape (n,), if they are known
+        without reading."""
+        lengths = getattr(getattr(self.reader, "inner", self.reader), "lengths", None)
+        found: Ints | None = None if lengths is None else lengths(field, rows)
         return found
 
     def read_rows(
@@ -311,28 +341,22 @@ class _Chunks:
         return self.reader.read_rows(rows, fields, data=self.data, wrong=wrong)
 
     def name(self, row: int) -> str:
-        """A sample's name for people."""
+        """Return a sample's name for messages."""
         return self.reader.name(row)
 
     def source_names(self) -> list[bytes] | None:
-        """Always None: these are the data themselves."""
+        """Return None: the shard isn't a copy of other data."""
         return None
 
 
-class _WholeReader:
-    """A reader whose samples are asked for as a whole, whatever part of them is wanted."""
+class _WholeSampleReader:
+    """Reads whole samples with another reader and takes the needed parts of them."""
 
     def __init__(self, reader: ChunkReader, schema: Schema) -> None:
         self.inner, self._schema = reader, schema
 
-    def plain(self, field: str, *, data: ShardData) -> StridedRows | None:
-        """Where a field's rows lie in a map."""
-        tell = getattr(self.inner, "plain", None)
-        found: StridedRows | None = None if tell is None else tell(field, data=data)
-        return found
-
     def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:
-        """The extents that these rows need."""
+        """Return the extents that these rows need."""
         del crops
         return self.inner.needs(rows, fields, {})
 
@@ -359,9 +383,9 @@ class _WholeReader:
         for start in range(0, len(rows), step):
             some = slice(start, start + step)
             whole = np.empty((len(rows[some]), *form.fixed_shape), out.dtype)
-            found: dict[int, str] = {}
-            self.inner.gather(field, rows[some], whole, slice(None), data=data, wrong=found)
-            wrong |= {start + place: why for place, why in found.items()}
+            bad: dict[int, str] = {}
+            self.inner.gather(field, rows[some], whole, slice(None), data=data, wrong=bad)
+            wrong |= {start + place: reason for place, reason in bad.items()}
             put_parts(whole, corners[some], out, slots[some])
 
     def read_rows(
@@ -371,23 +395,23 @@ class _WholeReader:
         return self.inner.read_rows(rows, fields, data=data, wrong=wrong)
 
     def name(self, row: int) -> str:
-        """A sample's name for people."""
+        """Return a sample's name for messages."""
         return self.inner.name(row)
 
 
-class _WholePartsReader(_WholeReader):
-    """One that says which parts of extents it needs."""
+class _WholeSamplePartsReader(_WholeSampleReader):
+    """The same for a reader that returns the parts of extents that it needs."""
 
     def needs_parts(
         self, rows: Ints, fields: Sequence[str], crops: Crops
     ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-        """What these rows need."""
+        """Return the bytes that these rows need."""
         del crops
         assert isinstance(self.inner, PartsReader)
         return self.inner.needs_parts(rows, fields, {})
 
 
-class ChunkShard(_Chunks):
+class ChunkShard(_BaseChunkShard):
     """A shard of chunks in a local folder."""
 
     is_mapped = False
@@ -405,8 +429,8 @@ class ChunkShard(_Chunks):
         """Do nothing: there are no spans."""
 
 
-class ChunkBlob(_Chunks, BlobShard):
-    """A shard of chunks in a blob of the cache. has_units: samples can't be had alone."""
+class ChunkBlob(_BaseChunkShard, BlobShard):
+    """A shard of chunks in a blob of the cache. has_units: True if samples can't be read singly."""
 
     def __init__(
         self,
@@ -418,6 +442,6 @@ class ChunkBlob(_Chunks, BlobShard):
         *,
         has_units: bool,
     ) -> None:
-        _Chunks.__init__(self, reader, data, entry)
+        _BaseChunkShard.__init__(self, reader, data, entry)
         self.has_units = has_units
         BlobShard.__init__(self, remote, blob, self.table)

@@ -1,14 +1,14 @@
 """Locate the extents of a shard of chunks: in its files, and in its blob of the cache.
 
-`ShardFiles` are the files of a shard, end to end; remote ones are a blob. `ChunkedShard` is a shard
-of chunks as the metadata of its files describe it: no sample is looked at. `BlobExtents` places the
-extents of the selected fields in the blob, end to end.
+`ShardFiles` lists the files of a shard in order; a blob holds remote files end to end.
+`ChunkedShard` is a shard of chunks as the metadata of its files describe it, without examining a
+sample. `BlobExtents` places the extents of the selected fields in the blob, end to end.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from crc32c import crc32c
@@ -18,21 +18,23 @@ from penstock.readers.formats.shard_summary import FieldSummary, ShardSummary, S
 from penstock.readers.origin import Entry, segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.cache.base import Segment
     from penstock.readers.fields import Schema
-    from penstock.readers.formats.open_shard import SampleLayout
 
     Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShardFiles:
-    """The files of one shard, in order. sizes: bytes, mtimes_ns: 0 of remote ones, both int64,
-    shape (files,); versions: etags or the like, "" of local ones."""
+    """The files of one shard, in order.
+
+    sizes: in bytes; mtimes_ns: 0 for remote files; both int64, shape (files,). versions: etags or
+    similar, "" for local files.
+    """
 
     names: Sequence[bytes]
     sizes: NDArray[np.int64]
@@ -41,7 +43,7 @@ class ShardFiles:
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> ShardFiles:
-        """What a listing says of some files."""
+        """Return files as a listing describes them."""
         return cls(
             names=[entry.name for entry in entries],
             sizes=np.array([entry.size_bytes for entry in entries], np.int64),
@@ -54,16 +56,17 @@ class ShardFiles:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all."""
+        """Return the bytes of all files."""
         return int(self.sizes.sum())
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """Where each begins if they lie end to end, and the end, int64, shape (files + 1,)."""
+        """Return the start of each file if they lie end to end, and the end, int64, shape (files +
+        1,)."""
         return np.concatenate(([0], np.cumsum(self.sizes))).astype(np.int64)
 
     def entries(self) -> Iterator[Entry]:
-        """What a listing said of each."""
+        """Yield the listing entry of each file."""
         rows = zip(
             self.names, self.sizes.tolist(), self.mtimes_ns.tolist(), self.versions, strict=True
         )
@@ -71,18 +74,18 @@ class ShardFiles:
             yield Entry(name=name, size_bytes=size_bytes, mtime_ns=mtime_ns, version=version)
 
     def segments(self) -> Sequence[Segment]:
-        """The objects of a blob."""
+        """Return the files as objects of a blob."""
         rows = zip(self.names, self.sizes.tolist(), self.versions, strict=True)
         return tuple(segment(*row) for row in rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Extents:
-    """Where the bytes of a shard's samples lie in its files, part by part; a part has a number.
+    """The byte ranges of a shard's samples in its files, numbered.
 
-    An extent is what is fetched together: an encoded chunk, or all the rows of a field whose
-    samples can be had alone. All int64, shape (extents,). files: numbers among the shard's files;
-    starts, sizes: bytes in that file; fields: number in the schema of the field that they are of.
+    An extent is fetched as a unit: an encoded chunk, or all the rows of a field whose samples can
+    be read singly. All arrays are int64, shape (extents,). files: numbers among the shard's files.
+    starts, sizes: bytes in that file. fields: number of the field in the schema.
     """
 
     files: NDArray[np.int64]
@@ -95,11 +98,11 @@ class Extents:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all."""
+        """Return the bytes of all extents."""
         return int(self.sizes.sum())
 
     def field_bytes(self, fields: int) -> tuple[int, ...]:
-        """The bytes of each field of a schema that has so many."""
+        """Return the bytes of each field of a schema with this number of fields."""
         found: list[int] = [0] * fields
         for field_number in np.unique(self.fields).tolist():
             found[field_number] = int(self.sizes[self.fields == field_number].sum())
@@ -108,13 +111,13 @@ class Extents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedShard:
-    """What metadata say of one shard.
+    """A shard as the metadata of its files describe it.
 
-    A shard is a file, a contiguous part of a large one, or several small ones. samples: at least
-    one. files: that its bytes lie in; extents: which of their bytes. units: rows of each decode
-    unit, in order; empty where a sample can be had alone. checksum: CRC-32C of what the metadata
-    say; it changes with the content as far as they tell. fields: what is known of some, such as how
-    many samples lack it. notes: what the format itself wants to know again when the shard is
+    A shard is a file, a contiguous part of a large file, or several small files. samples: at least
+    one. files: that its bytes lie in. extents: its bytes in those files. units: rows of each decode
+    unit, in order; empty if samples can be read singly. checksum: CRC-32C of the metadata; it
+    changes with the content as far as the metadata do. fields: facts about some fields, such as how
+    many samples lack one. notes: data of the format itself, which it gets back when the shard is
     opened.
     """
 
@@ -127,7 +130,7 @@ class ChunkedShard:
     notes: bytes = b""
 
     def summary(self, schema: Schema) -> ShardSummary:
-        """Its contribution to the manifest."""
+        """Return the shard's contribution to the manifest."""
         units = np.array(self.units, "<u4")
         return ShardSummary(
             samples=self.samples,
@@ -142,62 +145,37 @@ class ChunkedShard:
 
 
 NOT_IN_BLOB = -1
-_TOGETHER_BYTES = 4096
-
-
-class ExtentNotes(Protocol):
-    """What an index notes of a shard of chunks."""
-
-    @property
-    def layout(self) -> SampleLayout: ...
-
-    @property
-    def files(self) -> ShardFiles: ...
-
-    @property
-    def extents(self) -> Extents | None: ...
+_JOINED_BYTES = 4096
 
 
 class BlobExtents:
-    """The extents of some fields in a blob, in the order of their files, so that what lies side by
-    side there does so here.
+    """Extents placed in a blob, in the order of their files, so that neighbours in a file stay
+    neighbours.
 
-    begins: of each extent of the shard its first byte in the blob, NOT_IN_BLOB where it isn't in
+    begins: first byte in the blob of each extent of the shard, NOT_IN_BLOB for an extent outside of
     it, int64, shape (extents,).
     """
 
-    def __init__(self, told: ExtentNotes, fields: Iterable[str]) -> None:
-        assert told.extents is not None
-        wanted = set(fields)
-        numbers = [i for i, name in enumerate(told.layout.schema) if name in wanted]
-        chosen = np.flatnonzero(np.isin(told.extents.fields, numbers))
-        self._place(told, chosen)
-
-    @classmethod
-    def of(cls, told: ExtentNotes, extents: Sequence[int]) -> BlobExtents:
-        """Of some extents by number."""
-        made = cls.__new__(cls)
-        made._place(told, np.unique(np.array(extents, np.int64)))
-        return made
-
-    def _place(self, told: ExtentNotes, chosen: Ints) -> None:
-        assert told.extents is not None
-        self._files, self._extents = told.files, told.extents
-        order = np.lexsort((told.extents.starts[chosen], told.extents.files[chosen]))
+    def __init__(self, files: ShardFiles, extents: Extents, chosen: Ints) -> None:
+        """Place the chosen extents of a shard. chosen: their numbers, each once."""
+        self._files, self._extents = files, extents
+        order = np.lexsort((extents.starts[chosen], extents.files[chosen]))
         self._chosen = chosen = chosen[order]
-        sizes = told.extents.sizes[chosen]
+        sizes = extents.sizes[chosen]
         self.size_bytes = int(sizes.sum())
-        self.begins: Ints = np.full(len(told.extents), NOT_IN_BLOB, np.int64)
+        self.begins: Ints = np.full(len(extents), NOT_IN_BLOB, np.int64)
         self.begins[chosen] = np.cumsum(sizes) - sizes
 
     def segments(self, *, may_lack: bool = False) -> tuple[Segment, ...]:
-        """The ranges of objects that the blob is made of. Small ones in a row are one. may_lack: an
-        object that isn't there is no error."""
+        """Return the ranges of objects that make up the blob, with small neighbours joined.
+
+        may_lack: True if a missing object is no error.
+        """
         extents, files = self._extents, self._files
         versions = files.versions
-        # Too few bytes of one can't tell that it isn't there: then it is an error after all.
+        # Very few bytes can't show that an object is missing; then it is an error in any case.
         small = extents.sizes[self._chosen] < LEAST_ABSENT_BYTES
-        surely = set(extents.files[self._chosen][small].tolist())
+        required = set(extents.files[self._chosen][small].tolist())
         found: list[tuple[int, int, int]] = []
         rows = zip(
             extents.files[self._chosen].tolist(),
@@ -208,8 +186,8 @@ class BlobExtents:
         for file, start, size in rows:
             if found:
                 before, begin, end = found[-1]
-                # Parts of a segment can be fetched alone, at multiples of so many bytes.
-                if (before, end) == (file, start) and start + size - begin <= _TOGETHER_BYTES:
+                # Parts of a segment can be fetched singly, at multiples of this many bytes.
+                if (before, end) == (file, start) and start + size - begin <= _JOINED_BYTES:
                     found[-1] = before, begin, start + size
                     continue
             if size:
@@ -221,7 +199,7 @@ class BlobExtents:
                 versions[file],
                 start=start,
                 object_bytes=int(files.sizes[file]),
-                may_lack=may_lack and file not in surely,
+                may_lack=may_lack and file not in required,
             )
             for file, start, end in found
         )

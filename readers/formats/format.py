@@ -1,14 +1,16 @@
 """Define what a dataset format is: a frozen description and three duties.
 
-- *Recognise and list*: is this dataset of the format, and which files does it have
+- *Recognise and list*: decide whether a dataset has the format, and list its files
   (`Format.recognises`, `Indexing.list`, `Listing.candidates`).
-- *Index a shard*: where its samples lie and what is known of them (`Candidates`); what an index
-  notes of that is a `Sidecar`.
-- *Read rows*: open a shard, local files or a blob of the cache (`Format.opener`, `OpenShard`).
+- *Index a shard*: locate and describe its samples (`Candidates`); an index records the result in a
+  `Sidecar`.
+- *Read rows*: open a shard, from local files or from a blob of the cache (`Format.opener`,
+  `OpenShard`).
 
-Everything else (building, keeping and mending an index, the cache, checksums, packing) is common
-and lives above. A new format is a module or package here and a line in `format_registry.py`.
-`SpanFormat` is the base of formats whose samples are byte ranges that a sidecar locates.
+Everything else (building, reusing and repairing an index, the cache, checksums, packing) is common
+code in the packages above. To add a format, add a module or package to this folder and a line to
+`format_registry.py`. `SpanFormat` is the base of formats whose samples are byte ranges that a
+sidecar locates.
 """
 
 from __future__ import annotations
@@ -34,12 +36,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardEntry:
-    """What a manifest says of one shard.
+    """The facts that a manifest records about one shard.
 
-    name: of its file, or of its sidecar; size_bytes: to read it; sums: of what is noted of its
-    samples; layout: how they are stored; overhead_bytes: what a pack's shards hold beside the bytes
-    of their samples at most, where that is known. fields: of a shard of chunks, those whose bytes
-    its blob holds. chunks: where its decoded chunks are kept; None: nowhere, or it has none.
+    name: of the shard's file, or of its sidecar. size_bytes: bytes to read. sums: checksums of the
+    facts that are recorded about its samples. layout: how the samples are stored. overhead_bytes:
+    the most bytes that a pack's shard holds in addition to its samples; None if unknown. fields: of
+    a shard of chunks, the fields whose bytes its blob holds. chunks: keeps the shard's decoded
+    chunks; None if they aren't kept, or if the shard has no chunks.
     """
 
     name: bytes
@@ -54,10 +57,10 @@ class ShardEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What an index notes of the listing that it was built over.
+    """The state of the listing that an index was built from.
 
-    fingerprint: changes with any name, size, time or version, hex; directories: modification time
-    in ns of each local folder that was listed, by name.
+    fingerprint: a hex digest that changes with any name, size, modification time or version.
+    directories: modification time in ns of each local folder that was listed, by name.
     """
 
     fingerprint: str
@@ -65,7 +68,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, entries: Iterable[Entry], directories: Mapping[bytes, int]) -> Snapshot:
-        """A snapshot of these files, in their order."""
+        """Return the snapshot of these files, in this order."""
         digest = hashlib.sha256()
         for entry in entries:
             digest.update(b"%d:%s" % (len(entry.name), entry.name))
@@ -74,63 +77,68 @@ class Snapshot:
 
 
 class ShardOpener(Protocol):
-    """Opens one shard. Raises CorruptShardError, IndexChangedError, DatasetError, FetchError."""
+    """An object that opens one shard. Raises CorruptShardError, IndexChangedError, DatasetError or
+    FetchError."""
 
     def open_local(self, root: bytes) -> OpenShard:
         """Open the shard below a local folder."""
 
     def open_blob(self, remote: Remote, blob: Blob) -> OpenShard:
-        """Open the shard in a blob of the cache."""
+        """Open the shard from a blob of the cache."""
 
 
 class Listing(Protocol):
-    """What lies there by names, sizes and times; nothing was read."""
+    """The files of a dataset by name, size and time, before any of them is read."""
 
     def snapshot(self) -> Snapshot:
-        """What an index notes of this listing."""
+        """Return the snapshot that an index records of this listing."""
 
     def candidates(self, *, workers: int) -> Candidates:
-        """What may be samples, with a warning of what is left out; may read headers, on `workers`
-        threads. Raises DatasetError, IndexChangedError, FetchError."""
+        """Return the candidates for samples, and warn about files that are left out.
+
+        May read headers, on `workers` threads. Raises DatasetError, IndexChangedError or
+        FetchError.
+        """
 
     def counterparts(
         self, number: int, name: bytes, *, total: int, workers: int
     ) -> Iterator[tuple[Candidates, int]]:
-        """What a shard of an earlier index can be made from today, likeliest first: candidates and
-        the number of the shard among them.
+        """Yield candidates from which a shard of an earlier index can be rebuilt, likeliest first.
 
-        number, name: of the shard and its sidecar in that index; total: shards in it.
+        Each item holds the candidates and the number of the shard among them. number, name: of the
+        shard and of its sidecar in the earlier index. total: number of shards in that index.
         """
 
 
 class Indexing(Protocol):
-    """How a dataset without an index of its own gets one.
+    """The protocol that lists a dataset for an index, for formats that don't carry one.
 
-    keeps_facts: an index that is brought up to date takes over what it knows of unchanged files; so
-    nothing is counted that needs every file's bytes.
+    keeps_facts: True if an updated index reuses the facts that it has recorded about unchanged
+    files. Statistics that need every file's bytes aren't computed then.
     """
 
     keeps_facts: ClassVar[bool]
 
     def list(self, origin: Origin) -> Listing:
-        """List what lies there. Raises DatasetNotFoundError, ConfigError, DatasetError,
+        """List the files of the dataset. Raises DatasetNotFoundError, ConfigError, DatasetError or
         FetchError."""
 
     def is_current(
         self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
     ) -> bool:
-        """Return True if an index over this snapshot is still current: by default, if the files
-        are the same ones. A format that has a cheaper check doesn't call listing()."""
+        """Return True if an index of this snapshot is up to date: by default, if the files are the
+        same. A format with a cheaper check doesn't call `listing`."""
         del origin
         return listing().snapshot().fingerprint == snapshot.fingerprint
 
 
 class Format(Protocol):
-    """How one kind of dataset lies in storage.
+    """The protocol of one dataset format.
 
-    name: as in `format=` and in manifests. least_sample_bytes: what a sample takes in its shard at
-    least. is_file_per_sample: a sample is a file or an object of its own, read whole; else samples
-    are views of a mapped shard. indexing: None where the dataset carries its index itself.
+    name: as in `format=` and in manifests. least_sample_bytes: the fewest bytes that a sample takes
+    in its shard. is_file_per_sample: True if each sample is a file or object of its own that is
+    read whole; otherwise samples are views of a mapped shard. indexing: None if the dataset carries
+    its index.
     """
 
     name: ClassVar[str]
@@ -139,21 +147,26 @@ class Format(Protocol):
     indexing: ClassVar[Indexing | None]
 
     def recognises(self, origin: Origin) -> bool:
-        """Whether a dataset is of this format, by what lies at its root. Raises ConfigError where
-        that can't be told, DatasetError, FetchError."""
+        """Return True if a dataset has this format, judged by the files at its root. Raises
+        ConfigError if they don't decide it, DatasetError or FetchError."""
 
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
-        """What opens a shard. sidecar: reads the shard's; raises as ShardOpener does."""
+        """Return the object that opens a shard. sidecar: reads the shard's sidecar; raises as
+        ShardOpener does."""
 
     def blob_key(
         self, origin: RemoteFolder, *, name: bytes, etag: str, crc32c: int, columns_crc32c: int
     ) -> str:
-        """Names a shard's blob in a cache, by its row of the manifest alone, without I/O: every
-        process and node derives the same."""
+        """Return the key of a shard's blob in a cache.
+
+        It is derived without I/O, from the shard's row of the manifest alone, so that all processes
+        and nodes derive the same key.
+        """
 
 
-def chosen_by(format: Format, schema: Schema) -> tuple[str, ...] | None:
-    """The fields of a batch that a format itself chooses where nobody named any (it needn't)."""
+def default_fields_of(format: Format, schema: Schema) -> tuple[str, ...] | None:
+    """Return the fields that a format chooses for a batch if the user chose none; None if it makes
+    no choice."""
     choose = getattr(format, "default_fields", None)
     return None if choose is None else choose(schema)
 
@@ -162,27 +175,32 @@ _IDENTITY = re.compile(rb".*-([0-9a-f]{32})\.arrow", re.S)
 
 
 class SpanFormat:
-    """A format whose samples are spans: a sidecar says all that it takes to read them."""
+    """The base of formats whose samples are spans: a sidecar records all that is needed to read
+    them."""
 
     least_sample_bytes: ClassVar[int] = 1
     is_file_per_sample: ClassVar[bool] = False
 
     def default_fields(self, schema: Schema) -> tuple[str, ...] | None:
-        """The fields of a batch where nobody chose any; None: as of any dataset."""
+        """Return the fields of a batch if the user chose none; None for the default of all
+        datasets."""
         del schema
         return None
 
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
-        """The sidecar, which knows each file and opens the shard."""
+        """Return the sidecar, which locates the files and opens the shard."""
         del entry
         return sidecar()
 
     def blob_key(
         self, origin: RemoteFolder, *, name: bytes, etag: str, crc32c: int, columns_crc32c: int
     ) -> str:
-        """A key by what a listing told of a file that is a shard, which its sidecar's name carries:
-        so it is the key that the file was fetched under before it had an index. Of several files a
-        key by the sidecar's checksum, and so by all that it says of them."""
+        """Return a key made from the identity of the shard's file, or from the sidecar's checksum.
+
+        The sidecar's name contains the identity of a file that is a shard, so this is the key under
+        which the file was fetched before it had an index. If a shard has several files, the
+        sidecar's checksum covers all that is recorded about them.
+        """
         del crc32c, columns_crc32c
         found = _IDENTITY.fullmatch(name)
         return (

@@ -1,10 +1,11 @@
 """Decide which decoded chunks are kept and which is evicted next, without threads or files.
 
-The plan reads the rows of a window's chunks in random order, so a chunk is wanted as often as it
-has rows. It is evicted once all of them were taken, after a short grace period: a job that drops
-the end of an epoch leaves chunks half used, so the next epoch, which counts on from there, would
-take them for done too early. A chunk that nobody has used for long is such a rest, and is evicted
-too. Where room is short, finished chunks go first, then the least recently used.
+The plan reads the rows of a window's chunks in random order, so a chunk is needed as often as it
+has rows. It is evicted after all of its rows were taken and a short grace period has passed. A job
+that drops the end of an epoch leaves chunks partly used. The next epoch continues their counts, so
+without the grace period it would evict them too early. A chunk that hasn't been used for a long
+time is such a remainder, and is evicted too. If memory is short, finished chunks are evicted first,
+then the least recently used.
 """
 
 from __future__ import annotations
@@ -20,29 +21,31 @@ if TYPE_CHECKING:
     Key = tuple[int, int]
     """A shard, and a number in it."""
 
-# A chunk whose rows were all taken stays while so small a share of the rows that are kept is taken;
-# and one that nobody took while so many times the most that was kept of late were is a rest: in a
-# window of shuffled samples the next row of a chunk is never so far.
+# As multiples of the rows taken while a window passes: a chunk whose rows were all taken is kept
+# for _GRACE of them, and an unused chunk is a remainder after _STALE of them. In a window of
+# shuffled samples the next row of a chunk is never that far away.
 _GRACE, _STALE = 1 / 16, 3.0
-# Chunks that went before their time are remembered, so that their rows aren't counted anew.
+# Chunks that were evicted too early are remembered, so that their rows aren't counted again.
 _MOST_GONE = 2**16
 
 
 class KeptFile(Protocol):
-    """A chunk in a file of the cache folder. value: mapped, read-only; size_bytes: of the disk."""
+    """A chunk in a file of the cache folder. value: mapped, read-only. size_bytes: on the disk."""
 
     value: Any
     size_bytes: int
 
     def remove(self) -> None:
-        """Remove the file, now or as soon as nobody looks into it."""
+        """Remove the file as soon as no view of it is left."""
 
 
 @dataclass(slots=True, eq=False)
 class KeptChunk:
-    """A chunk that is kept. uses: rows that need it; left: of those, that weren't taken yet; at:
-    rows that had been taken of all chunks when it was used last. file: where it lies; None: in
-    memory."""
+    """A chunk that is kept.
+
+    uses: rows that need it. left: rows of these that weren't taken yet. at: total rows taken, of
+    all chunks, when it was last used. file: where it is kept; None for memory.
+    """
 
     value: Any
     size_bytes: int
@@ -54,9 +57,9 @@ class KeptChunk:
 
 @dataclass(frozen=True, slots=True)
 class _EvictedChunk:
-    """A chunk that went before its time: what it was, and when it went.
+    """A chunk that was evicted before all of its rows were taken.
 
-    value, memory: weak references to it and to the array that owns its memory, which lives on as
+    value, memory: weak references to it and to the array that owns its memory, which stays alive as
     long as a batch is copied from it.
     """
 
@@ -69,25 +72,23 @@ class _EvictedChunk:
 
 
 class KeptChunks:
-    """The chunks that are kept. Not thread-safe: the owner locks.
+    """The chunks that are kept, by shard and number. Not thread-safe: the owner holds a lock.
 
-    memory_bytes: of those in memory, and of those that had to go and are still being read. waste:
-    files of chunks that left; the owner removes them. window_rows: that are taken while a window
-    passes, where somebody told.
+    disk_bytes: of the files. waste: files of evicted chunks, to be removed by the owner.
+    window_rows: rows that are taken while a window passes; 0 if unknown.
     """
 
     def __init__(self) -> None:
         self._memory: OrderedDict[Key, KeptChunk] = OrderedDict()  # least recently used first
-        self._files: OrderedDict[Key, KeptChunk] = (
-            OrderedDict()
-        )  # those too that look into others' maps
-        self._moving: dict[Key, KeptChunk] = {}  # on their way into files
-        self._done: OrderedDict[Key, int] = OrderedDict()  # all rows taken, and when
+        # Also chunks that are views of mapped files of the dataset.
+        self._files: OrderedDict[Key, KeptChunk] = OrderedDict()
+        self._moving: dict[Key, KeptChunk] = {}  # being written to files
+        self._done: OrderedDict[Key, int] = OrderedDict()  # all rows taken, and at which count
         self._gone: OrderedDict[Key, _EvictedChunk] = OrderedDict()
-        self._lent: dict[Key, _EvictedChunk] = {}  # of those, that may be read still
+        self._lent: dict[Key, _EvictedChunk] = {}  # those that may still be read
         self._kept_bytes = 0
-        self._left = self._taken = 0  # rows that kept chunks are still to give; rows taken of any
-        self._peak, self._peak_before, self._peak_ends = 0, 0, 0  # most of the former, of late
+        self._left = self._taken = 0  # rows left in kept chunks; rows taken of all
+        self._peak, self._peak_before, self._peak_ends = 0, 0, 0  # the most of `_left`, recently
         self.disk_bytes = self.most_memory_bytes = self.most_disk_bytes = 0
         self.waste: list[KeptFile] = []
         self.window_rows = 0
@@ -97,12 +98,13 @@ class KeptChunks:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory that chunks take."""
+        """Return the bytes of memory that chunks take, including evicted chunks that are still
+        being read."""
         return self.staying_bytes + sum(kept.size_bytes for kept in self._moving.values())
 
     @property
     def staying_bytes(self) -> int:
-        """The same without those that are on their way into files."""
+        """Return the same without chunks that are being moved to files."""
         if not self._lent:
             return self._kept_bytes
         for key, gone in list(self._lent.items()):
@@ -110,10 +112,10 @@ class KeptChunks:
                 del self._lent[key]
         return self._kept_bytes + sum(gone.size_bytes for gone in self._lent.values())
 
-    # -- taking
+    # -- use
 
     def find(self, key: Key) -> KeptChunk | None:
-        """A chunk, if it is still there."""
+        """Return a chunk if it is kept, or evicted and still in memory."""
         for place in (self._memory, self._files, self._moving):
             if (kept := place.get(key)) is not None:
                 return kept
@@ -127,13 +129,13 @@ class KeptChunks:
         return kept
 
     def add_view(self, key: Key, value: Any, *, uses: int) -> KeptChunk:
-        """Keep a chunk that takes no memory, as it looks into a map."""
+        """Keep a chunk that takes no memory, because it is a view of a mapped file."""
         kept = self._files[key] = KeptChunk(value, 0, uses=uses, left=uses)
         self._count(kept.left)
         return kept
 
     def add(self, key: Key, value: Any, *, size_bytes: int, uses: int) -> tuple[KeptChunk, bool]:
-        """Keep a chunk that was just decoded, and whether it had gone before its time."""
+        """Keep a chunk that was just decoded. Also return True if it had been evicted too early."""
         gone = self._gone.pop(key, None)
         self._lent.pop(key, None)
         is_again = gone is not None and self._taken - gone.at <= _STALE * self._most
@@ -149,12 +151,12 @@ class KeptChunks:
         self.most_memory_bytes = max(self.most_memory_bytes, self.memory_bytes)
 
     def use(self, key: Key, kept: KeptChunk, taken: int) -> None:
-        """Count rows of a chunk that are taken, and let go what nobody needs by now."""
+        """Count rows of a chunk that are taken, and evict chunks that aren't needed any more."""
         self.count_use(key, kept, taken)
         self.expire()
 
     def count_use(self, key: Key, kept: KeptChunk, taken: int) -> None:
-        """Count rows of a chunk that are taken; `expire` behind those of a batch."""
+        """Count rows of a chunk that are taken. Call `expire` after those of a batch."""
         self._taken += taken
         if self._taken >= self._peak_ends:
             self._peak_before, self._peak = self._peak, self._left
@@ -162,7 +164,7 @@ class KeptChunks:
         kept.at = self._taken
         more = -taken
         if self._done.pop(key, None) is not None:
-            more += kept.uses  # what had been counted was in part the epoch's before
+            more += kept.uses  # a part of the count was from the epoch before
         kept.left += more
         if key not in self._moving:
             self._count(more)
@@ -174,20 +176,20 @@ class KeptChunks:
             self._done[key] = self._taken
 
     def _count(self, rows: int) -> None:
-        """Count rows that kept chunks are still to give."""
+        """Add to the rows that kept chunks still have to deliver."""
         self._left += rows
         if self._left > self._peak:
             self._peak = self._left
 
     @property
     def _most(self) -> int:
-        """Rows that are taken while a window passes: as told, else those to be given at most."""
+        """Return the rows taken while a window passes: as set, or the most rows left of late."""
         return self.window_rows or max(self._peak, self._peak_before)
 
-    # -- leaving
+    # -- eviction
 
     def expire(self) -> None:
-        """Let go what nobody needs by now."""
+        """Evict chunks that aren't needed any more."""
         while self._done:
             key, at = next(iter(self._done.items()))
             if self._taken - at < int(self._most * _GRACE):
@@ -201,11 +203,11 @@ class KeptChunks:
                 self._drop(key)
 
     def _drop(self, key: Key) -> KeptChunk | None:
-        """Let a chunk go; one that is on its way into a file goes when it is there."""
+        """Evict a chunk. A chunk that is being moved to a file is evicted when it arrives there."""
         self._done.pop(key, None)
         if (kept := self._memory.pop(key, None)) is not None:
             self._kept_bytes -= kept.size_bytes
-        elif (kept := self._files.pop(key, None)) is not None and kept.file is not None:  # its own
+        elif (kept := self._files.pop(key, None)) is not None and kept.file is not None:
             self.disk_bytes -= kept.file.size_bytes
             self.waste.append(kept.file)
         if kept is not None:
@@ -213,8 +215,11 @@ class KeptChunks:
         return kept
 
     def shrink(self, most_bytes: int) -> list[tuple[Key, KeptChunk]]:
-        """Let chunks go until memory takes at most so many bytes. Returns those that have rows left
-        to be taken: each is still found, until `moved` or `lost` says what became of it."""
+        """Evict chunks until memory takes at most this many bytes.
+
+        Returns the chunks with rows left to take. `find` still returns each of them, until the
+        owner calls `moved` or `lost` for it.
+        """
         leaving: list[tuple[Key, KeptChunk]] = []
         over = self.staying_bytes - most_bytes
         while over > 0 and self._memory:
@@ -229,7 +234,7 @@ class KeptChunks:
         return leaving
 
     def moved(self, key: Key, kept: KeptChunk, file: KeptFile) -> None:
-        """A chunk of `shrink` lies in a file."""
+        """Record that a chunk of `shrink` was moved to a file."""
         if self._moving.pop(key, None) is None or kept.left <= 0:
             self.waste.append(file)
             self._done.pop(key, None)
@@ -241,7 +246,8 @@ class KeptChunks:
         self.most_disk_bytes = max(self.most_disk_bytes, self.disk_bytes)
 
     def lost(self, key: Key, kept: KeptChunk) -> None:
-        """A chunk of `shrink` has no room anywhere: it is forgotten, once nobody reads it."""
+        """Record that a chunk of `shrink` has no room anywhere. It is forgotten when nothing reads
+        it any more."""
         if self._moving.pop(key, None) is None:
             return
         self._done.pop(key, None)
@@ -264,7 +270,7 @@ class KeptChunks:
         kept.value = None
 
     def forget(self, shard: int | None = None) -> None:
-        """Forget the chunks of a shard, or all."""
+        """Forget the chunks of a shard, or all chunks."""
         for place in (self._memory, self._files):
             for key in [key for key in place if shard in (None, key[0])]:
                 self._drop(key)
@@ -274,7 +280,7 @@ class KeptChunks:
 
 
 def _owner(array: Any) -> Any:
-    """The array that others are views of, which they keep alive."""
+    """Return the array that owns the memory of a view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array

@@ -1,16 +1,17 @@
 """Define an open shard of any format: its table of samples, and how the samples are read.
 
-Samples are read in two ways, which one shard may mix, field by field (`SampleLayout.storage`). What
-is stored as a *span* is a range of bytes with a checksum in the shard's flat data, so that a sample
-can be read by itself. What is stored by *rows* only the shard can read: values that the index
-notes, or chunks that have to be decoded as a whole (a row group, a chunk of an array).
+Samples are read in two ways, and one shard may use both for different fields
+(`SampleLayout.storage`). A field stored as a *span* is a range of bytes with a checksum in the
+shard's flat data, so each sample can be read by itself. A field stored by *rows* is read through
+the shard: values that the index records, or chunks that must be decoded as a whole (a row group, a
+chunk of an array).
 
-An open shard has one int64 table, a row per sample, because a batch gathers rows from many shards:
-one gather of 4 rows takes 0.7 us, six from separate columns 4.2.
+An open shard has one int64 table with one row per sample, because a batch gathers rows from many
+shards: one gather of 4 rows takes 0.7 us, six gathers from separate columns take 4.2 us.
 
-Whatever the container, a blob's samples are loaded alike, so one `BlobShard` serves files and, with
-columns of its own, packs. The bytes come through `Remote.load`, for one shard here, for all shards
-of a batch in `readers.dataset`.
+The samples of a blob are loaded in the same way in every format, so one `BlobShard` serves files
+and, with columns of its own, packs. The bytes come through `Remote.load`: for one shard in this
+module, for all shards of a batch in `readers.reading`.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
     Places = Ints | slice
 
 Storage = Literal["span", "value", "rows", "chunks"]
-"""A field is stored as bytes that lie somewhere and have a checksum ("span"), as a number that the
-table has ("value"), or as what an open shard is asked for by rows: what was noted of samples
-("rows"), and what lies in chunks that are decoded as a whole ("chunks")."""
+"""How a field is stored: as bytes with a place and a checksum ("span"), as a number in the table
+("value"), or read by rows from the open shard: values that the index records ("rows"), or data in
+chunks that are decoded as a whole ("chunks")."""
 
 STORAGES: tuple[Storage, ...] = get_args(Storage)
 
 NO_SPAN = -1
-"""Start and end of a span that a sample lacks."""
+"""The start and end of a span that a sample lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,26 +61,26 @@ class SampleLayout:
     lacking: frozenset[str] = field(default_factory=frozenset)
 
     def stored(self, storage: Storage) -> tuple[str, ...]:
-        """The fields that are stored so, in order."""
+        """Return the fields with this storage, in order."""
         return tuple(name for name in self.schema if self.storage[name] == storage)
 
     def is_by_rows(self, name: str) -> bool:
-        """Whether an open shard is asked for a field by rows."""
+        """Return True if a field is read by rows from an open shard."""
         return self.storage[name] in ("rows", "chunks")
 
     @cached_property
     def table(self) -> TableColumns:
-        """What the columns of a shard's table are."""
+        """Return the columns of a shard's table."""
         return TableColumns(self)
 
 
 class SpanPlace(NamedTuple):
-    """The columns of a table that tell of a span.
+    """The columns of a table that describe a span.
 
-    start, end: of its bytes in the shard's flat data, end exclusive, both `NO_SPAN` where a sample
-    lacks it; crc: their CRC-32C. height: of an image or a mask, whose width stands behind it.
-    codec: of an array, a number in `ARRAY_CODECS`; lengths: where its shape differs between
-    samples, the first length of it.
+    start, end: of its bytes in the shard's flat data, end exclusive; both are `NO_SPAN` if a sample
+    lacks it. crc: CRC-32C of the bytes. height: of an image or a mask; the next column is its
+    width. codec: of an array, a number in `ARRAY_CODECS`. lengths: first column of an array's
+    shape, if shapes differ between samples.
     """
 
     start: int
@@ -93,16 +94,16 @@ class SpanPlace(NamedTuple):
 class TableColumns:
     """The columns of an open shard's table, by number.
 
-    spans, values: of each such field; present: of those that are noted and that some samples
-    lack. count: of all. An image and a label have start, end, height, width, label, CRC.
+    spans, values: of each field that is stored so. present: of recorded fields that some samples
+    lack. count: of all columns. An image and a label have start, end, height, width, label, CRC.
     """
 
     def __init__(self, layout: SampleLayout) -> None:
         self.count = 0
         spans = {name: self._span(layout, name) for name in layout.stored("span")}
         self.values = {name: self._next() for name in layout.stored("value")}
-        noted = (n for n in layout.schema if layout.storage[n] in ("value", "rows"))
-        self.present = {name: self._next() for name in noted if name in layout.lacking}
+        recorded = (n for n in layout.schema if layout.storage[n] in ("value", "rows"))
+        self.present = {name: self._next() for name in recorded if name in layout.lacking}
         self.spans = {name: place._replace(crc=self._next()) for name, place in spans.items()}
 
     def _span(self, layout: SampleLayout, name: str) -> SpanPlace:
@@ -123,9 +124,9 @@ class TableColumns:
 class OpenShard(Protocol):
     """A shard whose samples can be read.
 
-    table: what is known of each sample, int64, shape (samples, columns); `SampleLayout.table` says
-    what its columns are. is_mapped: spans can be had as views of a map. is_file_per_sample: one
-    sample can be gone or changed while the others are well.
+    table: the facts about each sample, int64, shape (samples, columns); `SampleLayout.table`
+    defines its columns. is_mapped: True if spans can be viewed in a map. is_file_per_sample: True
+    if one sample can be missing or changed while the others are intact.
     """
 
     table: NDArray[np.int64]
@@ -133,11 +134,14 @@ class OpenShard(Protocol):
     is_file_per_sample: bool
 
     def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
-        """Views of the flat data, if is_mapped."""
+        """Return views of the flat data. Requires is_mapped."""
 
     def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
-        """Read spans of samples, each into its slot, which is one byte longer than the span. rows:
-        the samples'. Raises CorruptShardError, IndexChangedError, DatasetError, FetchError."""
+        """Read spans of samples, each into its slot, which is one byte longer than the span.
+
+        rows: of the samples. Raises CorruptShardError, IndexChangedError, DatasetError or
+        FetchError.
+        """
 
     def gather(
         self,
@@ -150,35 +154,39 @@ class OpenShard(Protocol):
         corners: Ints | None = None,
     ) -> None:
         """Read a field that is stored by rows and whose samples have one shape: out[places] = the
-        rows, 0 where a sample lacks it. places: numbers, or a slice where they lie side by side and
-        in order. wrong: where bad samples are noted, by place in rows, with the reason. corners: of
-        the part of each that is wanted, which has the shape of out, int64, shape (n, dimensions);
-        None: all of it. Raises as read_into does."""
+        rows.
+
+        A sample that lacks the field gives 0. places: numbers, or a slice if they are consecutive.
+        wrong: receives the reason for each bad sample, by place in rows. corners: of the part of
+        each sample that is needed, which has the shape of out, int64, shape (n, dimensions); None
+        reads whole samples. Raises as read_into does.
+        """
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]
     ) -> Mapping[str, Column]:
-        """Read other fields that are stored by rows, of samples in any order. wrong: as for
+        """Read other fields that are stored by rows, for samples in any order. wrong: as for
         gather. Raises as read_into does."""
 
     def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Ask the kernel to read these bytes of the flat data ahead; returns at once."""
+        """Ask the kernel to read these bytes of the flat data ahead. Returns at once."""
 
     def name(self, row: int) -> str:
-        """The sample's name for people."""
+        """Return the sample's name for messages."""
 
     def source_names(self) -> list[bytes] | None:
-        """The samples' names in what the shard was made from; None where it wasn't made of
-        anything else, or doesn't tell."""
+        """Return the samples' names in the data from which the shard was made; None if it isn't a
+        copy or doesn't record them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StridedRows:
-    """Where one field's rows lie, for those who read rows of many shards at once.
+    """The places of one field's rows in a map, for code that copies rows of many shards in one
+    call.
 
-    data: a view of the shard's bytes, which keeps their map alive; the first row begins where it
-    does. stride_bytes: from one row to the next; row_bytes: of one; dtype: of its numbers. below:
-    rows whose numbers aren't all from 0 to this are bad; None: any may be.
+    data: a view of the shard's bytes that keeps their map alive, beginning with the first row.
+    stride_bytes: from one row to the next. row_bytes: of one row. dtype: of its numbers. below:
+    rows with a number outside of [0, below) are bad; None if no row is bad.
     """
 
     data: Encoded
@@ -188,7 +196,7 @@ class StridedRows:
     below: int | None = None
 
     def fits(self, rows: NDArray[Any]) -> bool:
-        """Whether no row is bad."""
+        """Return True if no row is bad."""
         if self.below is None:
             return True
         is_small = int(rows.max()) < self.below
@@ -206,7 +214,7 @@ class BlobShard:
         self._remote = remote
 
     def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
-        """Views of a cached blob, else fresh memory. Raises FetchError."""
+        """Return views of a cached blob, or fresh memory if it isn't cached. Raises FetchError."""
         return self._load(starts, ends, "mmap")
 
     def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
@@ -223,7 +231,7 @@ class BlobShard:
         return samples
 
     def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Ask the kernel to read ahead what is on the local disk."""
+        """Ask the kernel to read the cached bytes ahead."""
         address = self.blob.address()
         if address is not None:
             advise_willneed(address + starts, address + ends)

@@ -1,6 +1,6 @@
-"""Implement simple formats, in which every file is a shard of records that can be located singly.
+"""Implement simple formats, in which every file is a shard of records that can be read one by one.
 
-A whole format, on the records of CIFAR-10's binary version:
+A whole format, for the records of CIFAR-10's binary version:
 
     class Cifar(RecordFormat):
         name = "cifar"
@@ -21,7 +21,7 @@ A whole format, on the records of CIFAR-10's binary version:
     FORMAT = Cifar()
 
 Listing, snapshots, the index and its sidecars, checks of every sample, the cache, remote data,
-checksums and packing are common. `format_registry` says where a format is named.
+checksums and packing are common code. `format_registry` describes how to register a format.
 """
 
 from __future__ import annotations
@@ -61,9 +61,11 @@ _MAX_BESIDE_BYTES = 2**28
 
 @dataclass(frozen=True, slots=True)
 class RecordSpans:
-    """Where one field of a file's n records lies. starts, sizes: bytes in the file, shape (n,).
-    codec: of arrays that are bare numbers, numpy's `dtype.str`; None of what says itself what it is
-    (images, text, .npy files)."""
+    """The byte spans of one field of a file's n records.
+
+    starts, sizes: bytes in the file, shape (n,). codec: numpy's `dtype.str` for arrays of bare
+    numbers; None for data that describes itself (images, text, .npy files).
+    """
 
     starts: Sequence[int] | NDArray[np.int64]
     sizes: Sequence[int] | NDArray[np.int64]
@@ -72,9 +74,12 @@ class RecordSpans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """What one file holds: n records. spans: fields whose bytes lie in the file. values: fields
-    that are known by now: numbers of shape (n, …), or a list of str or bytes, or a column. names:
-    of the records, for people; None: their numbers."""
+    """The n records of one file.
+
+    spans: fields whose bytes lie in the file. values: fields whose values are already known:
+    numbers of shape (n, …), a list of str or bytes, or a column. names: of the records, for
+    messages; None uses their numbers.
+    """
 
     spans: Mapping[str, RecordSpans]
     values: Mapping[str, Column | NDArray[Any] | Sequence[str] | Sequence[bytes]] = field(
@@ -83,23 +88,22 @@ class Records:
     names: Sequence[bytes] | None = None
 
     def __len__(self) -> int:
-        """How many records there are."""
         return max(
             (len(each.starts) for each in self.spans.values()),
             default=max(map(len, self.values.values()), default=0),
         )
 
     def columns(self, schema: Schema) -> dict[str, Column]:
-        """The values as columns. Raises ValueError for those that don't fit their field."""
+        """Return the values as columns. Raises ValueError for values that don't fit their field."""
         return {name: _column(name, values, schema) for name, values in self.values.items()}
 
 
 class RecordFormat(SpanFormat, ABC):
     """A format of files that lie in one folder, each of which is a shard.
 
-    name: for `format=`. suffix: what the files' names end in. beside: further suffixes, of small
-    files that a file of records may have beside itself, such as a text index: `photos.bin` and
-    `photos.txt`. least_sample_bytes: of a record, at least 1.
+    name: for `format=`. suffix: end of the files' names. beside: suffixes of small files that may
+    accompany a file of records, such as a text index: `photos.bin` and `photos.txt`.
+    least_sample_bytes: of a record, at least 1.
     """
 
     name: ClassVar[str]
@@ -108,89 +112,91 @@ class RecordFormat(SpanFormat, ABC):
 
     @abstractmethod
     def schema(self, origin: Origin) -> Schema:
-        """The fields of a record, in order."""
+        """Return the fields of a record, in order."""
 
     @abstractmethod
     def records(self, file: DataFile, entry: Entry, beside: Mapping[str, bytes]) -> Records:
-        """What one file holds. beside: the content of the files beside it that are there, by
-        suffix. Raises ValueError for a file that isn't one, with the reason."""
+        """Return the records of one file.
+
+        beside: content of the accompanying files that exist, by suffix. Raises ValueError with the
+        reason for a file that doesn't have this format.
+        """
 
     @property
     def indexing(self) -> RecordIndexing:
-        """How a folder of such files gets its index."""
+        """Return the indexing of a folder of such files."""
         return RecordIndexing(self)
 
     def recognises(self, origin: Origin) -> bool:
-        """Whether there are such files at the root, or such files were named."""
+        """Return True if such files lie at the root, or if the user selected only such files."""
         if origin.selection is not None:
             names = (name.rpartition(b"/")[2] for name in origin.names().files)
             return all(map(self.is_file, names))
         return bool(origin.top(self.is_file).entries)
 
     def is_file(self, name: bytes) -> bool:
-        """Whether a name is that of a file of records."""
+        """Return True if a name is that of a file of records."""
         return not is_passed_over(name) and name.endswith(os.fsencode(self.suffix))
 
 
 @dataclass(frozen=True, slots=True)
 class RecordIndexing:
-    """How files of records get an index: they are looked at each time (name, size, time), and where
-    any differs all are indexed anew."""
+    """The indexing of files of records. Each opening compares their names, sizes and times; if any
+    differs, all files are indexed again."""
 
     format: RecordFormat
 
     keeps_facts: ClassVar[bool] = False
 
     def list(self, origin: Origin) -> RecordListing:
-        """List the files. Raises DatasetNotFoundError, ConfigError, DatasetError, FetchError."""
+        """List the files. Raises DatasetNotFoundError, ConfigError, DatasetError or FetchError."""
         return RecordListing(self.format, origin)
 
     def is_current(
         self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
     ) -> bool:
-        """Whether these are the very files that were indexed."""
+        """Return True if the same files were indexed."""
         del origin
         return listing().snapshot().fingerprint == snapshot.fingerprint
 
 
 class RecordListing:
-    """The files of records at a dataset's root, by name, and what lies beside each."""
+    """The files of records at a dataset's root, by name, and the files that accompany each."""
 
     def __init__(self, format: RecordFormat, origin: Origin) -> None:
         if origin.arrangement.key:
-            raise ConfigError(f"{origin.url}: {format.name} files take no manifest=, no schema=.")
+            raise ConfigError(
+                f"{origin.url}: {format.name} files accept neither manifest= nor schema=."
+            )
         self._format, self._origin = format, origin
         suffixes = tuple(map(os.fsencode, (format.suffix, *format.beside)))
         top = origin.top(lambda name: not is_passed_over(name) and name.endswith(suffixes))
         is_file = format.is_file
         self._files = [e for e in top.entries if is_file(e.name.rpartition(b"/")[2])]
         self._beside = {entry.name: entry for entry in top.entries}
-        if origin.selection is not None:  # what lies beside a file that was named is its own
-            self._beside |= self._found_beside()
+        if origin.selection is not None:  # accompanying files needn't be selected
+            stems = [e.name.removesuffix(os.fsencode(format.suffix)) for e in self._files]
+            names = (stem + os.fsencode(suffix) for stem in stems for suffix in format.beside)
+            found = ((name, origin.entry(name)) for name in names)
+            self._beside |= {name: entry for name, entry in found if entry is not None}
         if top.missing or not self._files:
             shown = printable(top.missing[0]) if top.missing else f"*{format.suffix}"
             raise DatasetNotFoundError(
-                f"{origin.url}: no file {shown}. Wanted a folder of {format.name} files."
+                f"{origin.url}: contains no file {shown}; expected a folder of {format.name} files."
             )
 
-    def _found_beside(self) -> dict[bytes, Entry]:
-        stems = [entry.name.removesuffix(os.fsencode(self._format.suffix)) for entry in self._files]
-        names = (stem + os.fsencode(suffix) for stem in stems for suffix in self._format.beside)
-        found = ((name, self._origin.entry(name)) for name in names)
-        return {name: entry for name, entry in found if entry is not None}
-
     def snapshot(self) -> Snapshot:
-        """What an index notes of the files."""
+        """Return the snapshot of the files."""
         return Snapshot.of(self._beside.values(), {})
 
     def candidates(self, *, workers: int) -> Candidates:
-        """What may be samples, as the format tells of each file."""
+        """Return the records of all files as candidates."""
         return self._candidates(self._files, workers=workers)
 
     def counterparts(
         self, number: int, name: bytes, *, total: int, workers: int
     ) -> Iterator[tuple[Candidates, int]]:
-        """The file by itself, then without the cache's copy of it."""
+        """Yield the records of the shard's file, then the same without the cache's copy of it."""
         del number, total
         for entry in self._files:
             if name.endswith(b"-%s.arrow" % entry.identity.encode()):
@@ -245,15 +251,15 @@ class RecordListing:
                 if isinstance(error, DatasetError):
                     raise
                 raise DatasetError(
-                    f"{printable(entry.name)}: isn't a {self._format.name} file ({error}). Write "
-                    "or fetch it again, or take it out of the folder."
+                    f"{printable(entry.name)}: isn't a valid {self._format.name} file ({error}). "
+                    "Write or fetch it again, or remove it from the folder."
                 ) from error
             return records
 
     def _content(self, entry: Entry) -> bytes:
         if entry.size_bytes > _MAX_BESIDE_BYTES:
             raise DatasetError(
-                f"{printable(entry.name)}: has {entry.size_bytes:,} bytes, wanted at most "
+                f"{printable(entry.name)}: has {entry.size_bytes:,} bytes; expected at most "
                 f"{_MAX_BESIDE_BYTES:,}."
             )
         with open_data_file(self._origin, entry) as opened:
@@ -261,10 +267,11 @@ class RecordListing:
 
 
 def _check(records: Records, entry: Entry, schema: Schema) -> None:
-    """Whether spans lie in their file, and all fields have as many records. Raises ValueError."""
+    """Check that all spans lie in their file and that all fields have as many records. Raises
+    ValueError."""
     count = len(records)
     if {*records.spans, *records.values} != set(schema):
-        raise ValueError(f"fields {[*records.spans, *records.values]}, wanted {list(schema)}")
+        raise ValueError(f"fields {[*records.spans, *records.values]}, expected {list(schema)}")
     for name, values in records.columns(schema).items():
         if len(values) != count:
             raise ValueError(f"{len(values):,} values of {name!r} for {count:,} records")
@@ -278,7 +285,9 @@ def _check(records: Records, entry: Entry, schema: Schema) -> None:
             and starts.max() <= entry.size_bytes
             and (sizes <= entry.size_bytes - starts).all()
         ):
-            raise ValueError(f"spans of {name!r} lead out of the file: it is torn, or its index is")
+            raise ValueError(
+                f"spans of {name!r} lie outside of the file; the file or its index is truncated"
+            )
 
 
 def _joined(parts: Sequence[RecordSpans], counts: Sequence[int]) -> Spans:
@@ -293,10 +302,10 @@ def _joined(parts: Sequence[RecordSpans], counts: Sequence[int]) -> Spans:
 def _column(name: str, values: Any, schema: Schema) -> Column:
     if isinstance(values, np.ndarray):
         form, dtype = array_form(schema[name]), number_dtype(schema[name])
-        wanted = dtype if form is None else form.dtype
-        if wanted is None or not np.can_cast(values.dtype, wanted, "same_kind"):
+        expected = dtype if form is None else form.dtype
+        if expected is None or not np.can_cast(values.dtype, expected, "same_kind"):
             raise ValueError(f"{values.dtype} for {name!r}, which is {schema[name]!r}")
-        return DenseColumn(values.astype(wanted))
+        return DenseColumn(values.astype(expected))
     if isinstance(values, list | tuple):
         return ListColumn(list(values))
     found: Column = values

@@ -1,4 +1,4 @@
-"""Summarise what is noted of a shard's samples, field by field, for a dataset's manifest."""
+"""Summarise the facts about a shard's samples, field by field, for a dataset's manifest."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     from penstock.readers.formats.open_shard import Storage
 
 VERSION = 2
-"""Of manifest, sidecar and shard. A reader refuses any other."""
+"""The version of manifests, sidecars and shards. A reader rejects any other."""
 
 MAX_SHARD_SAMPLES = 2**24
-"""Samples of one shard: 16.8 million, of which the order of a window takes 0.4 GB."""
+"""The most samples of one shard: 16.8 million, of which the order of a window takes 0.4 GB."""
 
 MAX_SAMPLES = 2**36
-"""Samples of one dataset: 69 billion."""
+"""The most samples of one dataset: 69 billion."""
 
 MAX_SHARD_BYTES, MAX_BYTES = 2**50, 2**60
-"""Bytes of one shard and of one dataset."""
+"""The most bytes of one shard and of one dataset."""
 
 MAX_SIDE = 2**27
-"""Pixels of an image's longer side; it is that of the largest image that is ever decoded."""
+"""The most pixels of an image's longer side, equal to the largest image that is ever decoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FieldNotes:
-    """What is noted of one field of n samples, however it is stored.
+    """The recorded facts about one field of n samples, independent of its storage.
 
-    storage: how. crcs: CRC-32C of each sample's bytes, uint32, shape (n,); None of numbers in the
-    table. shapes: int64, shape (n, dimensions): height, width, channels of images and masks, the
-    shape of arrays, else None. codecs: of each sample, empty where there is none. values: of a
-    number, shape (n,). present: which samples have the field, bool, shape (n,); None for all.
-    progressive: JPEGs of that kind, None where nobody counted.
+    storage: how the field is stored. crcs: CRC-32C of each sample's bytes, uint32, shape (n,); None
+    for numbers in the table. shapes: int64, shape (n, dimensions): height, width and channels of
+    images and masks, the shape of arrays, otherwise None. codecs: of each sample; empty if there
+    are none. values: of a number, shape (n,). present: which samples have the field, bool, shape
+    (n,); None for all. progressive: number of progressive JPEGs; None if they weren't counted.
     """
 
     storage: Storage
@@ -58,19 +58,19 @@ class FieldNotes:
 
     @property
     def missing(self) -> int:
-        """How many samples lack it."""
+        """Return the number of samples that lack the field."""
         return 0 if self.present is None else int((~self.present).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldSummary:
-    """What a manifest says of one field, over all samples that have it.
+    """The facts about one field in a manifest, over all samples that have it.
 
     storage: how it is stored. missing: samples that lack it. images: bounds of oriented heights and
-    widths, channels: of images and masks; None and empty of others, and where no sample has it.
-    lengths: least and largest of each dimension of arrays. bounds: least and largest of numbers,
-    None where one isn't finite. codecs: of all. progressive: JPEGs of that kind, None where nobody
-    counted.
+    widths; channels: numbers of channels; both of images and masks, None and empty for other fields
+    and if no sample has the field. lengths: smallest and largest length of each dimension of
+    arrays. bounds: smallest and largest number, None if one isn't finite. codecs: of all samples.
+    progressive: number of progressive JPEGs; None if they weren't counted.
     """
 
     storage: Storage
@@ -84,21 +84,20 @@ class FieldSummary:
 
     @classmethod
     def of(cls, notes: FieldNotes, *, is_image: bool) -> FieldSummary:
-        """Sum up one field of a shard. is_image: its shapes are height, width, channels."""
-        there: Any = slice(None) if notes.present is None else notes.present
-        shapes = None if notes.shapes is None else notes.shapes[there]
-        values = None if notes.values is None else notes.values[there]
-        has_shapes = shapes is not None and len(shapes) > 0
+        """Summarise one field of a shard. is_image: True if its shapes are height, width,
+        channels."""
+        present: Any = slice(None) if notes.present is None else notes.present
+        values = None if notes.values is None else notes.values[present]
         lengths: tuple[tuple[int, int], ...] = ()
-        if has_shapes and shapes is not None:
+        channels: list[int] = []
+        if notes.shapes is not None and len(shapes := notes.shapes[present]):
             least, most = shapes.min(axis=0).tolist(), shapes.max(axis=0).tolist()
             lengths = tuple(zip(least, most, strict=True))
-        is_seen = is_image and bool(lengths)
-        channels = shapes[:, 2].tolist() if is_seen and shapes is not None else []
+            channels = shapes[:, 2].tolist() if is_image and lengths else []
         return cls(
             storage=notes.storage,
             missing=notes.missing,
-            images=_image_range(lengths) if is_seen else None,
+            images=_image_range(lengths) if is_image and lengths else None,
             channels=tuple(sorted(set(channels))),
             codecs=tuple(sorted(set(notes.codecs) - {""})),
             lengths=() if is_image else lengths,
@@ -122,8 +121,8 @@ def _bounds(values: NDArray[Any] | None) -> tuple[float, float] | None:
 
 
 def join_summaries(parts: Sequence[FieldSummary]) -> FieldSummary:
-    """One field over several shards, at least one. Raises ValueError where they store it in
-    different ways."""
+    """Combine the summaries of one field over several shards, at least one. Raises ValueError if
+    they store it in different ways."""
     first = parts[0]
     if any(part.storage != first.storage for part in parts):
         raise ValueError("shards store one field in different ways")
@@ -138,8 +137,8 @@ def join_summaries(parts: Sequence[FieldSummary]) -> FieldSummary:
         channels=tuple(sorted({c for part in parts for c in part.channels})),
         codecs=tuple(sorted({c for part in parts for c in part.codecs})),
         lengths=tuple(
-            (min(low for low, _ in one), max(high for _, high in one))
-            for one in zip(*lengths, strict=True)
+            (min(low for low, _ in axis), max(high for _, high in axis))
+            for axis in zip(*lengths, strict=True)
         ),
         bounds=(
             (min(low for low, _ in bounds), max(high for _, high in bounds))
@@ -151,7 +150,7 @@ def join_summaries(parts: Sequence[FieldSummary]) -> FieldSummary:
 
 
 def join_ranges(ranges: Sequence[ImageRange]) -> ImageRange:
-    """The bounds over all of at least one range."""
+    """Return the bounds over at least one range."""
     return ImageRange(
         min_height=min(d.min_height for d in ranges),
         max_height=max(d.max_height for d in ranges),
@@ -162,12 +161,11 @@ def join_ranges(ranges: Sequence[ImageRange]) -> ImageRange:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Checksums (CRC-32C) of what is noted of a shard's samples, which don't depend on how it is
-    stored.
+    """Checksums (CRC-32C) of the facts about a shard's samples, independent of their storage.
 
-    samples: of the CRCs of the samples' bytes, field by field, as little-endian uint32; columns: of
+    samples: of the CRCs of the samples' bytes, field by field, as little-endian uint32. columns: of
     each field's shapes as little-endian int64, its numbers in their own dtype, little-endian, and,
-    where some lack it, who has it, as bytes of 0 and 1.
+    if some samples lack the field, which samples have it, as bytes of 0 and 1.
     """
 
     samples: int
@@ -175,7 +173,7 @@ class Sums:
 
     @classmethod
     def of(cls, notes: Mapping[str, FieldNotes]) -> Sums:
-        """Sums over fields, in the order of their schema."""
+        """Compute the sums over fields, in the order of their schema."""
         samples = columns = 0
         for each in notes.values():
             if each.crcs is not None:
@@ -195,10 +193,11 @@ class Sums:
 class ShardSummary:
     """One shard's contribution to a manifest.
 
-    size_bytes: to read it; files: that it lies in, how many. labels: samples by class of the first
-    field of classes, None without. fields: of each field; overhead_bytes: of a pack's shard beside
-    the bytes of its samples; units: rows of each decode unit, empty where a sample can be had
-    alone. field_bytes: to read each field of a shard of chunks, else empty.
+    size_bytes: bytes to read. files: number of files that it lies in. labels: samples by class of
+    the first field of classes, None without such a field. fields: summary of each field.
+    overhead_bytes: of a pack's shard, the bytes that aren't its samples'. units: rows of each
+    decode unit; empty if samples can be read singly. field_bytes: bytes to read of each field of a
+    shard of chunks, otherwise empty.
     """
 
     samples: int
@@ -221,7 +220,7 @@ def summarise(
     files: int = 1,
     overhead_bytes: int | None = None,
 ) -> ShardSummary:
-    """Sum up one shard of at least one sample. notes: of each field."""
+    """Summarise one shard of at least one sample. notes: of each field."""
     ordered = {name: notes[name] for name in schema}
     return ShardSummary(
         samples=samples,

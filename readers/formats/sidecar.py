@@ -1,9 +1,9 @@
-"""Write and read the sidecar of a shard: what an index notes of its samples, enough to read them.
+"""Write and read the sidecar of a shard: the facts about its samples that are needed to read them.
 
-It is an Arrow file of one row of lists, because a shard has any number of files, and its fields any
-number of bytes, lengths and values. Of a field whose bytes lie in files, it notes where each
-sample's payload lies and what it is (`SpanNotes`); a field whose values were known at listing is
-noted with its values, and no file is read for it.
+A sidecar is an Arrow file with one row of lists, because a shard has any number of files, and its
+fields any number of bytes, lengths and values. For a field whose bytes lie in files, the sidecar
+records the place and the properties of each sample's payload (`SpanNotes`). For a field whose
+values were known when the dataset was listed, it records the values, and no file is read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from penstock.cache import CorruptShardError, IndexChangedError, ReadError
+from penstock.cache import CorruptShardError, IndexChangedError
 from penstock.cache.base import machine_remedy, read_error
 from penstock.readers.fields import (
     CODEC_ITEMSIZES,
@@ -33,7 +33,6 @@ from penstock.readers.fields import (
 )
 from penstock.readers.files import (
     BROKEN,
-    Columns,
     LazyColumn,
     are_unsafe,
     map_buffer,
@@ -44,7 +43,7 @@ from penstock.readers.files import (
     write_whole,
 )
 from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.extents import ShardFiles
+from penstock.readers.formats.extents import BlobExtents, Extents, ShardFiles
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.open_shard import NO_SPAN
 from penstock.readers.formats.shard_summary import (
@@ -58,7 +57,7 @@ from penstock.readers.formats.shard_summary import (
 from penstock.readers.formats.span_shard import FilesShard, MappedShard, SpanBlob
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -66,12 +65,12 @@ if TYPE_CHECKING:
     from penstock.cache.blobs import Remote
     from penstock.readers.fields import ArrayForm, Column, FieldType
     from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.formats.extents import ChunkedShard, Extents
+    from penstock.readers.formats.extents import ChunkedShard
     from penstock.readers.formats.open_shard import OpenShard, SampleLayout, SpanPlace, Storage
     from penstock.readers.formats.shard_summary import ShardSummary
     from penstock.readers.types import Encoded, Facts
 
-# A field's name has no slash, so none of these is a field's.
+# A field's name has no slash, so these names can't be those of fields.
 NAMES, ROWS, NOTES = "/names", "/rows", "/notes"
 FILES = {
     "/files/name": pa.large_binary(),
@@ -94,18 +93,19 @@ SPAN = {
     "shape": pa.int64(),
     "codec": pa.string(),
 }
-"""What is noted of a span: its payload in a file, one number a sample, and its shape's lengths."""
+"""The recorded facts about a span: one number per sample for its payload in a file, and the lengths
+of its shape."""
 
 
-def kinds_of(layout: SampleLayout) -> dict[str, Any]:
-    """The lists of a sidecar, by name and in order, with the Arrow types of their values."""
+def list_types(layout: SampleLayout) -> dict[str, Any]:
+    """Return the lists of a sidecar by name, in order, with the Arrow types of their values."""
     kinds: dict[str, Any] = {
         NAMES: pa.large_binary(),
         ROWS: pa.int64(),
         NOTES: pa.large_binary(),
         **FILES,
     }
-    if is_of_chunks(layout):
+    if _is_of_chunks(layout):
         kinds |= {**EXTENTS, UNITS: pa.int64()}
     for name in layout.schema:
         if layout.storage[name] == "chunks":
@@ -113,30 +113,25 @@ def kinds_of(layout: SampleLayout) -> dict[str, Any]:
         if layout.storage[name] == "span":
             kinds |= {f"{name}/{what}": kind for what, kind in SPAN.items()}
         else:
-            kinds |= {f"{name}/{what}": kind for what, kind in _noted_kinds(layout, name).items()}
+            kinds |= {f"{name}/{what}": kind for what, kind in _value_types(layout, name).items()}
             kinds[f"{name}/present"] = pa.bool_()
     return kinds
 
 
-def is_of_chunks(layout: SampleLayout) -> bool:
-    """Whether samples lie in chunks, which metadata tell of."""
+def _is_of_chunks(layout: SampleLayout) -> bool:
+    """Return True if samples lie in chunks, which their metadata describe."""
     return "chunks" in layout.storage.values()
 
 
-def columns_of(layout: SampleLayout) -> Columns:
-    """The columns of a sidecar's one row, by name and in order."""
-    return {name: str(pa.large_list(kind)) for name, kind in kinds_of(layout).items()}
-
-
-def _noted_kinds(layout: SampleLayout, name: str) -> dict[str, Any]:
+def _value_types(layout: SampleLayout, name: str) -> dict[str, Any]:
     type = layout.schema[name]
     if is_encoded(type):
         return {"values": pa.large_binary()}
     dtype = number_dtype(type)
     if dtype is not None:
-        return {"values": _arrow_type(dtype)}
-    form = form_of(layout, name)
-    kinds = {"values": _arrow_type(form.dtype)}
+        return {"values": pa.from_numpy_dtype(_real(dtype))}
+    form = _form(layout, name)
+    kinds = {"values": pa.from_numpy_dtype(_real(form.dtype))}
     if form.is_ragged:
         kinds["counts"] = pa.int64()
         if form.rest is None:
@@ -144,26 +139,25 @@ def _noted_kinds(layout: SampleLayout, name: str) -> dict[str, Any]:
     return kinds
 
 
-def form_of(layout: SampleLayout, name: str) -> ArrayForm:
-    """Dtype and shape of an array that is noted."""
+def _form(layout: SampleLayout, name: str) -> ArrayForm:
+    """Return the dtype and shape of an array whose values are recorded."""
     form = array_form(layout.schema[name])
     if form is None:
-        raise TypeError(f"{name}: what is noted of {layout.schema[name]!r} isn't known")
+        raise TypeError(f"{name}: values of {layout.schema[name]!r} have no known dtype and shape")
     return form
 
 
-def _arrow_type(dtype: np.dtype[Any]) -> Any:
-    # Arrow has no complex numbers: two floats each.
-    return pa.from_numpy_dtype(_real(dtype))
-
-
 def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that Arrow stores: it has no complex numbers, so each becomes two floats."""
     return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
 
 
 class Lists:
-    """The lists of a sidecar that is read, by name. batch: its one row, checked to have the columns
-    of `columns_of`. Raises ValueError for missing values inside."""
+    """The lists of a sidecar that is read, by name.
+
+    batch: its one row, checked to have the columns of `list_types`. Raises ValueError for missing
+    values inside.
+    """
 
     def __init__(self, batch: Any) -> None:
         if batch.num_rows != 1:
@@ -171,9 +165,9 @@ class Lists:
         self._batch = batch
 
     def arrow(self, name: str, *, length: int | None = None) -> Any:
-        """A list as an Arrow array. length: what it must have."""
+        """Return a list as an Arrow array. Raises ValueError if it doesn't have `length` values."""
         lists = self._batch.column(name)
-        # By hand: `flatten` imports pyarrow.compute, which takes longer than opening a dataset.
+        # `flatten` would import pyarrow.compute, which takes longer than opening a dataset.
         start, end = lists.offsets.to_numpy().tolist()
         values = lists.values[start:end]
         if values.null_count:
@@ -183,7 +177,7 @@ class Lists:
         return values
 
     def numbers(self, name: str, *, length: int | None = None) -> NDArray[Any]:
-        """A list of numbers."""
+        """Return a list of numbers."""
         found: NDArray[Any] = self.arrow(name, length=length).to_numpy(zero_copy_only=False)
         return found
 
@@ -192,7 +186,7 @@ class ListsDraft:
     """The lists of a sidecar to be written."""
 
     def __init__(self, layout: SampleLayout) -> None:
-        self._layout, self._kinds = layout, kinds_of(layout)
+        self._layout, self._kinds = layout, list_types(layout)
         self._arrays: dict[str, Any] = {}
 
     def add(self, lists: Mapping[str, Any]) -> None:
@@ -200,14 +194,14 @@ class ListsDraft:
         for name, values in lists.items():
             self._arrays[name] = pa.array(values, self._kinds[name])
 
-    def add_noted(self, name: str, column: Column, present: NDArray[np.bool_]) -> None:
-        """Add a field whose values are noted."""
-        for what in _noted_kinds(self._layout, name):
-            self.add({f"{name}/{what}": _PARTS[what](column)})
+    def add_column(self, name: str, column: Column, present: NDArray[np.bool_]) -> None:
+        """Add a field whose values are recorded."""
+        for what in _value_types(self._layout, name):
+            self.add({f"{name}/{what}": _list_of(what, column)})
         self.add({f"{name}/present": present})
 
     def batch(self, metadata: Mapping[str, str]) -> Any:
-        """The record batch of one row."""
+        """Return the record batch of one row."""
         columns = {
             name: pa.LargeListArray.from_arrays(
                 pa.array([0, len(self._arrays[name])], pa.int64()), self._arrays[name]
@@ -217,43 +211,37 @@ class ListsDraft:
         return pa.record_batch(columns).replace_schema_metadata(dict(metadata))
 
 
-def _values(column: Column) -> Any:
+def _list_of(what: str, column: Column) -> Any:
+    if what != "values":
+        assert isinstance(column, RaggedColumn)
+        found = np.diff(column.offsets) if what == "counts" else column.shapes
+        assert found is not None
+        return found.reshape(-1)
     if isinstance(column, DenseColumn | RaggedColumn):
         flat = np.ascontiguousarray(column.values).reshape(-1)
         return flat.view(_real(flat.dtype))
     return [bytes(each) if isinstance(each, np.ndarray) else each for each in column.samples]
 
 
-def _counts(column: Column) -> NDArray[np.int64]:
-    assert isinstance(column, RaggedColumn)
-    return np.diff(column.offsets)
-
-
-def _shapes(column: Column) -> NDArray[np.int64]:
-    assert isinstance(column, RaggedColumn)
-    assert column.shapes is not None
-    return column.shapes.reshape(-1)
-
-
-_PARTS = {"values": _values, "counts": _counts, "shapes": _shapes}
-
-
-def noted_column(lists: Lists, layout: SampleLayout, name: str, *, samples: int) -> Column:
-    """A field's values as they were noted. Raises ValueError for what can't be."""
+def _recorded_column(lists: Lists, layout: SampleLayout, name: str, *, samples: int) -> Column:
+    """Return a field's recorded values. Raises ValueError for impossible values."""
     if is_encoded(layout.schema[name]):
-        return _encoded(lists.arrow(f"{name}/values", length=samples))
+        ends, data = _flat(lists.arrow(f"{name}/values", length=samples))
+        return EncodedColumn([data[start:end] for start, end in pairwise(ends.tolist())])
     dtype = number_dtype(layout.schema[name])
     if dtype is not None:
         values = lists.numbers(f"{name}/values").view(dtype)
         if len(values) != samples:
             raise ValueError(f"{name} has {len(values):,} values, wanted {samples:,}")
         return DenseColumn(values)
-    form = form_of(layout, name)
+    form = _form(layout, name)
     flat = lists.numbers(f"{name}/values").view(form.dtype)
     if not form.is_ragged:
         return DenseColumn(flat.reshape(samples, *form.shape))
     counts = lists.numbers(f"{name}/counts", length=samples)
-    offsets = _offsets(counts)
+    if len(counts) and (counts.min() < 0 or float(counts.sum(dtype=np.float64)) > 2**62):
+        raise ValueError(f"{name} has impossible counts")
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     if form.rest is not None:
         values = flat.reshape(-1, *form.rest) if all(form.rest) else flat.reshape(0, *form.rest)
         _check_end(name, offsets, len(values))
@@ -266,24 +254,14 @@ def noted_column(lists: Lists, layout: SampleLayout, name: str, *, samples: int)
     return RaggedColumn(flat, offsets, shapes)
 
 
-def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    if len(counts) and (counts.min() < 0 or float(counts.sum(dtype=np.float64)) > 2**62):
-        raise ValueError("counts that can't be")
-    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-
-
 def _check_end(name: str, offsets: NDArray[np.int64], length: int) -> None:
     if offsets[-1] != length:
-        raise ValueError(f"{name} has {length:,} values, and its counts say {offsets[-1]:,}")
-
-
-def _encoded(values: Any) -> EncodedColumn:
-    ends, data = _flat(values)
-    return EncodedColumn([data[a:b] for a, b in pairwise(ends.tolist())])
+        raise ValueError(f"{name} has {length:,} values, but its counts add up to {offsets[-1]:,}")
 
 
 def _flat(values: Any) -> tuple[NDArray[np.int64], Encoded]:
-    """Where values of large_binary end, from the first one's start on, and all their bytes."""
+    """Return the ends of large_binary values, counted from the start of the first, and all their
+    bytes."""
     _, offsets, flat = values.buffers()
     if not len(values):
         return np.zeros(1, np.int64), np.empty(0, np.uint8)
@@ -292,17 +270,19 @@ def _flat(values: Any) -> tuple[NDArray[np.int64], Encoded]:
     return ends - ends[0], data[ends[0] : ends[-1]]
 
 
-def own_copy(values: Any) -> Any:
-    """Values of large_binary in memory of their own: who keeps them keeps no whole sidecar."""
+def _own_copy(values: Any) -> Any:
+    """Copy large_binary values to memory of their own, so that keeping them doesn't keep the whole
+    sidecar."""
     ends, data = _flat(values)
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(data.copy())]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(values), buffers)
 
 
-def notes_of_column(
+def _notes_of_column(
     column: Column, storage: Storage, present: NDArray[np.bool_] | None
 ) -> FieldNotes:
-    """What goes into a manifest. present: which samples have the field, None for all."""
+    """Return the facts that a manifest summarises. present: samples that have the field; None for
+    all."""
     if storage == "value":
         assert isinstance(column, DenseColumn)
         return FieldNotes(storage=storage, values=column.values, present=present)
@@ -325,8 +305,8 @@ def notes_of_column(
     )
 
 
-def as_read_back(column: Column) -> Column:
-    """A column as a sidecar that is read has it: texts are bytes."""
+def _as_read_back(column: Column) -> Column:
+    """Return a column as a sidecar returns it when it is read: texts are bytes."""
     if not isinstance(column, ListColumn):
         return column
     texts = [each.encode() if isinstance(each, str) else each for each in column.samples]
@@ -335,11 +315,12 @@ def as_read_back(column: Column) -> Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SpanNotes:
-    """Of one field of n samples, each of shape (n,).
+    """The recorded spans of one field of n samples; all arrays have shape (n,) unless stated.
 
-    files: number of the shard's file, int32, MISSING where a sample lacks it; starts, sizes: bytes
-    of the payload there, int64; crcs: CRC-32C of it, uint32. shapes: int64, shape (n, dimensions),
-    None where there are none. codecs: as facts have them, "" where a sample lacks it.
+    files: number of the shard's file, int32, MISSING if a sample lacks the field. starts, sizes:
+    bytes of the payload in the file, int64. crcs: CRC-32C of the payload, uint32. shapes: int64,
+    shape (n, dimensions), None if samples have no shape. codecs: as in `Facts`, "" if a sample
+    lacks the field.
     """
 
     files: NDArray[np.int32]
@@ -353,15 +334,15 @@ class SpanNotes:
     def of(
         cls, files: NDArray[np.int64], starts: NDArray[np.int64], facts: Sequence[Facts | None]
     ) -> SpanNotes:
-        """Of samples that were examined. files: as above; starts: of what was examined there."""
+        """Return the notes of examined samples. files: as above. starts: of the bytes that were
+        examined, in the file."""
         dimensions = max((len(each.shape) for each in facts if each is not None), default=0)
-        nothing = (0,) * dimensions
-        begun = np.array([0 if each is None else each.start for each in facts], np.int64)
-        lengths = [nothing if each is None else each.shape for each in facts]
+        headers = np.array([0 if each is None else each.start for each in facts], np.int64)
+        lengths = [(0,) * dimensions if each is None else each.shape for each in facts]
         shapes = np.array(lengths, np.int64).reshape(len(facts), dimensions)
         return cls(
             files=files.astype(np.int32),
-            starts=np.where(files == MISSING, 0, starts + begun),
+            starts=np.where(files == MISSING, 0, starts + headers),
             sizes=np.array([0 if each is None else each.size for each in facts], np.int64),
             crcs=np.array([0 if each is None else each.crc32c for each in facts], np.uint32),
             shapes=shapes if dimensions else None,
@@ -370,7 +351,7 @@ class SpanNotes:
 
     @classmethod
     def read(cls, lists: Lists, name: str, *, samples: int) -> SpanNotes:
-        """What a sidecar says of a field. Raises ValueError."""
+        """Read the notes of a field from a sidecar. Raises ValueError."""
         shapes = lists.numbers(f"{name}/shape")
         if len(shapes) % samples:
             raise ValueError(f"{name} has {len(shapes):,} lengths for {samples:,} samples")
@@ -388,19 +369,19 @@ class SpanNotes:
         )
 
     def lists(self) -> dict[str, Any]:
-        """What goes into a sidecar, in the order of `SPAN`."""
+        """Return the lists to be written to a sidecar, in the order of `SPAN`."""
         shapes = np.empty(0, np.int64) if self.shapes is None else self.shapes.reshape(-1)
         lists = (self.files, self.starts, self.sizes, self.crcs, shapes, list(self.codecs))
         return dict(zip(SPAN, lists, strict=True))
 
     @property
     def present(self) -> NDArray[np.bool_]:
-        """Which samples have the field."""
-        there: NDArray[np.bool_] = self.files != MISSING
-        return there
+        """Return which samples have the field, bool, shape (n,)."""
+        present: NDArray[np.bool_] = self.files != MISSING
+        return present
 
     def notes(self, *, progressive: int | None) -> FieldNotes:
-        """What goes into a manifest."""
+        """Return the facts that a manifest summarises."""
         return FieldNotes(
             storage="span",
             crcs=self.crcs,
@@ -411,68 +392,69 @@ class SpanNotes:
         )
 
     def check(self, file_sizes: NDArray[np.int64], type: FieldType) -> None:
-        """Whether samples can be so, as a sidecar may come from anybody. Raises ValueError."""
-        there = self.present
-        files, starts, sizes = self.files[there], self.starts[there], self.sizes[there]
+        """Check that the spans are possible, because a sidecar's source isn't trusted. Raises
+        ValueError."""
+        present = self.present
+        files, starts, sizes = self.files[present], self.starts[present], self.sizes[present]
         if len(self.files) and (self.files.min() < MISSING or self.files.max() >= len(file_sizes)):
-            raise ValueError("a sample lies in a file that isn't there")
+            raise ValueError("a sample lies in a file that isn't listed")
         if not len(files):
             return
         least = 1 if has_sides(type) else 0
         if not (sizes.min() >= least and sizes.max() <= MAX_SHARD_BYTES):
             raise ValueError(f"a sample has {sizes.min():,} to {sizes.max():,} bytes")
-        # In this order: a sum of two may pass 2^63.
+        # In this order, because a sum of two may exceed 2^63.
         if not (
             starts.min() >= 0
             and starts.max() <= MAX_SHARD_BYTES
             and (starts + sizes <= file_sizes[files]).all()
         ):
-            raise ValueError("its offsets lead out of the file")
+            raise ValueError("a sample lies outside of its file")
         if has_sides(type):
-            self._check_sides(there)
+            self._check_sides(present)
         form = array_form(type)
         if form is not None:
-            self._check_arrays(form, there)
+            self._check_arrays(form, present)
 
-    def _check_sides(self, there: NDArray[np.bool_]) -> None:
+    def _check_sides(self, present: NDArray[np.bool_]) -> None:
         if self.shapes is None or self.shapes.shape[1] != 3:
             raise ValueError("images without height, width and channels")
-        sides = self.shapes[there, :2]
+        sides = self.shapes[present, :2]
         if not (sides.min() >= 1 and sides.max() <= MAX_SIDE):
             raise ValueError(f"an image has {sides.min():,} to {sides.max():,} pixels a side")
 
-    def _check_arrays(self, form: ArrayForm, there: NDArray[np.bool_]) -> None:
-        """Whether each array has the bytes that its shape takes."""
-        count = int(there.sum())
-        shapes = np.empty((count, 0), np.int64) if self.shapes is None else self.shapes[there]
+    def _check_arrays(self, form: ArrayForm, present: NDArray[np.bool_]) -> None:
+        """Check that each array has as many bytes as its shape requires."""
+        count = int(present.sum())
+        shapes = np.empty((count, 0), np.int64) if self.shapes is None else self.shapes[present]
         if shapes.shape[1] != len(form.shape):
             raise ValueError(f"arrays of {shapes.shape[1]} dimensions, wanted {len(form.shape)}")
         for lengths, wanted in zip(shapes.T, form.shape, strict=True):
             if lengths.min() < 0 or (wanted is not None and (lengths != wanted).any()):
                 raise ValueError(f"an array has a length of {lengths.min():,}, wanted {wanted}")
-        itemsizes = CODEC_ITEMSIZES[self._codec_numbers()[there]]
-        # As floats: products of lengths may pass 2^63, and sizes that can be are exact.
-        if (shapes.prod(axis=1, dtype=np.float64) * itemsizes != self.sizes[there]).any():
-            raise ValueError("an array hasn't the bytes that its shape takes")
-        # Beside a length of 0 the others are held by no bytes, and numpy makes no such array.
+        itemsizes = CODEC_ITEMSIZES[self._codec_numbers()[present]]
+        # As floats, because products of lengths may exceed 2^63; possible sizes are exact.
+        if (shapes.prod(axis=1, dtype=np.float64) * itemsizes != self.sizes[present]).any():
+            raise ValueError("an array doesn't have as many bytes as its shape requires")
+        # If one length is 0, the bytes don't bound the others, and numpy can't make such an array.
         most = np.where(shapes == 0, 1, shapes).prod(axis=1, dtype=np.float64)
         if most.max() > MAX_SHARD_BYTES:
-            raise ValueError("an array has a length that can't be")
+            raise ValueError("an array has an impossible length")
 
     def fill(self, table: NDArray[np.int64], place: SpanPlace, begins: NDArray[np.int64]) -> None:
-        """Fill a table's columns. begins: of each file in the shard's flat data."""
-        there = self.present
+        """Fill a table's columns. begins: start of each file in the shard's flat data."""
+        present = self.present
         starts = begins[self.files] + self.starts
-        table[:, place.start] = np.where(there, starts, NO_SPAN)
-        table[:, place.end] = np.where(there, starts + self.sizes, NO_SPAN)
+        table[:, place.start] = np.where(present, starts, NO_SPAN)
+        table[:, place.end] = np.where(present, starts + self.sizes, NO_SPAN)
         table[:, place.crc] = self.crcs
         if place.height is not None and self.shapes is not None:
             table[:, place.height : place.height + 2] = self.shapes[:, :2]
         if place.codec is not None:
             table[:, place.codec] = self._codec_numbers()
         if place.lengths is not None and self.shapes is not None:
-            # What a sample lacks has no length, whatever a sidecar says: others would shift by it.
-            shapes = np.where(there[:, None], self.shapes, 0)
+            # A missing sample has length 0; another recorded length would shift the others.
+            shapes = np.where(present[:, None], self.shapes, 0)
             table[:, place.lengths : place.lengths + shapes.shape[1]] = shapes
 
     def _codec_numbers(self) -> NDArray[np.int64]:
@@ -484,17 +466,18 @@ class SpanNotes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sidecar:
-    """What an index notes of one shard's n samples, at least one.
+    """The facts that an index records about one shard's samples, of which there is at least one.
 
-    layout: of the dataset. is_file_per_sample: as its format says. rows: n. names: of the samples,
-    for people; none where the format tells them. files: those that spans lie in, in order. spans,
-    values: of each field that is stored so or noted. present: of noted fields that some samples
-    lack, bool, shape (n,). extents, units, notes: of a shard of chunks, see `ChunkedShard`.
+    layout: of the dataset. is_file_per_sample: as in its format. samples: their number. names: of
+    the samples, for messages; empty if the format computes them. files: the files that spans lie
+    in, in order. spans, values: of each field that is stored as spans or as values. present: which
+    samples have a field with values, if some lack it, bool, shape (samples,). extents, units,
+    notes: of a shard of chunks, see `ChunkedShard`.
     """
 
     layout: SampleLayout
     is_file_per_sample: bool
-    rows: int
+    samples: int
     names: Sequence[bytes]
     files: ShardFiles
     spans: Mapping[str, SpanNotes]
@@ -505,58 +488,65 @@ class Sidecar:
     units: Sequence[int] = ()
 
     @property
-    def samples(self) -> int:
-        """How many samples there are."""
-        return self.rows
-
-    @property
     def size_bytes(self) -> int:
-        """The bytes of the shard's files, or of a shard of chunks those that are its samples'."""
+        """Return the bytes of the shard's files; for a shard of chunks, only its samples' bytes."""
         return self.files.size_bytes if self.extents is None else self.extents.size_bytes
 
     @property
     def suffix(self) -> bytes:
-        """What the stem of the sidecar's name ends in: the identity of a file that is the shard, so
-        that processes agree on its blob by the manifest alone, and before there is one."""
+        """Return the end of the stem of the sidecar's name: the identity of a file that is the
+        shard.
+
+        All processes can then derive the key of its blob from the manifest alone, and even before
+        there is a manifest.
+        """
         if self.is_file_per_sample or len(self.files) != 1:
             return b""
         (file,) = self.files.entries()
         return b"-" + file.identity.encode()
 
     def segments(self, fields: Sequence[str] = (), *, may_lack: bool = False) -> Sequence[Segment]:
-        """The objects that the shard is made of, in a remote dataset. fields: of a shard of chunks,
-        whose bytes alone are wanted; may_lack: an object of it that isn't there is no error."""
+        """Return the objects of a remote dataset that make up the shard.
+
+        fields: of a shard of chunks, the fields whose bytes are needed. may_lack: True if a missing
+        object is no error.
+        """
         if self.extents is None:
             return self.files.segments()
-        from penstock.readers.formats.extents import BlobExtents  # spans need none of it
+        return self.blob_extents(fields).segments(may_lack=may_lack)
 
-        return BlobExtents(self, fields).segments(may_lack=may_lack)
+    def blob_extents(self, fields: Iterable[str]) -> BlobExtents:
+        """Return the extents of some fields, placed in a blob. Requires a shard of chunks."""
+        assert self.extents is not None
+        selected = set(fields)
+        numbers = [i for i, name in enumerate(self.layout.schema) if name in selected]
+        chosen = np.flatnonzero(np.isin(self.extents.fields, numbers))
+        return BlobExtents(self.files, self.extents, chosen)
 
-    def field_notes(self, progressive: Mapping[str, int]) -> dict[str, FieldNotes]:
-        """What is noted of each field."""
+    def summary(self, *, progressive: Mapping[str, int] | None = None) -> ShardSummary:
+        """Return the shard's contribution to the manifest. progressive: number of progressive JPEGs
+        by field, if they were counted."""
         notes: dict[str, FieldNotes] = {}
         for name in self.layout.schema:
             if name in self.spans:
-                notes[name] = self.spans[name].notes(progressive=progressive.get(name))
+                notes[name] = self.spans[name].notes(progressive=(progressive or {}).get(name))
             else:
                 storage, present = self.layout.storage[name], self.present.get(name)
-                notes[name] = notes_of_column(self.values[name], storage, present)
-        return notes
-
-    def summary(self, *, progressive: Mapping[str, int] | None = None) -> ShardSummary:
-        """The shard's contribution to the manifest. progressive: JPEGs of that kind, of each field
-        where they were counted."""
+                notes[name] = _notes_of_column(self.values[name], storage, present)
         return summarise(
             self.layout.schema,
-            self.field_notes(progressive or {}),
+            notes,
             samples=self.samples,
             size_bytes=self.size_bytes,
             files=len(self.files),
         )
 
     def open_local(self, root: bytes) -> OpenShard:
-        """Open the shard below a local folder: a file that is a shard is mapped, others are read.
-        Raises IndexChangedError, DatasetError."""
+        """Open the shard below a local folder: a file that is a shard is mapped, other files are
+        read.
+
+        Raises IndexChangedError, DatasetError.
+        """
         files, table, rows = self.files, self._table(), self._rows()
         if not self.is_file_per_sample and len(files) == 1:
             return MappedShard(root, files, table, names=self.names, columns=rows)
@@ -565,11 +555,11 @@ class Sidecar:
         )
 
     def open_blob(self, remote: Remote, blob: Blob) -> OpenShard:
-        """Open the shard in a blob of the cache, in which its files lie end to end."""
+        """Open the shard from a blob of the cache, in which its files lie end to end."""
         return SpanBlob(remote, blob, self._table(), names=self.names, columns=self._rows())
 
     def _are_files(self) -> bool:
-        """Whether each sample is a file, whole, and nothing else that is read."""
+        """Return True if each sample is one whole file and the shard reads no other files."""
         if len(self.spans) != 1 or len(self.files) != self.samples:
             return False
         (notes,) = self.spans.values()
@@ -596,12 +586,13 @@ class Sidecar:
         return table
 
     def write(self, path: bytes) -> str:
-        """Write the sidecar whole; returns its etag (a checksum of the file). Raises WriteError."""
+        """Write the sidecar as a whole and return its etag, a checksum of the file. Raises
+        WriteError."""
         draft, files = ListsDraft(self.layout), self.files
-        draft.add({NAMES: list(self.names), ROWS: [self.rows], NOTES: [self.notes]})
+        draft.add({NAMES: list(self.names), ROWS: [self.samples], NOTES: [self.notes]})
         if self.extents is not None:
-            told = self.extents
-            columns = (told.files, told.starts, told.sizes, told.fields)
+            extents = self.extents
+            columns = (extents.files, extents.starts, extents.sizes, extents.fields)
             draft.add(dict(zip(EXTENTS, columns, strict=True)))
             draft.add({UNITS: np.array(self.units, np.int64)})
         facts = (list(files.names), files.sizes, files.mtimes_ns, list(files.versions))
@@ -612,8 +603,8 @@ class Sidecar:
             if name in self.spans:
                 draft.add({f"{name}/{k}": v for k, v in self.spans[name].lists().items()})
             else:
-                everyone = np.ones(self.samples, np.bool_)
-                draft.add_noted(name, self.values[name], self.present.get(name, everyone))
+                present = self.present.get(name, np.ones(self.samples, np.bool_))
+                draft.add_column(name, self.values[name], present)
         batch = draft.batch({"penstock.sidecar": str(VERSION)})
         write_whole(path, lambda temp: write_batch(temp, batch))
         return sidecar_etag(path)
@@ -627,34 +618,37 @@ def make_sidecar(
     layout: SampleLayout,
     is_file_per_sample: bool,
 ) -> Sidecar:
-    """The sidecar of a shard's good samples, at least one. positions: of those candidates, int64,
-    shape (n,); facts: of each, by field."""
+    """Return the sidecar of a shard's good samples, of which there is at least one.
+
+    positions: of those candidates, int64, shape (n,). facts: of each of them, by field.
+    """
     spans = {name: candidates.spans[name] for name in layout.stored("span")}
     numbers = [each.files[positions] for each in spans.values()]
-    used, local = _renumbered(numbers)
+    used, local = _renumber(numbers)
     return Sidecar(
         layout=layout,
         is_file_per_sample=is_file_per_sample,
-        rows=len(positions),
+        samples=len(positions),
         names=[candidates.names[i] for i in positions.tolist()],
         files=ShardFiles.of([candidates.files[number] for number in used]),
         spans={
-            name: SpanNotes.of(files, each.starts[positions], [one.get(name) for one in facts])
-            for (name, each), files in zip(spans.items(), local, strict=True)
+            name: SpanNotes.of(files, field.starts[positions], [each.get(name) for each in facts])
+            for (name, field), files in zip(spans.items(), local, strict=True)
         },
         values={
-            name: as_read_back(column.take(positions)) for name, column in candidates.values.items()
+            name: _as_read_back(column.take(positions))
+            for name, column in candidates.values.items()
         },
-        present={name: there[positions] for name, there in candidates.present.items()},
+        present={name: has[positions] for name, has in candidates.present.items()},
     )
 
 
 def make_chunked_sidecar(shard: ChunkedShard, *, layout: SampleLayout) -> Sidecar:
-    """The sidecar of a shard of chunks, by its metadata alone."""
+    """Return the sidecar of a shard of chunks, made from its metadata alone."""
     return Sidecar(
         layout=layout,
         is_file_per_sample=False,
-        rows=shard.samples,
+        samples=shard.samples,
         names=(),
         files=ShardFiles.of(shard.files),
         spans={},
@@ -666,9 +660,12 @@ def make_chunked_sidecar(shard: ChunkedShard, *, layout: SampleLayout) -> Sideca
     )
 
 
-def _renumbered(numbers: Sequence[NDArray[np.int64]]) -> tuple[list[int], list[NDArray[np.int64]]]:
-    """The files that some samples lie in, sample by sample, so that what is read together lies
-    together; and the samples' files by number among those. numbers: of each field, shape (n,)."""
+def _renumber(numbers: Sequence[NDArray[np.int64]]) -> tuple[list[int], list[NDArray[np.int64]]]:
+    """Return the files that some samples lie in, and each sample's file by its number among them.
+
+    Files are in the order of the samples, so that bytes that are read together lie together.
+    numbers: of each field, shape (n,).
+    """
     if not numbers:
         return [], []
     found, first = np.unique(np.stack(numbers, axis=1), return_index=True)
@@ -691,14 +688,30 @@ def read_sidecar(
     is_file_per_sample: bool,
     url: str | None = None,
 ) -> Sidecar:
-    """Read a sidecar that was written. etag: what the manifest promises; url: the object that this
-    file is a copy of, if it is one. Raises IndexChangedError (it is gone), CorruptShardError (torn,
-    changed, or it says what can't be), ReadError."""
-    batch = sidecar_batch(path, columns_of(layout), etag=etag, url=url)
+    """Read a sidecar.
+
+    etag: as the manifest records it. url: the object of which this file is a copy, if it is one.
+    Raises IndexChangedError if the file is gone, CorruptShardError if it is truncated, changed or
+    has impossible values, and ReadError.
+    """
+    columns = {name: str(pa.large_list(kind)) for name, kind in list_types(layout).items()}
     try:
+        buffer = read_buffer(path)  # not mapped, so that the bytes that are checked are used
+        if _etag(buffer) != etag:
+            raise ValueError("its checksum differs from the one in the manifest")
+        batch = only_batch(buffer, columns)
         return _content(Lists(batch), layout, is_file_per_sample=is_file_per_sample)
+    except FileNotFoundError:
+        raise IndexChangedError(
+            f"{url or printable(path)}: part of the index is gone; it was rebuilt while this "
+            f"dataset was open, or deleted. Open the dataset again. If that doesn't help: {REINDEX}"
+        ) from None
     except BROKEN as error:
-        raise torn_sidecar_error(path, error, url) from error
+        if machine_remedy(error) is not None:
+            raise read_error(printable(path), error) from error
+        raise CorruptShardError(
+            f"{url or printable(path)}: this part of the index is damaged ({error}). {REINDEX}"
+        ) from error
 
 
 def _content(lists: Lists, layout: SampleLayout, *, is_file_per_sample: bool) -> Sidecar:
@@ -706,8 +719,8 @@ def _content(lists: Lists, layout: SampleLayout, *, is_file_per_sample: bool) ->
     (notes,) = lists.arrow(NOTES, length=1).to_pylist()
     if not 1 <= rows <= MAX_SHARD_SAMPLES:
         raise ValueError(f"it has {rows:,} samples")
-    is_chunked = is_of_chunks(layout)
-    names = LazyColumn(own_copy(lists.arrow(NAMES, length=0 if is_chunked else rows)))
+    is_chunked = _is_of_chunks(layout)
+    names = LazyColumn(_own_copy(lists.arrow(NAMES, length=0 if is_chunked else rows)))
     files = _files(lists)
     extents, units = None, list[int]()
     if is_chunked:
@@ -721,14 +734,14 @@ def _content(lists: Lists, layout: SampleLayout, *, is_file_per_sample: bool) ->
             spans[name] = SpanNotes.read(lists, name, samples=rows)
             spans[name].check(files.sizes, type)
             continue
-        values[name] = noted_column(lists, layout, name, samples=rows)
-        there = lists.numbers(f"{name}/present", length=rows)
-        if not there.all():
-            present[name] = there
+        values[name] = _recorded_column(lists, layout, name, samples=rows)
+        has_field = lists.numbers(f"{name}/present", length=rows)
+        if not has_field.all():
+            present[name] = has_field
     return Sidecar(
         layout=layout,
         is_file_per_sample=is_file_per_sample,
-        rows=rows,
+        samples=rows,
         names=names,
         files=files,
         spans=spans,
@@ -741,20 +754,19 @@ def _content(lists: Lists, layout: SampleLayout, *, is_file_per_sample: bool) ->
 
 
 def _extents(lists: Lists, files: ShardFiles, *, fields: int) -> Extents:
-    """The extents of a shard of chunks, which lie in its files. Raises ValueError."""
+    """Read the extents of a shard of chunks and check that they lie in its files. Raises
+    ValueError."""
     count = len(lists.arrow(next(iter(EXTENTS))))
     columns = [lists.numbers(name, length=count).astype(np.int64) for name in EXTENTS]
-    from penstock.readers.formats.extents import Extents
-
     extents = Extents(**dict(zip(("files", "starts", "sizes", "fields"), columns, strict=True)))
     if not count:
         return extents
     if min(int(column.min()) for column in columns) < 0:
         raise ValueError("its extents have numbers below 0")
     if extents.files.max() >= len(files) or extents.fields.max() >= fields:
-        raise ValueError("its extents are of files or fields that aren't there")
+        raise ValueError("its extents refer to files or fields that don't exist")
     if float(extents.sizes.sum(dtype=np.float64)) > MAX_SHARD_BYTES:
-        raise ValueError("its extents have more bytes than a shard")
+        raise ValueError("its extents have more bytes than a shard may have")
     if (extents.sizes > files.sizes[extents.files] - extents.starts).any():
         raise ValueError("its extents lie outside of their files")
     return extents
@@ -765,9 +777,10 @@ def _files(lists: Lists) -> ShardFiles:
     names = lists.arrow(name).to_pylist()
     sizes = lists.numbers(size, length=len(names))
     if names:
-        check_names(names)
+        if are_unsafe(names):
+            raise ValueError("a file's name isn't a path below the dataset")
         if sizes.min() < 0 or float(sizes.sum(dtype=np.float64)) > MAX_SHARD_BYTES:
-            raise ValueError("its files have sizes that can't be")
+            raise ValueError("its files have impossible sizes")
     return ShardFiles(
         names=names,
         sizes=sizes,
@@ -777,7 +790,7 @@ def _files(lists: Lists) -> ShardFiles:
 
 
 def sidecar_etag(path: bytes) -> str:
-    """The checksum of a sidecar's file, as a manifest notes it. Raises ReadError."""
+    """Return the checksum of a sidecar's file, as a manifest records it. Raises ReadError."""
     try:
         return _etag(map_buffer(path))
     except OSError as error:
@@ -789,41 +802,8 @@ def _etag(buffer: Any) -> str:
 
 
 def is_sidecar(path: bytes, etag: str) -> bool:
-    """Whether a file is what the manifest promises. Raises OSError."""
+    """Return True if a file has the checksum that the manifest records. Raises OSError."""
     try:
         return _etag(read_buffer(path)) == etag
     except ValueError:  # empty
         return False
-
-
-def sidecar_batch(path: bytes, columns: Columns, *, etag: str, url: str | None = None) -> Any:
-    """Read a sidecar's columns; raises as `read_sidecar` does."""
-    try:
-        buffer = read_buffer(path)  # not mapped: what is checked here is what is used
-        if _etag(buffer) != etag:
-            raise ValueError("its checksum isn't what the manifest promises")
-        return only_batch(buffer, columns)
-    except FileNotFoundError:
-        raise IndexChangedError(
-            f"{url or printable(path)}: part of the index is gone; it was rebuilt while this "
-            f"dataset was open, or deleted. Open the dataset again. If that doesn't help: {REINDEX}"
-        ) from None
-    except BROKEN as error:
-        raise torn_sidecar_error(path, error, url) from error
-
-
-def torn_sidecar_error(
-    path: bytes, error: Exception, url: str | None = None
-) -> CorruptShardError | ReadError:
-    """The error for a sidecar that can't be read."""
-    if machine_remedy(error) is not None:
-        return read_error(printable(path), error)
-    return CorruptShardError(
-        f"{url or printable(path)}: this part of the index is torn ({error}). {REINDEX}"
-    )
-
-
-def check_names(names: Sequence[bytes]) -> None:
-    """Whether all are paths below the dataset's folder, at least one. Raises ValueError."""
-    if not names or are_unsafe(names):
-        raise ValueError("a file's name isn't a path below the dataset")

@@ -34,18 +34,21 @@ if TYPE_CHECKING:
 
 
 class _NotedFields:
-    """What is known of a shard's samples without reading them. names: of the samples; columns: of
-    fields that were noted and aren't in the table."""
+    """The fields of a shard that its index records with their values.
+
+    names: of the samples. columns: values of recorded fields that aren't in the table.
+    """
 
     def __init__(self, names: Sequence[bytes], columns: Mapping[str, Column]) -> None:
         self._names, self._columns = names, columns
 
     def name(self, row: int) -> str:
-        """A sample's name for people, such as "cat/17.jpg" or "train-000003.tar/dog.jpg"."""
+        """Return a sample's name for messages, such as "cat/17.jpg" or
+        "train-000003.tar/dog.jpg"."""
         return printable(self._names[row])
 
     def source_names(self) -> list[bytes] | None:
-        """Always None: these are the data themselves."""
+        """Return None: the shard isn't a copy of other data."""
         return None
 
     def gather(
@@ -58,31 +61,31 @@ class _NotedFields:
         *,
         corners: Ints | None = None,
     ) -> None:
-        """Copy what was noted of some samples."""
+        """Copy recorded values of some samples."""
         del wrong
         column = self._columns[field]
         assert isinstance(column, DenseColumn)
         if corners is None:
             out[places] = column.values[rows]
         else:
-            from penstock.readers.fields import put_parts  # images need none of it
+            from penstock.readers.fields import put_parts  # not needed for images
 
             put_parts(column.values[rows], corners, out, places)
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]
     ) -> dict[str, Column]:
-        """What was noted of some samples."""
+        """Return recorded values of some samples."""
         del wrong
         return {name: self._columns[name].take(rows) for name in fields}
 
 
 class FilesShard(_NotedFields):
-    """A shard of some files of a local folder, which are opened when they are read: small files
-    aren't mapped, as reading costs less.
+    """A shard of several files of a local folder, which are opened each time that they are read.
 
-    table: START and END count from the first byte of the first file, as if all lay end to end.
-    are_samples: each sample is a file, whole.
+    Small files aren't mapped, because reading them is cheaper. table: START and END count from the
+    first byte of the first file, as if the files lay end to end. are_samples: each sample is one
+    whole file.
     """
 
     is_mapped = False
@@ -104,13 +107,13 @@ class FilesShard(_NotedFields):
         self._starts = [] if are_samples else files.starts.tolist()
 
     def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
-        """Raise TypeError: these are read."""
+        """Raise TypeError: these files are read, not mapped."""
         del starts, ends
         raise TypeError("a folder's files are read, not mapped")
 
     def file_spans(self, rows: list[int], starts: list[int], sizes: list[int]) -> list[FileSpan]:
-        """What is to be read of some samples, unread."""
-        from penstock.readers.formats.local_files import FileSpan  # images need none of it
+        """Return the file spans of some samples, without reading them."""
+        from penstock.readers.formats.local_files import FileSpan  # not needed for images
 
         found = []
         for row, start, size_bytes in zip(rows, starts, sizes, strict=True):
@@ -125,30 +128,27 @@ class FilesShard(_NotedFields):
         return found
 
     def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
-        """Read files or parts of them into their slots."""
+        """Read files, or parts of them, into their slots."""
         if self._are_samples:
             for row, slot in zip(rows, slots, strict=True):
                 name = self._files[row]
                 read_file_into(os.path.join(self._root, name), slot, name=name)
             return
         for start, slot in zip(starts, slots, strict=True):
-            self._read_part(start, slot)
-
-    def _read_part(self, start: int, slot: Encoded) -> None:
-        number = bisect_right(self._starts, start) - 1
-        name, begin, end = self._files[number], self._starts[number], self._starts[number + 1]
-        is_rest = start + len(slot) - 1 == end  # or what follows it isn't its own
-        into = slot if is_rest else slot[:-1]
-        path = os.path.join(self._root, name)
-        read_file_into(path, into, name=name, start=start - begin, is_rest=is_rest)
+            number = bisect_right(self._starts, start) - 1
+            name, begin, end = self._files[number], self._starts[number], self._starts[number + 1]
+            is_rest = start + len(slot) - 1 == end  # otherwise other spans follow
+            into = slot if is_rest else slot[:-1]
+            path = os.path.join(self._root, name)
+            read_file_into(path, into, name=name, start=start - begin, is_rest=is_rest)
 
     def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Do nothing: each file is read by one call, which is its own read-ahead."""
+        """Do nothing: each file is read by one call, so there is nothing to read ahead."""
 
 
 class MappedShard(_NotedFields):
-    """A shard that is one local file, mapped. It holds no descriptor; views that it gave keep the
-    map alive."""
+    """A shard that is one local file, mapped. It holds no file descriptor. Its views keep the map
+    alive."""
 
     is_mapped = True
     is_file_per_sample = False
@@ -162,7 +162,7 @@ class MappedShard(_NotedFields):
         names: Sequence[bytes],
         columns: Mapping[str, Column],
     ) -> None:
-        """Raises IndexChangedError, DatasetError."""
+        """Map the file. Raises IndexChangedError, DatasetError."""
         super().__init__(names, columns)
         self.table = table
         (self._file,) = files.entries()
@@ -182,21 +182,19 @@ class MappedShard(_NotedFields):
         self._address = buffer.address
 
     def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
-        """Views of the map."""
+        """Return views of the map."""
         data = self._data
         return [data[start:end] for start, end in zip(starts, ends, strict=True)]
 
     def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
-        """Read the file, past the map."""
+        """Read from the file, not from the map."""
         del rows
         fd = open_file(self.path, self._file.name)
         try:
             for start, slot in zip(starts, slots, strict=True):
-                wanted = slot[:-1]
-                if read_up_to(fd, wanted, start) < len(wanted):
-                    raise changed_file_error(
-                        self._file.name, f"it ends before byte {start + len(wanted)}"
-                    )
+                end = start + len(slot) - 1
+                if read_up_to(fd, slot[:-1], start) < len(slot) - 1:
+                    raise changed_file_error(self._file.name, f"it ends before byte {end}")
         except OSError as error:
             raise unreadable_file_error(self.path, error) from error
         finally:
@@ -208,7 +206,7 @@ class MappedShard(_NotedFields):
 
 
 class SpanBlob(_NotedFields, BlobShard):
-    """A shard in a blob of the cache: one file, or some end to end."""
+    """A shard in a blob of the cache: one file, or several end to end."""
 
     def __init__(
         self,

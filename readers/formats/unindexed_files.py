@@ -1,12 +1,13 @@
-"""Read files of a dataset that has no index yet: local ones, or objects through the cache.
+"""Read files of a dataset that has no index yet: local files, or objects through the cache.
 
-A remote file is filled into the cache if that has room for it. Otherwise it is read in windows, its
-samples by their ranges, and it is kept nowhere. Footers and heads of many files are read at once.
+A remote file is filled into the cache if the cache has room for it. Otherwise it is read in
+windows, and its samples by their ranges, and it isn't kept. Footers and heads of many files are
+fetched in parallel.
 
-Candidates are read before they are examined: what can't be a sample isn't read whole. A span that
-is a whole file is read by itself, and a remote file of that kind is kept nowhere, as its place in a
-shard isn't known yet. Spans of larger files are read file by file, in their order there, remote
-ones through the cache.
+Candidates are examined after they are read, so the head of a file is checked before the whole file
+is read. A span that is a whole file is read by itself. If the file is remote, it isn't kept,
+because its place in a shard isn't known yet. Spans of larger files are read file by file, in their
+order in the file, and remote ones through the cache.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _WINDOW_BYTES = 8 * 2**20
 
 
 class DataFile(Protocol):
-    """An open file of a dataset, a context manager. Raises IndexChangedError, DatasetError,
+    """An open file of a dataset; a context manager. Raises IndexChangedError, DatasetError or
     FetchError."""
 
     def __enter__(self) -> DataFile: ...
@@ -65,16 +66,18 @@ class DataFile(Protocol):
     ) -> None: ...
 
     def read_at(self, offset: int, size_bytes: int) -> bytes:
-        """Bytes of the file, fewer where it ends."""
+        """Read bytes of the file, fewer if the file ends."""
 
     def read(
         self, starts: Sequence[int], sizes: Sequence[int], types: Sequence[FieldType]
     ) -> list[Encoded | Rejection]:
-        """Spans that may be samples of these types; or why one can't be by its first bytes."""
+        """Read spans that may be samples of these types. A Rejection replaces a span whose first
+        bytes rule it out."""
 
 
 def open_data_file(origin: Origin, entry: Entry, *, whole: bool = False) -> DataFile:
-    """Open a file. whole: all of it will be read, so a remote one is fetched as a whole."""
+    """Open a file. whole: True if all of it will be read, so that a remote file is fetched as a
+    whole."""
     if isinstance(origin, LocalFolder):
         return LocalFile(origin, entry)
     if isinstance(origin, RemoteFolder):
@@ -83,22 +86,24 @@ def open_data_file(origin: Origin, entry: Entry, *, whole: bool = False) -> Data
 
 
 def is_cached(origin: Origin, entry: Entry) -> bool:
-    """Whether the cache holds a remote file that is a shard."""
+    """Return True if the cache holds the whole of a remote file that is a shard."""
     return isinstance(origin, RemoteFolder) and origin.remote.is_whole(origin.archive(entry))
 
 
 def drop_cached_copy(origin: Origin, entry: Entry) -> None:
-    """Forget what the cache holds of a remote file that is a shard: it was damaged before it was
-    whole, when it had no checksums yet."""
+    """Drop the cached bytes of a remote file that is a shard.
+
+    They were damaged before the file was complete, when they had no checksums yet.
+    """
     if isinstance(origin, RemoteFolder):
         origin.remote.drop(origin.archive(entry))
 
 
 class LocalFile:
-    """A local file, open for reading at offsets; if it changes meanwhile, that is found at close.
+    """A local file, open for reading at offsets; a context manager.
 
-    Not mapped: it is read before anyone knows whether it stands still. A context manager. Raises
-    IndexChangedError (another size or time than listed), DatasetError.
+    The file isn't mapped, because it may be changing. Its size and time are compared with the
+    listing when it is opened and closed. Raises IndexChangedError if they differ, and DatasetError.
     """
 
     def __init__(self, origin: LocalFolder, entry: Entry) -> None:
@@ -122,7 +127,7 @@ class LocalFile:
             os.close(self._fd)
 
     def read_at(self, offset: int, size_bytes: int) -> bytes:
-        """Bytes of the file, fewer where it ends."""
+        """Read bytes of the file, fewer if the file ends."""
         try:
             return os.pread(self._fd, size_bytes, offset)
         except OSError as error:
@@ -131,7 +136,7 @@ class LocalFile:
     def read(
         self, starts: Sequence[int], sizes: Sequence[int], types: Sequence[FieldType]
     ) -> list[Encoded | Rejection]:
-        """Read spans; a large one of another kind isn't read whole."""
+        """Read spans. A large file of another type is rejected without reading all of it."""
         rows = zip(starts, sizes, types, strict=True)
         return [self._read(start, size_bytes, type) for start, size_bytes, type in rows]
 
@@ -151,30 +156,31 @@ class LocalFile:
         return data
 
     def _check(self) -> None:
-        wanted = self._entry
+        listed = self._entry
         try:
             found = os.fstat(self._fd)
         except OSError as error:
             raise unreadable_file_error(self._path, error) from error
-        if found.st_size != wanted.size_bytes:
+        if found.st_size != listed.size_bytes:
             raise changed_file_error(
-                wanted.name, f"it had {wanted.size_bytes} bytes, now {found.st_size}"
+                listed.name, f"it had {listed.size_bytes} bytes, now {found.st_size}"
             )
-        if wanted.mtime_ns and found.st_mtime_ns != wanted.mtime_ns:
-            raise changed_file_error(wanted.name, "it was written to in the meantime")
+        if listed.mtime_ns and found.st_mtime_ns != listed.mtime_ns:
+            raise changed_file_error(listed.name, "it was modified while it was read")
 
 
 class RemoteFile:
-    """A file in a remote store that is a shard. One that changes meanwhile is a FetchError."""
+    """A file of a remote store that is a shard. Raises FetchError if it changes while it is
+    read."""
 
     def __init__(self, origin: RemoteFolder, entry: Entry, *, whole: bool) -> None:
         source = origin.archive(entry)
         self._size_bytes = entry.size_bytes
         self._remote = origin.remote
         if whole and self._size_bytes:
-            # Nobody knows the samples' checksums yet: those of the copy's blocks must do.
+            # The samples have no checksums yet, so the copy's block checksums are compared.
             self._remote.check(source)
-            self._remote.fill(source)  # without room in the cache: windows
+            self._remote.fill(source)  # if the cache has no room, windows are read
         self._blob = self._remote.open(source)
         self._start, self._window = 0, memoryview(b"")
 
@@ -182,10 +188,10 @@ class RemoteFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is held."""
+        """Do nothing: the file holds no resources."""
 
     def read_at(self, offset: int, size_bytes: int) -> bytes:
-        """Bytes of the object, fewer where it ends."""
+        """Read bytes of the object, fewer if the object ends."""
         end = min(offset + size_bytes, self._size_bytes)
         if offset >= end:
             return b""
@@ -199,7 +205,7 @@ class RemoteFile:
     def read(
         self, starts: Sequence[int], sizes: Sequence[int], types: Sequence[FieldType]
     ) -> list[Encoded | Rejection]:
-        """Fetch spans, all at once."""
+        """Fetch spans, all in parallel."""
         ends = [start + size_bytes for start, size_bytes in zip(starts, sizes, strict=True)]
         samples: list[Encoded | Rejection] = []
         for data, type in zip(self._load(starts, ends), types, strict=True):
@@ -213,19 +219,19 @@ class RemoteFile:
         return members
 
 
-_AT_ONCE = 4096
+_MAX_REQUESTS = 4096
 
 
 def read_file_parts(origin: Origin, parts: Sequence[Part], *, workers: int) -> list[bytes]:
-    """Bytes [start, end) of files as a listing named them: one request each where they are remote,
-    kept nowhere; local ones on `workers` threads.
+    """Read bytes [start, end) of files as they were listed.
 
-    Raises IndexChangedError (it ends before), DatasetError, FetchError.
+    Remote parts take one request each and aren't kept; local parts are read on `workers` threads.
+    Raises IndexChangedError if a file ends before its part does, DatasetError or FetchError.
     """
     if isinstance(origin, RemoteFolder):
         found: list[bytes] = []
-        for first in range(0, len(parts), _AT_ONCE):
-            found += _fetch(origin, parts[first : first + _AT_ONCE])
+        for first in range(0, len(parts), _MAX_REQUESTS):
+            found += _fetch(origin, parts[first : first + _MAX_REQUESTS])
         return found
     if not isinstance(origin, LocalFolder):
         raise TypeError(f"unknown origin {origin!r}")
@@ -236,7 +242,7 @@ def read_file_parts(origin: Origin, parts: Sequence[Part], *, workers: int) -> l
 
 
 def _fetch(origin: RemoteFolder, parts: Sequence[Part]) -> list[bytes]:
-    from penstock.cache.base import ObjectRange  # local data need none of it
+    from penstock.cache.base import ObjectRange  # not needed for local data
 
     found = [b""] * len(parts)
     some = [number for number, (_, start, end) in enumerate(parts) if end > start]
@@ -269,13 +275,13 @@ def _read(root: bytes, part: Part) -> bytes:
     return data
 
 
-# Of a remote file up to this size looking at its head first costs more than it saves.
+# For a remote file up to this size, fetching its head first costs more than it saves.
 _SMALL_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A span to be read, and its place in what is returned."""
+    """A span to read, and its place in the result."""
 
     field: str
     place: int
@@ -288,10 +294,10 @@ class _Wanted:
 def read_candidates(
     origin: Origin, candidates: Candidates, positions: NDArray[np.int64]
 ) -> Contents:
-    """Read candidates: of each span field the bytes of each, why one can't be a sample, or None
-    where it lacks the field.
+    """Read candidates: for each span field the bytes of each candidate, a Rejection if they can't
+    be a sample, or None if the candidate lacks the field.
 
-    Raises IndexChangedError (a file isn't as it was listed), DatasetError, FetchError.
+    Raises IndexChangedError if a file differs from the listing, DatasetError or FetchError.
     """
     contents: Contents = {name: [None] * len(positions) for name in candidates.spans}
     whole: list[_Wanted] = []
@@ -325,19 +331,23 @@ def _wanted(candidates: Candidates, positions: NDArray[np.int64]) -> Iterator[_W
 def _read_files(
     origin: Origin, files: Sequence[Entry], wanted: Sequence[_Wanted]
 ) -> list[Encoded | Rejection]:
-    """Whole files."""
+    """Read whole files."""
     types = [each.type for each in wanted]
     if isinstance(origin, RemoteFolder):
         return _read_remote(origin, files, types)
     if isinstance(origin, LocalFolder):
-        return [_read_local(origin, file, type) for file, type in zip(files, types, strict=True)]
+        samples: list[Encoded | Rejection] = []
+        for file, type in zip(files, types, strict=True):
+            with LocalFile(origin, file) as opened:
+                samples += opened.read([0], [file.size_bytes], [type])
+        return samples
     raise TypeError(f"unknown origin {origin!r}")
 
 
 def _read_remote(
     origin: RemoteFolder, files: Sequence[Entry], types: Sequence[FieldType]
 ) -> list[Encoded | Rejection]:
-    """Over many files at once: of large ones the head is looked at first."""
+    """Fetch whole files in parallel; of large files the head is checked first."""
     first = [
         HEAD_BYTES if has_head(type) and file.size_bytes > _SMALL_BYTES else file.size_bytes
         for file, type in zip(files, types, strict=True)
@@ -356,9 +366,3 @@ def _read_remote(
     for i, data in zip(large, rest, strict=True):
         samples[i] = data
     return samples
-
-
-def _read_local(origin: LocalFolder, file: Entry, type: FieldType) -> Encoded | Rejection:
-    with LocalFile(origin, file) as opened:
-        (sample,) = opened.read([0], [file.size_bytes], [type])
-        return sample

@@ -29,7 +29,6 @@ from penstock.readers.formats import (
     check_format,
     external_formats,
     format_named,
-    format_of_manifests,
     formats,
     has_external_formats,
     indexing_of,
@@ -117,7 +116,7 @@ class FormatRecognition:
 
     def _listed(self, format: str) -> Format:
         """The format whose samples a manifest lists."""
-        found = format_of_manifests()
+        found = format_named(FALLBACK)
         if format not in (AUTO, found.name) or self._origin.selection is not None:
             told = f'format="{format}"' if format != AUTO else "files that are named"
             raise ConfigError(

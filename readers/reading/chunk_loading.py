@@ -54,7 +54,7 @@ def in_mode(shard: OpenShard, mode: ReadMode) -> OpenShard:
     """Return a shard that reads its files in this mode."""
     if mode != "pread" or not isinstance(shard, ChunkShard | ChunkBlob):
         return shard
-    found: OpenShard = shard.reading(shard.data.in_mode(mode))
+    found: OpenShard = shard.with_data(shard.data.in_mode(mode))
     return found
 
 
@@ -83,9 +83,9 @@ def _load_together(
             shard = ready[place]
             assert isinstance(shard, ChunkBlob)
             with contextlib.suppress(CorruptShardError):  # reading the shard raises it again
-                brought = data.brought(parts, mine)
+                brought = data.with_fetched(parts, mine)
                 parts.settle(brought)
-                ready[place] = shard.reading(brought)
+                ready[place] = shard.with_data(brought)
     finally:
         for _, _, parts in wanted:
             parts.settle(None)
@@ -99,7 +99,7 @@ def _parts(
     are none."""
     reader = shard.reader
     if isinstance(reader, PartsReader):
-        return data.wanted(*reader.needs_parts(rows, fields, crops))
+        return data.missing_parts(*reader.needs_parts(rows, fields, crops))
     if not shard.has_units:  # it reads parts of large chunks, and doesn't report which
         return None
-    return data.wanted(reader.needs(rows, fields, crops))
+    return data.missing_parts(reader.needs(rows, fields, crops))

@@ -36,5 +36,5 @@ def test_what_a_sample_lacks_has_no_length() -> None:
 
 def test_lengths_beside_a_length_of_0_are_bounded() -> None:
     notes = _notes([(0, 2**40, 2**40)], [0], files=[0])
-    with pytest.raises(ValueError, match="a length that can't be"):
+    with pytest.raises(ValueError, match="an impossible length"):
         notes.check(np.array([8]), TYPE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 
-from penstock.readers.formats import Arrivals
+from penstock.readers.formats import SharedExtents
 
 
 class Holder:
@@ -13,11 +13,11 @@ class Holder:
 
 
 def test_one_claims_and_others_wait_until_it_is_settled() -> None:
-    arrivals: Arrivals[Holder] = Arrivals()
-    mine, others = arrivals.claim([1, 2])
+    extents: SharedExtents[Holder] = SharedExtents()
+    mine, others = extents.claim([1, 2])
     assert sorted(mine) == [1, 2]
     assert not others
-    again, waiting = arrivals.claim([2, 3])
+    again, waiting = extents.claim([2, 3])
     assert list(again) == [3]
     assert list(waiting) == [2]
     holder, found = Holder(), list[Holder | None]()
@@ -29,24 +29,24 @@ def test_one_claims_and_others_wait_until_it_is_settled() -> None:
     thread.join(30)
     assert found == [holder]
     # What didn't come, or is gone with who had it, is fetched by whoever asks next.
-    assert list(arrivals.claim([1, 2])[0]) == [1]
+    assert list(extents.claim([1, 2])[0]) == [1]
     del holder
     found.clear()
     gc.collect()
     assert waiting[2].wait(30) is None
-    assert list(arrivals.claim([2])[0]) == [2]
+    assert list(extents.claim([2])[0]) == [2]
 
 
 def test_the_chunks_of_an_extent_are_known_once_they_were_decoded() -> None:
-    arrivals: Arrivals[Holder] = Arrivals()
-    assert arrivals.chunks(1) == ()
-    arrivals.note([1, 2], 7)
-    arrivals.note([1], 8)
-    assert sorted(arrivals.chunks(1)) == [7, 8]
-    assert arrivals.chunks(2) == (7,)
+    extents: SharedExtents[Holder] = SharedExtents()
+    assert extents.chunks(1) == ()
+    extents.note([1, 2], 7)
+    extents.note([1], 8)
+    assert sorted(extents.chunks(1)) == [7, 8]
+    assert extents.chunks(2) == (7,)
 
 
 def test_what_takes_too_long_isnt_waited_for() -> None:
-    arrivals: Arrivals[Holder] = Arrivals()
-    arrivals.claim([1])
-    assert arrivals.claim([1])[1][1].wait(0) is None
+    extents: SharedExtents[Holder] = SharedExtents()
+    extents.claim([1])
+    assert extents.claim([1])[1][1].wait(0) is None

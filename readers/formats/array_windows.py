@@ -1,8 +1,8 @@
-"""Map samples that are windows over a chunked array to chunks, and copy them out of the chunks.
+"""Map samples that are windows of a chunked array to chunks, and copy them out of the chunks.
 
-The windows are numbered like the elements of an array, the first axis slowest; so a range of
+The windows are numbered like the elements of an array, with the first axis slowest. So a range of
 samples is a few boxes of windows (`ArrayWindows.boxes`), and each box touches a box of chunks. All
-of that is arithmetic: nothing is read here.
+of this is arithmetic; no data is read.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 Box = tuple[tuple[int, int], ...]
-"""First and end of a range, by axis."""
+"""The first index and the end of a range, by axis."""
 
 MAX_TOUCHED = 2**24
-"""Chunks of one array that a range of samples may need."""
+"""The most chunks of one array that a range of samples may need."""
 
 MAX_UNITS = 2**26
-"""Parts of a dataset that are decoded as a whole."""
+"""The most units of a dataset that are decoded as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayWindows:
-    """Which parts of an array are samples.
+    """The windows of an array that are its samples.
 
-    shape: of the array; window: of a sample, as many axes; stride: from one window to the next.
-    A last window that doesn't fit is left out. is_step: a sample is one step along the first axis,
-    which it hasn't. repeat: that many samples in a row have the same window: of an array that
-    follows only the first axes of the others (the time of an image's tiles).
+    shape: of the array. window: of a sample, with as many axes. stride: from one window to the
+    next. A last window that doesn't fit is left out. is_step: True if a sample is one step along
+    the first axis, which is then dropped from its shape. repeat: number of consecutive samples with
+    the same window, for an array that has only the first axes of the others (the time of an image's
+    tiles).
     """
 
     shape: Shape
@@ -56,22 +57,22 @@ class ArrayWindows:
 
     @cached_property
     def counts(self) -> Shape:
-        """ArrayWindows along each axis."""
+        """Return the number of windows along each axis."""
         axes = zip(self.shape, self.window, self.stride, strict=True)
         return tuple(max(0, (length - part) // step + 1) for length, part, step in axes)
 
     @property
     def samples(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
         return math.prod(self.counts) * self.repeat
 
     @property
     def sample_shape(self) -> Shape:
-        """The shape of one sample."""
+        """Return the shape of one sample."""
         return self.window[1:] if self.is_step else self.window
 
     def starts(self, rows: Ints) -> Ints:
-        """Where samples' windows begin in the array, int64, shape (n, dimensions)."""
+        """Return the starts of samples' windows in the array, int64, shape (n, dimensions)."""
         left = rows // self.repeat if self.repeat > 1 else rows
         found = np.empty((len(rows), len(self.shape)), np.int64)
         for axis in range(len(self.shape) - 1, 0, -1):
@@ -98,7 +99,7 @@ class ArrayWindows:
         return self if self.samples == lead.samples else None
 
     def boxes(self, first: int, end: int) -> Iterator[Box]:
-        """Samples [first, end) as boxes of windows, with the repeats as a last axis."""
+        """Yield samples [first, end) as boxes of windows, with the repeats as a last axis."""
         return _boxes(first, end, (*self.counts, self.repeat))
 
 
@@ -123,8 +124,11 @@ def _boxes(first: int, end: int, counts: Shape) -> Iterator[Box]:
 
 
 class TouchedChunks(NamedTuple):
-    """Which chunks some samples touch, pair by pair. samples: places among the samples asked for;
-    chunks: numbers in the grid; both int64, shape (pairs,)."""
+    """The chunks that some samples touch, as pairs.
+
+    samples: places among the given samples. chunks: numbers in the grid. Both are int64, shape
+    (pairs,).
+    """
 
     samples: Ints
     chunks: Ints
@@ -132,27 +136,31 @@ class TouchedChunks(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkGrid:
-    """How an array is cut: into chunks of one shape, numbered with the first axis slowest; those
-    at the far ends may stick out of the array."""
+    """The division of an array into chunks of one shape, numbered with the first axis slowest.
+
+    The last chunk of an axis may extend beyond the array.
+    """
 
     shape: Shape
     chunk: Shape
 
     @cached_property
     def counts(self) -> Shape:
-        """Chunks along each axis."""
+        """Return the number of chunks along each axis."""
         return tuple(
             -(-length // part) for length, part in zip(self.shape, self.chunk, strict=True)
         )
 
     @property
     def chunks(self) -> int:
-        """How many chunks there are."""
+        """Return the number of chunks."""
         return math.prod(self.counts)
 
     def touched(self, starts: Ints, lengths: Sequence[int]) -> TouchedChunks:
-        """The chunks that parts of the array touch, sorted by sample, a sample's in order. starts:
-        int64, shape (n, dimensions); lengths: of each part."""
+        """Return the chunks that parts of the array touch, sorted by sample and then by number.
+
+        starts: int64, shape (n, dimensions). lengths: of each part.
+        """
         first = starts // np.array(self.chunk, np.int64)
         ends = starts + (np.array(lengths, np.int64) - 1)
         spans = ends // np.array(self.chunk, np.int64) - first + 1
@@ -176,17 +184,19 @@ class ChunkGrid:
         return number
 
     def uses(self, windows: ArrayWindows, first: int, end: int) -> tuple[Ints, Ints]:
-        """The chunks that samples [first, end) need, sorted, and how many of them need each; both
-        int64, shape (chunks,). Raises ValueError where they are more than can be."""
+        """Return the chunks that samples [first, end) need, sorted, and how many samples need each.
+
+        Both are int64, shape (chunks,). Raises ValueError for more than `MAX_TOUCHED` chunks.
+        """
         chunks, uses = [], []
         for box in windows.boxes(first, end):
             numbers = counts = np.ones(1, np.int64)
             numbers = numbers - 1
             for axis, (low, high) in enumerate(box[:-1]):
-                here, used = self._axis_uses(windows, axis, low, high)
-                if len(numbers) * len(here) > MAX_TOUCHED:
-                    raise ValueError(f"more than {MAX_TOUCHED:,} chunks for a part of it")
-                numbers = (numbers[:, None] * self.counts[axis] + here).reshape(-1)
+                places, used = self._axis_uses(windows, axis, low, high)
+                if len(numbers) * len(places) > MAX_TOUCHED:
+                    raise ValueError(f"more than {MAX_TOUCHED:,} chunks for a part of the array")
+                numbers = (numbers[:, None] * self.counts[axis] + places).reshape(-1)
                 counts = (counts[:, None] * used).reshape(-1)
             chunks.append(numbers)
             uses.append(counts * (box[-1][1] - box[-1][0]))
@@ -202,11 +212,12 @@ class ChunkGrid:
     def _axis_uses(
         self, windows: ArrayWindows, axis: int, low: int, high: int
     ) -> tuple[Ints, Ints]:
-        """Places along an axis of the chunks that windows [low, high) touch, and by how many."""
+        """Return the chunks that windows [low, high) touch along an axis, and how many windows
+        touch each."""
         chunk, part, step = self.chunk[axis], windows.window[axis], windows.stride[axis]
         first, last = low * step // chunk, ((high - 1) * step + part - 1) // chunk
         if last - first >= MAX_TOUCHED:
-            raise ValueError(f"more than {MAX_TOUCHED:,} chunks for a part of it")
+            raise ValueError(f"more than {MAX_TOUCHED:,} chunks for a part of the array")
         places = np.arange(first, last + 1)
         begins = places * chunk
         least = np.maximum((begins - part) // step + 1, low)
@@ -216,11 +227,11 @@ class ChunkGrid:
 
 
 def unit_rows(windows: ArrayWindows, grid: ChunkGrid, *, max_bytes: int, itemsize: int) -> Ints:
-    """Runs of samples that share chunks: how many samples each has, int64, shape (units,).
+    """Return the lengths of runs of samples that share chunks, int64, shape (units,).
 
-    A unit is the windows that begin in the same chunks along the first axis, with all that lies
-    behind. Where that is more than max_bytes, decoded, and no other windows begin there, it is cut
-    along the next axis. Raises ValueError where they are more than can be.
+    A unit holds the windows that begin in the same chunks along the first axis, over all further
+    axes. If a unit would take more than max_bytes, decoded, and no other window begins in its
+    chunks, it is cut along the next axis. Raises ValueError for more than `MAX_UNITS` units.
     """
     counts, axis = windows.counts, 0
     while axis < len(counts) - 1:
@@ -239,8 +250,8 @@ def unit_rows(windows: ArrayWindows, grid: ChunkGrid, *, max_bytes: int, itemsiz
 
 
 def _first_windows(chunk: int, stride: int, chunks: int, windows: int) -> Ints:
-    """The first window that begins in each chunk in which one does, and the end."""
-    if windows <= chunks:  # a stride is a chunk or more, about
+    """Return the first window that begins in each chunk in which one begins, and the end."""
+    if windows <= chunks:  # a stride is about a chunk or more
         begins = np.arange(windows) * stride // chunk
         return np.append(np.flatnonzero(np.diff(begins, prepend=-1)), windows)
     firsts = -(-np.arange(chunks) * chunk // stride)
@@ -250,11 +261,11 @@ def _first_windows(chunk: int, stride: int, chunks: int, windows: int) -> Ints:
 def windows_of(
     shape: Shape, window: Window | None, stride: Window | None, *, what: str, is_named: bool = True
 ) -> ArrayWindows:
-    """The windows of one array, as users say them (`sample=`, `stride=`).
+    """Return the windows of one array for the user's `sample=` and `stride=`.
 
-    None: a sample is one step along the first axis. Axes that a window doesn't name are whole.
-    what: the array, for messages. is_named: the window is said for this array; else one for all,
-    of which an array of fewer axes takes the first. Raises ConfigError.
+    window: None for one step along the first axis. Axes that it doesn't name are whole. what: the
+    array, for messages. is_named: True if the window was given for this array; otherwise it applies
+    to all arrays, and an array of fewer axes uses its first lengths. Raises ConfigError.
     """
     if window is None:
         return ArrayWindows(
@@ -262,8 +273,8 @@ def windows_of(
         )
     if len(window) > len(shape) and is_named:
         raise ConfigError(
-            f"sample: got {window} for {what}, which has {len(shape)} axes of {shape}. Name a "
-            "length for each of those at most."
+            f"sample: got {window} for {what}, which has {len(shape)} axes: {shape}. Give at most "
+            "one length for each axis."
         )
     parts = [*window[: len(shape)], *(None,) * (len(shape) - len(window))]
     steps = [*(stride or ())[: len(shape)], *(None,) * (len(shape) - len(stride or ()))]
@@ -272,8 +283,8 @@ def windows_of(
     )
     if any(part > length for part, length in zip(lengths, shape, strict=True)):
         raise ConfigError(
-            f"sample: got {window} for {what}, whose shape is {shape}: no such window fits. Take "
-            "shorter ones, or None for all of an axis."
+            f"sample: got {window} for {what}, whose shape is {shape}: no such window fits. Give "
+            "shorter lengths, or None for a whole axis."
         )
     return ArrayWindows(
         shape=shape,
@@ -286,17 +297,16 @@ def windows_of(
 
 
 _LARGE_BYTES = 2**13
-"""Samples from here on are copied one by one: a statement each costs less than the copy that an
-index expression makes first."""
+"""Larger samples are copied one by one: a statement for each costs less than the copy that an index
+expression would make first."""
 
 
 class StepCopier:
-    """Copies steps along the first axis out of chunks that are whole along all others: each lies in
-    one chunk.
+    """Copies steps along the first axis out of chunks that are whole along all other axes.
 
-    begins: where each begins, counted from the first element of its chunk, int64, shape (n,
-    dimensions). lengths: of a step. out: shape (…, *lengths); places: of the steps there, int64,
-    shape (n,).
+    Each step lies in one chunk. begins: start of each step, counted from the first element of its
+    chunk, int64, shape (n, dimensions). lengths: of a step. out: shape (…, *lengths). places: of
+    the steps in out, int64, shape (n,).
     """
 
     def __init__(
@@ -307,7 +317,7 @@ class StepCopier:
         self._listed = (places.tolist(), self._steps.tolist()) if self._are_large else ([], [])
 
     def copy(self, chunk: NDArray[Any], low: int, high: int) -> None:
-        """Copy the steps [low, high), which are the chunk's."""
+        """Copy the steps [low, high), which lie in this chunk."""
         if not self._are_large:
             self._out[self._places[low:high]] = chunk[self._steps[low:high]]
             return
@@ -317,8 +327,11 @@ class StepCopier:
 
 
 class PartCopier:
-    """Copies parts of an array out of the chunks that each overlaps; as StepCopier, but that begins
-    are negative where a part begins in a chunk before."""
+    """Copies parts of an array out of all chunks that they overlap.
+
+    Its arguments are those of StepCopier. A begin is negative if its part begins in an earlier
+    chunk.
+    """
 
     def __init__(
         self, begins: Ints, lengths: Sequence[int], out: NDArray[Any], places: Ints
@@ -326,7 +339,7 @@ class PartCopier:
         self._begins, self._lengths, self._out, self._places = begins, lengths, out, places
 
     def copy(self, chunk: NDArray[Any], low: int, high: int) -> None:
-        """Copy what the chunk has of the parts [low, high)."""
+        """Copy from a chunk the overlap with the parts [low, high)."""
         begins, places = self._begins[low:high], self._places[low:high]
         ends = begins + np.array(self._lengths, np.int64)
         are_inside = ((begins >= 0) & (ends <= np.array(chunk.shape, np.int64))).all(axis=1)
@@ -350,14 +363,14 @@ def _copy_whole(
         out[places] = windows[tuple(begins.T)]
         return
     for place, begin in zip(places.tolist(), begins.tolist(), strict=True):
-        where = tuple(slice(low, low + length) for low, length in zip(begin, lengths, strict=True))
-        out[place] = chunk[where]
+        part = tuple(slice(low, low + length) for low, length in zip(begin, lengths, strict=True))
+        out[place] = chunk[part]
 
 
 def _copy_overlap(
     chunk: NDArray[Any], begin: Sequence[int], lengths: Sequence[int], part: NDArray[Any]
 ) -> None:
-    """Copy what one part and the chunk have in common."""
+    """Copy the overlap of one part and the chunk."""
     into, source = [], []
     for low, length, size in zip(begin, lengths, chunk.shape, strict=True):
         into.append(slice(max(0, -low), min(length, size - low)))
@@ -366,7 +379,7 @@ def _copy_overlap(
 
 
 def place_numbers(places: Places, count: int) -> Ints:
-    """Places in a batch as numbers."""
+    """Return places in a batch as numbers."""
     if isinstance(places, slice):
         return np.arange(*places.indices(places.stop if places.stop is not None else count))
     return np.asarray(places, np.int64)

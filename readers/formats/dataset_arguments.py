@@ -1,8 +1,8 @@
 """Check the arguments with which users describe a dataset, and hold them as values.
 
-`fields=`, `manifest=` and `schema=` say where the fields lie and of which types they are
-(`Arrangement`); `sample=`, `stride=`, `dtype=`, `documents=` and `vocabulary=` say what of arrays
-and of streams of tokens is one sample (`Sampling`).
+`fields=`, `manifest=` and `schema=` describe the places and the types of the fields
+(`Arrangement`). `sample=`, `stride=`, `dtype=`, `documents=` and `vocabulary=` define one sample of
+an array or of a stream of tokens (`Sampling`).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from penstock.readers.origin import Origin, Url
 
 Window = tuple[int | None, ...]
-"""Lengths of a part of an array, by axis; None is all of that axis."""
+"""The lengths of a part of an array, by axis; None is the whole axis."""
 
 DocumentMode = Literal["across", "within", "pack"]
-"""Sequences of tokens run across the borders of documents, end at them, or hold several whole
-ones."""
+"""How sequences of tokens relate to documents: they run across the borders of documents, end at
+them, or hold several whole documents."""
 
 Unit = Literal["file", "row"]
-"""A sample is a whole file, or one step along the first axis of what a file holds."""
+"""A sample is a whole file, or one step along the first axis of the file's content."""
 
 WindowArgument = Unit | Sequence[int | None] | Mapping[str, Sequence[int | None]]
 
-EVERY = ""
-"""In a field's place: what is said holds for all arrays."""
+ALL_FIELDS = ""
+"""In place of a field's name: the value applies to all arrays."""
 
 
 _USED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -46,18 +46,20 @@ _USED: Final[Mapping[str, tuple[str, ...]]] = {
     "tokens": ("sample", "stride", "dtype", "documents", "vocabulary"),
     **dict.fromkeys(("parquet", "arrow", "folder", "tar", "pack"), ()),
 }
-"""What of it formats of ours use; other people's know for themselves."""
+"""The arguments of `Sampling` that each of our formats uses. Formats of other packages check for
+themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """What is one sample of arrays, or of a stream of tokens.
+    """The definition of one sample of arrays, or of a stream of tokens.
 
-    sample: lengths of a window, by field, or for all under EVERY; none: one step along the first
-    axis. stride: from one window to the next, by axis, None where it is the window's length; as
-    sample. dtype: numpy's name of the numbers of files that don't tell. documents: how sequences
-    of tokens go with their documents; None: the format's default. vocabulary: token ids are below.
-    unit: what a sample is, where that is said by a word.
+    sample: lengths of a window, by field, or for all under ALL_FIELDS; empty for one step along the
+    first axis. stride: steps from one window to the next, by axis, None for the window's length;
+    keys as in sample. dtype: numpy's name of the numbers, for files that don't record it.
+    documents: how sequences of tokens relate to documents; None for the format's default.
+    vocabulary: upper bound of token ids, exclusive. unit: the unit of a sample, if `sample=` names
+    one.
     """
 
     sample: Mapping[str, Window] = field(default_factory=dict)
@@ -68,60 +70,63 @@ class Sampling:
     unit: Unit | None = None
 
     def window(self, name: str) -> Window | None:
-        """The window of one field; None: one step along its first axis."""
-        return self.sample.get(name, self.sample.get(EVERY))
+        """Return the window of one field; None for one step along its first axis."""
+        return self.sample.get(name, self.sample.get(ALL_FIELDS))
 
     def step(self, name: str) -> Window | None:
-        """The stride of one field; None: windows lie side by side."""
-        return self.stride.get(name, self.stride.get(EVERY))
+        """Return the stride of one field; None for adjacent windows."""
+        return self.stride.get(name, self.stride.get(ALL_FIELDS))
 
     def arguments(self) -> dict[str, Any]:
-        """As arguments of a dataset."""
+        """Return the values as arguments of a dataset."""
         return {
-            "sample": self.unit or self.sample.get(EVERY) or dict(self.sample),
-            "stride": dict(self.stride) if EVERY not in self.stride else self.stride[EVERY],
+            "sample": self.unit or self.sample.get(ALL_FIELDS) or dict(self.sample),
+            "stride": dict(self.stride)
+            if ALL_FIELDS not in self.stride
+            else self.stride[ALL_FIELDS],
             "dtype": self.dtype,
             "documents": self.documents,
             "vocabulary": self.vocabulary,
         }
 
     def check_used(self, format: str, *, url: str) -> None:
-        """Raises ConfigError where a format of ours would pass over what was said."""
+        """Raise ConfigError if one of our formats would ignore an argument."""
         used = _USED.get(format)
-        said = {
+        is_given = {
             "sample": bool(self.sample),
             "stride": bool(self.stride),
             "dtype": self.dtype is not None,
             "documents": self.documents is not None,
             "vocabulary": self.vocabulary is not None,
         }
-        for name, is_said in said.items():
-            if is_said and used is not None and name not in used:
+        for name in [name for name, given in is_given.items() if given]:
+            if used is not None and name not in used:
                 takers = ", ".join(other for other, names in _USED.items() if name in names)
                 raise ConfigError(
-                    f"{name}: {url} is of the format {format!r}, which has no use for it. Leave it "
-                    f"out, or say format= where it is another (it goes with {takers})."
+                    f"{name}: {url} has the format {format!r}, which doesn't use this argument. "
+                    f"Leave it out, or pass format= if the format is another one ({takers})."
                 )
 
     def check_axes(self, axes: int, *, url: str) -> None:
-        """Raises ConfigError for a window of more axes than any array has. axes: the most."""
-        window = self.sample.get(EVERY, ())
+        """Raise ConfigError if the window has more axes than any array. axes: the most axes of an
+        array."""
+        window = self.sample.get(ALL_FIELDS, ())
         if len(window) > axes:
             raise ConfigError(
-                f"sample: got {window}, of {len(window)} axes, and the arrays of {url} have {axes} "
-                "at most. Give a length for each axis, the first one's too."
+                f"sample: got {window}, with {len(window)} axes, but the arrays of {url} have at "
+                f"most {axes}. Give a length for each axis, including the first."
             )
 
     def to_json(self) -> str:
-        """What tells it from others; "" where nothing is said."""
+        """Return JSON that is different for different values; "" for the default."""
         if self == DEFAULT_SAMPLING:
             return ""
-        told = [dict(self.sample), dict(self.stride), self.dtype, self.documents, self.vocabulary]
-        return json.dumps(told if self.unit is None else [*told, self.unit])
+        values = [dict(self.sample), dict(self.stride), self.dtype, self.documents, self.vocabulary]
+        return json.dumps(values if self.unit is None else [*values, self.unit])
 
     @classmethod
     def of(cls, arrangement: Arrangement) -> Sampling:
-        """What an arrangement says."""
+        """Return the sampling of an arrangement."""
         if not arrangement.sampling:
             return DEFAULT_SAMPLING
         sample, stride, dtype, documents, vocabulary, *unit = json.loads(arrangement.sampling)
@@ -136,7 +141,7 @@ class Sampling:
 
 
 DEFAULT_SAMPLING = Sampling()
-"""Nothing is said: a sample is one step along the first axis, a document, a row."""
+"""The default: a sample is one step along the first axis, a document, or a row."""
 
 
 def check_sampling(
@@ -147,22 +152,23 @@ def check_sampling(
     documents: str | None = None,
     vocabulary: int | None = None,
 ) -> Sampling:
-    """What arguments of a dataset say. Raises ConfigError for what can't be."""
+    """Return checked arguments of a dataset as a Sampling. Raises ConfigError for impossible
+    values."""
     if documents is not None and documents not in get_args(DocumentMode):
         raise ConfigError(
             f"documents: got {documents!r}, wanted one of {list(get_args(DocumentMode))}."
         )
     if vocabulary is not None and (type(vocabulary) is not int or vocabulary < 1):
-        raise ConfigError(f"vocabulary: got {vocabulary!r}, wanted how many token ids there are.")
+        raise ConfigError(f"vocabulary: got {vocabulary!r}, wanted the number of token ids.")
     unit: Unit | None = sample if sample in ("file", "row") else None
     windows = _windows("sample", None if unit else sample)
     strides = _windows("stride", stride)
     for name, step in strides.items():
-        window = windows.get(name, windows.get(EVERY))
+        window = windows.get(name, windows.get(ALL_FIELDS))
         if window is None or len(step) > len(window):
             raise ConfigError(
-                f"stride: got {step} for {name or 'all arrays'}, and sample= says {window}. A "
-                "stride goes with a window of as many axes or more: pass both."
+                f"stride: got {step} for {name or 'all arrays'}, but sample= is {window}. A stride "
+                "needs a window of at least as many axes: pass both."
             )
     return Sampling(
         sample=windows,
@@ -178,7 +184,7 @@ def _windows(what: str, given: WindowArgument | None) -> dict[str, Window]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        return {EVERY: _window(what, given)}
+        return {ALL_FIELDS: _window(what, given)}
     for name in given:
         check_field_name(name, what=what)
     return {name: _window(f'{what}["{name}"]', window) for name, window in given.items()}
@@ -189,13 +195,13 @@ def _window(what: str, given: object) -> Window:
     plain = [int(each) if isinstance(each, np.integer) else each for each in lengths]
     if not plain or any(each is not None and (type(each) is not int or each < 1) for each in plain):
         raise ConfigError(
-            f"{what}: got {given!r}, wanted a length of at least 1 for each axis, or None for all "
-            "of it, such as (8, None, 256, 256)."
+            f"{what}: got {given!r}, wanted a length of at least 1 for each axis, or None for a "
+            "whole axis, such as (8, None, 256, 256)."
         )
     if plain[0] is None:
         raise ConfigError(
-            f"{what}: got {given!r}: the first axis is what samples are taken along; wanted a "
-            "number there, such as 1."
+            f"{what}: got {given!r}: samples are taken along the first axis, so its length must be "
+            "a number, such as 1."
         )
     return tuple(plain)
 
@@ -208,13 +214,13 @@ def _dtype(given: Any) -> str | None:
     except (TypeError, ValueError):
         dtype = np.dtype(object)
     if dtype.kind not in "biufc" or not dtype.isnative:
-        raise ConfigError(f'dtype: got {given!r}, wanted a number\'s, such as "uint16".')
+        raise ConfigError(f'dtype: got {given!r}, wanted the dtype of a number, such as "uint16".')
     return str(dtype.name)
 
 
 ManifestFile = str | os.PathLike[str] | Literal[False]
-"""A table of samples: a name below the dataset's root, or a path of this machine; False is none,
-not even one that lies there."""
+"""A table of samples: a name below the dataset's root, or a path on this machine. False uses no
+table, not even one in the dataset."""
 
 
 def arrangement_of(
@@ -228,7 +234,7 @@ def arrangement_of(
     allow_empty: bool = False,
     max_pixels: int | None = None,
 ) -> Arrangement:
-    """The arrangement that arguments of a dataset say. Raises ConfigError."""
+    """Return checked arguments of a dataset as an Arrangement. Raises ConfigError."""
     if type(allow_empty) is not bool:
         raise ConfigError(f"allow_empty: got {allow_empty!r}, wanted True or False.")
     if max_pixels is not None and (type(max_pixels) is not int or max_pixels < 1):
@@ -247,16 +253,19 @@ def arrangement_of(
 
 
 def given_types(arrangement: Arrangement) -> dict[str, FieldType]:
-    """The types of fields that the user gave."""
-    told = json.loads(arrangement.schema) if arrangement.schema else []
+    """Return the types of fields that the user gave, by name."""
+    types = json.loads(arrangement.schema) if arrangement.schema else []
     return {
-        each["name"]: from_json({k: v for k, v in each.items() if k != "name"}) for each in told
+        each["name"]: from_json({k: v for k, v in each.items() if k != "name"}) for each in types
     }
 
 
 def are_default_names(format: str, origin: Origin) -> bool:
-    """Whether the places of fields are names that the fields have without a word, as nothing lies
-    at any of them. format: of the data; tables, arrays and stores have columns and paths there."""
+    """Return True if the places of fields are names that the fields have by default.
+
+    This is so if no file or folder has any of these names. format: of the data; in tables, arrays
+    and stores, places are columns and paths.
+    """
     places = [place for _, place in origin.arrangement.places]
     if format == "tokens":
         return True
@@ -270,12 +279,14 @@ def are_default_names(format: str, origin: Origin) -> bool:
 
 
 MEMBER_NAMES = frozenset(("image", "audio", "video", "caption", "array", "label"))
-"""What the members of a tar file are called as fields, where they have no name of their own."""
+"""The field names of members of a tar file that have no name of their own."""
 
 
 def renamed_arrangement(arrangement: Arrangement, names: Mapping[str, str]) -> Arrangement:
-    """What a user says of data whose fields get other names, as of the data as they lie. names: of
-    fields, each with that which the data have."""
+    """Return an arrangement for renamed fields as one for the data's own names.
+
+    names: the data's name of each renamed field.
+    """
     types = json.loads(arrangement.schema) if arrangement.schema else []
     for each in types:
         each["name"] = names.get(each["name"], each["name"])
@@ -303,7 +314,7 @@ def _schema(schema: Mapping[str, Any] | None) -> str:
 
 
 def _places(fields: Iterable[str] | Mapping[str, str | None] | None) -> tuple[tuple[str, str], ...]:
-    """Where fields lie; none where names alone are told."""
+    """Return the place of each field; empty if only names are given."""
     if not isinstance(fields, Mapping):
         return ()
     places = {name: place for name, place in fields.items() if place is not None}
@@ -322,46 +333,46 @@ def _manifest(url: Url, manifest: ManifestFile | None, *, is_path: bool) -> str 
         return None
     if manifest is False:
         return NO_TABLE
-    told = os.fspath(manifest) if isinstance(manifest, str | os.PathLike) else None
-    if not isinstance(told, str) or not told or "\0" in told:
+    given = os.fspath(manifest) if isinstance(manifest, str | os.PathLike) else None
+    if not isinstance(given, str) or not given or "\0" in given:
         raise ConfigError(
             f"manifest: got {manifest!r}, wanted a table such as list.csv or list.jsonl, or False."
         )
     if isinstance(url, list | tuple):
         raise ConfigError(
-            f"manifest: a table lists the files of a folder, and a list of {len(url):,} files is "
-            "given. Leave one out."
+            f"manifest: a table lists the files of a folder, but the dataset is a list of "
+            f"{len(url):,} files. Leave one out."
         )
-    path = local_path(told)
+    path = local_path(given)
     if path is None:
         root = str(url).rstrip("/") + "/"
-        if is_path or not told.startswith(root):
+        if is_path or not given.startswith(root):
             raise ConfigError(
-                f"manifest: got {show(told)}, wanted a name below {show(url)}, or a path of this "
-                "machine: fetch it from there."
+                f"manifest: got {show(given)}, wanted a name below {show(url)}, or a path on this "
+                "machine: download the table first."
             )
-        return told[len(root) :]
+        return given[len(root) :]
     named = os.fsdecode(path)
     root_path = None if is_path else local_path(url)
     if os.path.isabs(named):
         return _below(named, root_path)
     if root_path is None:
-        is_here = not isinstance(manifest, str) or named.startswith(("./", "../"))
-        return os.path.abspath(named) if is_here else os.path.normpath(named)
-    inside, here = os.path.join(os.fsdecode(root_path), named), os.path.abspath(named)
-    there = [each for each in (inside, here) if status_of(each) is not None]
-    if len(there) == 2 and not os.path.samefile(*there):
+        is_local = not isinstance(manifest, str) or named.startswith(("./", "../"))
+        return os.path.abspath(named) if is_local else os.path.normpath(named)
+    inside, local = os.path.join(os.fsdecode(root_path), named), os.path.abspath(named)
+    found = [each for each in (inside, local) if status_of(each) is not None]
+    if len(found) == 2 and not os.path.samefile(*found):
         raise ConfigError(
-            f"manifest: got {named!r}, and both {inside} and {here} are there. Give an absolute "
-            "path."
+            f"manifest: got {named!r}, but both {inside} and {local} exist. Give an absolute path."
         )
-    if not there:
-        raise ConfigError(f"manifest: got {named!r}, and neither {inside} nor {here} is there.")
-    return _below(os.path.abspath(there[0]), root_path)
+    if not found:
+        raise ConfigError(f"manifest: got {named!r}, but neither {inside} nor {local} exists.")
+    return _below(os.path.abspath(found[0]), root_path)
 
 
 def _below(path: str, root: bytes | None) -> str:
-    """A name below a local dataset's root where the path is one, so that it goes with the data."""
+    """Return a path below a local dataset's root as a name relative to it, so that the data can be
+    moved."""
     if root is None:
         return path
     inside = os.path.abspath(os.fsdecode(root)).rstrip("/") + "/"

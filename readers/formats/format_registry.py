@@ -77,19 +77,19 @@ _FACTS = ("name", "least_sample_bytes", "is_file_per_sample", "indexing")
 
 
 @cache
-def _entry_points() -> dict[str, EntryPoint]:
+def external_entry_points() -> dict[str, EntryPoint]:
     """Return the formats of other packages by name, not loaded. They can't replace ours."""
     return {point.name: point for point in entry_points(group=GROUP) if point.name not in _MODULES}
 
 
 def format_names() -> tuple[str, ...]:
     """Return the names that `format=` accepts."""
-    return (AUTO, *_MODULES, *_entry_points())
+    return (AUTO, *_MODULES, *external_entry_points())
 
 
 def is_format(name: str) -> bool:
     """Return True if a format has this name, as recorded in a manifest."""
-    return name in _MODULES or name in _entry_points()
+    return name in _MODULES or name in external_entry_points()
 
 
 @cache
@@ -100,7 +100,7 @@ def format_named(name: str) -> Format:
     a format.
     """
     if name not in _MODULES:
-        return _load_external(_entry_points()[name])
+        return _load_external(external_entry_points()[name])
     found: Format = import_module(_MODULES[name].module).FORMAT
     return found
 
@@ -162,12 +162,12 @@ def self_indexed() -> Iterator[Format]:
 
 def external_formats() -> Iterator[Format]:
     """Yield the formats of other packages. Raises as `format_named` does."""
-    return map(format_named, _entry_points())
+    return map(format_named, external_entry_points())
 
 
 def has_external_formats() -> bool:
     """Return True if other packages provide formats. Loads none."""
-    return bool(_entry_points())
+    return bool(external_entry_points())
 
 
 def looks_like_fallback(origin: Origin) -> bool:

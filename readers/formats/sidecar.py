@@ -431,7 +431,9 @@ class SpanNotes:
             raise ValueError(f"arrays of {shapes.shape[1]} dimensions, wanted {len(form.shape)}")
         for lengths, wanted in zip(shapes.T, form.shape, strict=True):
             if lengths.min() < 0 or (wanted is not None and (lengths != wanted).any()):
-                raise ValueError(f"an array has a length of {lengths.min():,}, wanted {wanted}")
+                raise ValueError(
+                    f"arrays have lengths {lengths.min():,} to {lengths.max():,}, wanted {wanted}"
+                )
         itemsizes = CODEC_ITEMSIZES[self._codec_numbers()[present]]
         # As floats, because products of lengths may exceed 2^63; possible sizes are exact.
         if (shapes.prod(axis=1, dtype=np.float64) * itemsizes != self.sizes[present]).any():

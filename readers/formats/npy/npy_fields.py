@@ -26,7 +26,7 @@ from penstock.readers.fields import (
 )
 from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.array_windows import ArrayWindows, windows_of
-from penstock.readers.formats.dataset_arguments import EVERY, Sampling, given_types
+from penstock.readers.formats.dataset_arguments import ALL_FIELDS, Sampling, given_types
 from penstock.readers.formats.npy.stored_arrays import read_archives, read_arrays
 from penstock.readers.formats.shard_summary import MAX_SAMPLES
 from penstock.readers.origin import left_out_for
@@ -201,8 +201,13 @@ def choose_samples(origin: Origin, groups: Sequence[ArrayGroup]) -> ChosenArrays
             f"{origin.url}: it has {len(fields):,} arrays that can be fields, expected at most "
             f"{MAX_FIELDS:,}. Name those that you want: fields={{name: member}}."
         )
+<<<<<<< HEAD
     types = given_types(origin.arrangement)
     if unknown := sorted({*sampling.sample, *sampling.stride, *types} - {EVERY, *fields}):
+=======
+    said = {*sampling.sample, *sampling.stride, *given_types(origin.arrangement)} - {ALL_FIELDS}
+    if unknown := sorted(said - set(fields)):
+>>>>>>> 81814e39 (readers: arguments, windows, blocks and remote shards in plain English)
         raise ConfigError(
             f"{origin.url}: sample=, stride= or schema= names {unknown[0]!r}, and its arrays are "
             f"{fields}."

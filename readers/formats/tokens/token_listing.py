@@ -15,7 +15,7 @@ from penstock.readers.fields import Array, Schema, Tokens, Value
 from penstock.readers.files import printable
 from penstock.readers.formats.candidates import PART_BYTES, Candidates
 from penstock.readers.formats.chunked import ChunkListing
-from penstock.readers.formats.dataset_arguments import EVERY, Sampling, given_types
+from penstock.readers.formats.dataset_arguments import ALL_FIELDS, Sampling, given_types
 from penstock.readers.formats.extents import ChunkedShard, Extents
 from penstock.readers.formats.format import Indexing, Snapshot
 from penstock.readers.formats.tokens.token_files import find_files, inspect_token_file
@@ -225,7 +225,7 @@ def _documents(sampling: Sampling, *, has_idx: bool) -> DocumentMode:
 
 def _cut(sampling: Sampling, documents: DocumentMode) -> Cut:
     window, step = sampling.window(TOKENS), sampling.step(TOKENS)
-    others = {name for name in (*sampling.sample, *sampling.stride)} - {EVERY, TOKENS}
+    others = {name for name in (*sampling.sample, *sampling.stride)} - {ALL_FIELDS, TOKENS}
     if others:
         raise ConfigError(f'sample: got {sorted(others)}, expected the field "{TOKENS}".')
     if window is None:

@@ -288,7 +288,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     format_registry.format_named.cache_clear()
     DECODED.clear()
     TAKEN.clear()
-    monkeypatch.setattr(format_registry, "_entry_points", lambda: points)
+    monkeypatch.setattr(format_registry, "external_entry_points", lambda: points)
     yield
     format_registry.format_named.cache_clear()
 

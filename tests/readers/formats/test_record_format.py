@@ -38,7 +38,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **formats: str) -> None:
         for name, value in formats.items()
     }
     format_registry.format_named.cache_clear()
-    monkeypatch.setattr(format_registry, "_entry_points", lambda: points)
+    monkeypatch.setattr(format_registry, "external_entry_points", lambda: points)
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_changed_record_is_marked_and_a_torn_file_refused(tmp_path: Path) -> N
         with pytest.raises((CorruptSampleError, IndexChangedError), match="batch_0"):
             dataset.read(rows_of(dataset))
     (root / "batch_0.bin").write_bytes(data[:5].tobytes()[:-1])
-    with pytest.raises(DatasetError, match=r"batch_0\.bin: isn't a cifar file"):
+    with pytest.raises(DatasetError, match=r"batch_0\.bin: isn't a valid cifar file"):
         Dataset(root).open()
 
 
@@ -138,7 +138,7 @@ def test_what_another_package_brings_is_told_by_name_where_it_is_broken(
     install(monkeypatch, absent="no_such_package.format", odd="json:dumps")
     with pytest.raises(MissingDependencyError, match=r"absent.*no_such_package"):
         Dataset(tmp_path, format="absent").open()
-    with pytest.raises(ConfigError, match=r"odd.*isn't a format"):
+    with pytest.raises(ConfigError, match=r"odd.*isn't a valid format"):
         Dataset(tmp_path, format="odd").open()
     with pytest.raises(ConfigError, match="'absent', 'odd'"):
         Dataset(tmp_path, format="zip")

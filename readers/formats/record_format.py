@@ -43,16 +43,15 @@ from penstock.readers.fields import (
 )
 from penstock.readers.files import is_passed_over, printable
 from penstock.readers.formats.candidates import Candidates, Grouping, Spans
-from penstock.readers.formats.format import Snapshot, SpanFormat
+from penstock.readers.formats.format import Indexing, Snapshot, SpanFormat
 from penstock.readers.formats.unindexed_files import drop_cached_copy, open_data_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.readers.fields import Column, Schema
-    from penstock.readers.formats.format import Listing
     from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry, Origin
 
@@ -140,7 +139,7 @@ class RecordFormat(SpanFormat, ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordIndexing:
+class RecordIndexing(Indexing):
     """The indexing of files of records. Each opening compares their names, sizes and times; if any
     differs, all files are indexed again."""
 
@@ -151,13 +150,6 @@ class RecordIndexing:
     def list(self, origin: Origin) -> RecordListing:
         """List the files. Raises DatasetNotFoundError, ConfigError, DatasetError or FetchError."""
         return RecordListing(self.format, origin)
-
-    def is_current(
-        self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
-    ) -> bool:
-        """Return True if the same files were indexed."""
-        del origin
-        return listing().snapshot().fingerprint == snapshot.fingerprint
 
 
 class RecordListing:

@@ -201,13 +201,8 @@ def choose_samples(origin: Origin, groups: Sequence[ArrayGroup]) -> ChosenArrays
             f"{origin.url}: it has {len(fields):,} arrays that can be fields, expected at most "
             f"{MAX_FIELDS:,}. Name those that you want: fields={{name: member}}."
         )
-<<<<<<< HEAD
     types = given_types(origin.arrangement)
-    if unknown := sorted({*sampling.sample, *sampling.stride, *types} - {EVERY, *fields}):
-=======
-    said = {*sampling.sample, *sampling.stride, *given_types(origin.arrangement)} - {ALL_FIELDS}
-    if unknown := sorted(said - set(fields)):
->>>>>>> 81814e39 (readers: arguments, windows, blocks and remote shards in plain English)
+    if unknown := sorted({*sampling.sample, *sampling.stride, *types} - {ALL_FIELDS, *fields}):
         raise ConfigError(
             f"{origin.url}: sample=, stride= or schema= names {unknown[0]!r}, and its arrays are "
             f"{fields}."

@@ -334,10 +334,10 @@ def test_a_crop_of_a_mapped_array_is_read_as_one(root: Path, opened: Opened) -> 
 def test_what_a_format_has_no_use_for_is_refused(root: Path, opened: Opened) -> None:
     np.save(root / "x.npy", X)
     for options, why in (
-        ({"dtype": "float32"}, "dtype: .*no use for it.*tokens"),
+        ({"dtype": "float32"}, "dtype: .*doesn.t use this argument.*tokens"),
         ({"documents": "across"}, "documents: "),
         ({"vocabulary": 5}, "vocabulary: "),
-        ({"sample": (1, 1, 1, 1)}, "4 axes, and the arrays of .* have 3"),
+        ({"sample": (1, 1, 1, 1)}, "4 axes, but the arrays of .* have at most 3"),
     ):
         with pytest.raises(ConfigError, match=why):
             opened("x.npy", **options).open()

@@ -63,7 +63,7 @@ EXTENSIONS = frozenset(("arrow", "feather", "ipc", "arrows"))
 
 
 class ArrowIndexing(TableIndexing):
-    """How Arrow files get an index."""
+    """Lists the Arrow files of a dataset for its index."""
 
     extensions: ClassVar[frozenset[str]] = EXTENSIONS
 
@@ -78,8 +78,7 @@ class ArrowIndexing(TableIndexing):
 
 @dataclass(frozen=True, slots=True)
 class ArrowFormat(TableFormat):
-    """Arrow IPC files and streams. Files of our own packs have an index of their own, and are
-    packs."""
+    """Arrow IPC files and streams. Packs consist of such files too, but are recognised first."""
 
     name: ClassVar[str] = "arrow"
     extensions: ClassVar[frozenset[str]] = EXTENSIONS

@@ -213,7 +213,7 @@ class FileColumns:
                 known = self._dictionaries.setdefault(batch.dictionary, [])
                 if known and not batch.is_delta:
                     raise DatasetError(
-                        f"{printable(entry.name)}: a dictionary of it is replaced after some "
+                        f"{printable(entry.name)}: one of its dictionaries is replaced after some "
                         "batches, which isn't read. Write it with one dictionary "
                         "(table.unify_dictionaries()) or with deltas (emit_dictionary_deltas=True)."
                     )

@@ -219,7 +219,7 @@ def plain_buffer(data: Encoded, start: int, size: int, codec: int) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnChunk:
-    """What is needed to decode a chunk.
+    """The metadata by which a chunk is decoded.
 
     form: the number of its type in ArrowNotes; codec: a number into CODECS. nodes: length and nulls
     of each array; buffers: first byte in the chunk, and size; views: data buffers of each array of
@@ -357,7 +357,7 @@ def _with_dictionary(array: Any, arrow: Any, values: Any, parts: Sequence[str]) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowNotes:
-    """What an index notes of a shard, to read it without its files' metadata.
+    """The notes of a shard in an index, by which it is read without its files' metadata.
 
     parts: of each field, the names that lead through structs to its values. chunks: of each extent;
     types: of chunks, by `ColumnChunk.form`, as `type_to_text` returns them. tensors: how the
@@ -408,7 +408,7 @@ def read_notes(shard: ChunkedShardFacts) -> tuple[ArrowNotes, list[Any]]:
 def _check(shard: ChunkedShardFacts, notes: ArrowNotes) -> None:
     count = len(shard.extents)
     if len(notes.chunks) != count or len(notes.parts) != len(shard.schema):
-        raise ValueError("its chunks or fields differ in number")
+        raise ValueError("the number of its chunks or fields is wrong")
     for chunk, size in zip(notes.chunks, shard.extents.sizes.tolist(), strict=True):
         places = (start >= 0 and 0 <= length <= size - start for start, length in chunk.buffers)
         others = (0 <= other < count for other in chunk.dictionaries)

@@ -316,7 +316,7 @@ _MAX_EXPANDED_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkForm:
-    """What the chunks of one column have in common.
+    """The properties that chunks of one column share.
 
     path, elements, physical: see `Leaf`. parts: how many names of path lead through structs to the
     values; the others are those of lists. writer: the file's `created_by`; codec: its number.
@@ -422,7 +422,7 @@ def _chunk_footer(form: ChunkForm, *, rows: int, values: int, size: int, decoded
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParquetNotes:
-    """What an index notes of a shard, to read it without its files' footers.
+    """The notes of a shard in an index, by which it is read without its files' footers.
 
     chunks: of each extent the number of its form, its values, its bytes decompressed and its nulls
     (-1: unknown), int64, shape (extents, 4).
@@ -476,7 +476,7 @@ def read_notes(shard: ChunkedShardFacts) -> ParquetNotes:
         ]
         chunks = np.array(notes["chunks"], np.int64).reshape(-1, 4)
         if len(chunks) != len(shard.extents):
-            raise ValueError("its chunks differ in number")
+            raise ValueError("the number of its chunks is wrong")
         if len(chunks) and not (chunks[:, :3].min() >= 0 and chunks[:, 0].max() < len(forms)):
             raise ValueError("its chunks have forms that don't exist")
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:

@@ -321,7 +321,7 @@ def _chunk(
 
 
 _TAIL_READ_BYTES = 2**16
-"""How much of a file's end is read at first: most footers are smaller."""
+"""The size of the end of a file that is read at first: most footers are smaller."""
 
 _AT_ONCE = 2048
 

@@ -53,7 +53,7 @@ EXTENSIONS = frozenset(("parquet", "parq", "pq"))
 
 
 class ParquetIndexing(TableIndexing):
-    """How Parquet files get an index."""
+    """Lists the Parquet files of a dataset for its index."""
 
     extensions: ClassVar[frozenset[str]] = EXTENSIONS
 

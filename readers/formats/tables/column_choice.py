@@ -52,7 +52,7 @@ class FieldChoice:
     """The columns that are fields, by the user's arguments.
 
     columns, types: by field, in order; a type is None if it depends on the first values.
-    left_out: the reasons of the columns that are no fields, by name.
+    left_out: the reasons of the columns that aren't fields, by name.
     """
 
     columns: Mapping[str, ArrowColumn]
@@ -123,18 +123,18 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def warn_of_left_out(url: str, choice: FieldChoice) -> None:
-    """Log which columns are no fields, and why."""
+    """Log which columns aren't fields, and why."""
     if choice.left_out:
         shown = [f'"{name}" ({reason})' for name, reason in choice.left_out.items()]
         more = f" and {len(shown) - _MAX_REASONS} more" if len(shown) > _MAX_REASONS else ""
         _log.warning(
-            "%s: columns that are no fields: %s%s.", url, "; ".join(shown[:_MAX_REASONS]), more
+            "%s: columns that aren't fields: %s%s.", url, "; ".join(shown[:_MAX_REASONS]), more
         )
 
 
 def refusal_of(table: Any, *, file: str, first: int) -> str | None:
-    """Return why a column can't be a field, if its values in some rows are lists that are no
-    arrays. A value that doesn't fit is no reason: it makes one bad sample.
+    """Return why a column can't be a field, if its values in some rows are lists that
+    aren't arrays. A value that doesn't fit isn't a reason: it makes one bad sample.
 
     table: as `values_table` returns it. file: its name, for messages; first: the first row in it.
     """

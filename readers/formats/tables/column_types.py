@@ -301,10 +301,10 @@ def inferred_type(arrow: Any, *, name: str) -> FieldType | str | None:
     if pa.types.is_decimal(arrow):
         as_floats = f'schema={{"{name}": Value("float64")}}'
         return f"it holds decimals ({arrow}): read it as {as_floats}, or write it as integers"
-    return f"it holds {arrow}, which no tensor can be: {_instead(arrow)}"
+    return f"it holds {arrow}, which can't become a tensor: {_advice(arrow)}"
 
 
-def _instead(arrow: Any) -> str:
+def _advice(arrow: Any) -> str:
     """Return the advice for a type that isn't read, alone or in lists."""
     types = pa.types
     if types.is_struct(arrow):
@@ -325,7 +325,7 @@ def _array(arrow: Any, name: str) -> FieldType | str:
         as_floats = f'schema={{"{name}": Array("float64", {(None,) * len(shape)})}}'
         return f"it holds lists of decimals ({inner}): read it as {as_floats}"
     if dtype is None:
-        return f"it holds lists of {inner}, which no tensor can be: {_instead(inner)}"
+        return f"it holds lists of {inner}, which can't become a tensor: {_advice(inner)}"
     if len(shape) > _MAX_DEPTH:
         return f"its lists nest {len(shape)} deep"
     if name in TOKEN_NAMES and shape == (None,) and dtype.kind in "iu":

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 VALUES, SHAPES, WRONG = "values", "shapes", "wrong"
 NULL_INSIDE = "it has a null inside"
-RAGGED_INSIDE = "its lists differ in length, so it is no array"
+RAGGED_INSIDE = "its lists differ in length, so it isn't an array"
 
 
 def values_table(
@@ -66,7 +66,7 @@ def _inside(column: Any, parts: Sequence[str]) -> Any:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
         if not pa.types.is_struct(array.type):
-            raise ValueError(f"it holds {array.type}, and a struct was indexed")
+            raise ValueError(f"it holds {array.type}, and the index expects a struct")
         array = array.flatten()[array.type.get_field_index(part)]
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
@@ -142,13 +142,13 @@ def _decoded(array: Any) -> Any:
 
 
 def _cast(array: Any, dtype: np.dtype[Any]) -> tuple[Any, Bools | None]:
-    """Return numbers as a dtype, 0 if they don't fit it, and which don't, or None if all do."""
+    """Return numbers as a dtype, with 0 for those that don't fit, and which those are (None: none)."""
     wanted = pa.uint8() if dtype.kind == "b" else pa.from_numpy_dtype(dtype)
     if array.type == wanted:
         return array, None
     is_number = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
     if dtype.kind == "b" or not is_number:
-        raise ValueError(f"it holds {array.type}, and {dtype} was indexed")
+        raise ValueError(f"it holds {array.type}, and the index expects {dtype}")
     found, present = raw_numbers(array), _present(array)
     unfit = unfit_numbers(dtype, found)
     with np.errstate(all="ignore"):
@@ -189,7 +189,7 @@ def _bytes(array: Any) -> Any:
         return array.view(pa.binary())
     if kind == pa.string_view():
         return array.view(pa.binary_view())
-    raise ValueError(f"it holds {kind}, and bytes were indexed")
+    raise ValueError(f"it holds {kind}, and the index expects bytes")
 
 
 def _arrays(type: FieldType, array: Any, form: ArrayForm, tensor: Tensor | None) -> Any:
@@ -268,7 +268,7 @@ class _NestedLists:
             self.starts = np.where(filled, starts[np.where(filled, self.starts, 0)], 0)
             self.ends = np.where(filled, ends[last], 0)
         if pa.types.is_fixed_size_list(array.type) or hasattr(array, "offsets"):
-            raise ValueError(f"it holds lists of {array.type}, and numbers were indexed")
+            raise ValueError(f"it holds lists of {array.type}, and the index expects numbers")
         self.values = array
 
     def rows_with(self, marks: Bools) -> Bools:
@@ -332,7 +332,7 @@ def _elements(array: Any) -> tuple[Ints, Ints, Any]:
             starts = ends - counts
         return starts, ends, inside
     else:
-        raise ValueError(f"it holds {kind}, and lists were indexed")
+        raise ValueError(f"it holds {kind}, and the index expects lists")
     present = _present(array)
     return starts, np.where(present, ends, starts), inside
 

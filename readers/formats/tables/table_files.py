@@ -75,7 +75,8 @@ class TableFormat(ChunkFormat, ABC):
 
 
 class TableIndexing(ABC):
-    """How a table gets an index; names, sizes and times of files show if it is current."""
+    """Lists the files of a table for an index, which is current while their names, sizes and times are
+    the same."""
 
     extensions: ClassVar[frozenset[str]]
     keeps_facts: ClassVar[bool] = False
@@ -174,7 +175,7 @@ class TableMetadata(ABC):
     """
 
     def __init__(self, origin: Origin, files: Sequence[Entry]) -> None:
-        """A subclass adds the columns of each file to `_drift`."""
+        """A subclass also adds the columns of each file to `_drift`."""
         self._origin, self._files = origin, files
         self._drift = SchemaDrift(given=given_types(origin.arrangement), columns={}, files={})
 
@@ -225,11 +226,11 @@ FileUnits = tuple[int, int, int]
 """A file's number, its first unit, and the unit after its last."""
 
 MAX_CHECKED_BYTES = 2**28
-"""How many bytes of a column are read at most when a dataset is opened."""
+"""The limit of bytes that are read of a column when a dataset is opened."""
 
 _FREE_BYTES, _MAX_RATIO = 2**28, 1000
 ROW_BYTES = PART_BYTES // (MAX_SHARD_SAMPLES // 2)
-"""A row counts as so many bytes at least, because small units may have many rows."""
+"""The least size that counts for a row, because units of few bytes may have many rows."""
 
 
 def cut_units(rows: Sequence[Ints], sizes: Sequence[Ints]) -> Iterator[list[FileUnits]]:

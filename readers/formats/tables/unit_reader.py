@@ -88,7 +88,7 @@ class ShardUnits:
         )
         counts = {len(shard.units), len(units.files), len(units.firsts), len(units.chunks)}
         if len(counts) > 1 or not len(shard.units) or int(shard.units.sum()) != shard.samples:
-            raise ValueError("its units differ in number")
+            raise ValueError("the numbers of its units disagree")
         if not units.chunks.min() >= NO_CHUNK or int(units.chunks.max()) >= len(shard.extents):
             raise ValueError("its units have chunks that don't exist")
         if not (units.files.min() >= 0 and units.files.max() < len(units.names)):
@@ -109,8 +109,8 @@ def tensor_of_json(notes: Any) -> Tensor:
 def corrupt_notes_error(error: Exception) -> CorruptShardError:
     """Return the error for a shard whose notes in the index are invalid."""
     return CorruptShardError(
-        f"The index describes a shard of a table in an invalid way ({error}). Run `penstock index` "
-        "on the dataset again."
+        f"The notes of a table's shard in the index are invalid ({error}). Run `penstock index` on "
+        "the dataset again."
     )
 
 
@@ -126,7 +126,7 @@ class UnitReader(ABC):
     def decode(
         self, extent: int, type: FieldType, data: Encoded, dictionaries: Sequence[Encoded]
     ) -> Any:
-        """Return a chunk's values, as `column_values.values_table` does. dictionaries: the bytes
+        """Return a chunk's values, as `values_table` does. dictionaries: the bytes
         of the extents that `dictionaries` names. Raises ValueError if the bytes are damaged."""
 
     def is_plain(self, extent: int) -> bool:
@@ -245,7 +245,7 @@ class UnitReader(ABC):
             assert isinstance(column, EncodedColumn)
             dims = upright_sizes(column.samples)
             unknown = np.flatnonzero((dims[:, 0] == 0) & present).tolist()
-            _mark(wrong, unknown, f"{field}: its first bytes are those of no image that is read")
+            _mark(wrong, unknown, f"{field}: it doesn't begin as an image of a known format")
             column = EncodedColumn(column.samples, dims)
         return column, present
 

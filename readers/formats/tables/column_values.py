@@ -142,7 +142,7 @@ def _decoded(array: Any) -> Any:
 
 
 def _cast(array: Any, dtype: np.dtype[Any]) -> tuple[Any, Bools | None]:
-    """Return numbers as a dtype, with 0 for those that don't fit, and which those are (None: none)."""
+    """Return numbers as a dtype, 0 if they don't fit it, and which don't (None: all fit)."""
     wanted = pa.uint8() if dtype.kind == "b" else pa.from_numpy_dtype(dtype)
     if array.type == wanted:
         return array, None

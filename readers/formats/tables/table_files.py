@@ -75,8 +75,8 @@ class TableFormat(ChunkFormat, ABC):
 
 
 class TableIndexing(ABC):
-    """Lists the files of a table for an index, which is current while their names, sizes and times are
-    the same."""
+    """Lists the files of a table for an index, which is current while their names, sizes and times
+    stay the same."""
 
     extensions: ClassVar[frozenset[str]]
     keeps_facts: ClassVar[bool] = False

@@ -33,10 +33,8 @@ KINDS = ("file", "lz4", "zstd", "stream")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_type_comes_back_as_it_was_written(tmp_path: Path, kind: str) -> None:
+def test_each_type_comes_back_as_it_was_written(root: Path, kind: str) -> None:
     table = many_types(230)
-    root = tmp_path / "set"
-    root.mkdir()
     write(root / "a.arrow", table.slice(0, 115), kind=kind)
     write(root / "b.arrow", table.slice(115), kind=kind)
     with Dataset(root) as dataset:
@@ -52,9 +50,7 @@ def test_each_type_comes_back_as_it_was_written(tmp_path: Path, kind: str) -> No
 
 
 @pytest.mark.parametrize("compression", ["lz4", "uncompressed"])
-def test_feather_files_are_read(tmp_path: Path, compression: str) -> None:
-    root = tmp_path / "set"
-    root.mkdir()
+def test_feather_files_are_read(root: Path, compression: str) -> None:
     table = many_types(90)
     pa.feather.write_feather(table, root / "a.feather", compression=compression, chunksize=30)
     with Dataset(root) as dataset:
@@ -64,9 +60,7 @@ def test_feather_files_are_read(tmp_path: Path, compression: str) -> None:
         dataset.open()
 
 
-def test_views_and_sliced_and_nested_dictionaries(tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    root.mkdir()
+def test_views_and_sliced_and_nested_dictionaries(root: Path) -> None:
     texts = [f"a text that is long enough for a buffer {k}" if k % 2 else f"{k}" for k in range(50)]
     table = pa.table(
         {
@@ -84,9 +78,7 @@ def test_views_and_sliced_and_nested_dictionaries(tmp_path: Path) -> None:
         check(dataset, table, ["view", "short", "inner.category", "numbers"])
 
 
-def test_pictures_with_features_and_nulls(tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    root.mkdir()
+def test_pictures_with_features_and_nulls(root: Path) -> None:
     picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     pictures = [jpeg(i, height=10 + i, width=9) for i in range(6)]
     table = pa.table(

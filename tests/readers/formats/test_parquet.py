@@ -153,9 +153,7 @@ def test_columns_that_cant_be_fields_are_refused_by_name(
         check(dataset, table, ["int8", "text"])
 
 
-def test_files_may_lack_or_reorder_columns_but_not_change_their_types(tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    root.mkdir()
+def test_files_may_lack_or_reorder_columns_but_not_change_their_types(root: Path) -> None:
     a = pa.table({"x": pa.array([1, 2], pa.int32()), "y": ["p", "q"]})
     b = pa.table({"y": ["r"], "x": pa.array([3], pa.int32()), "z": pa.array([0.5])})
     pq.write_table(a, root / "a.parquet")
@@ -175,9 +173,7 @@ def test_files_may_lack_or_reorder_columns_but_not_change_their_types(tmp_path: 
         assert plain(dataset.read(dataset.rows(np.arange(4))).columns["x"]) == [1, 2, 3, 1]
 
 
-def test_the_schema_follows_hugging_faces_features(tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    root.mkdir()
+def test_the_schema_follows_hugging_faces_features(root: Path) -> None:
     sizes = [(24, 40), (30, 20), (25, 25), (8, 9)]
     kinds = ["JPEG", "PNG", "WEBP", "JPEG"]
     pictures = [
@@ -251,9 +247,7 @@ def test_a_warning_names_columns_that_are_only_in_names_of_folders(
 
 
 @pytest.mark.filterwarnings("ignore:.*holds paths of files")
-def test_binary_columns_get_their_type_from_their_first_values(tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    root.mkdir()
+def test_binary_columns_get_their_type_from_their_first_values(root: Path) -> None:
     picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     table = pa.table(
         {
@@ -277,9 +271,7 @@ def test_binary_columns_get_their_type_from_their_first_values(tmp_path: Path) -
         assert "doesn't begin as an image" in bad[0]
 
 
-def test_datasets_without_rows_or_files_raise(tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    root.mkdir()
+def test_datasets_without_rows_or_files_raise(root: Path) -> None:
     pq.write_table(many_types(0), root / "a.parquet")
     with Dataset(root) as dataset, pytest.raises(DatasetNotFoundError, match="no rows"):
         dataset.open()
@@ -334,12 +326,10 @@ def test_nulls_that_nothing_counted_make_bad_samples(
 
 
 def test_a_list_with_a_null_or_of_odd_lengths_is_a_bad_sample(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Opening the dataset may not find such a list."""
     monkeypatch.setattr(parquet_listing, "MAX_CHECKED_BYTES", 0)
-    root = tmp_path / "set"
-    root.mkdir()
     table = pa.table(
         {
             "a": pa.array([[1, 2], [1, None], [], None], pa.list_(pa.int64())),

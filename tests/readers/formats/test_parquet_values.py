@@ -30,13 +30,11 @@ LARGE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "zstd", "brotli", "lz4"])
 @pytest.mark.parametrize("kind", LARGE)
 def test_large_values_are_views_of_their_pages(
-    tmp_path: Path, kind: str, codec: str, monkeypatch: pytest.MonkeyPatch
+    root: Path, kind: str, codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(3)
     values = [rng.bytes(int(n)) for n in rng.integers(0, 9000, 60)] + [b"", b"short", bytes(12)] * 4
     picked = [values[i] for i in rng.integers(0, len(values), 150)]
-    root = tmp_path / "set"
-    root.mkdir()
     required = pa.schema([pa.field("a", pa.binary()), pa.field("b", pa.binary(), nullable=False)])
     pq.write_table(
         pa.table({"a": picked, "b": picked[::-1]}, required),
@@ -89,10 +87,8 @@ def test_dictionary_indices_are_unpacked(case: tuple[int, list[tuple[bool, int, 
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FILES.iterdir()))
-def test_files_of_other_writers_are_read(tmp_path: Path, name: str) -> None:
+def test_files_of_other_writers_are_read(root: Path, name: str) -> None:
     """The files were written by fastparquet (gzip, two row groups), polars and duckdb."""
-    root = tmp_path / "set"
-    root.mkdir()
     shutil.copy(FILES / name, root / name)
     with Dataset(root) as dataset:
         fields = list(dataset.index.schema)

@@ -111,10 +111,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_footer_is_refused_by_name(tmp_path: Path, case: str) -> None:
+def test_a_hostile_footer_is_refused_by_name(root: Path, case: str) -> None:
     data, message = HOSTILE[case]
-    root = tmp_path / "set"
-    root.mkdir()
     (root / "bad.parquet").write_bytes(b"PAR1" + bytes(100) + as_file(data)[4:])
     with Dataset(root) as dataset, pytest.raises(DatasetError, match=rf"bad\.parquet: .*{message}"):
         dataset.open()
@@ -131,11 +129,7 @@ def test_a_hostile_footer_is_refused_by_name(tmp_path: Path, case: str) -> None:
         (bytes(MAX_FOOTER_BYTES + 99) + b"\1\0\0\1PAR1", "wanted at most"),
     ],
 )
-def test_a_file_that_isnt_parquet_is_refused_by_name(
-    tmp_path: Path, data: bytes, message: str
-) -> None:
-    root = tmp_path / "set"
-    root.mkdir()
+def test_a_file_that_isnt_parquet_is_refused_by_name(root: Path, data: bytes, message: str) -> None:
     pq.write_table(many_types(10), root / "a.parquet")
     (root / "bad.parquet").write_bytes(data)
     with Dataset(root) as dataset, pytest.raises(DatasetError, match=rf"bad\.parquet: .*{message}"):
@@ -205,9 +199,7 @@ def test_truncated_and_flipped_files_end_in_named_errors(tmp_path: Path, kind: s
     assert "DatasetError" in found
 
 
-def test_checksums_of_pages_find_flipped_values(tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    root.mkdir()
+def test_checksums_of_pages_find_flipped_values(root: Path) -> None:
     table = pa.table({"x": np.arange(1000), "image": [jpeg(i, height=40) for i in range(10)] * 100})
     path = root / "a.parquet"
     pq.write_table(
@@ -235,12 +227,8 @@ def test_checksums_of_pages_find_flipped_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", ["gzip", "zstd", "snappy", "none"])
-def test_pages_that_claim_too_much_memory_are_never_decompressed(
-    tmp_path: Path, codec: str
-) -> None:
+def test_pages_that_claim_too_much_memory_are_never_decompressed(root: Path, codec: str) -> None:
     """Nothing is allocated for a page whose header claims 2 GB."""
-    root = tmp_path / "set"
-    root.mkdir()
     file = io.BytesIO()
     pq.write_table(pa.table({"x": np.arange(1000)}), file, compression=codec, use_dictionary=False)
     data = file.getvalue()

@@ -247,7 +247,7 @@ ORDERS = [order for count in (2, 3) for order in itertools.permutations(range(co
 @pytest.mark.parametrize("kind", ["file", "parquet"])
 @pytest.mark.parametrize("axes", [None, *ORDERS])
 def test_tensors_have_the_declared_shape_and_axes(
-    tmp_path: Path, kind: str, axes: tuple[int, ...] | None
+    root: Path, kind: str, axes: tuple[int, ...] | None
 ) -> None:
     shape = (2, 3, 4)[: 2 if axes is None else len(axes)]
     size = math.prod(shape)
@@ -256,8 +256,6 @@ def test_tensors_have_the_declared_shape_and_axes(
     tensors = pa.ExtensionArray.from_storage(
         pa.fixed_shape_tensor(pa.int16(), shape, permutation=axes), stored
     )
-    root = tmp_path / "set"
-    root.mkdir()
     write(root, [pa.record_batch({"x": tensors.slice(2), "k": range(7)})], kind)
     with Dataset(root, fields=("x", "x.present")) as dataset:
         batch = dataset.read(dataset.rows(np.arange(7)), fields=("x",))
@@ -429,15 +427,13 @@ def test_nulls_are_counted_with_and_without_statistics(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", ["", "x" * 3000])
 def test_nulls_of_structs_reach_their_parts_that_are_dictionaries(
-    tmp_path: Path, kind: str, text: str
+    root: Path, kind: str, text: str
 ) -> None:
     """pyarrow's statistics of such a part don't count null structs."""
     values = [None if k % 3 == 0 or k > 15 else f"{text}{k % 2}" for k in range(18)]
     parts = pa.array([v and {"p": v} for v in values], pa.struct({"p": pa.string()}))
     category = parts.field(0).dictionary_encode()
     struct = pa.StructArray.from_arrays([category], ["p"], mask=parts.is_null())
-    root = tmp_path / "set"
-    root.mkdir()
     write(root, [pa.record_batch({"x": struct}).slice(a, 9) for a in (0, 9)], kind)
     with Dataset(root, fields=("x.p", "x.p.present")) as dataset:
         batch = dataset.read(dataset.rows(np.arange(18)))

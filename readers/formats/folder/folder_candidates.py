@@ -48,6 +48,11 @@ if TYPE_CHECKING:
     from penstock.readers.origin import Entry, Origin
 
 _BATCH_FILES = 4096
+# An index records the modification times of at most this many tables, JSON files and texts. They
+# are compared each time the index is opened, to detect changes.
+_MAX_TIMED_FILES = 2**14
+_EXTENSIONS = {"array": ARRAYS, "text": TEXTS, "audio": AUDIO, "video": VIDEO}
+_EDITED = (b".json", b".JSON", b".txt", b".TXT", b".caption")
 
 
 def read_whole(origin: Origin, files: Sequence[Entry]) -> list[bytes]:
@@ -81,14 +86,10 @@ def manifest_entry(origin: Origin) -> Entry:
         raise ConfigError(f"manifest: got {manifest!r}: {reason}. Give a name below {origin.url}.")
     entry = (origin if path is None else LocalFolder(b"/")).entry(name)
     if entry is None:
-        raise ConfigError(
-            f"manifest: there is no file {printable(name)}"
-            + (
-                "."
-                if path
-                else f" below {origin.url}. For a file of this machine give its full path."
-            )
+        place = (
+            "" if path else f" below {origin.url}. For a file of this machine give its full path"
         )
+        raise ConfigError(f"manifest: there is no file {printable(name)}{place}.")
     if entry.size_bytes > MAX_TABLE_BYTES:
         raise ConfigError(
             f"manifest: {printable(name)} has {entry.size_bytes:,} bytes, wanted at most "
@@ -113,18 +114,8 @@ def _read(path: bytes, file: Entry) -> bytes:
     except OSError as error:
         raise unreadable_file_error(path, error) from error
     if len(data) != file.size_bytes:
-        raise changed_file_error(
-            file.name, f"its size was {file.size_bytes} bytes and is another now"
-        )
+        raise changed_file_error(file.name, f"its size is no longer {file.size_bytes} bytes")
     return data
-
-
-MAX_NOTED_FILES = 2**14
-"""An index records the modification times of at most this many tables, JSON files and texts. They
-are checked each time the index is opened, to detect changes."""
-
-_EXTENSIONS = {"array": ARRAYS, "text": TEXTS, "audio": AUDIO, "video": VIDEO}
-_EDITED = (b".json", b".JSON", b".txt", b".TXT", b".caption")
 
 
 class FolderFiles:
@@ -182,7 +173,7 @@ class FolderFiles:
         if arrangement.manifest is None and (found := self._metadata()):
             return found
         edited = [file for file in self._listing.files if file.name.endswith(_EDITED)]
-        return edited[:MAX_NOTED_FILES]
+        return edited[:_MAX_TIMED_FILES]
 
     def _metadata(self) -> list[Entry]:
         some = (file for file in self._listing.files if file.name.endswith(METADATA))

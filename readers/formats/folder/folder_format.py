@@ -57,7 +57,7 @@ class FolderFormat(SpanFormat):
     indexing: ClassVar[Indexing | None] = FolderIndexing()
 
     def recognises(self, origin: Origin) -> bool:
-        """Return True if it is a folder, or if a URL names images in one.
+        """Return True for a folder, and for images that a URL names.
 
         This is the last format that is tried. If a folder isn't one of images, listing it raises an
         error that explains what is wrong.

@@ -43,84 +43,6 @@ if TYPE_CHECKING:
     from penstock.readers.fields import Column, FieldType, TableFields
     from penstock.readers.origin import Entry, LeftOut
 
-_NUMBERS = ("depth", "depths", "disp", "disparity", "disparities")
-
-
-def hints_of_names(
-    url: str, names: Sequence[bytes], types: Mapping[str, FieldType], *, has_labels: bool
-) -> list[str]:
-    """Return warnings about samples of one file each.
-
-    names: of the samples. has_labels: the user's schema contains labels.
-    """
-    label = types.get("label")
-    classes = label.names if isinstance(label, ClassLabel) else ()
-    if not classes:
-        return _pairs(names)
-    if has_labels or len(classes) != 1 or role_of(classes[0]) is None:
-        return []
-    return [
-        f"{classes[0]!r} is the only folder, and is read as the only class: every label is 0. If "
-        f"it isn't a class, give {url.rstrip('/')}/{classes[0]} as the URL; if it is one, pass "
-        'schema={"label": ClassLabel()}.'
-    ]
-
-
-def _pairs(names: Iterable[bytes]) -> list[str]:
-    """Return a warning if images are named like others plus a suffix: 1_mask.png next to 1.jpg."""
-    by_stem = {stem(name): name for name in names if extension(name) in IMAGES}
-    found: Counter[tuple[bytes, bytes]] = Counter()
-    example: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
-    for own, name in by_stem.items():
-        base, mark, word = own.rpartition(b"_")
-        other = by_stem.get(base)
-        if mark and other is not None and role_of(printable(word)) == "beside":
-            kind = (other[len(base) :], name[len(base) :])
-            found[kind] += 1
-            example.setdefault(kind, (other, name))
-    if not found:
-        return []
-    kind, count = found.most_common(1)[0]
-    first, second = map(printable, example[kind])
-    places = {"image": f"*{printable(kind[0])}"}
-    other_field = field_of(printable(kind[1].rpartition(b".")[0].lstrip(b"_")))
-    places[other_field] = f"*{printable(kind[1])}"
-    listed = ", ".join(f'"{field}": "{place}"' for field, place in places.items())
-    return [
-        f"{count:,} images seem to belong to others, such as {second} to {first}, but each is read "
-        f"as a sample of its own. To pair them by name pass fields={{{listed}}}."
-    ]
-
-
-def pictures_of_numbers(
-    types: Mapping[str, FieldType], extensions: Mapping[str, Iterable[str]]
-) -> list[str]:
-    """Return warnings about image fields whose names suggest numbers.
-
-    extensions: of the fields whose types weren't given.
-    """
-    images = [name for name, type in types.items() if isinstance(type, Image)]
-    hints = []
-    for name in images:
-        found = {*extensions.get(name, ())}
-        word = name.rpartition("_")[2]
-        if len(images) < 2 or not found:
-            continue
-        other = next(each for each in images if each != name)
-        if is_mask_name(name, ()) and not is_mask_name(name, found):
-            hints.append(
-                f'"{name}" is read as pictures: only PNG, TIFF and BMP preserve class numbers, and '
-                f"its files are {', '.join(f'.{each}' for each in sorted(found))}. To read masks, "
-                f'convert them and pass schema={{"{name}": Mask(of="{other}")}}.'
-            )
-        elif word in _NUMBERS and not {"jpg", "jpeg"} & found:
-            hints.append(
-                f'"{name}" is read as pictures, which are decoded to 8 bits. To read the stored '
-                f'numbers pass schema={{"{name}": Mask(of="{other}")}}.'
-            )
-    return hints
-
-
 _log = logging.getLogger("penstock")
 
 VIRTUAL_SHARD_BYTES = 64 * 2**20
@@ -129,10 +51,12 @@ VIRTUAL_SHARD_BYTES = 64 * 2**20
 # Part of the index format: with another salt, every folder would have another order.
 _GROUP_SALT = b"penstock-group-1"
 
+_NUMBERS = ("depth", "depths", "disp", "disparity", "disparities")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FolderSamples:
-    """n samples of a folder, derived from names, sizes and tables.
+    """The n samples of a folder, derived from names, sizes and tables.
 
     names: one for each sample, usually that of its first file. files: all files that fields lie in.
     places: for each field that lies in files, the file's number for each sample or MISSING, int64,
@@ -282,3 +206,77 @@ def virtual_shards(
     hashes = (hashlib.blake2b(name, digest_size=8, key=_GROUP_SALT).digest() for name in names)
     numbers = np.frombuffer(b"".join(hashes), "<u8") % np.uint64(count)
     return group_positions(numbers.astype(np.int64))
+
+
+def hints_of_names(
+    url: str, names: Sequence[bytes], types: Mapping[str, FieldType], *, has_labels: bool
+) -> list[str]:
+    """Return warnings about samples of one file each.
+
+    names: of the samples. has_labels: the user's schema contains labels.
+    """
+    label = types.get("label")
+    classes = label.names if isinstance(label, ClassLabel) else ()
+    if not classes:
+        return _pairing_hints(names)
+    if has_labels or len(classes) != 1 or role_of(classes[0]) is None:
+        return []
+    return [
+        f"{classes[0]!r} is the only folder, and is read as the only class: every label is 0. If "
+        f"it isn't a class, give {url.rstrip('/')}/{classes[0]} as the URL; if it is one, pass "
+        'schema={"label": ClassLabel()}.'
+    ]
+
+
+def _pairing_hints(names: Iterable[bytes]) -> list[str]:
+    """Return a warning if images are named like others plus a suffix: 1_mask.png next to 1.jpg."""
+    by_stem = {stem(name): name for name in names if extension(name) in IMAGES}
+    found: Counter[tuple[bytes, bytes]] = Counter()
+    example: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
+    for own, name in by_stem.items():
+        base, mark, suffix = own.rpartition(b"_")
+        other = by_stem.get(base)
+        if mark and other is not None and role_of(printable(suffix)) == "beside":
+            kind = (other[len(base) :], name[len(base) :])
+            found[kind] += 1
+            example.setdefault(kind, (other, name))
+    if not found:
+        return []
+    kind, count = found.most_common(1)[0]
+    first, second = map(printable, example[kind])
+    places = {"image": f"*{printable(kind[0])}"}
+    other_field = field_of(printable(kind[1].rpartition(b".")[0].lstrip(b"_")))
+    places[other_field] = f"*{printable(kind[1])}"
+    listed = ", ".join(f'"{field}": "{place}"' for field, place in places.items())
+    return [
+        f"{count:,} images seem to belong to others, such as {second} to {first}, but each is read "
+        f"as a sample of its own. To pair them by name pass fields={{{listed}}}."
+    ]
+
+
+def pictures_of_numbers(
+    types: Mapping[str, FieldType], extensions: Mapping[str, Iterable[str]]
+) -> list[str]:
+    """Return warnings about image fields whose names suggest numbers.
+
+    extensions: of the fields whose types weren't given.
+    """
+    images = [name for name, type in types.items() if isinstance(type, Image)]
+    hints = []
+    for name in images:
+        found = {*extensions.get(name, ())}
+        if len(images) < 2 or not found:
+            continue
+        other = next(each for each in images if each != name)
+        if is_mask_name(name, ()) and not is_mask_name(name, found):
+            hints.append(
+                f'"{name}" is read as pictures: only PNG, TIFF and BMP preserve class numbers, and '
+                f"its files are {', '.join(f'.{each}' for each in sorted(found))}. To read masks, "
+                f'convert them and pass schema={{"{name}": Mask(of="{other}")}}.'
+            )
+        elif name.rpartition("_")[2] in _NUMBERS and not {"jpg", "jpeg"} & found:
+            hints.append(
+                f'"{name}" is read as pictures, which are decoded to 8 bits. To read the stored '
+                f'numbers pass schema={{"{name}": Mask(of="{other}")}}.'
+            )
+    return hints

@@ -123,7 +123,7 @@ def manifest_table(
             f'"image", or give its type: schema={{"{places[0][0]}": Image()}}.'
         )
     renamed = replace(table, columns={field: table.columns[column] for field, column in places})
-    # Hugging Face's models call the labels "labels".
+    # Hugging Face's models take the column "label" under the name "labels".
     labels = tuple(f for f, column in places if column == LABEL and f in LABELS)
     return ListedTable(
         table=renamed, folders=folders, paths=_PATHS, files=tuple(files), labels=labels
@@ -210,8 +210,10 @@ def listed_samples(
         first = next(iter(missing.values()), None)
         example = remedy = ""
         if first is not None:
-            example = f" ({printable(first.name)}: {first.reason}{_near(first.name, found)})"
-            remedy = _meaning_of(first.name, found, url)
+            example = (
+                f" ({printable(first.name)}: {first.reason}{_similar_file(first.name, found)})"
+            )
+            remedy = _remedy_for(first.name, found, url)
         raise DatasetError(
             f"{url}: none of the {len(table):,} rows of {table.source} names an existing file"
             f'{example}. Paths in "{main}" are relative to the dataset\'s root; those of a '
@@ -265,7 +267,7 @@ def listed_samples(
 def _file_columns(
     table: TextTable, paths: Sequence[str], schema: Mapping[str, FieldType]
 ) -> dict[str, str]:
-    """Return the columns that name files with their fields, that of the sample's own file first."""
+    """Return the field of each column that names files, the sample's own file first."""
     mains = [name for name in paths if name in table.columns]
     others = [name for name in table.columns if name.endswith(_SUFFIX) and name != _SUFFIX]
     others += [
@@ -349,8 +351,10 @@ def _missing(
     main: str,
     found: Mapping[bytes, Entry],
 ) -> dict[int, QuarantineEntry]:
-    """Return an entry for each row that can't be a sample: a file doesn't exist, or the row
-    doesn't name the sample's own file."""
+    """Return a quarantine entry for each row that can't be a sample.
+
+    Either a file that it names doesn't exist, or it doesn't name the sample's own file.
+    """
     missing: dict[int, QuarantineEntry] = {}
     for column, field in columns.items():
         for row, name in enumerate(names[column]):
@@ -365,8 +369,8 @@ def _missing(
     return missing
 
 
-def _meaning_of(name: bytes, found: Mapping[bytes, Entry], url: str) -> str:
-    """Return a remedy if an existing file resembles a missing one, else an empty string."""
+def _remedy_for(name: bytes, found: Mapping[bytes, Entry], url: str) -> str:
+    """Return a remedy if an existing file resembles a missing one, else ""."""
     if name.replace(b"\\", b"/") in found:
         return " Write / instead of \\ in the table."
     for each in found:
@@ -381,9 +385,8 @@ def _meaning_of(name: bytes, found: Mapping[bytes, Entry], url: str) -> str:
     return ""
 
 
-def _near(name: bytes, found: Mapping[bytes, Entry]) -> str:
-    """Return a hint at an existing file of the same name in another folder, else an empty
-    string."""
+def _similar_file(name: bytes, found: Mapping[bytes, Entry]) -> str:
+    """Return a hint at a file of the same name in another folder, or "" if there is none."""
     base = name.rpartition(b"/")[2]
     same = next(
         (n for n in found if base in (n.rpartition(b"/")[2], stem(n.rpartition(b"/")[2]))), b""
@@ -432,7 +435,6 @@ def _hints(
 def _ordered(
     types: Mapping[str, FieldType], table: TextTable, columns: Mapping[str, str]
 ) -> dict[str, FieldType]:
-    """Return the fields in the order of the table's columns, that of the sample's own file
-    first."""
+    """Sort the fields like the table's columns, that of the sample's own file first."""
     order = [columns[next(iter(columns))], *(columns.get(name, name) for name in table.columns)]
     return {name: types[name] for name in dict.fromkeys(order) if name in types}

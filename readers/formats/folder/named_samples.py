@@ -68,8 +68,9 @@ _ROLES = {
 }
 # The role of the files that are samples, by their field; "" stands for all files without a role.
 _OWN = {"image": "", _ARRAY: _ARRAY, "text": _CAPTION, _AUDIO: _AUDIO, _VIDEO: _VIDEO}
-_OTHER = {_AUDIO: "its name isn't that of audio", _VIDEO: "its name isn't that of a video"}
-_SHOWN_CLASSES = 5
+_WRONG_NAME = {_AUDIO: "its name isn't that of audio", _VIDEO: "its name isn't that of a video"}
+_COMPANIONS = (_CAPTION, _ARRAY, _JSON)
+_SHOWN_CLASSES, _SHOWN_FOLDERS = 5, 8
 _IN_ROOT = "not in a class folder (a file next to the class folders has no label)"
 _NO_CLASS = "its folder isn't a class: it holds no file that can be a sample"
 
@@ -83,7 +84,7 @@ def class_folder_samples(
     allow_empty: bool = False,
     url: str = "",
 ) -> FolderSamples:
-    """Return the samples of a folder without fields=.
+    """Return the samples of a folder whose fields the user didn't name.
 
     found: all files. read: returns the bytes of files. schema: given types. folders: those directly
     below the root, empty ones too. allow_empty: count empty folders as classes.
@@ -93,9 +94,9 @@ def class_folder_samples(
     """
     main, companions, field, type = _roles(found)
     stray: list[QuarantineEntry] = []
-    if field in _OTHER:  # unlike for images, names decide
+    if field in _WRONG_NAME:  # unlike for images, names decide
         others = [file for file in main if _ROLES.get(extension(file.name)) != field]
-        stray = [QuarantineEntry(name=file.name, reason=_OTHER[field]) for file in others]
+        stray = [QuarantineEntry(name=file.name, reason=_WRONG_NAME[field]) for file in others]
         main = [file for file in main if _ROLES.get(extension(file.name)) == field]
     files = sorted(main, key=_class_order)
     classes = _classes(files, field)
@@ -135,8 +136,10 @@ def class_folder_samples(
 def _roles(
     found: Iterable[Entry],
 ) -> tuple[list[Entry], dict[tuple[bytes, str], Entry], str, FieldType]:
-    """Return the files that are samples, their companions by stem and role, and the field that
-    the samples are."""
+    """Separate the samples' own files from their companions, which are returned by stem and role.
+
+    Also returns the field that the samples are.
+    """
     files = list(found)
     extensions = [extension(file.name) for file in files]
     field, type = _field(files, extensions)
@@ -151,7 +154,7 @@ def _roles(
         if role == own:
             continue
         key = (stem(file.name), role)
-        if role in _KINDS and key[0] in stems and key not in companions:
+        if role in _COMPANIONS and key[0] in stems and key not in companions:
             companions[key] = file
         else:
             main.append(file)  # checking it reports why it isn't a sample
@@ -169,13 +172,13 @@ def _field(files: Sequence[Entry], extensions: Sequence[str]) -> tuple[str, Fiel
     if not all(map(is_prose, texts)):
         return "text", Text()
     if counts[_AUDIO] or counts[_VIDEO]:
-        is_sound = counts[_AUDIO] >= counts[_VIDEO]
-        return (_AUDIO, Audio()) if is_sound else (_VIDEO, Video())
+        is_audio = counts[_AUDIO] >= counts[_VIDEO]
+        return (_AUDIO, Audio()) if is_audio else (_VIDEO, Video())
     return "image", Image()
 
 
 def _may_be_image(name: bytes) -> bool:
-    """Return True unless the name is that of another kind of file. Images may lack an extension."""
+    """Return True unless the name is that of another kind of file or of a README."""
     return not is_other_kind(name) and not is_prose(name)
 
 
@@ -252,23 +255,22 @@ def _with_companions(
     read: Callable[[Sequence[Entry]], Sequence[bytes]],
     schema: Mapping[str, FieldType],
 ) -> FolderSamples:
-    """Add the fields of the files that share the samples' names."""
+    """Add the fields whose files share the samples' names: captions, arrays and JSON."""
     stems = [stem(name) for name in samples.names]
-    used = {each for each in stems if any((each, role) in companions for role in _KINDS)}
     files = list(samples.files)
     types, places = dict(samples.types), dict(samples.places)
     for role, type in ((_CAPTION, Text()), (_ARRAY, Array())):
-        numbers = _numbers(stems, role, companions, files) if used else None
+        numbers = _numbers(stems, role, companions, files)
         if numbers is not None:
             types[role], places[role] = type, numbers
     left_out = [*samples.left_out]
     rejected: dict[int, str] = {}
     jsons = {row: each for row, s in enumerate(stems) if (each := companions.get((s, _JSON)))}
-    here = set(stems)
+    known = set(stems)
     alone = [
         QuarantineEntry(name=file.name, reason="the file of the same name isn't a sample")
         for (of, _), file in companions.items()
-        if of not in here
+        if of not in known
     ]
     quarantined = [*samples.quarantined, *alone]
     samples = replace(samples, files=files, types=types, places=places, quarantined=quarantined)
@@ -290,17 +292,13 @@ def _with_companions(
     return replace(samples, rejected={**samples.rejected, **rejected}, left_out=left_out)
 
 
-_KINDS = (_CAPTION, _ARRAY, _JSON)
-
-
 def _numbers(
     stems: Sequence[bytes],
     role: str,
     companions: Mapping[tuple[bytes, str], Entry],
     files: list[Entry],
 ) -> NDArray[np.int64] | None:
-    """Return the number of each sample's companion, which is appended to files, or None if there
-    is none."""
+    """Append each sample's companion to files; return their numbers, or None if there are none."""
     number_of: dict[bytes, int] = {}
     numbers = np.full(len(stems), MISSING, np.int64)
     for row, each in enumerate(stems):
@@ -355,9 +353,6 @@ def _class_of(name: bytes) -> bytes | None:
 def _class_order(file: Entry) -> tuple[bytes, bytes, bytes]:
     folder, _, base = file.name.rpartition(b"/")
     return file.name.partition(b"/")[0] if folder else b"", folder, base
-
-
-_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +419,7 @@ def paired_samples(
         if all(len(files[place.field].get(pair, ())) == 1 for place in wanted)
     ]
     if not whole:
-        raise DatasetError(f"{url}: {_nothing(files, wanted)}")
+        raise DatasetError(f"{url}: {_why_nothing_pairs(files, wanted)}")
     whole.sort(key=lambda pair: first[pair][0].name.rpartition(b"/"))
     unpaired = list(_unpaired(files, wanted))
     ordered: list[Entry] = []
@@ -463,7 +458,7 @@ def _parse_places(places: Sequence[tuple[str, str]]) -> list[_FieldPlace]:
     return wanted
 
 
-def _nothing(
+def _why_nothing_pairs(
     files: Mapping[str, Mapping[bytes, Sequence[Entry]]], wanted: Sequence[_FieldPlace]
 ) -> str:
     """Explain why no sample is complete."""
@@ -527,8 +522,8 @@ def _folders(others: Sequence[Entry], files: Mapping[str, Mapping[bytes, Sequenc
     names = [file.name for file in others]
     names += [file.name for mine in files.values() for each in mine.values() for file in each]
     tops = sorted({name.partition(b"/")[0] for name in names if b"/" in name})
-    listed = ", ".join(repr(printable(top)) for top in tops[:_SHOWN])
-    return (listed or "none") + (", …" if len(tops) > _SHOWN else "")
+    listed = ", ".join(repr(printable(top)) for top in tops[:_SHOWN_FOLDERS])
+    return (listed or "none") + (", …" if len(tops) > _SHOWN_FOLDERS else "")
 
 
 def _example(files: Mapping[bytes, Sequence[Entry]]) -> str:

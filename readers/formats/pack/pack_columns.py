@@ -114,7 +114,7 @@ class PackColumns:
         self._codecs: dict[str, list[str]] = {}
         for number in range(len(schema), self._batch.num_columns):
             if self._batch.column(number).null_count:
-                raise ValueError("one of Penstock's form columns has missing values")
+                raise ValueError("one of Penstock's own columns has missing values")
 
     def __len__(self) -> int:
         return len(self._batch)
@@ -122,7 +122,7 @@ class PackColumns:
     def needed(self) -> list[tuple[int, int]]:
         """Return the byte ranges [start, end) that locate the samples in the file.
 
-        These are all bytes except the samples' form. Raises ValueError.
+        These are all bytes except the samples' own. Raises ValueError.
         """
         found = []
         for number, array in enumerate(self._batch.columns):
@@ -232,7 +232,7 @@ class PackColumns:
         return self._codecs[field]
 
     def _own(self, name: str, dtype: Any) -> NDArray[Any]:
-        """Return a copy of one of our form columns of numbers."""
+        """Return a copy of one of our own columns of numbers."""
         n = len(self._batch)
         return self._numbers(self._batch.column(name), np.dtype(dtype), n)[1].copy()
 
@@ -343,7 +343,7 @@ class PackColumns:
         return start, self.data[start : start + size_bytes].view(dtype)
 
     def _inside(self, data: Any) -> int:
-        """Return the offset of a buffer in the file. Raises ValueError if it stored outside."""
+        """Return the offset of a buffer in the file. Raises ValueError if it lies outside."""
         if data is None or data.size == 0:
             return 0
         start = int(data.address - self._address)
@@ -357,8 +357,10 @@ def _sums_of(fields: Mapping[str, PackField]) -> Sums:
 
 
 def dense_shapes(form: PackForm, n: int) -> NDArray[np.int64] | None:
-    """Return the shapes of n samples of one shape, int64, shape (n, dimensions); None for single
-    numbers."""
+    """Return the shapes of n samples of one shape, int64, shape (n, dimensions).
+
+    Returns None for single numbers.
+    """
     return np.broadcast_to(np.array(form.row, np.int64), (n, len(form.row))) if form.row else None
 
 

@@ -1,5 +1,4 @@
-"""Define the columns of a pack's shard: a natural Arrow type for each field, and Penstock's form
-columns.
+"""Define the columns of a pack's shard: one of a natural Arrow type for each field, and our own.
 
 Bytes are stored as large_binary (text as large_string), numbers as primitives, arrays of one shape
 as fixed_size_list (flat; the column's metadata holds the shape), arrays that differ in their first
@@ -7,7 +6,7 @@ length as large_list, and arrays that differ in other lengths too as a struct of
 their shape. A complex number is stored as its two parts. A bool of a ragged array is stored as a
 byte, because a bit has no address. If a sample lacks a field, its cell is null.
 
-Checksums, dimensions and origins are columns of our form. Their names contain a slash, which no
+Checksums, dimensions and origins are columns of our own. Their names contain a slash, which no
 field's name does, so none can hide a field. A field of one shape also has a CRC-32C for each block
 of rows, in the schema's metadata. A batch of small arrays is therefore one gather, and each block
 is checked once.
@@ -51,7 +50,7 @@ VALUES, SHAPES = "values", "shape"
 
 _MAX_NUMBERS = 2**31 - 1
 
-# If a shard isn't kept, rows of at least this size are fetched by requests of their form.
+# If a shard isn't kept, rows of at least this size are fetched by requests of their own.
 _LEAST_ROW_BYTES = 128
 
 _BYTES = np.dtype(np.uint8)
@@ -73,7 +72,7 @@ class PackForm:
     arrow: the column's type. row: the shape of a sample if dense, of one of its rows if ragged; if
     shaped, the sample's shape with None for each length that differs. dtype: of the numbers that
     are read back. stored: dtype of the numbers in the file, bool if they are stored as bits.
-    is_picture: True if height, width, channels and codec have columns of their form.
+    is_picture: True if height, width, channels and codec have columns of their own.
     """
 
     kind: Literal["bytes", "value", "dense", "ragged", "shaped"]
@@ -110,18 +109,17 @@ class PackForm:
 
     @property
     def has_crcs(self) -> bool:
-        """Return True if each sample has its form CRC-32C; single numbers don't."""
+        """Return True if each sample has its own CRC-32C; single numbers don't."""
         return self.kind != "value"
 
     @property
     def has_ranges(self) -> bool:
-        """Return True if one row is large enough for a request of its form."""
+        """Return True if one row is large enough for a request of its own."""
         return self.kind == "dense" and not self.is_bits and self.row_bytes >= _LEAST_ROW_BYTES
 
 
 def pack_forms(schema: Schema) -> dict[str, PackForm]:
-    """Return how a pack stores each field. Raises ConfigError as `pack_form` does, with the field's
-    name."""
+    """Return how a pack stores each field. Raises ConfigError as `pack_form`, with the name."""
     forms = {}
     for name, type in schema.items():
         try:
@@ -215,7 +213,7 @@ _BLOCK_BYTES = 2**20
 
 
 def own_name(kind: str, field: str) -> str:
-    """Return the name of one of our form columns: "penstock/KIND/FIELD"."""
+    """Return the name of one of our own columns: "penstock/KIND/FIELD"."""
     return f"penstock/{kind}/{field}"
 
 
@@ -243,8 +241,7 @@ def block_rows(form: PackForm) -> int:
 
 
 def block_bounds(form: PackForm, rows: int) -> NDArray[np.int64]:
-    """Return the first byte of each block of a field's column, and the end; int64, shape (blocks +
-    1,)."""
+    """Return the first byte of each block of a column, and the end; int64, shape (blocks + 1,)."""
     each = block_rows(form)
     if form.is_bits:
         end, step = -(-rows * form.numbers // 8), each * form.numbers // 8

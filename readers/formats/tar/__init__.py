@@ -1,4 +1,4 @@
-"""Read WebDataset's tar files where they lie; nothing is ever extracted."""
+"""Read WebDataset's tar files in place; nothing is extracted."""
 
 import lazy_loader
 

@@ -131,8 +131,7 @@ class RequestedFields:
         return any(f"{each}.".startswith(f"{full}.") for each in self.names)
 
     def field_of(self, extension: str) -> MemberField | None:
-        """Return the field of members with an extension (in lower case), or None if they aren't
-        read."""
+        """Return the field of an extension (in lower case), or None if it isn't read."""
         known = member_field(extension)
         name = self.names.get(extension)
         if name is None and known is not None and known.name:
@@ -146,8 +145,7 @@ class RequestedFields:
 
 @functools.lru_cache(maxsize=256)
 def member_field(extension: str) -> MemberField | None:
-    """Return the default field of members with an extension (in lower case), or None if it is
-    unknown."""
+    """Return the default field of an extension (in lower case), or None if it is unknown."""
     stem, _, suffix = extension.rpartition(".")
     if suffix not in _KINDS:
         return None

@@ -204,7 +204,7 @@ _NO_PAX = _Pax()
 
 
 def _pax(data: bytes, shown: str, start: int) -> _Pax:
-    """Parse records "length key=value\\n"; the length includes its has_no_data digits."""
+    """Parse records "length key=value\\n"; the length includes its own digits."""
     path: bytes | None = None
     size: int | None = None
     sparse, at = False, 0

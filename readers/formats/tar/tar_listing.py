@@ -44,7 +44,11 @@ if TYPE_CHECKING:
     from penstock.readers.formats.tar.member_fields import Kind, MemberField
     from penstock.readers.origin import Entry, Origin
 
-_UNIT = "sample"
+_log = logging.getLogger("penstock")
+
+_MAX_FIELDS = 1024
+_SHOWN_EXTENSIONS, _SHOWN_NAMES = 32, 5
+_IMAGE, _UNIT = "image", "sample"
 
 
 class _SampleNames(Sequence[str]):
@@ -182,16 +186,13 @@ def _merged(labels: Sequence[Any], others: Sequence[Any]) -> list[Any] | None:
     return both
 
 
-_MAX_FIELDS = 1024
-_SHOWN_EXTENSIONS = 32
-_SHOWN_NAMES = 5
-_IMAGE = "image"
-
-
 @dataclass(slots=True, kw_only=True)
 class JoinedArchives:
-    """The samples of all archives. left_out: keys of json that can't be fields, with the reason.
-    notes: one sentence for each decision."""
+    """The samples of all archives.
+
+    left_out: keys of json that can't be fields, with the reason. notes: one sentence for each
+    decision.
+    """
 
     candidates: Candidates
     left_out: dict[str, str]
@@ -228,19 +229,20 @@ class _ArchiveJoin:
         self._values = _ValueCollector(self._samples, requested, self._name, url)
 
     def join(self) -> JoinedArchives:
+        """Return the joined samples, and quarantine the rejected ones in their archives."""
         members, extensions = self._members()
         self._sources, only = self._sources_of(members, extensions)
         kinds = {name: members[names[0]] for name, names in self._sources.items()}
-        lasts = {
+        suffixes = {
             name: [e.rpartition(".")[2] for each in names for e in extensions[each]]
             for name, names in self._sources.items()
         }
-        types, notes = span_types(kinds, lasts, self._requested.types)
-        self._refuse_without_image([name for name, kind in members.items() if kind == "image"])
+        types, notes = span_types(kinds, suffixes, self._requested.types)
+        self._reject_without_image([name for name, kind in members.items() if kind == "image"])
         self._values.collect(self._fields, spans=types)
         for row, reason in self._values.refused.items():
             self._refused.setdefault(row, reason)
-        self._refuse_unlabelled()
+        self._reject_unlabelled()
         types |= self._values.types
         self._check_requested(types)
         images = [name for name, kind in kinds.items() if kind == "image"]
@@ -255,7 +257,7 @@ class _ArchiveJoin:
     def _sources_of(
         self, kinds: Mapping[str, Kind], extensions: Mapping[str, set[str]]
     ) -> tuple[dict[str, list[str]], list[str]]:
-        """Return the names of members that each field comes from, and the decision.
+        """Return the names of members that each field comes from, and a note on the decision.
 
         A field has one source, with one exception: if no key has several images, its only image is
         the field "image", whatever its member is called.
@@ -280,8 +282,10 @@ class _ArchiveJoin:
         return {_IMAGE: named, **sources}, [note]
 
     def _members(self) -> tuple[dict[str, Kind], dict[str, set[str]]]:
-        """Return the kind and the extensions of each name of members that are spans. Raises
-        DatasetError."""
+        """Return the kind and the extensions of each field that lies in members.
+
+        Raises DatasetError.
+        """
         kinds: dict[str, Kind] = {}
         extensions: dict[str, set[str]] = {}
         for found, parts in self._fields.items():
@@ -301,7 +305,7 @@ class _ArchiveJoin:
             )
         return kinds, extensions
 
-    def _refuse_without_image(self, names: Sequence[str]) -> None:
+    def _reject_without_image(self, names: Sequence[str]) -> None:
         """If some keys have images, reject the keys without one."""
         images = set(names)
         if not images:
@@ -311,18 +315,17 @@ class _ArchiveJoin:
             if images & sample.spans.keys():
                 continue
             parts = [*sample.spans, *(each.name or "json" for each in sample.values)]
-            there = with_image.get(sample.key)
-            where = "isn't there"
-            if there is not None:
-                archive = self._archives[int(self._number[there])].entry.name
-                where = f"lies in another archive ({printable(archive)})"
-            self._refused[row] = f"{', '.join(parts)} whose image {where}"
+            problem, other = "isn't there", with_image.get(sample.key)
+            if other is not None:
+                archive = self._archives[int(self._number[other])].entry.name
+                problem = f"lies in another archive ({printable(archive)})"
+            self._refused[row] = f"{', '.join(parts)} whose image {problem}"
 
     def _name(self, row: int) -> str:
         entry = self._archives[int(self._number[row])].entry
         return printable(member_path(entry, self._samples[row].name))
 
-    def _refuse_unlabelled(self) -> None:
+    def _reject_unlabelled(self) -> None:
         """If some samples have classes, reject those without one.
 
         A class is never guessed, and one that is missing doesn't keep the labels from the others.
@@ -338,36 +341,36 @@ class _ArchiveJoin:
             if row in self._refused and present[row]
         }
         for row in np.flatnonzero(~present).tolist():
-            there = elsewhere.get(self._samples[row].key)
-            if there is None:
+            other = elsewhere.get(self._samples[row].key)
+            if other is None:
                 reason = (
                     "no label (cls, or in json), but other samples have one; to keep such samples "
                     f'pass schema={{"{LABEL}": ClassLabel()}}'
                 )
             else:
                 reason = (
-                    f"its label lies in another archive ({self._name(there)}): write all members "
+                    f"its label lies in another archive ({self._name(other)}): write all members "
                     "of a key into one archive"
                 )
             self._refused.setdefault(row, reason)
 
     def _check_requested(self, types: Mapping[str, FieldType]) -> None:
-        for where, name in self._requested.names.items():
+        for source, name in self._requested.names.items():
             # Every key of a json is a field, whose name starts with the name that json was given.
             if name not in types and not any(each.startswith(f"{name}.") for each in types):
                 raise ConfigError(
-                    f'fields["{name}"]: no member in {self._url} ends in {where!r}, and no json '
+                    f'fields["{name}"]: no member in {self._url} ends in {source!r}, and no json '
                     f"has that key. The fields are {list(types)}."
                 )
         missing = [name for name in self._requested.types if name not in types]
         if missing:
             raise ConfigError(
                 f"schema: got {missing[0]!r}, but the members in {self._url} are the fields "
-                f"{list(types)}{self._first_refused()}. Use one of these names, or an extension of "
-                "members that are no field yet."
+                f"{list(types)}{self._first_quarantined()}. Use one of these names, or an "
+                "extension of members that are no field yet."
             )
 
-    def _first_refused(self) -> str:
+    def _first_quarantined(self) -> str:
         """Return the first quarantined member for a message: it may have held the missing field."""
         first = next((each for found in self._archives for each in found.quarantined), None)
         return f" (left out: {printable(first.name)}: {first.reason})" if first else ""
@@ -428,18 +431,13 @@ def _shown_counts(counts: Counter[str]) -> dict[str, int]:
     return {**shown, "(others)": rest} if rest else shown
 
 
-_NAMED = 5
-
-_log = logging.getLogger("penstock")
-
-
 def _warn_of_members(url: str, passed_over: Mapping[str, int]) -> None:
     kinds = {extension: count for extension, count in passed_over.items() if extension != NO_KEY}
     if not kinds:
         return
-    some = list(kinds.items())[:_NAMED]
+    some = list(kinds.items())[:_SHOWN_NAMES]
     listed = ", ".join(f"{count:,} .{extension}" for extension, count in some)
-    more = " and others" if len(kinds) > _NAMED else ""
+    more = " and others" if len(kinds) > _SHOWN_NAMES else ""
     warnings.warn(
         f"{url}: {listed}{more} members are left out and were never opened: their kind is unknown. "
         f'To read their bytes pass schema={{"{next(iter(kinds))}": Bytes()}} (docs/fields.md).',
@@ -453,9 +451,9 @@ def _warn_of_keys(url: str, left_out: Mapping[str, str]) -> None:
         return
     listed = "; ".join(
         f'"{name}": {why.removeprefix(f"{url}: ").rstrip(".")}'
-        for name, why in list(left_out.items())[:_NAMED]
+        for name, why in list(left_out.items())[:_SHOWN_NAMES]
     )
-    more = f"; and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
+    more = f"; and {len(left_out) - _SHOWN_NAMES} more" if len(left_out) > _SHOWN_NAMES else ""
     warnings.warn(
         f"{url}: keys of json are left out: {listed}{more}. To read one, give its type in schema=.",
         PenstockWarning,
@@ -481,7 +479,7 @@ def _log_refused(url: str, candidates: Candidates) -> None:
             "in one sample with the others. If each is a sample of its own, rename the members so "
             "that their only dot precedes the extension.",
             url,
-            ", ".join(map(repr, numbered[:_NAMED])),
+            ", ".join(map(repr, numbered[:_SHOWN_NAMES])),
             f"NAME.{numbered[0]}.jpg",
         )
 

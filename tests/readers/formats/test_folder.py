@@ -1,4 +1,4 @@
-"""FolderListing: names of any bytes, what is passed over, links, what can't be looked at."""
+"""Listing a folder: names of any bytes, skipped files, links, and files that can't be listed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reasons(found: FolderListing) -> dict[bytes, str]:
     return {q.name: q.reason for q in found.quarantined}
 
 
-def test_dotfiles_and_our_own_folder_are_passed_over(tmp_path: Path) -> None:
+def test_dotfiles_and_penstocks_own_folders_are_skipped(tmp_path: Path) -> None:
     files = [".DS_Store", "a/.hidden.jpg", ".git/x.jpg", "_penstock/x.jpg", "a/1.jpg"]
     files += ["b.penstock/x.jpg", "a/c.penstock/x.jpg"]
     found = listing(write_folder(tmp_path / "set", dict.fromkeys(files, b"x")), tmp_path)
@@ -50,7 +50,7 @@ def test_names_may_be_any_bytes(tmp_path: Path) -> None:
         with open(root + b"/cl\xff\nass/" + name, "wb") as file:
             file.write(b"x")
     found = listing(root, tmp_path)
-    # "..jpg." starts with a dot: passed over like any dot-file.
+    # "..jpg." starts with a dot and is skipped like any dot-file.
     assert names(found) == sorted(b"cl\xff\nass/" + name for name in odd if name[:1] != b".")
 
 
@@ -66,7 +66,7 @@ def test_links_are_followed_and_loops_end(tmp_path: Path) -> None:
     assert "symbolic link" in reasons(found)[b"a/gone.jpg"]
 
 
-def test_what_is_no_regular_file_is_named(tmp_path: Path) -> None:
+def test_an_irregular_file_is_quarantined(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "set", {"1.jpg": b"x"})
     os.mkfifo(root / "pipe.jpg")
     assert "regular" in reasons(listing(root, tmp_path))[b"pipe.jpg"]
@@ -84,7 +84,7 @@ def test_what_is_no_regular_file_is_named(tmp_path: Path) -> None:
         ("", ConfigError, "url"),
     ],
 )
-def test_what_is_no_folder_says_what_to_do(
+def test_a_url_that_is_no_folder_raises_an_error_with_a_remedy(
     tmp_path: Path, url: str, error: type[Exception], word: str
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -149,7 +149,7 @@ def test_errors_of_a_store_hide_credentials(
     assert caught.value.__cause__ is None
 
 
-def test_a_changed_folder_is_seen_by_its_time(tmp_path: Path) -> None:
+def test_a_changed_folder_is_detected_by_its_time(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "set", {"a/1.jpg": b"x", "b/2.jpg": b"x"})
     origin = LocalFolder(os.fsencode(root))
     before = list_folder(origin)

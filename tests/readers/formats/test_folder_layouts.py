@@ -1,4 +1,4 @@
-"""Folders as people lay them out: indexed and read, local and remote, with the right values."""
+"""Common layouts of folders, indexed and read, local and remote, with the right values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def npy(array: Any) -> bytes:
 
 
 class Place:
-    """Where a dataset is put: a folder, or memory's."""
+    """The place of a dataset: a local folder, or fsspec's memory."""
 
     def __init__(self, root: Path, *, is_remote: bool) -> None:
         self.root, self.is_remote = root, is_remote
@@ -96,7 +96,7 @@ def as_list(column: Column) -> list[Any]:
 
 
 def read(dataset: Dataset) -> dict[str, dict[str, Any]]:
-    """By the samples' names, the values of all fields."""
+    """Return the values of all fields, by the samples' names."""
     names = dataset.names(range(len(dataset)))
     batch = dataset.read(rows_of(dataset), fields=tuple(dataset.schema))
     columns = {field: as_list(column) for field, column in batch.columns.items()}
@@ -112,13 +112,13 @@ def text(value: Any) -> str:
 
 
 def quarantined(dataset: Dataset) -> dict[str, str]:
-    """Of a local dataset, by name."""
+    """Return the reasons in a local dataset's quarantine, by name."""
     path = os.path.join(os.fsdecode(dataset.index.place), "quarantine.jsonl")
     with open(path) as lines:
         return {q["name"]: q["reason"] for q in map(json.loads, lines)}
 
 
-def test_captions_beside_images_in_class_folders(place: Place) -> None:
+def test_captions_next_to_images_in_class_folders(place: Place) -> None:
     place.write({"a/1.jpg": JPEGS[0], "a/1.txt": "ein Löwe", "b/2.jpg": JPEGS[1]})
     with place.open() as dataset:
         assert list(dataset.schema) == ["image", "label", "caption"]
@@ -130,7 +130,7 @@ def test_captions_beside_images_in_class_folders(place: Place) -> None:
     assert [each["caption.present"] for each in found.values()] == [True, False]
 
 
-def test_arrays_and_json_beside_images(place: Place) -> None:
+def test_arrays_and_json_next_to_images(place: Place) -> None:
     vector = np.arange(3, dtype=np.float32)
     place.write(
         {
@@ -216,7 +216,7 @@ def test_metadata_with_objects_and_further_images(place: Place) -> None:
     assert found["2.jpg"]["seg"] == png(1)
 
 
-def test_class_folders_with_metadata_are_no_classes_unless_asked(place: Place) -> None:
+def test_metadata_replaces_class_folders_unless_disabled(place: Place) -> None:
     place.write(
         {
             "a/1.jpg": JPEGS[0],
@@ -233,13 +233,13 @@ def test_class_folders_with_metadata_are_no_classes_unless_asked(place: Place) -
         assert list(dataset.schema) == ["image", "label"]
 
 
-def test_parquet_metadata_and_splits_say_what_to_do(place: Place) -> None:
+def test_parquet_metadata_raises_an_error_with_a_remedy(place: Place) -> None:
     place.write({"1.jpg": JPEGS[0], "metadata.parquet": b"PAR1"})
     with pytest.raises(DatasetError, match=r"metadata\.parquet isn't supported yet"):
         place.open()
 
 
-def test_splits_of_metadata_say_what_to_give(place: Place) -> None:
+def test_metadata_of_several_splits_raises_an_error_with_a_remedy(place: Place) -> None:
     table = "file_name,n\n1.jpg,1\n"
     place.write(
         {
@@ -419,7 +419,7 @@ def test_a_named_index_of_another_arrangement_is_refused(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["metadata.csv", "list.csv", "1.json", "1.txt"])
 def test_an_index_follows_its_tables(tmp_path: Path, kind: str) -> None:
-    """Values change while no image does."""
+    """A table's values change, and no image does."""
     arguments = {"manifest": "list.csv"} if kind == "list.csv" else {}
     place = Place(tmp_path / "set", is_remote=False)
     for n in (1, 2):
@@ -434,7 +434,7 @@ def test_an_index_follows_its_tables(tmp_path: Path, kind: str) -> None:
             assert int(text(found["caption"])) == n if kind == "1.txt" else found["n"] == n
 
 
-def test_new_captions_come_into_the_index(tmp_path: Path) -> None:
+def test_new_captions_are_indexed(tmp_path: Path) -> None:
     place = Place(tmp_path / "set", is_remote=False).write({"1.jpg": JPEGS[0]})
     with place.open() as dataset:
         assert list(dataset.schema) == ["image"]

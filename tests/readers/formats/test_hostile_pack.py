@@ -1,5 +1,7 @@
-"""Shards of packs that lie about offsets, lengths, list sizes, types or metadata: a ValueError each
-before anything is read by them."""
+"""Forged shards of packs: wrong offsets, lengths, list sizes, types or metadata.
+
+Each raises an error before anything is read by them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ N = len(BATCH)
 
 
 def read(buffer: Any) -> None:
-    """Everything of a shard that is looked at, values included."""
+    """Read everything of a shard, values included."""
     columns = PackColumns(buffer, EVERY)
     data = np.frombuffer(buffer, np.uint8)
     fields = columns.fields
@@ -57,8 +59,8 @@ def forged(
 ) -> Any:
     columns = {name: BATCH.column(name) for name in BATCH.schema.names}
     change(columns)
-    said = {**BATCH.schema.metadata, **(metadata or {})}
-    batch = pa.record_batch(columns).replace_schema_metadata(said)
+    changed = {**BATCH.schema.metadata, **(metadata or {})}
+    batch = pa.record_batch(columns).replace_schema_metadata(changed)
     with pa.OSFile(str(path), "wb") as sink:
         writer = pa.ipc.new_file(sink, batch.schema, options=pa.ipc.IpcWriteOptions(**options))
         with writer:
@@ -67,7 +69,7 @@ def forged(
 
 
 def shapes(name: str, row: int, value: list[int]) -> Change:
-    """Puts a wrong shape into a column of arrays that differ in all their lengths."""
+    """Put a wrong shape into a column of arrays that differ in all their lengths."""
 
     def change(columns: dict[str, Any]) -> None:
         array = columns[name]
@@ -82,7 +84,7 @@ def shapes(name: str, row: int, value: list[int]) -> Change:
 
 
 def put(name: str, value: Any) -> Change:
-    """Sets a column's first value."""
+    """Set a column's first value."""
 
     def change(columns: dict[str, Any]) -> None:
         values = columns[name].to_pylist()
@@ -96,7 +98,7 @@ def typed(name: str, type: Any) -> Change:
 
 
 def holes(name: str) -> Change:
-    """Nulls inside of a field's lists."""
+    """Put nulls into a field's lists."""
 
     def change(columns: dict[str, Any]) -> None:
         array = columns[name]
@@ -113,11 +115,11 @@ def renamed(old: str, new: str) -> Change:
     return change
 
 
-LIES: dict[str, Change] = {
+FORGERIES: dict[str, Change] = {
     "a shape of other numbers": shapes("spectrum", 0, [7, 7]),
     "a shape below 0": shapes("spectrum", 0, [-1, -6]),
     "a shape whose product wraps around": shapes("spectrum", 0, [2**33, 2**31]),
-    "a shape that nobody can reshape to": shapes("spectrum", 1, [0, 2**62]),
+    "a shape that numpy can't reshape to": shapes("spectrum", 1, [0, 2**62]),
     "a fixed length of another value": shapes("cube", 0, [1, 3, 0]),
     "a list of another size": typed("vector", pa.list_(pa.float32(), 63)),
     "a list of another dtype": typed("vector", pa.list_(pa.float64(), 64)),
@@ -148,9 +150,9 @@ LIES: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_lie_is_refused(tmp_path: Path, lie: str) -> None:
-    buffer = forged(tmp_path / "shard.arrow", LIES[lie])
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_forged_shard_is_rejected(tmp_path: Path, forgery: str) -> None:
+    buffer = forged(tmp_path / "shard.arrow", FORGERIES[forgery])
     with pytest.raises(BROKEN):
         read(buffer)
 
@@ -164,7 +166,7 @@ def test_a_lie_is_refused(tmp_path: Path, lie: str) -> None:
 def test_offsets_that_lead_anywhere_are_refused(
     tmp_path: Path, name: str, at: int, value: int
 ) -> None:
-    """Put into the file's bytes: pyarrow doesn't write such a thing."""
+    """The offsets are written into the file's bytes, because pyarrow refuses to write them."""
     path = tmp_path / "shard.arrow"
     buffer = forged(path, lambda _: None)
     column = pa.ipc.open_file(pa.BufferReader(buffer)).get_batch(0).column(name)
@@ -180,16 +182,18 @@ STORAGE = {name: form.storage for name, form in pack_forms(EVERY).items()}
 
 
 def promised(columns: PackColumns, **changes: Any) -> Any:
-    """The table, by a manifest that says this."""
+    """Return the table for a manifest with these changes."""
     notes = {name: field.notes() for name, field in columns.fields.items()}
     default = {"storage": STORAGE, "lacking": frozenset(LACKING), "samples": N}
-    said: dict[str, Any] = {**default, **changes}
-    layout = SampleLayout(schema=EVERY, storage=said["storage"], lacking=said["lacking"])
-    return columns.table(layout, samples=said["samples"], sums=said.get("sums", Sums.of(notes)))
+    changed: dict[str, Any] = {**default, **changes}
+    layout = SampleLayout(schema=EVERY, storage=changed["storage"], lacking=changed["lacking"])
+    return columns.table(
+        layout, samples=changed["samples"], sums=changed.get("sums", Sums.of(notes))
+    )
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"samples": N + 1}, "samples"),
         ({"lacking": frozenset()}, "lack"),
@@ -199,17 +203,17 @@ def promised(columns: PackColumns, **changes: Any) -> Any:
         ({"sums": Sums(1, 2)}, "checksums of its columns aren't"),
     ],
 )
-def test_a_manifest_that_promises_something_else_is_refused(
-    tmp_path: Path, changes: dict[str, Any], told: str
+def test_a_manifest_that_promises_something_else_is_rejected(
+    tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     columns = PackColumns(forged(tmp_path / "shard.arrow", lambda _: None), EVERY)
     assert len(promised(columns)) == N
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         promised(columns, **changes)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sums",
     [
         b"",
         b"[]",
@@ -222,8 +226,8 @@ def test_a_manifest_that_promises_something_else_is_refused(
         b"[" * 100_000,
     ],
 )
-def test_checksums_of_blocks_that_cant_be_are_refused(tmp_path: Path, said: bytes) -> None:
-    metadata = {b"penstock.blocks.crc32c": said}
+def test_invalid_checksums_of_blocks_are_rejected(tmp_path: Path, sums: bytes) -> None:
+    metadata = {b"penstock.blocks.crc32c": sums}
     buffer = forged(tmp_path / "shard.arrow", lambda _: None, metadata=metadata)
     with pytest.raises(BROKEN):
         read(buffer)
@@ -243,7 +247,7 @@ def test_a_shard_as_it_was_written_is_read(tmp_path: Path) -> None:
     changes=st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 255)), min_size=1, max_size=5),
     is_head=st.booleans(),
 )
-def test_any_bytes_at_head_or_tail_end_in_samples_or_a_refusal(
+def test_any_bytes_at_head_or_tail_yield_samples_or_an_error(
     changes: list[tuple[int, int]], is_head: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("forged") / "shard.arrow"

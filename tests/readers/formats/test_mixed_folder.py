@@ -1,4 +1,4 @@
-"""A folder that holds images and tar files: `format` says which of them are the dataset."""
+"""A folder that holds images and tar files: `format` chooses the dataset."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def both(tmp_path: Path) -> Path:
     return write_photographs(root, samples=IN_FOLDERS, classes=2)
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict[str, Any]:
+def json_of(
+    capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
+) -> dict[str, Any]:
     capsys.readouterr()
     assert main([*map(str, arguments), "--json"]) == code
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -34,25 +36,25 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) 
 
 
 @pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
-def test_every_command_takes_what_the_error_asks_for(
+def test_every_command_accepts_the_option_that_the_error_names(
     both: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("nvidia.dali")
     for command in (["index", both], ["pack", both, tmp_path / "p"], ["inspect", both]):
         assert main(list(map(str, command))) == 2
         assert "--format" in capsys.readouterr().err
-    # One after the other in the same place: an index of the other kind is no answer.
+    # One after the other in the same place: an index of the other kind must not be used.
     for kind, samples in (("tar", IN_TARS), ("folder", IN_FOLDERS), ("tar", IN_TARS)):
-        asked = ("--format", kind)
-        assert told(capsys, "inspect", both, *asked)["samples"] == samples
-        assert told(capsys, "index", both, *asked)["samples"] == samples
-        found = told(capsys, "inspect", both, *asked)
+        option = ("--format", kind)
+        assert json_of(capsys, "inspect", both, *option)["samples"] == samples
+        assert json_of(capsys, "index", both, *option)["samples"] == samples
+        found = json_of(capsys, "inspect", both, *option)
         assert (found["kind"], found["samples"]) == (kind, samples)
-        assert told(capsys, "inspect", both, *asked, "--batch", 3)["samples"]
+        assert json_of(capsys, "inspect", both, *option, "--batch", 3)["samples"]
     for kind, samples in (("tar", IN_TARS), ("folder", IN_FOLDERS)):
-        packed = told(capsys, "pack", both, tmp_path / kind, "--format", kind)
+        packed = json_of(capsys, "pack", both, tmp_path / kind, "--format", kind)
         assert packed["samples"] == samples
-        assert told(capsys, "inspect", tmp_path / kind)["samples"] == samples
+        assert json_of(capsys, "inspect", tmp_path / kind)["samples"] == samples
 
 
 def test_a_format_that_is_none_is_refused(both: Path, tmp_path: Path) -> None:
@@ -72,7 +74,7 @@ def test_a_pack_is_no_format_of_an_index(both: Path) -> None:
         build_index(both, format="pack", verify=images.verify)
 
 
-def test_tar_files_that_were_named_are_no_folder(both: Path, tmp_path: Path) -> None:
+def test_a_pattern_of_tar_files_is_no_folder(both: Path, tmp_path: Path) -> None:
     some = f"{both}/train-{{000000..000001}}.tar"
     with pytest.raises(ConfigError, match="names tar files"):
         build_index(some, format="folder", verify=images.verify)

@@ -1,4 +1,5 @@
-"""A pack's shard by itself: every type of field, as any Arrow tool reads it and as we do."""
+"""A pack's shard by itself: every type of field, as any Arrow tool reads it and as Penstock
+does."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ LACKING = ("mask", "caption", "score", "label", "tags", "vector", "boxes", "spec
 
 
 def written(path: Path, made: ShardContent) -> Any:
-    """The shard as pyarrow alone reads it."""
+    """Write a shard, and read it with pyarrow alone."""
     write_shard(os.fsencode(path), made)
     with pa.ipc.open_file(path) as reader:
         assert reader.num_record_batches == 1
@@ -61,7 +62,7 @@ def opened(path: Path, schema: Schema = EVERY) -> PackColumns:
 
 
 def wanted(made: ShardContent, name: str) -> list[Any]:
-    """What a tool shall read of a field, as plain Python values."""
+    """Return the plain Python values that an Arrow tool must read for a field."""
     column, type = made.columns[name], made.schema[name]
     form = pack_form(type)
     found: list[Any] = []
@@ -110,7 +111,7 @@ def test_any_arrow_tool_reads_every_field(tmp_path: Path, lacking: tuple[str, ..
     assert table["penstock/height/image"].to_pylist() == [4] * 9
 
 
-def test_what_arrow_has_no_word_for_stands_in_the_metadata(tmp_path: Path) -> None:
+def test_shapes_that_arrow_cant_express_are_in_the_metadata(tmp_path: Path) -> None:
     schema = written(tmp_path / "shard.arrow", content()).schema
     assert json.loads(schema.field("volume").metadata[b"penstock.shape"]) == [3, 4, 5]
     assert schema.field("vector").metadata is None
@@ -136,7 +137,7 @@ def test_many_class_names_are_left_to_the_manifest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lacking", [(), LACKING], ids=["whole", "with gaps"])
-def test_what_was_written_is_read(tmp_path: Path, lacking: tuple[str, ...]) -> None:
+def test_a_written_shard_is_read_back(tmp_path: Path, lacking: tuple[str, ...]) -> None:
     path = tmp_path / "shard.arrow"
     made = content(lacking=lacking, samples=20)
     write_shard(os.fsencode(path), made)
@@ -164,7 +165,7 @@ def test_what_was_written_is_read(tmp_path: Path, lacking: tuple[str, ...]) -> N
     assert data[columns.source_offset() :][:8].view("<i8").tolist() == [100]
 
 
-def test_forgotten_fields_are_looked_at_again_and_must_be_the_same(tmp_path: Path) -> None:
+def test_forgotten_fields_are_read_again_and_must_be_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "shard.arrow"
     summary = write_shard(os.fsencode(path), content())
     storage = {name: form.storage for name, form in pack_forms(EVERY).items()}
@@ -185,7 +186,7 @@ def test_forgotten_fields_are_looked_at_again_and_must_be_the_same(tmp_path: Pat
         columns.fields  # noqa: B018
 
 
-def test_the_table_of_a_shard_says_where_samples_are(tmp_path: Path) -> None:
+def test_the_table_of_a_shard_locates_samples(tmp_path: Path) -> None:
     path = tmp_path / "shard.arrow"
     made = content(lacking=LACKING)
     summary = write_shard(os.fsencode(path), made)
@@ -211,7 +212,7 @@ def test_the_table_of_a_shard_says_where_samples_are(tmp_path: Path) -> None:
     assert table[:, columns.present["vector"]].tolist() == made.present["vector"].tolist()
 
 
-def test_rows_that_are_all_of_a_batch_are_gathered_into_it(tmp_path: Path) -> None:
+def test_rows_are_gathered_directly_into_a_batch(tmp_path: Path) -> None:
     schema, path = Schema({"x": Array("float32", (5, 7))}), tmp_path / "shard.arrow"
     made = content(schema, samples=30)
     write_shard(os.fsencode(path), made)
@@ -295,7 +296,7 @@ def test_a_block_is_checked_once(tmp_path: Path) -> None:
     assert DenseRows(field).wrong(np.arange(2)) is not None
 
 
-def test_a_field_that_nobody_has_settled_is_named() -> None:
+def test_a_field_without_a_settled_type_raises_an_error_with_its_name() -> None:
     with pytest.raises(ConfigError, match='"x": got the type'):
         pack_forms(Schema({"x": Array()}))
     with pytest.raises(ConfigError, match="numbers"):

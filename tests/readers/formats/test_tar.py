@@ -1,4 +1,4 @@
-"""Tar files as a dataset: the samples that WebDataset's rule gives, and nothing hostile."""
+"""Tar files as a dataset: the samples follow WebDataset's rule, and hostile archives do no harm."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*left out")
 
 
 def opened(url: object, **options: object) -> Dataset:
-    """A dataset whose index is built by Pillow."""
+    """Open a dataset whose index is built with Pillow."""
     dataset = Dataset(url, allow_left_out=1, **options)  # type: ignore[arg-type]
     dataset.open(verify=images.verify, workers=2)
     return dataset
 
 
 def everything(dataset: Dataset, mode: str = "copy") -> tuple[list[str], list[int], list[bytes]]:
-    """Names, labels (or none) and bytes of all samples, by id."""
+    """Return names, labels (or none) and bytes of all samples, by id."""
     rows = [
         (shard, row) for shard, n in enumerate(dataset.index.sizes.tolist()) for row in range(n)
     ]
@@ -60,7 +60,7 @@ def everything(dataset: Dataset, mode: str = "copy") -> tuple[list[str], list[in
 
 
 def by_tarfile(*paths: Path) -> tuple[list[str], list[int], list[bytes]]:
-    """The same by Python's tarfile."""
+    """Return the same as `everything`, read by Python's tarfile."""
     names, labels, data = [], [], []
     for path in paths:
         with tarfile.open(path) as tar:
@@ -74,7 +74,7 @@ def by_tarfile(*paths: Path) -> tuple[list[str], list[int], list[bytes]]:
 
 
 def quarantine(place: str | Path) -> dict[str, str]:
-    """Reason by name."""
+    """Return the reasons in a quarantine, by name."""
     lines = (Path(place) / "quarantine.jsonl").read_text().splitlines()
     return {line["name"]: line["reason"] for line in map(json.loads, lines)}
 
@@ -129,7 +129,7 @@ def test_patterns_expand_as_webdataset_writes_them(url: str, wanted: list[str]) 
 @pytest.mark.parametrize(
     "url", ["a-{3..1}.tar", "a-{1..2.tar", "a-{}.tar", "a-{1,1}.tar", "a-{0..99999999}.tar"]
 )
-def test_patterns_that_mean_nothing_are_refused(url: str) -> None:
+def test_invalid_patterns_are_rejected(url: str) -> None:
     with pytest.raises(ConfigError, match="url"):
         by_pattern(url)
 
@@ -154,7 +154,7 @@ def test_a_remote_set_is_read_through_copies_and_indexed_in_the_cache(
     fs.rm(f"/tars-{tmp_path.name}", recursive=True)
 
 
-def test_an_archive_that_changes_is_indexed_anew_or_found_when_it_is_read(folder: Path) -> None:
+def test_a_changed_archive_is_indexed_again_or_detected_when_read(folder: Path) -> None:
     dataset = opened(folder)
     before = len(dataset)
     (folder / "train-000003.tar").write_bytes(tars.archive(tars.photographs(24, 2)))
@@ -234,7 +234,7 @@ def test_hostile_members_are_refused_by_name_and_nothing_is_written_or_run(
     assert sorted(os.listdir(tmp_path)) == ["deep"]
 
 
-def test_samples_that_are_not_whole_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_incomplete_samples_are_quarantined_with_the_reason(tmp_path: Path) -> None:
     first = [
         ("good.jpg", JPEG),
         ("good.cls", b" 7\n"),
@@ -298,7 +298,7 @@ def test_samples_that_are_not_whole_are_refused_with_the_reason(tmp_path: Path) 
         ("b.tar.partaa", "Join the parts"),
     ],
 )
-def test_what_looks_like_a_tar_and_cannot_be_read_is_not_passed_over(
+def test_an_archive_that_cannot_be_read_is_not_skipped(
     folder: Path, name: str, reason: str
 ) -> None:
     (folder / name).write_bytes(b"whatever")
@@ -321,7 +321,7 @@ def test_a_torn_archive_among_whole_ones_stops_the_set(folder: Path) -> None:
         opened(folder)
 
 
-def test_images_beside_tar_files_ask_which_of_them_it_is(folder: Path) -> None:
+def test_images_next_to_tar_files_need_a_format(folder: Path) -> None:
     images.class_folder(folder, samples=6)
     with pytest.raises(ConfigError, match='format="tar"'):
         opened(folder)
@@ -334,7 +334,7 @@ def test_images_beside_tar_files_ask_which_of_them_it_is(folder: Path) -> None:
 CAPTIONS = ["ein Hund", "größer\n", "", "a dog, a cat"]
 
 
-def test_captions_of_a_webdataset_come_with_their_images(tmp_path: Path) -> None:
+def test_captions_of_a_webdataset_are_read_with_their_images(tmp_path: Path) -> None:
     for number in range(2):
         files = {}
         for i in (2 * number, 2 * number + 1):
@@ -362,7 +362,7 @@ def test_captions_of_a_webdataset_come_with_their_images(tmp_path: Path) -> None
     ]
 
 
-def test_arrays_that_drift_between_archives_name_both_and_the_way_out(tmp_path: Path) -> None:
+def test_arrays_that_differ_between_archives_raise_an_error_with_a_remedy(tmp_path: Path) -> None:
     for number, dtype in enumerate(("f4", "f4", "f8")):
         files = {}
         for i in range(2):
@@ -374,13 +374,13 @@ def test_arrays_that_drift_between_archives_name_both_and_the_way_out(tmp_path: 
         opened(tmp_path)
     for words in ("float32 of shape (3,) in 0.tar/0.x.npy", "float64 of shape (3,) in 2.tar/0.x.n"):
         assert words in str(caught.value)
-    told = 'schema={"x": Array("float32", (None,))}'
-    assert told in str(caught.value)
+    remedy = 'schema={"x": Array("float32", (None,))}'
+    assert remedy in str(caught.value)
     dataset = opened(tmp_path, schema={"x": Array("float32", (None,))})
     assert (dataset.index.samples, dataset.index.quarantined) == (4, 2)
     fixed = opened(tmp_path, schema={"x": Array("float32", (3,))})
     reasons = quarantine(fixed.index.place)
-    assert told in reasons["1.tar/0.x.npy"]
+    assert remedy in reasons["1.tar/0.x.npy"]
     assert "float64" in reasons["2.tar/0.x.npy"]
     assert fixed.read(np.array([(0, 0), (0, 1)], np.int64)).columns["x"].values.shape == (2, 3)
 
@@ -427,7 +427,7 @@ PLACES = st.one_of(st.integers(0, len(SMALL) - 1), st.integers(0, 511), st.integ
     flips=st.lists(st.tuples(PLACES, st.integers(0, 255)), min_size=1, max_size=6),
     cut=st.one_of(st.none(), st.integers(0, len(SMALL))),
 )
-def test_any_damage_ends_in_samples_or_an_error(
+def test_any_damage_yields_samples_or_an_error(
     flips: list[tuple[int, int]], cut: int | None
 ) -> None:
     data = bytearray(SMALL)
@@ -473,14 +473,14 @@ def test_a_pack_of_tar_files_holds_every_sample_once(
         assert (tmp_path / "ranks" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_a_pack_may_lie_beside_the_tar_files_that_were_picked(folder: Path) -> None:
+def test_a_pack_may_lie_next_to_the_selected_tar_files(folder: Path) -> None:
     picked = folder / "train-{000000..000001}.tar"
     assert pack(picked, folder / "packed", verify=images.verify).samples == 16
     with pytest.raises(ConfigError, match="dst"):
         pack(folder, folder / "packed", verify=images.verify)
 
 
-def test_a_killed_pack_of_tar_files_goes_on(folder: Path, tmp_path: Path) -> None:
+def test_a_killed_pack_of_tar_files_resumes(folder: Path, tmp_path: Path) -> None:
     calls = random.Random(0).randrange(2, 4)
     seen = 0
 

@@ -1,4 +1,4 @@
-"""Which fields the members of tar files are, and which keys are samples."""
+"""The fields that members of tar files become, and the keys that become samples."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Memory:
 
 
 def joined(*archives, schema=None, fields=None):
-    """What archives of these members hold together."""
+    """Join archives of these members."""
     asked = RequestedFields(schema or {}, fields or {})
     found = []
     for number, files in enumerate(archives):
@@ -68,7 +68,7 @@ def candidates(*archives, **asked):
 
 
 def values(column):
-    """A column's values as lists."""
+    """Return a column's values as lists."""
     if isinstance(column, EncodedColumn):
         return [bytes(each).decode() for each in column.samples]
     if isinstance(column, RaggedColumn):
@@ -108,7 +108,7 @@ SUFFIXES = sorted(
 
 
 @given(stem=st.text(max_size=12), suffix=st.sampled_from(SUFFIXES))
-def test_every_extension_is_a_field_of_a_good_name_or_none(stem, suffix):
+def test_every_extension_is_a_field_of_a_valid_name_or_none(stem, suffix):
     found = member_field(f"{stem}.{suffix}" if stem else suffix)
     if suffix in ("pkl", "pth", "pyd", "tar"):
         assert found is None
@@ -127,7 +127,7 @@ def test_every_extension_is_a_field_of_a_good_name_or_none(stem, suffix):
     ),
     cut=st.integers(0, 6),
 )
-def test_each_key_is_a_sample_of_its_members_or_is_named(keys, cut):
+def test_each_key_is_a_sample_or_quarantined(keys, cut):
     contents = {"cls": b"3", "fine.cls": b"4", "json": b'{"n": 1}', "meta.json": b'{"n": 2}'}
     sets = [
         {f"{i}.{part}": contents.get(part, b"data") for part in sorted(parts)}
@@ -216,7 +216,7 @@ def test_sets_without_images_have_samples_too():
     assert found.quarantined == []
 
 
-def test_two_members_for_one_field_are_named():
+def test_two_members_for_one_field_are_quarantined():
     found = candidates(
         [
             ("a.jpg", b"1"),
@@ -246,11 +246,11 @@ def test_a_mask_belongs_to_the_only_image_and_is_never_guessed_among_several():
     several = joined([("a.left.jpg", b"1"), ("a.right.jpg", b"2"), *mask])
     assert several.candidates.schema["mask"] == Image()
     assert 'Mask(of="left")' in several.notes[0]
-    told = candidates([("a.jpg", b"1"), *mask], schema={"mask": Image()})
-    assert told.schema["mask"] == Image()
+    given = candidates([("a.jpg", b"1"), *mask], schema={"mask": Image()})
+    assert given.schema["mask"] == Image()
 
 
-def test_json_that_is_not_an_object_is_a_value_and_broken_json_is_named():
+def test_json_that_is_not_an_object_is_a_value_and_broken_json_is_quarantined():
     found = candidates(
         [
             ("a.jpg", b"1"),
@@ -271,7 +271,7 @@ def test_json_that_is_not_an_object_is_a_value_and_broken_json_is_named():
     assert all("its json: isn't JSON" in reason for reason in refused.values())
 
 
-def test_a_key_of_json_that_no_field_can_be_is_left_out_alone():
+def test_a_key_of_json_that_cant_be_a_field_is_left_out_alone():
     found = joined(
         [
             ("a.jpg", b"1"),
@@ -294,7 +294,7 @@ def test_a_key_of_json_that_no_field_can_be_is_left_out_alone():
         )
 
 
-def test_labels_are_whole_or_the_sample_is_named():
+def test_a_sample_without_a_label_is_quarantined():
     files = [("a.jpg", b"1"), ("a.cls", b"1"), ("b.jpg", b"2"), ("c.jpg", b"3"), ("d.jpg", b"4")]
     files += [("d.cls", b"dog")]
     found = candidates(files, [("c.cls", b"2"), ("e.cls", b"3")])
@@ -311,7 +311,7 @@ def test_labels_are_whole_or_the_sample_is_named():
     assert "is no class" in quarantine(few)["0.tar/a.jpg"]
 
 
-def test_a_schema_says_what_is_not_guessed():
+def test_a_schema_gives_types_that_names_dont_imply():
     files = [("a.jpg", b"1"), ("a.pth", b"raw"), ("a.mask.npy", b"m"), ("a.x.bin", b"b")]
     found = candidates(files, schema={"pth": Bytes(), "mask": Mask(of="image")})
     assert dict(found.schema) == {"image": Image(), "pth": Bytes(), "mask": Mask(of="image")}
@@ -331,7 +331,7 @@ def test_the_only_image_of_each_key_is_the_image():
     assert dict(asked.schema) == {"input": Image()}
 
 
-def test_labels_of_cls_and_json_are_one_where_they_never_differ():
+def test_labels_of_cls_and_json_are_one_field_if_they_never_differ():
     files = [("a.jpg", b"1"), ("a.cls", b"3"), ("a.json", b'{"label": 3}'), ("b.jpg", b"2")]
     both = candidates([*files, ("b.json", b'{"label": 4}')])
     assert dict(both.schema) == {"image": Image(), "label": ClassLabel()}
@@ -358,7 +358,7 @@ def test_fields_may_be_named_by_extension_or_key_and_nothing_else_is_read():
         candidates(files, fields={"right.png": "other"})
 
 
-def test_names_that_are_no_fields_end_in_one_message():
+def test_too_many_or_conflicting_fields_raise_an_error():
     with pytest.raises(DatasetError, match=r"1,500 fields.*first dot"):
         candidates([(f"photo.{i}.jpg", b"1") for i in range(1500)])
     with pytest.raises(DatasetError, match="two kinds"):
@@ -366,7 +366,7 @@ def test_names_that_are_no_fields_end_in_one_message():
 
 
 def whole(i):
-    """All members of one key."""
+    """Return all members of one key."""
     mask = picture(palette(np.full((24, 32), i, np.uint8)))
     return {
         f"{i}.jpg": images.jpeg(i),
@@ -388,7 +388,7 @@ RICH = tars.archive(whole(1) | whole(2))
     ),
     cut=st.one_of(st.none(), st.integers(0, len(RICH))),
 )
-def test_any_damage_to_any_field_ends_in_samples_or_an_error(flips, cut):
+def test_any_damage_to_any_field_yields_samples_or_an_error(flips, cut):
     data = bytearray(RICH)
     for at, value in flips:
         data[at] = value
@@ -413,7 +413,7 @@ def test_any_damage_to_any_field_ends_in_samples_or_an_error(flips, cut):
                     assert len(mask) == 0 or decode_mask(mask, type.dtype).shape == (24, 32)
 
 
-def test_a_set_of_all_kinds_comes_back(tmp_path):
+def test_a_dataset_of_all_kinds_is_read_back(tmp_path):
     (tmp_path / "a.tar").write_bytes(RICH)
     dataset = Dataset(tmp_path)
     schema = dataset.open(verify=images.verify, workers=1).about.schema

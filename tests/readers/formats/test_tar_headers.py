@@ -1,4 +1,4 @@
-"""Tar headers: the same members as Python's tarfile, or a refusal that says where."""
+"""Tar headers: the same members as Python's tarfile, or an error that names the offset."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ BASE = archive({"a.jpg": b"x" * 700, "a.cls": b"1", "n" * 200 + ".txt": b"long"}
     flips=st.lists(st.tuples(st.integers(0, len(BASE) - 1), st.integers(0, 255)), max_size=8),
     cut=st.integers(0, len(BASE)),
 )
-def test_damage_ends_in_members_or_an_error_within_the_file(
+def test_damage_yields_members_within_the_file_or_an_error(
     flips: list[tuple[int, int]], cut: int
 ) -> None:
     data = bytearray(BASE)
@@ -65,7 +65,7 @@ def test_damage_ends_in_members_or_an_error_within_the_file(
 
 
 @pytest.mark.parametrize("cut", [0, 1, 511, 512, 700, 1024, 1536, 2047, 2048, 3000])
-def test_a_torn_archive_is_refused_with_its_name_and_offset(cut: int) -> None:
+def test_a_truncated_archive_is_rejected_with_its_name_and_offset(cut: int) -> None:
     whole = archive({"a.jpg": b"x" * 700, "a.cls": b"1"})
     assert len(parse(whole)) == 2
     with pytest.raises(DatasetError, match=r"t\.tar: .*at byte \d+.*Fetch or write"):
@@ -75,7 +75,7 @@ def test_a_torn_archive_is_refused_with_its_name_and_offset(cut: int) -> None:
 @pytest.mark.parametrize(
     "field", [b"\x80" + b"\0" * 3 + b"\x10" + b"\0" * 7, b"77777777777\0", b"\xff" * 12, b"9" * 12]
 )
-def test_a_size_that_cannot_be_is_refused_without_room_for_it(field: bytes) -> None:
+def test_an_impossible_size_is_rejected_without_an_allocation(field: bytes) -> None:
     data = header("a.jpg", 0, size_field=field) + bytes(512) + END
     tracemalloc.start()
     with pytest.raises(DatasetError, match=r"bytes, and 1536 are left|isn't a number"):
@@ -108,14 +108,14 @@ def test_a_wrong_checksum_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [b"1", b"2", b"3", b"4", b"6"])
-def test_links_and_devices_are_refused_by_name_and_the_rest_stands(kind: bytes) -> None:
+def test_links_and_devices_are_rejected_and_other_members_are_read(kind: bytes) -> None:
     data = special("evil.jpg", kind) + header("b.jpg", 3) + padded(b"abc") + END
     evil, good = parse(data)
     assert evil.refused
     assert (good.name, good.refused, data[good.start : good.end]) == (b"b.jpg", None, b"abc")
 
 
-def test_sparse_and_unknown_members_are_refused_and_stepped_over() -> None:
+def test_sparse_and_unknown_members_are_rejected_and_skipped() -> None:
     block = bytearray(header("s.jpg", 3, b"S"))
     block[482] = 1  # a further block of the map follows
     block[148:156] = b" " * 8
@@ -133,7 +133,7 @@ def test_sparse_and_unknown_members_are_refused_and_stepped_over() -> None:
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
-def test_compressed_archives_name_the_remedy(pack: object) -> None:
+def test_the_error_for_a_compressed_archive_names_the_remedy(pack: object) -> None:
     with pytest.raises(DatasetError, match="Decompress it"):
         parse(pack(BASE))  # type: ignore[operator]
 

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock.readers.fields.verification
-import penstock.readers.formats.folder.folder_samples
 from penstock.cache import (
     ConfigError,
     CorruptShardError,
@@ -32,6 +31,7 @@ from penstock.cache import (
 from penstock.readers import Dataset, build_index, open_index, pack
 from penstock.readers.fields import ClassLabel, Schema
 from penstock.readers.formats import VERSION
+from penstock.readers.formats.folder import virtual_shards
 from penstock.readers.index import label_correlation, read_manifest, write_manifest
 from tests import images
 
@@ -60,11 +60,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Virtual shards of 3 KB, so that a few small images make several."""
-    monkeypatch.setattr(
-        penstock.readers.formats.folder.folder_samples.virtual_shards,
-        "__kwdefaults__",
-        {"shard_bytes": 3000},
-    )
+    monkeypatch.setattr(virtual_shards, "__kwdefaults__", {"shard_bytes": 3000})
 
 
 def beside(folder: Path) -> Path:

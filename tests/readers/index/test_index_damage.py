@@ -14,11 +14,11 @@ import fsspec
 import numpy as np
 import pytest
 
-import penstock.readers.formats.folder.folder_samples
 from penstock.cache import IndexChangedError, PenstockWarning
 from penstock.cache.disk import DiskCache
 from penstock.readers import Dataset, pack
 from penstock.readers.formats import VERSION
+from penstock.readers.formats.folder import virtual_shards
 from penstock.readers.index import read_manifest
 from tests import images, tars
 from tests.servers import serving
@@ -35,11 +35,7 @@ SAMPLES = 60
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        penstock.readers.formats.folder.folder_samples.virtual_shards,
-        "__kwdefaults__",
-        {"shard_bytes": 6000},
-    )
+    monkeypatch.setattr(virtual_shards, "__kwdefaults__", {"shard_bytes": 6000})
 
 
 @pytest.fixture(scope="module")

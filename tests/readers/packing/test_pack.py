@@ -27,6 +27,7 @@ from penstock.cache import (
     WriteError,
 )
 from penstock.readers import Dataset, PackSummary, open_index, pack
+from penstock.readers.formats.folder import FolderIndexing
 from penstock.readers.formats.pack import pack_shard
 from penstock.readers.packing import cut_evenly, plan_samples, shuffled
 from tests import images
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.readers import Encoded, ImageFacts, Rejection
+    from penstock.readers.origin import Origin
 
 SMALL = 4000  # bytes a shard: a handful of test images
 ROOT = Path(__file__).resolve().parents[3]
@@ -396,10 +398,10 @@ def test_a_shard_without_a_good_image_leaves_the_others(tmp_path: Path) -> None:
 def test_a_source_file_that_changes_meanwhile_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    from penstock.readers.formats.folder import list_folder as real
+    real = FolderIndexing.list
 
-    def list_then_change(origin: object) -> object:
-        found = real(origin)  # type: ignore[arg-type]
+    def list_then_change(indexing: FolderIndexing, origin: Origin) -> object:
+        found = real(indexing, origin)
         victim = folder / "class-2" / "0002.jpg"
         data = victim.read_bytes()
         if change == "grown":
@@ -412,9 +414,7 @@ def test_a_source_file_that_changes_meanwhile_is_named(
             os.utime(victim, ns=(3, 3))
         return found
 
-    monkeypatch.setattr(
-        "penstock.readers.formats.folder.folder_format.list_folder", list_then_change
-    )
+    monkeypatch.setattr(FolderIndexing, "list", list_then_change)
     with pytest.raises(IndexChangedError, match=r"class-2/0002\.jpg"):
         make(folder, tmp_path / "pack")
 

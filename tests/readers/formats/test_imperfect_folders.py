@@ -1,4 +1,5 @@
-"""Folders and tar files as people have them, not quite fitting: it is said where they see it."""
+"""Folders and tar files of real users that have small faults: a warning or an error reports
+each."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ JPEG = images.jpeg(1, 16, 20)
 MASK = images.encoded(images.picture(2, 16, 20, "L"), "PNG")
 
 
-def test_a_column_of_text_that_names_files_is_no_secret(tmp_path: Path) -> None:
+def test_a_column_of_text_that_names_files_is_warned_about(tmp_path: Path) -> None:
     files = {"a/1.jpg": JPEG, "b/1.png": MASK, "list.csv": b"image,mask\na/1.jpg,b/1.png\n"}
     root = images.write_folder(tmp_path / "set", files)
     with pytest.warns(PenstockWarning, match=r'"mask" of list.csv is text, and names files'):
@@ -29,7 +30,7 @@ def test_a_column_of_text_that_names_files_is_no_secret(tmp_path: Path) -> None:
     assert masks.open(verify=images.verify).schema["mask"] == Mask(of="image", dtype="uint8")
 
 
-def test_rows_that_dont_fit_are_no_secret(tmp_path: Path) -> None:
+def test_rows_with_invalid_values_are_warned_about(tmp_path: Path) -> None:
     table = b"path,label\n1.jpg,cat\n2.jpg,cow\n"
     root = images.write_folder(tmp_path / "set", {"1.jpg": JPEG, "2.jpg": JPEG, "list.csv": table})
     schema = {"label": ClassLabel(("dog", "cat"))}
@@ -38,7 +39,7 @@ def test_rows_that_dont_fit_are_no_secret(tmp_path: Path) -> None:
         assert dataset.open(verify=images.verify).samples == 1
 
 
-def test_samples_that_dont_stand_the_check_are_no_secret(
+def test_samples_that_fail_the_check_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = {"1.jpg": JPEG, "1.txt": b"caf\xe9", "2.jpg": JPEG, "2.txt": b"tea"}
@@ -49,9 +50,7 @@ def test_samples_that_dont_stand_the_check_are_no_secret(
     assert "1.jpg: caption: " in caplog.text
 
 
-def test_a_label_that_a_row_lacks_is_no_secret(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_label_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = b"path,label\n1.jpg,cat\n2.jpg,\n"
     root = images.write_folder(tmp_path / "set", {"1.jpg": JPEG, "2.jpg": JPEG, "list.csv": table})
     with caplog.at_level(logging.WARNING, "penstock"):
@@ -74,7 +73,7 @@ def test_classes_of_tar_members_by_name(tmp_path: Path, name: str) -> None:
     assert np.asarray(dataset.column("label")).tolist() == [1, 0]
 
 
-def test_classes_of_tar_members_that_nobody_numbered(tmp_path: Path) -> None:
+def test_names_of_classes_in_tar_members_need_a_schema(tmp_path: Path) -> None:
     members = {"1.jpg": JPEG, "1.cls": b"cat"}
     root = images.write_folder(tmp_path / "set", {"0.tar": tars.archive(members)})
     with pytest.raises(DatasetNotFoundError, match=r'schema=\{"label": ClassLabel'):
@@ -94,7 +93,7 @@ def test_classes_of_tar_members_that_nobody_numbered(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_tar_files_lose_is_no_secret(
+def test_samples_that_tar_files_lose_are_logged(
     tmp_path: Path, members: dict[str, bytes], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = images.write_folder(tmp_path / "set", {"0.tar": tars.archive(members)})
@@ -103,7 +102,7 @@ def test_what_tar_files_lose_is_no_secret(
     assert words in caplog.text
 
 
-def test_images_beside_class_folders_are_no_secret(tmp_path: Path) -> None:
+def test_images_next_to_class_folders_are_warned_about(tmp_path: Path) -> None:
     files = {"a/1.jpg": JPEG, "b/2.jpg": JPEG, "3.jpg": JPEG, "README.txt": b"x"}
     root = images.write_folder(tmp_path / "set", files)
     with pytest.warns(PenstockWarning, match=r"1 images are left out, such as 3\.jpg: not in a"):
@@ -131,14 +130,14 @@ def test_full_paths_below_the_root(tmp_path: Path) -> None:
         ("b/2.jpg", r"to its folder\.$"),
     ],
 )
-def test_names_that_are_nearly_there(tmp_path: Path, name: str, words: str) -> None:
+def test_names_that_resemble_existing_files(tmp_path: Path, name: str, words: str) -> None:
     table = f"path,label\n{name},cat\n".encode()
     root = images.write_folder(tmp_path / "set", {"a/1.jpg": JPEG, "list.csv": table})
     with pytest.raises(DatasetError, match=words):
         Dataset(root, manifest="list.csv").open(verify=images.verify)
 
 
-def test_masks_beside_their_images_in_one_folder(tmp_path: Path) -> None:
+def test_masks_and_images_in_one_folder(tmp_path: Path) -> None:
     files = {"1.jpg": JPEG, "1_mask.png": MASK, "2.jpg": JPEG, "2_mask.png": MASK}
     root = images.write_folder(tmp_path / "set", files)
     places = {"image": "*.jpg", "mask": "*_mask.png"}
@@ -158,7 +157,7 @@ def test_one_folder_that_may_be_no_class(tmp_path: Path, folder: str) -> None:
     assert asked.schema["label"] == ClassLabel((folder,))
 
 
-def test_pictures_that_are_numbers_by_their_name(
+def test_images_whose_name_suggests_numbers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = {"rgb/1.jpg": JPEG, "depth/1.png": MASK}
@@ -169,7 +168,7 @@ def test_pictures_that_are_numbers_by_their_name(
     assert 'schema={"depth": Mask(of="image")}' in caplog.text
 
 
-def test_sound_that_nobody_decodes_is_no_secret(
+def test_audio_that_cant_be_decoded_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     members = {"1.wav": b"RIFF\x24\0\0\0WAVEfmt ", "1.txt": b"yes"}
@@ -180,7 +179,7 @@ def test_sound_that_nobody_decodes_is_no_secret(
     assert Dataset(root, schema={"audio": Bytes()}).fields == ("audio", "caption")
 
 
-def test_masks_of_a_kind_that_loses_numbers(
+def test_masks_in_a_format_that_loses_numbers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = {f"images/{i}.jpg": JPEG for i in range(20)} | {"masks/0.jpg": JPEG}
@@ -191,7 +190,7 @@ def test_masks_of_a_kind_that_loses_numbers(
         assert dataset.open(verify=images.verify).schema["mask"] == Image()
     assert '"mask" is read as pictures' in caplog.text
     assert "its files are .jpg" in caplog.text
-    # One among masks isn't one of them, and doesn't make pictures of all.
+    # One JPEG among the masks is rejected, and doesn't turn the others into pictures.
     mixed = images.write_folder(
         tmp_path / "mixed", files | {f"masks/{i}.png": MASK for i in range(1, 20)}
     )

@@ -60,7 +60,7 @@ def test_a_scheduler_file_that_is_not_there(tmp_path: Path) -> None:
         pass
     for text in ("root:x:0:0", "{}", "[]", '{"address": null}'):
         (tmp_path / "none.json").write_text(text)
-        with pytest.raises(ConfigError, match="isn't what a scheduler writes"), executor_on(on):
+        with pytest.raises(ConfigError, match="isn't a scheduler file"), executor_on(on):
             pass
 
 

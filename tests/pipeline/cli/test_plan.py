@@ -92,7 +92,7 @@ def test_what_the_figures_leave_out_is_said(capsys: pytest.CaptureFixture[str]) 
     assert "The first batch takes" in " ".join(slow_start["warnings"])
     few = ("--samples", "40000", "--shard-bytes", "86MB", "--global-batch-size", "400")
     shared = planned(capsys, *RESNET[:3], *few, "--nodes", "4", "--peers")
-    assert "each fetch their part of it, up to 1.17" in " ".join(shared["warnings"])
+    assert "each fetch a part of it, up to 1.17" in " ".join(shared["warnings"])
 
 
 def test_a_pack_tells_its_own_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,10 +20,11 @@ help:
 	@echo "make trainers Lightning, Accelerate, Transformers and six more, each running whole jobs (in a venv of its own)"
 	@echo "make bench    throughput beside ten other loaders: figures, chart and the README's table (in a venv of its own)"
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt benchmarks/loaders/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(VENV); }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dali,demo,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dali,demo,dev]' \
+		-e benchmarks/loaders
 	touch $(READY)
 
 setup: $(READY)
@@ -66,14 +67,14 @@ $(TRAINERS)/.ready: pyproject.toml constraints-trainers.txt
 trainers: $(TRAINERS)/.ready
 	$(TRAINERS)/bin/pytest -q -m trainers tests/trainers --durations=5
 
-$(LOADERS)/.ready: pyproject.toml constraints-loaders.txt benchmarks/requirements-loaders.txt
+$(LOADERS)/.ready: pyproject.toml $(wildcard benchmarks/loaders/*.t*)
 	test -x $(LOADERS)/bin/python || $(PYTHON) -m venv $(LOADERS) || \
 		{ $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(LOADERS); }
-	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-loaders.txt \
-		setuptools wheel -e '.[dali,demo]' -r benchmarks/requirements-loaders.txt
+	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check -c benchmarks/loaders/constraints.txt \
+		setuptools wheel -e '.[dali,demo]' -e benchmarks/loaders -r benchmarks/loaders/requirements.txt
 	# FFCV is built from source, against OpenCV and libjpeg-turbo; without them it is left out.
 	$(LOADERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-		-c constraints-loaders.txt ffcv || echo "FFCV can't be built here, so it isn't measured: it needs" \
+		-c benchmarks/loaders/constraints.txt ffcv || echo "FFCV can't be built here, so it isn't measured: it needs" \
 		"Debian's libopencv-dev, libturbojpeg0-dev, pkg-config and g++"
 	touch $@
 

@@ -1,7 +1,4 @@
-"""Adapt other people's loaders to one interface: the same files, the same work.
-
-Each module adapts one library and imports it inside functions.
-"""
+"""Adapt loaders to one interface, so that all of them do the same work on the same files."""
 
 import lazy_loader
 

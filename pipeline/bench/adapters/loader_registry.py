@@ -1,47 +1,41 @@
 """Find a loader by its name among those that `penstock bench --against` can play.
 
-To add a loader, write one module in this folder that ends with its `ADAPTERS` (see
-`adapter.Adapter`; `spdl` is a short example), and add its name to `_ADAPTER_MODULES` below. These
-modules import their library inside functions, because few machines have all of them installed.
+Penstock, torch's DataLoader and DALI are built in. Other distributions add loaders by entry points
+of the group `penstock.bench`, each a tuple of `Adapter`s; benchmarks/loaders in a checkout is such
+a distribution. An adapter imports its library inside functions, because few machines have all of
+them installed.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import time
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, MissingDependencyError
+from penstock.pipeline.bench.adapters import dali, penstock, torch_loader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from penstock.pipeline.bench.adapters.adapter import Adapter, PlayedLoader, Work
 
-# The modules of this folder, in the order of help texts and results.
-_ADAPTER_MODULES = (
-    "penstock",
-    "torch_loader",
-    "dali",
-    "webdataset",
-    "mosaic",
-    "litdata",
-    "tfdata",
-    "grain",
-    "spdl",
-    "ffcv",
-)
+GROUP = "penstock.bench"
+_log = logging.getLogger("penstock")
 
 
-def _adapters(module: str) -> tuple[Adapter, ...]:
-    found = importlib.import_module(f"penstock.pipeline.bench.adapters.{module}")
-    adapters: tuple[Adapter, ...] = found.ADAPTERS
-    return adapters
+def _adapters() -> Iterable[Adapter]:
+    yield from (*penstock.ADAPTERS, *torch_loader.ADAPTERS, *dali.ADAPTERS)
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        try:
+            yield from entry.load()
+        except ImportError as error:
+            _log.warning("The loader %s can't be imported and is left out: %s", entry.name, error)
 
 
-ADAPTERS: Mapping[str, Adapter] = {
-    adapter.name: adapter for module in _ADAPTER_MODULES for adapter in _adapters(module)
-}
+ADAPTERS: Mapping[str, Adapter] = {adapter.name: adapter for adapter in _adapters()}
 OURS = ("penstock", "penstock-folder")
 LOADERS = tuple(name for name in ADAPTERS if name not in OURS)
 TITLES: Mapping[str, str] = {name: adapter.title for name, adapter in ADAPTERS.items()}
@@ -53,7 +47,8 @@ def find_adapter(name: str) -> Adapter:
         return ADAPTERS[name]
     except KeyError:
         raise ConfigError(
-            f"--against: got {name!r}, wanted some of {', '.join(LOADERS)}. Leave it out."
+            f"--against: got {name!r}, wanted some of {', '.join(LOADERS)}. Leave it out, or "
+            "install its adapter: `pip install ./benchmarks/loaders` in a checkout adds more."
         ) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import benchmarks
 from benchmarks import readme
 from benchmarks.compare import README
 from penstock.augment import RandomResizedCrop, imagenet_eval, imagenet_train
@@ -119,11 +121,12 @@ def test_each_loader_is_named_once_and_says_how_to_get_it() -> None:
     assert all("install" in adapter.install for adapter in ADAPTERS.values())
 
 
-def test_every_loaders_module_is_registered() -> None:
-    """One module and one line: who forgets the line is told."""
-    folder = Path(loader_registry.__file__).parent
-    described = {path.stem for path in folder.glob("*.py") if "\nADAPTERS = (" in path.read_text()}
-    assert described == set(loader_registry._ADAPTER_MODULES)
+def test_every_adapter_in_benchmarks_is_an_entry_point() -> None:
+    folder = Path(benchmarks.__file__).parent / "loaders"
+    modules = {path.stem for path in (folder / "penstock_bench_loaders").glob("[!_]*.py")}
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    assert set(project["entry-points"]["penstock.bench"]) == modules
+    assert {"webdataset", "streaming", "litdata", "tfdata", "grain", "spdl", "ffcv"} <= set(LOADERS)
 
 
 def test_an_unknown_loader_is_refused_with_the_names() -> None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.adapters.adapter import IMAGE_MODULES, Adapter, converted
-from penstock.pipeline.bench.adapters.images import (
+from penstock.pipeline.bench.adapters import (
+    IMAGE_MODULES,
+    Adapter,
     RandomCropTransform,
+    TorchDataLoader,
     TorchWorkerTransform,
+    converted,
     fastest,
     one_thread,
     read_bytes,
 )
-from penstock.pipeline.bench.adapters.torch_loader import TorchDataLoader
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.bench.adapters.adapter import Files, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters import Files, PlayedLoader, Work
 
 NAME = "streaming"
 SHARD_BYTES = 2**26  # its default, 64 MiB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.adapters.adapter import (
+from penstock.pipeline.bench.adapters import (
     AREA,
     DEVIATION,
     IMAGE_FOLDER,
@@ -15,7 +15,7 @@ from penstock.pipeline.bench.adapters.adapter import (
 )
 
 if TYPE_CHECKING:
-    from penstock.pipeline.bench.adapters.adapter import Batches, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters import Batches, PlayedLoader, Work
 
 
 class TfDataLoader:

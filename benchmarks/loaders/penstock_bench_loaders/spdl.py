@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.pipeline.bench.adapters.adapter import (
+from penstock.pipeline.bench.adapters import (
     IMAGE_FOLDER,
     IMAGE_MODULES,
     IMAGE_PACKAGES,
     Adapter,
-    list_files,
-)
-from penstock.pipeline.bench.adapters.images import (
     RandomCropTransform,
     fastest,
+    list_files,
     quiet_opencv,
     read_bytes,
 )
@@ -24,7 +22,7 @@ from penstock.pipeline.bench.adapters.images import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.pipeline.bench.adapters.adapter import Batches, Files, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters import Batches, Files, PlayedLoader, Work
 
 
 def order(files: Files, seed: int) -> Iterator[tuple[str, int, int]]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.adapters.adapter import (
+from penstock.pipeline.bench.adapters import (
     IMAGE_FOLDER,
     IMAGE_MODULES,
     IMAGE_PACKAGES,
     Adapter,
-    list_files,
-)
-from penstock.pipeline.bench.adapters.images import (
     RandomCropTransform,
     fastest,
+    list_files,
     quiet_opencv,
     read_bytes,
 )
@@ -21,7 +19,7 @@ from penstock.pipeline.bench.adapters.images import (
 if TYPE_CHECKING:
     import numpy as np
 
-    from penstock.pipeline.bench.adapters.adapter import Batches, Files, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters import Batches, Files, PlayedLoader, Work
 
 
 class GrainSource:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.adapters.adapter import (
+from penstock.pipeline.bench.adapters import (
     IMAGE_MODULES,
     IMAGE_PACKAGES,
     Adapter,
-    converted,
-)
-from penstock.pipeline.bench.adapters.images import (
     RandomCropTransform,
+    TorchDataLoader,
     TorchWorkerTransform,
+    converted,
     fastest,
     one_thread,
     read_bytes,
 )
-from penstock.pipeline.bench.adapters.torch_loader import TorchDataLoader
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.bench.adapters.adapter import Files, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters import Files, PlayedLoader, Work
 
 NAME = "webdataset"
 SHARDS = 16  # at least; each worker needs some to shuffle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.bench.adapters.adapter import (
+from penstock.pipeline.bench.adapters import (
     AREA,
     DEVIATION,
     MEAN,
@@ -12,13 +12,13 @@ from penstock.pipeline.bench.adapters.adapter import (
     Adapter,
     converted,
     endless,
+    read_bytes,
 )
-from penstock.pipeline.bench.adapters.images import read_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.bench.adapters.adapter import Batches, Files, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters import Batches, Files, PlayedLoader, Work
 
 NAME = "ffcv"
 BETON = "images.beton"

@@ -1,0 +1,1 @@
+"""Adapters of other loaders for `penstock bench --against` and `make bench`, one module each."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from penstock.cache import CorruptShardError, IndexChangedError, PenstockError
-from penstock.cache.base import refuse_shortage
+from penstock.cache.base import BlobSource, refuse_shortage
 from penstock.readers.fields import array_form, image_fields
 from penstock.readers.files import OWN_FOLDER, below, printable
 from penstock.readers.formats import REINDEX, BlobShard
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import BlobSource, Segment
+    from penstock.cache.base import Segment
     from penstock.cache.blobs import Remote
     from penstock.readers.fields import ColumnCrop, Schema
     from penstock.readers.formats import (
@@ -90,13 +90,13 @@ class BlobNames:
         if manifest.format.indexing is None:
             # No version: the first answer's etag is noted by the fill, and the sums are checked.
             segments: Sequence[Segment] = (segment(name, size_bytes, ""),)
-            return self._origin.blob(
-                key, uri=self._origin.uri(name), segments=segments, size_bytes=size_bytes
+            return BlobSource(
+                key=key, uri=self._origin.uri(name), segments=segments, size_bytes=size_bytes
             )
         count = None if manifest.is_of_chunks else int(manifest.files[shard])
         segments = _LazySegments(lambda: self._segments(shard), count)
         uri = f"{self._origin.url}#{printable(name.rpartition(b'/')[2])}"
-        return self._origin.blob(key, uri=uri, segments=segments, size_bytes=size_bytes)
+        return BlobSource(key=key, uri=uri, segments=segments, size_bytes=size_bytes)
 
     def _key(self, name: bytes, etag: str, crc32c: int, columns_crc32c: int) -> str:
         if self._manifest.is_of_chunks:

@@ -1,6 +1,5 @@
 from .arrangement import AS_IT_LIES as AS_IT_LIES, Arrangement as Arrangement, NO_TABLE as NO_TABLE
 from .file_selection import by_pattern as by_pattern, of_names as of_names
-from .file_status import NOT_THERE as NOT_THERE, not_seen as not_seen, status_of as status_of
 from .left_out import ALLOWED_LEFT_OUT as ALLOWED_LEFT_OUT, LeftOut as LeftOut
 from .left_out import NOT_KNOWN as NOT_KNOWN, QUARANTINE as QUARANTINE
 from .left_out import QuarantineEntry as QuarantineEntry, WARNED_LEFT_OUT as WARNED_LEFT_OUT
@@ -21,5 +20,6 @@ from .unreadable import is_prose as is_prose, not_a_folder as not_a_folder
 from .unreadable import nothing_there as nothing_there, role_of as role_of
 from .unreadable import warn_of_left_out as warn_of_left_out
 from .urls import OneUrl as OneUrl, Url as Url, check_url as check_url
-from .urls import index_url as index_url, local_path as local_path
+from .urls import NOT_THERE as NOT_THERE, index_url as index_url, local_path as local_path
+from .urls import not_seen as not_seen, status_of as status_of
 from .urls import options_scope as options_scope, place_of as place_of, show as show

@@ -1,6 +1,6 @@
-"""Describe the files of a folder that a URL names: one file, a list, or a pattern.
+"""Select files of a folder by a URL: one file, a list, or a pattern.
 
-A pattern has braces as WebDataset writes them, or wildcards.
+A pattern has braces as in WebDataset, or wildcards.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from penstock.cache import ConfigError
-from penstock.readers.files import INDEX_SUFFIX
+from penstock.cache import ConfigError, DatasetNotFoundError, ordered
+from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable, unsafe_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 MAX_NAMES = 1_000_000
-"""More files than this are a typing error in a pattern."""
+"""A pattern that stands for more files than this is taken for a typing error."""
 
 _LONGEST_NAME = 255
 _LONGEST_STEM = 128
@@ -24,20 +28,25 @@ _LONGEST_STEM = 128
 _GROUP = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
 _CHOICE = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
-# Of compressed tars and of parts too: opening them says what to do about them.
+# Compressed tars and parts are included: opening them raises an error with advice.
 _TAR = re.compile(r".\.(tar(\.(gz|bz2|xz|zst|lz4))?|tgz|tbz2?|txz|tzst)$", re.I)
 _ONE_FILE = re.compile(r".\.(npy|npz|parquet|parq|pq|arrow|feather|ipc|bin|idx)$", re.I)
 _WILDCARD = re.compile(r"[*?]")
-_SET = re.compile(r"\[[^\]/]+\][^/]*\.\w+$")
-EVERYTHING = "**"
+_SET_IN_NAME = re.compile(r"\[[^\]/]+\][^/]*\.\w+$")
+_SET_IN_PART = re.compile(r"\[[^\]]+\]")
+_EVERYTHING = "**"
+
+File = TypeVar("File")
+Key = TypeVar("Key")
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileSelection:
     """The files of a folder that a URL names.
 
-    pattern: what the URL says below the folder, for people. parts: names below it or patterns with
-    wildcards, in order, each told once. is_one: the URL is the path of one file.
+    pattern: the part of the URL below the folder, for messages. parts: names or wildcard patterns
+    below the folder, in order, without duplicates. is_one: True if the URL is the path of one file.
     """
 
     pattern: str
@@ -46,19 +55,19 @@ class FileSelection:
 
     @cached_property
     def is_listed(self) -> bool:
-        """Whether names have to be looked up: there are wildcards."""
+        """Return True if a part has wildcards, so that the folder must be listed."""
         return not self.is_one and any(map(has_wildcard, self.parts))
 
     @property
     def key(self) -> str:
-        """Names this selection in its folder: hex, 16 characters."""
+        """Return 16 hex digits that identify this selection in its folder."""
         kind = b"like\0" if self.is_listed else b""
-        told = b"\0".join(map(os.fsencode, self.parts))
-        return hashlib.sha256(kind + told).hexdigest()[:16]
+        names = b"\0".join(map(os.fsencode, self.parts))
+        return hashlib.sha256(kind + names).hexdigest()[:16]
 
     @property
     def index_name(self) -> bytes:
-        """The name of the folder for their index, beside the files: "a.npy.penstock" for one file,
+        """Return the name of the index's folder next to the files: "a.npy.penstock" for one file,
         "train-<key>.penstock" for "train-{000..009}.tar" and "train-*.parquet"."""
         if len(self.parts) == 1 and not self.is_listed:
             name = os.fsencode(self.parts[0])
@@ -76,43 +85,43 @@ class FileSelection:
 
 
 def has_wildcard(pattern: str) -> bool:
-    """Whether a pattern stands for names that have to be looked up: * and ? anywhere, [a-z] in a
+    """Return True if a pattern must be matched against listed names: it has * or ?, or [a-z] in a
     file's name."""
-    return bool(_WILDCARD.search(pattern) or _SET.search(pattern))
+    return bool(_WILDCARD.search(pattern) or _SET_IN_NAME.search(pattern))
 
 
 def has_star(pattern: str) -> bool:
-    """Whether it has * or ?, which no name is expected to have."""
+    """Return True if a pattern has * or ?, which file names rarely contain."""
     return bool(_WILDCARD.search(pattern))
 
 
 def is_tar_name(name: str) -> bool:
-    """Whether a name is a tar file's, of compressed ones too: no folder is called so."""
+    """Return True for the name of a tar file, compressed or not. No folder is called so."""
     return bool(_TAR.search(name))
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name is a data file's as a rule; folders may be called so too (x.parquet of
-    Spark)."""
+    """Return True for a name that is usually a data file's. It may be a folder's too (Spark's
+    x.parquet)."""
     return bool(_ONE_FILE.search(name))
 
 
 def is_pattern(text: str) -> bool:
-    """Whether a URL's path names files by a pattern, not a folder."""
+    """Return True if the path of a URL is a pattern of files, not a folder."""
     return has_wildcard(text) or bool(_CHOICE.search(text) or ("{" in text and is_tar_name(text)))
 
 
 def one_file(name: str) -> FileSelection:
-    """The selection of one file."""
+    """Return the selection of one file."""
     return FileSelection(pattern=name, parts=(name,), is_one=True)
 
 
 def by_pattern(text: str) -> tuple[str, FileSelection]:
-    """(folder, selection) of a pattern below it; folder: up to the first part that isn't plain,
-    without its slash.
+    """Split a pattern into its folder and the selection below it. The folder ends before the first
+    part with braces or a wildcard, without a trailing slash.
 
-    `train-{000000..000009}.tar` counts with the width of its first bound, `{train,val}.tar` lists;
-    several groups multiply. Raises ConfigError for a pattern that means nothing.
+    `train-{000000..000009}.tar` counts with the width of its first bound, `{train,val}.tar` lists,
+    and several groups multiply. Raises ConfigError for a malformed pattern.
     """
     parts = text.split("/")
     odd = (i for i, part in enumerate(parts) if set(part) & {"{", "}"} or has_wildcard(part))
@@ -122,7 +131,7 @@ def by_pattern(text: str) -> tuple[str, FileSelection]:
 
 
 def of_names(parts: list[str]) -> FileSelection:
-    """The files of a list of names and patterns below one folder. Raises ConfigError."""
+    """Return the selection of a list of names and patterns below one folder. Raises ConfigError."""
     first = parts[0]
     shown = first if len(parts) == 1 else f"{first} and {len(parts) - 1:,} more"
     return _checked(shown, [each for part in parts for each in _expand(part)])
@@ -132,9 +141,9 @@ def _checked(shown: str, parts: list[str]) -> FileSelection:
     if len(set(parts)) < len(parts):
         raise ConfigError(f"url: {shown!r} names a file twice. Give each file once.")
     for part in parts:
-        if any(EVERYTHING in each and each != EVERYTHING for each in part.split("/")):
+        if any(_EVERYTHING in each and each != _EVERYTHING for each in part.split("/")):
             raise ConfigError(
-                f"url: got {part!r}: ** stands for folders and for nothing else. Wanted "
+                f"url: got {part!r}, but ** stands for whole folders only. Wanted "
                 "data/**/*.parquet, or data/*.parquet for one folder."
             )
     return FileSelection(pattern=shown, parts=tuple(parts))
@@ -173,3 +182,182 @@ def _choices(group: str, pattern: str) -> list[str]:
             f"range of {MAX_NAMES} files at most."
         )
     return [str(number).zfill(len(counted[1])) for number in range(first, last + 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree(Generic[File]):
+    """The functions that list a folder's files. Names are joined by "/", below one root.
+
+    top: lists a folder: (files with their names, names of its subfolders). walk: lists all files
+    below a folder. find: looks one file up, None if it doesn't exist. at_once: the number of
+    concurrent calls.
+    """
+
+    top: Callable[[str], tuple[list[tuple[str, File]], list[str]]]
+    walk: Callable[[str], Iterable[tuple[str, File]]]
+    find: Callable[[str], File | None]
+    at_once: int = 16
+
+
+def select_files(tree: Tree[File], selection: FileSelection, *, url: str) -> list[tuple[str, File]]:
+    """List the files that a selection names, in its order. The files that match one pattern are
+    sorted by name.
+
+    *, ? and [a-z] stand for a part of a name between two slashes, ** for any number of folders.
+    Hidden files and indexes are skipped unless the pattern names them. Raises DatasetNotFoundError
+    if nothing matches or a file doesn't exist, ConfigError if a file is named twice or existing are
+    too many, and the errors of the tree.
+    """
+    is_listed = selection.is_listed
+    # A name may contain brackets too.
+    named = [part for part in selection.parts if not (is_listed and has_star(part))]
+    existing = dict(zip(named, _each(tree, tree.find, named), strict=True))
+    plain = [part for part in named if not (is_listed and has_wildcard(part))]
+    missing = [part for part in plain if existing[part] is None]
+    if missing:
+        raise DatasetNotFoundError(
+            f"{url}: {len(missing):,} of {len(plain):,} files don't exist ({_shown(missing)}). "
+            "Fetch them, or list only files that exist. To join datasets that are folders, use "
+            "concat([…])."
+        )
+    found: list[tuple[str, File]] = []
+    for part in selection.parts:
+        if (file := existing.get(part)) is not None:
+            found.append((part, file))
+            continue
+        fitting = _matches(tree, part)
+        if not fitting:
+            raise DatasetNotFoundError(
+                f"{url}: no file matches {part!r}. Check the pattern: * stands for a part of a "
+                "name within one folder, ** for any number of folders. Folders don't match."
+            )
+        found += fitting
+    if len({name for name, _ in found}) < len(found):
+        names = [name for name, _ in found]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"url: {url} names {twice!r} twice. Give each file once.")
+    return found
+
+
+def _each(tree: Tree[File], ask: Callable[[Key], Answer], keys: Sequence[Key]) -> list[Answer]:
+    if tree.at_once < 2 or len(keys) < 2:
+        return [ask(key) for key in keys]
+    return list(ordered(ask, keys, workers=tree.at_once, ahead=2 * tree.at_once, name="list"))
+
+
+def _shown(names: list[str]) -> str:
+    few = ", ".join(printable(name.encode("utf-8", "surrogateescape")) for name in names[:3])
+    return f"{few}, …" if len(names) > 3 else few
+
+
+def _matches(tree: Tree[File], pattern: str) -> list[tuple[str, File]]:
+    parts = pattern.split("/")
+    folders = [""]
+    while parts[0] != _EVERYTHING and len(parts) > 1:
+        folders = _folders(tree, folders, parts.pop(0))
+    found = list(_files(tree, folders, parts))
+    if len(found) > MAX_NAMES:
+        raise ConfigError(
+            f"url: {pattern!r} matches {len(found):,} files, wanted {MAX_NAMES:,} at most."
+        )
+    return sorted(found, key=lambda each: each[0].encode("utf-8", "surrogateescape"))
+
+
+def _folders(tree: Tree[File], above: list[str], part: str) -> list[str]:
+    if not _is_magic(part):
+        return [_below(folder, part) for folder in above]
+    fits = _fitting(part)
+    return [
+        _below(folder, name)
+        for folder, (_, names) in zip(above, _each(tree, tree.top, above), strict=True)
+        for name in names
+        if fits(name)
+    ]
+
+
+def _files(tree: Tree[File], above: list[str], parts: list[str]) -> Iterator[tuple[str, File]]:
+    if parts[0] == _EVERYTHING:
+        for folder in above:
+            yield from _deep(tree, folder, parts)
+    elif not _is_magic(parts[0]):
+        names = [_below(folder, parts[0]) for folder in above]
+        found = zip(names, _each(tree, tree.find, names), strict=True)
+        yield from ((name, file) for name, file in found if file is not None)
+    else:
+        fits = _fitting(parts[0])
+        for files, _ in _each(tree, tree.top, above):
+            yield from (
+                (n, file) for n, file in files if fits(n.rpartition("/")[2]) and _is_safe(n)
+            )
+
+
+def _deep(tree: Tree[File], folder: str, parts: list[str]) -> Iterator[tuple[str, File]]:
+    regex = _compiled(_regex(parts), parts)
+    skip = len(folder) + 1 if folder else 0
+    for name, file in tree.walk(folder):
+        rest = name[skip:]
+        hidden = map(is_passed_over, rest.encode("utf-8", "surrogateescape").split(b"/"))
+        if regex.fullmatch(rest) and _is_safe(name) and not any(hidden):
+            yield name, file
+
+
+def _regex(parts: list[str]) -> str:
+    """Return the regular expression of the parts from the first ** on."""
+    text = ""
+    for number, part in enumerate(parts, 1):
+        is_last = number == len(parts)
+        if part == _EVERYTHING:
+            text += "(?s:.+)" if is_last else "(?:(?s:.+)/)?"
+        else:
+            text += _part_regex(part) + ("" if is_last else "/")
+    return text
+
+
+def _compiled(regex: str, parts: list[str]) -> re.Pattern[str]:
+    try:
+        return re.compile(regex)
+    except re.error:
+        raise ConfigError(
+            f"url: {'/'.join(parts)!r} isn't a pattern. Wanted a set such as [0-9] in brackets."
+        ) from None
+
+
+def _part_regex(part: str) -> str:
+    """Translate one part as fnmatch does, except that nothing matches a slash."""
+    return "".join(map(_piece_regex, re.split(r"(\*+|\?|\[[^\]]+\])", part)))
+
+
+def _piece_regex(piece: str) -> str:
+    if piece.startswith("*"):
+        return "[^/]*"
+    if piece == "?":
+        return "[^/]"
+    if piece.startswith("[") and piece.endswith("]") and len(piece) > 2:
+        is_other = piece[1] == "!"
+        inside = re.sub(r"[\\\[&~|^]", r"\\\g<0>", piece[2 if is_other else 1 : -1])
+        return f"(?!/)[{'^' * is_other}{inside}]"
+    return re.escape(piece)
+
+
+def _is_magic(part: str) -> bool:
+    """Return True if one part of a pattern can match several names."""
+    return has_star(part) or bool(_SET_IN_PART.search(part))
+
+
+def _fitting(part: str) -> Callable[[str], bool]:
+    regex = _compiled(_part_regex(part), [part])
+
+    def fits(name: str) -> bool:
+        hidden = is_passed_over(name.encode("utf-8", "surrogateescape"))
+        is_named = not hidden or (part[:1] == "." and name[:1] == ".")
+        return bool(is_named and regex.fullmatch(name))
+
+    return fits
+
+
+def _below(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _is_safe(name: str) -> bool:
+    return unsafe_reason(name.encode("utf-8", "surrogateescape")) is None

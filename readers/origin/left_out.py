@@ -1,6 +1,6 @@
 """Record why files are left out of a dataset, and count the left-out samples by reason.
 
-Each file is named in `quarantine.jsonl`; the counts are in the manifest.
+`quarantine.jsonl` names each file; the manifest contains the counts.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 QUARANTINE = b"quarantine.jsonl"
 
 ALLOWED_LEFT_OUT, WARNED_LEFT_OUT = 0.1, 0.01
-"""The share of samples that a dataset may leave out unless its user says otherwise, and the share
-above which each opening warns."""
+"""The share of samples that a dataset may leave out by default, and the share above which each
+opening warns."""
 
 NOT_KNOWN = "not known: the index names no reasons, and its quarantine.jsonl can't be read"
 
 _MOST_REASONS, _SHOWN = 16, 5
 _PLACE = re.compile(r" \([^()]*\b(?:row|line|file|sample) [^()]*\)| at byte \d+")
-# What else differs between samples that are left out for the same reason.
+# Further details that differ between samples that are left out for the same reason.
 _DETAILS = ((re.compile(r"\d[\d,._]*"), "N"), (re.compile(r"'[^']*'|\"[^\"]*\""), "'…'"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineEntry:
-    """A file that is left out of a dataset, and why. name: below the dataset's root. is_counted:
-    False for a further file of a sample that another entry counts."""
+    """A file that is left out of a dataset, and the reason. name: relative to the dataset's root.
+    is_counted: False for a further file of a sample that another entry counts."""
 
     name: bytes
     reason: str
@@ -42,14 +42,15 @@ class QuarantineEntry:
 
 
 class LeftOut(NamedTuple):
-    """How many samples are left out for one reason, and the name of one of them, for people."""
+    """The number of samples that are left out for one reason, and the printable name of one of
+    them."""
 
     samples: int
     example: str
 
 
 def quarantine_lines(quarantined: Sequence[QuarantineEntry]) -> bytes:
-    """One JSON object a line, sorted by name: {"name": printable, "reason": …}."""
+    """Return one line of JSON per entry, sorted by name: {"name": printable, "reason": …}."""
     return b"".join(
         json.dumps({"name": printable(q.name), "reason": q.reason}).encode("ascii") + b"\n"
         for q in sorted(quarantined, key=lambda q: (q.name, q.reason))
@@ -59,10 +60,10 @@ def quarantine_lines(quarantined: Sequence[QuarantineEntry]) -> bytes:
 def count_left_out(
     quarantined: Iterable[QuarantineEntry], *, has_papers: bool
 ) -> dict[str, LeftOut]:
-    """Count the samples among these by reason, most first. has_papers: files of other kinds, which
-    lie beside images, may be among them: they are no samples.
+    """Count the left-out samples by reason, most frequent first. has_papers: files of other kinds
+    next to the images may be among the entries; they are no samples and aren't counted.
 
-    Where there are more reasons than people read, those that differ in a number or a name alone are
+    If there are too many reasons to read, reasons that differ only in a number or a name are
     counted as one.
     """
     from penstock.readers.origin.unreadable import is_no_sample
@@ -77,14 +78,14 @@ def count_left_out(
 
 
 def left_out_for(reason: str, counts: Mapping[bytes, int]) -> dict[str, LeftOut]:
-    """Samples that are left out for one reason, as `count_left_out` gives them. counts: of each
-    file, by name."""
+    """Count samples that are left out for one reason, in the form of `count_left_out`. counts:
+    samples of each file, by name."""
     first = next((name for name, count in counts.items() if count), None)
     return {} if first is None else {reason: LeftOut(sum(counts.values()), printable(first))}
 
 
 def joined_left_out(several: Iterable[Mapping[str, LeftOut]]) -> dict[str, LeftOut]:
-    """The counts of several datasets as one, shortened as `count_left_out` says."""
+    """Add up the counts of several datasets, shortened as in `count_left_out`."""
     return _shortened(_summed(each for counts in several for each in counts.items()))
 
 
@@ -110,24 +111,25 @@ def _summed(entries: Iterable[tuple[str, LeftOut]]) -> dict[str, LeftOut]:
 
 
 def parse_quarantine(data: bytes) -> dict[str, LeftOut]:
-    """The counts of a quarantine file, which may come from anybody. Raises ValueError."""
+    """Parse an untrusted quarantine file and count its entries. Raises ValueError."""
     entries = []
     for line in data.splitlines():
-        told = json.loads(line)
-        if not isinstance(told, dict) or not isinstance(told.get("reason"), str):
+        value = json.loads(line)
+        if not isinstance(value, dict) or not isinstance(value.get("reason"), str):
             raise ValueError("a line of it isn't an object with a reason")
-        name = str(told.get("name", "")).encode("utf-8", "surrogatepass")
-        entries.append(QuarantineEntry(name=name, reason=told["reason"]))
+        name = str(value.get("name", "")).encode("utf-8", "surrogatepass")
+        entries.append(QuarantineEntry(name=name, reason=value["reason"]))
     return count_left_out(entries, has_papers=True)
 
 
 def noted_left_out(
     noted: Mapping[str, LeftOut] | None, quarantined: int, read: Callable[[], bytes], *, place: str
 ) -> Mapping[str, LeftOut]:
-    """The samples that a dataset left out: as its manifest notes them, or where an earlier version
-    wrote it, as its quarantine file does.
+    """Return the left-out samples of a dataset from its manifest, or from its quarantine file if an
+    earlier version wrote the manifest without them.
 
-    quarantined: lines of that; read: its bytes, raises OSError or PenstockError; place: for people.
+    quarantined: the number of lines of that file. read: returns its bytes; raises OSError or
+    PenstockError. place: its folder, for messages.
     """
     if noted is not None or not quarantined:
         return noted or {}
@@ -138,31 +140,33 @@ def noted_left_out(
 
 
 def left_out_total(left_out: Mapping[str, LeftOut]) -> int:
-    """How many samples are left out."""
+    """Return the number of left-out samples."""
     return sum(each.samples for each in left_out.values())
 
 
 def percent(share: float) -> str:
-    """Such as "3.2 %"."""
+    """Format a share, such as "3.2 %"."""
     return f"{100 * share:.3g} %"
 
 
 def left_out_text(left_out: Mapping[str, LeftOut], *, samples: int) -> str:
-    """Such as "3 of 10 samples are left out: 2 of 'truncated JPEG' (such as a/1.jpg); …"."""
+    """Format the counts, such as "3 of 10 samples are left out: 2 of 'truncated JPEG' (such as
+    a/1.jpg); …"."""
     total = left_out_total(left_out)
-    told = "; ".join(
+    reasons = "; ".join(
         f"{each.samples:,} x {reason} (such as {each.example})"
         for reason, each in list(left_out.items())[:_SHOWN]
     )
     more = f"; and {len(left_out) - _SHOWN} more reasons" if len(left_out) > _SHOWN else ""
     return (
         f"{total:,} of {samples + total:,} samples ({percent(total / (samples + total))}) are "
-        f"left out: {told}{more}"
+        f"left out: {reasons}{more}"
     )
 
 
 def check_allowed_left_out(share: object) -> float:
-    """The share of samples that may be left out, as `allow_left_out=` says. Raises ConfigError."""
+    """Check `allow_left_out=` and return the share of samples that may be left out. Raises
+    ConfigError."""
     if isinstance(share, bool | int | float) and 0 <= share <= 1:
         return float(share)
     raise ConfigError(
@@ -172,7 +176,7 @@ def check_allowed_left_out(share: object) -> float:
 
 
 def nothing_decodes(url: str, quarantined: Sequence[QuarantineEntry], *, shown: int = 3) -> str:
-    """The message for a dataset without one good sample; names the first few."""
+    """Return the message for a dataset without a good sample. It names the first few."""
     from penstock.readers.origin.unreadable import remedy_for
 
     remedies = [remedy for q in quarantined if (remedy := remedy_for(q.name))]
@@ -180,7 +184,7 @@ def nothing_decodes(url: str, quarantined: Sequence[QuarantineEntry], *, shown: 
     more = len(quarantined) - shown
     return (
         f"{url}: none of {len(quarantined)} samples can be used ({first}"
-        f"{f'; and {more} more' if more > 0 else ''}). Wanted images that decode, or other fields "
-        "that docs/fields.md names. docs/datasets.md says how files are laid out."
+        f"{f'; and {more} more' if more > 0 else ''}). Wanted images that decode, or the other "
+        "fields of docs/fields.md. docs/datasets.md describes the layout of files."
         + (f" {remedies[0]}" if remedies else "")
     )

@@ -1,9 +1,9 @@
-"""Open the place where a dataset's files lie: a folder on this machine, or one in a remote store.
+"""Open the place that holds a dataset's files: a local folder, or a folder of a remote store.
 
-`locate` turns a URL into an origin, and is the only code that decides how a dataset is reached.
-`Origin` is what both kinds have in common: `LocalFolder` serves this machine's file systems (NFS
-too), `RemoteFolder` reads a store through the cache. Names are bytes, below the dataset's root:
-they need not be UTF-8, and a name that a remote gave never becomes a local path.
+`locate` turns a URL into an origin. No other code decides how a dataset is reached. `Origin` is the
+interface of both kinds: `LocalFolder` serves local file systems (NFS too), `RemoteFolder` reads a
+store through the cache. Names are bytes relative to the dataset's root. They need not be UTF-8, and
+a name that a remote store returned never becomes a local path.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from penstock.cache import ConfigError, DatasetNotFoundError, FetchError, redact
 from penstock.cache.base import BlobSource, Segment, blob_key
 from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable
 from penstock.readers.origin.arrangement import AS_IT_LIES
-from penstock.readers.origin.file_status import not_seen, status_of
-from penstock.readers.origin.urls import index_url, options_scope, place_of
+from penstock.readers.origin.urls import index_url, not_seen, options_scope, place_of, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from penstock.cache.base import Answer, ObjectInfo
-    from penstock.cache.blobs import Remote, Upstream
-    from penstock.cache.fetch import Fetcher
+    from penstock.cache.blobs import Remote
     from penstock.readers.origin.arrangement import Arrangement
     from penstock.readers.origin.file_selection import FileSelection
     from penstock.readers.origin.scratch import Scratch
@@ -39,8 +37,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What a listing says of a file. name: below the root; mtime_ns: 0 for remote ones; version:
-    etag or the like."""
+    """A file in a listing. name: relative to the root. mtime_ns: 0 for a remote file. version: an
+    etag or the like, "" if unknown."""
 
     name: bytes
     size_bytes: int
@@ -49,15 +47,16 @@ class Entry:
 
     @property
     def identity(self) -> str:
-        """Changes with anything that the listing says of the file: 32 hex digits."""
+        """Return 32 hex digits that change with every fact of the entry."""
         facts = f"{self.size_bytes}\0{self.mtime_ns}\0{self.version}\0".encode()
         return hashlib.sha256(facts + self.name).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopLevel:
-    """What lies directly in a folder. entries: of wanted files; missing: names of wanted ones that
-    aren't files or lead nowhere; others, folders: names of other files and of folders."""
+    """The contents of a folder, without its subfolders' contents. entries: the wanted files.
+    missing: names of wanted files that aren't regular files or are broken links. others, folders:
+    names of the other files and of the subfolders."""
 
     entries: list[Entry]
     missing: list[bytes]
@@ -67,19 +66,19 @@ class TopLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootNames:
-    """Names of what lies directly in a dataset's folder, or of the files that its URL selects."""
+    """The names of the files and folders at a dataset's root, or of the files its URL selects."""
 
     files: tuple[bytes, ...]
     folders: tuple[bytes, ...]
 
 
 class Origin(Protocol):
-    """Where a dataset lies, and what can be asked of that place.
+    """The place that holds a dataset's files.
 
-    url: for people, without credentials; key: names this dataset in a cache.
-    selection: the files below the root that the URL names, None for all that is there.
-    arrangement: what the user says of how the files make up samples; variant: names it in this
-    place, "" where nothing is said.
+    url: for messages, without credentials. key: identifies this dataset in a cache. selection: the
+    files below the root that the URL names; None means all files. arrangement: the user's arguments
+    on how the files make up samples. variant: identifies the arrangement among those of this place,
+    "" for the default.
     """
 
     url: str
@@ -90,35 +89,39 @@ class Origin(Protocol):
     variant: str
 
     def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
-        """Local path of a file below the root; a small remote one is fetched whole. Raises
-        FetchError."""
+        """Return the local path of a file below the root. A small remote file is fetched as a
+        whole. Raises FetchError."""
 
     def drop(self, name: bytes, *, size_bytes: int | None, version: str) -> bool:
-        """Forget what was fetched of a small remote file; False where there is none."""
+        """Delete the cached copy of a small remote file. Return False if the origin is local."""
 
     def find(self, name: bytes) -> tuple[int, str] | None:
-        """(bytes, version) of a file below the root, or None if it isn't there."""
+        """Return (bytes, version) of a file below the root, or None if it doesn't exist."""
 
     def entry(self, name: bytes) -> Entry | None:
-        """A regular file below the root, or None if it isn't there. Raises FetchError."""
+        """Return the entry of a regular file below the root, or None if it doesn't exist. Raises
+        FetchError."""
 
     def names(self) -> RootNames:
-        """The names of what `top` tells of, looked up once: so that each format can be asked
-        whether the dataset is its own. Raises what `top` raises."""
+        """Return the names that `top` lists. They are listed once, so that each format can check
+        cheaply whether it recognises the dataset. Raises the same errors as `top`."""
 
     def top(self, wanted: Callable[[bytes], bool]) -> TopLevel:
-        """What lies directly below the root, sorted by name; empty where there is no such folder.
-        Of a selection its files, in its order, wherever they lie below the root.
+        """List the files directly below the root, sorted by name. The result is empty if the folder
+        doesn't exist. With a selection, list its files in its order, wherever they lie below the
+        root.
 
-        wanted: tells by its name whether a file is looked at. Raises FetchError, DatasetError; of a
-        selection DatasetNotFoundError (one isn't there) and ConfigError (one is named twice)."""
+        wanted: returns True for the names of the files to examine. Raises FetchError and
+        DatasetError. With a selection, raises DatasetNotFoundError if a file doesn't exist and
+        ConfigError if one is named twice.
+        """
 
     def close(self) -> None:
-        """Let connections go. Safe to call twice."""
+        """Close the connections. Safe to call twice."""
 
 
 class LocalFolder:
-    """A dataset in a folder of this machine's file systems (NFS too)."""
+    """A dataset in a folder of a local file system (NFS too)."""
 
     is_local = True
 
@@ -140,8 +143,8 @@ class LocalFolder:
             self.key = f"{self.key}\0{self.variant}"
 
     def index_folders(self) -> list[bytes]:
-        """Folders beside the data for their index, best first: beside the name that was given, and
-        if that is a link, beside what it leads to."""
+        """Return the candidates for the index's folder next to the data, best first: next to the
+        given path, and if that is a link, next to its target."""
         roots = dict.fromkeys((self.root, os.path.realpath(self.root)))
         if self.selection is not None:
             folders = [os.path.join(root, self.selection.index_name) for root in roots]
@@ -193,16 +196,13 @@ class LocalFolder:
         return top
 
     def _selected(self) -> list[bytes]:
-        from penstock.readers.origin.wildcards import (
-            Tree,
-            selected,  # a folder needs none
-        )
+        from penstock.readers.origin.file_selection import Tree, select_files
 
         def top(folder: str) -> tuple[list[tuple[str, bool]], list[str]]:
-            here = os.path.join(os.fsencode(folder), b"")
-            inside = self._inside(here)
+            prefix = os.path.join(os.fsencode(folder), b"")
+            inside = self._inside(prefix)
             files = [
-                (os.fsdecode(here + name), True) for name, is_folder in inside if not is_folder
+                (os.fsdecode(prefix + name), True) for name, is_folder in inside if not is_folder
             ]
             return files, [os.fsdecode(name) for name, is_folder in inside if is_folder]
 
@@ -214,20 +214,19 @@ class LocalFolder:
             while waiting:
                 folder, above = waiting.pop()
                 real = os.path.realpath(os.path.join(self.root, os.fsencode(folder)))
-                if real in above:  # a link back to a folder above it
+                if real in above:  # a link to a folder above it
                     continue
                 files, folders = top(folder)
                 yield from files
-                here = os.path.join(folder, "")
                 inside = (n for n in folders if not is_passed_over(os.fsencode(n)))
-                waiting += [(f"{here}{name}", above | {real}) for name in inside]
+                waiting += [(os.path.join(folder, n), above | {real}) for n in inside]
 
         assert self.selection is not None
         tree = Tree(top=top, walk=walk, find=find, at_once=1)
-        return [os.fsencode(name) for name, _ in selected(tree, self.selection, url=self.url)]
+        return [os.fsencode(name) for name, _ in select_files(tree, self.selection, url=self.url)]
 
     def _inside(self, folder: bytes) -> list[tuple[bytes, bool]]:
-        """Names in a folder, sorted, and whether each is a folder or leads to one."""
+        """List a folder: sorted (name, is a folder or a link to one)."""
         try:
             with os.scandir(os.path.join(self.root, folder)) as found:
                 return sorted((entry.name, leads_to_folder(entry)) for entry in found)
@@ -245,14 +244,14 @@ class LocalFolder:
         return Entry(name=name, size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, version="")
 
     def close(self) -> None:
-        """There is nothing to let go."""
+        """Do nothing: a local folder holds no connections."""
 
 
 def leads_to_folder(entry: os.DirEntry[bytes]) -> bool:
-    """Whether it is a folder or leads to one; a link that loops leads to none."""
+    """Return True for a folder or a link to one, False for a link that loops."""
     try:
         return entry.is_dir()
-    except OSError:  # whoever looks at it as a file says why it can't be
+    except OSError:  # opening it as a file raises the precise error
         return False
 
 
@@ -260,9 +259,9 @@ class RemoteFolder:
     """A dataset in a folder of a remote store, which is read through `remote`.
 
     shown: its URL, without credentials. mount: its path, if it is a folder of a network file
-    system. index_url: of the folder for its index, None where there is no such place. folder_at:
-    opens another folder of the same store. is_known_by_url: a later process finds the same data
-    under this URL.
+    system. index_url: the URL of the folder for its index; None if there is no such place.
+    folder_at: opens another folder of the same store. is_known_by_url: True if a later process
+    finds the same data under this URL.
     """
 
     is_local = False
@@ -289,13 +288,13 @@ class RemoteFolder:
         self.key = dataset_key(self._scope, self._root_url, selection, self.variant)
         self.selection = selection
         self._names: RootNames | None = None
-        self._seen: tuple[list[Entry], list[bytes]] | None = None
+        self._listed: tuple[list[Entry], list[bytes]] | None = None
         if selection is not None:
             self.url = f"{self.url}/{selection.pattern}"
 
     def folder_at(self, url: str) -> RemoteFolder:
-        """Another folder, opened with the same options and closed with this one. Raises
-        ConfigError (of another store, which these options aren't for), FetchError."""
+        """Open another folder of the same store with the same options. It is closed together with
+        this one. Raises ConfigError if the URL is in another store, and FetchError."""
         if self._folder_at is None:
             raise TypeError(f"{self.url} was opened without folder_at=")
         if url not in self._others:
@@ -319,15 +318,15 @@ class RemoteFolder:
 
     def names(self) -> RootNames:
         if self._names is None:
-            self._seen = self._looked_up()  # and told by the next `top`, which comes at once
-            files, folders = self._seen
+            self._listed = self._list()  # used once more, by the call of `top` that follows
+            files, folders = self._listed
             self._names = RootNames(files=tuple(e.name for e in files), folders=tuple(folders))
         return self._names
 
     def top(self, wanted: Callable[[bytes], bool]) -> TopLevel:
         top = TopLevel(entries=[], missing=[], others=[], folders=[])
-        seen, self._seen = self._seen, None
-        files, folders = seen or self._looked_up()
+        listed, self._listed = self._listed, None
+        files, folders = listed or self._list()
         top.folders.extend(folders)
         for entry in files:
             if wanted(entry.name):
@@ -336,17 +335,14 @@ class RemoteFolder:
                 top.others.append(entry.name)
         return top
 
-    def _looked_up(self) -> tuple[list[Entry], list[bytes]]:
-        """The files at the root or of the selection, in order, and the folders at the root."""
+    def _list(self) -> tuple[list[Entry], list[bytes]]:
+        """List the files of the root or of the selection, in order, and the folders at the root."""
         fetcher = self.remote.fetcher
         if self.selection is None:
             objects, folders = fetcher.list_folder()
             entries = sorted(map(_entry, objects), key=lambda entry: entry.name)
             return entries, sorted(map(os.fsencode, folders))
-        from penstock.readers.origin.wildcards import (
-            Tree,
-            selected,  # a folder needs none
-        )
+        from penstock.readers.origin.file_selection import Tree, select_files
 
         def top(folder: str) -> tuple[list[tuple[str, ObjectInfo]], list[str]]:
             objects, folders = fetcher.list_folder(folder)
@@ -356,17 +352,17 @@ class RemoteFolder:
             return ((found.path, found) for found in fetcher.walk(folder))
 
         tree = Tree(top=top, walk=walk, find=self.remote.find)
-        found = selected(tree, self.selection, url=self.url)
+        found = select_files(tree, self.selection, url=self.url)
         return [_entry(info) for _, info in found], []
 
     def walk(self) -> Iterator[Entry]:
-        """Walk every object below the root, or of the selection.
+        """List every object below the root, or of the selection.
 
-        Raises FetchError, DatasetNotFoundError, ConfigError (one file).
+        Raises FetchError, DatasetNotFoundError, and ConfigError if the URL is a single file.
         """
-        self._seen = None
+        self._listed = None
         if self.selection is not None:
-            yield from self._looked_up()[0]
+            yield from self._list()[0]
             return
         is_empty = True
         for found in self.remote.fetcher.walk():
@@ -380,13 +376,13 @@ class RemoteFolder:
             raise DatasetNotFoundError(nothing_there(self.url))
 
     def read(self, wanted: Sequence[tuple[Entry, int]]) -> list[Encoded]:
-        """The first bytes of some objects, as many of each as wanted, all at once and kept nowhere.
-        Raises FetchError."""
+        """Fetch the first bytes of several objects at once, without caching them. wanted: (entry,
+        number of bytes). Raises FetchError."""
         return self.read_ranges([(entry, 0, size_bytes) for entry, size_bytes in wanted])
 
     def read_ranges(self, wanted: Sequence[tuple[Entry, int, int]]) -> list[Encoded]:
-        """Bytes of some objects, first and end of each, all at once and kept nowhere. Raises
-        FetchError."""
+        """Fetch byte ranges of several objects at once, without caching them. wanted: (entry, first
+        byte, end). Raises FetchError."""
         from penstock.cache.base import ObjectRange
 
         data = [np.empty(0, np.uint8)] * len(wanted)
@@ -405,35 +401,30 @@ class RemoteFolder:
         return data
 
     def uri(self, name: bytes) -> str:
-        """The URL of a file, for people."""
+        """Return the URL of a file for messages."""
         return f"{self._root_url}/{printable(name)}"
 
-    def blob(
-        self, key: str, *, uri: str, segments: Sequence[Segment], size_bytes: int
-    ) -> BlobSource:
-        """A blob of this store."""
-        return BlobSource(key=key, uri=uri, segments=segments, size_bytes=size_bytes)
-
     def blob_key(self, name: bytes, version: str) -> str:
-        """See `cache.base.blob.blob_key`. name: below the root."""
+        """Return the cache key of a file below the root; see `cache.base.blob_key`."""
         uri = f"{self._root_url}/{os.fsdecode(name)}"
         return blob_key(scope=self._scope, uri=uri, version=version)
 
     def archive_key(self, identity: str) -> str:
-        """The key of an object that is a blob of its own. identity: Entry.identity."""
+        """Return the cache key of an object that is a blob of its own. identity: its
+        Entry.identity."""
         return blob_key(scope=self._scope, uri=self._root_url, version=identity)
 
     def archive(self, entry: Entry) -> BlobSource:
-        """An object as a blob of its own, named by what a listing says of it."""
-        return self.blob(
-            self.archive_key(entry.identity),
+        """Describe an object as a blob of its own. Its key contains the facts of its entry."""
+        return BlobSource(
+            key=self.archive_key(entry.identity),
             uri=self.uri(entry.name),
             segments=(segment(entry.name, entry.size_bytes, entry.version),),
             size_bytes=entry.size_bytes,
         )
 
     def upload(self, local: bytes, name: bytes) -> None:
-        """Put a local file below the root. Raises FetchError."""
+        """Upload a local file to a name below the root. Raises FetchError."""
         self.remote.fetcher.put(os.fsdecode(local), os.fsdecode(name))
 
     def close(self) -> None:
@@ -456,8 +447,8 @@ def segment(
     object_bytes: int | None = None,
     may_lack: bool = False,
 ) -> Segment:
-    """A file below the root, or a range of one, as a segment of a blob. version: "" where none is
-    known."""
+    """Describe a file below the root, or a range of one, as a segment of a blob. version: "" if
+    unknown."""
     return Segment(
         path=os.fsdecode(name),
         size_bytes=size_bytes,
@@ -469,7 +460,7 @@ def segment(
 
 
 def dataset_key(scope: str, url: str, selection: FileSelection | None, variant: str = "") -> str:
-    """The name of a remote dataset in a cache. variant: its arrangement's key."""
+    """Return the name of a remote dataset in a cache. variant: the key of its arrangement."""
     chosen = "" if selection is None else f"\0{selection.key}"
     return f"{scope}\0{url}{chosen}" + (f"\0{variant}" if variant else "")
 
@@ -482,13 +473,14 @@ def locate(
     filesystem: Any | None = None,
     arrangement: Arrangement = AS_IT_LIES,
 ) -> Origin:
-    """The origin behind a URL. filesystem: an fsspec file system, of which url is a path then.
-    arrangement: how its files make up samples, where the user says so.
+    """Open the origin of a URL. filesystem: an fsspec file system; url is then a path in it.
+    arrangement: the user's arguments on how the files make up samples.
 
-    A URL that may be a file's or a folder's (x.parquet) is looked up in its store. A local path on
-    a network file system is read through the cache, if the user has given one.
+    If a URL may name a file or a folder (x.parquet), the store is asked. A local path on a network
+    file system is read through the cache if the user gave one.
 
-    Raises ConfigError, MissingDependencyError, FetchError."""
+    Raises ConfigError, MissingDependencyError, FetchError.
+    """
     place = place_of(url, is_path=filesystem is not None)
     root, selection = place.root, place.selection
     if isinstance(root, str):
@@ -500,27 +492,24 @@ def locate(
         return _open_remote(
             place.folder, options, scratch, None, filesystem, arrangement=arrangement
         )
-    if scratch.is_kept and _is_network(root):
-        from fsspec.implementations.local import LocalFileSystem
+    if scratch.is_kept:
+        from penstock.cache.base import is_network
 
         mount = os.path.abspath(root)
-        mounted = _open_remote(
-            os.fsdecode(mount), {}, scratch, selection, LocalFileSystem(), arrangement=arrangement
-        )
-        mounted.mount = mount
-        return mounted
+        if is_network(os.fsdecode(mount)):
+            from fsspec.implementations.local import LocalFileSystem
+
+            files = LocalFileSystem()
+            path = os.fsdecode(mount)
+            mounted = _open_remote(path, {}, scratch, selection, files, arrangement=arrangement)
+            mounted.mount = mount
+            return mounted
     return LocalFolder(root, selection, arrangement)
 
 
-def _is_network(root: bytes) -> bool:
-    from penstock.cache.base import is_network
-
-    return is_network(os.fsdecode(os.path.abspath(root)))
-
-
 def _is_file(origin: RemoteFolder) -> bool:
-    """Whether the one file that was selected is there. Where nobody can say, it is taken to be:
-    what reads it says what is wrong."""
+    """Return True if the single selected file exists. If the store can't answer, return True:
+    reading the file then raises the precise error."""
     assert origin.selection is not None
     try:
         return origin.remote.find(origin.selection.parts[0]) is not None
@@ -537,7 +526,8 @@ def _open_remote(
     of: Remote | None = None,
     arrangement: Arrangement = AS_IT_LIES,
 ) -> RemoteFolder:
-    """of: the dataset that this folder belongs to, where it is none itself."""
+    """Open a folder of a store. of: the dataset that this folder belongs to, if it isn't a dataset
+    itself."""
     from penstock.cache.blobs import Remote
     from penstock.cache.fetch import Fetcher
     from penstock.cache.stores import fetch_policy, open_store
@@ -549,45 +539,34 @@ def _open_remote(
     variant = arrangement.key_with_content()
     key = dataset_key(store.scope, shown.rstrip("/"), selection, variant)
     label = shown if selection is None else f"{shown.rstrip('/')}/{selection.pattern}"
-    group = _group(key) if of is None else of.group
-    cache = scratch.disk_cache()
+    digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+    group = digest[:32] if of is None else of.group
+    cache, upstream = scratch.disk_cache(), None
+    if cache.peers is not None:
+        from penstock.cache.blobs import StoreUpstream
+        from penstock.cache.peers import PeerDirectory, PeerUpstream
+
+        directory = PeerDirectory(group=group)
+        upstream = PeerUpstream(StoreUpstream(fetcher), directory, meter=fetcher.meter)
     remote = Remote(
-        fetcher,
-        cache,
-        group=group,
-        label=label if of is None else of.label,
-        upstream=None if cache.peers is None else _asking_peers(fetcher, group),
+        fetcher, cache, group=group, label=label if of is None else of.label, upstream=upstream
     )
 
     def folder_at(other: str) -> RemoteFolder:
         if filesystem is None and options_scope(other) != options_scope(url):
             raise ConfigError(
-                f"index: {redact(other)} lies in another store than {redact(url)} does, and "
-                "storage_options are for that one. Give a folder of the same store or a local one."
+                f"index: {redact(other)} is in another store than the data, {redact(url)}, and "
+                "storage_options apply to that one. Give a folder of the same store or a local one."
             )
         return _open_remote(other, options, scratch, None, filesystem, remote)
 
-    place = index_url(url, selection, is_path=filesystem is not None, variant=variant)
     return RemoteFolder(
         remote,
         shown,
         selection,
-        index_url=place,
+        index_url=index_url(url, selection, is_path=filesystem is not None, variant=variant),
         folder_at=folder_at,
-        # Memory is this process's own, and a file system object may be anything.
+        # memory: belongs to this process alone; a file system object may be of any kind.
         is_known_by_url=filesystem is None and not url.startswith("memory:"),
         arrangement=arrangement,
     )
-
-
-def _asking_peers(fetcher: Fetcher, group: str) -> Upstream:
-    """An upstream that asks other nodes' caches, once it is told of them."""
-    from penstock.cache.blobs import StoreUpstream
-    from penstock.cache.peers import PeerDirectory, PeerUpstream
-
-    directory = PeerDirectory(group=group)
-    return PeerUpstream(StoreUpstream(fetcher), directory, meter=fetcher.meter)
-
-
-def _group(key: str) -> str:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]

@@ -1,6 +1,6 @@
-"""Provide the folders that a dataset may write to, the user's or temporary ones.
+"""Provide the folders that a dataset may write to: the user's, or temporary ones.
 
-They are the cache that it reads through, and the folder for indexes that have no better place.
+These are the cache for remote data and the folder for indexes that have no better place.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Scratch:
     """The folders that a dataset may write to: a cache's, or temporary ones.
 
-    cache: the user's DiskCache or folder, which stays; None: temporary folders, made when they are
-    first needed and removed with this object, at close() or at the interpreter's exit.
+    cache: the user's DiskCache or folder, which is kept. None means temporary folders, created on
+    first use and removed by `close`, with this object, or at the interpreter's exit.
     """
 
     def __init__(self, cache: DiskCache | str | os.PathLike[str] | None = None) -> None:
@@ -47,7 +47,7 @@ class Scratch:
         self._disk, self._owns_disk, self._path = cache, False, cache.path
 
     def disk_cache(self) -> DiskCache:
-        """The cache for a remote dataset's bytes; made on first use."""
+        """Return the cache for a remote dataset's bytes. It is created on first use."""
         from penstock.cache.disk import DiskCache
 
         if self._disk is None:
@@ -56,7 +56,7 @@ class Scratch:
         return self._disk
 
     def folder(self) -> str:
-        """The folder's path; makes it (0700)."""
+        """Return the folder's path. Creates the folder with mode 0700."""
         if self._disk is not None:
             self._disk.open()
             return self._disk.path
@@ -83,8 +83,8 @@ class Scratch:
             self._finalizer, self._own = None, None
 
     def index_folder(self, key: str) -> bytes:
-        """Where the index of the dataset with this key is kept; of a remote one in a temporary
-        folder where the cache's can't be used."""
+        """Return the folder for the index of the dataset with this key. If the cache's folder can't
+        be trusted, return a temporary one."""
         if self._disk is not None:
             place = self._disk.folder("indexes", key)
         else:
@@ -92,7 +92,8 @@ class Scratch:
         return os.fsencode(place or os.path.join(self._temporary(), key))
 
     def _checked(self, folder: str, key: str) -> str | None:
-        """The same in a folder that isn't open as a cache; None where others have a hand in it."""
+        """Return the index's folder in a folder that isn't open as a cache, or None if another user
+        can write to it."""
         from penstock.cache.base import Folder, StrangeFileError
 
         try:
@@ -100,16 +101,16 @@ class Scratch:
             return indexes.beneath(key)
         except StrangeFileError as error:
             warnings.warn(
-                f"{error.filename}: {error.strerror}, so no index is kept there. Give cache= a "
-                "folder that belongs to this user.",
+                f"{error.filename}: {error.strerror}, so the index isn't stored in it. Give cache= "
+                "a folder that belongs to this user.",
                 PenstockWarning,
                 stacklevel=2,
             )
             return None
-        except OSError:  # read-only: what is there may be read
+        except OSError:  # read-only: an existing index can be read
             return os.path.join(folder, "indexes", key)
 
 
 def _remove(path: str, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child's exit must not take its parent's files away
+    if os.getpid() == owner:  # a forked child must not remove its parent's files
         shutil.rmtree(path, ignore_errors=True)

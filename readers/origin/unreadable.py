@@ -1,10 +1,10 @@
-"""Explain why data can't be read as a dataset, and what to do about it.
+"""Explain why data can't be read as a dataset, and how to fix it.
 
-Either nothing is there, or what is there is of another kind. Labels are never guessed. A
-layout whose folders can't be classes (a table of labels beside one folder, images beside their
-masks, splits) is refused; what is merely left out is a warning. A folder's name counts by its words
-(train2017, train_masks, JPEGImages), and folders are refused as classes only where all of them say
-such a thing.
+Either nothing exists at the URL, or the data there is of an unsupported kind. Labels are never
+guessed. A layout whose folders can't be classes (a table of labels next to one folder, images next
+to their masks, splits) is refused; files that are merely left out cause a warning. The words of a
+folder's name tell its role (train2017, train_masks, JPEGImages), and folders are refused as classes
+only if all of them have a role.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from penstock.readers.files import extension, printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-Role = Literal["pictures", "beside", "part", "lists"]
-"""Pictures; what belongs to them; a part of a dataset, such as train; lists of files."""
+Role = Literal["pictures", "companion", "part", "lists"]
+"""Images; data that belongs to images; a part of a dataset, such as train; lists of files."""
 
 _PICTURES = frozenset(
     ("images", "image", "imgs", "img", "jpegimages", "leftimg8bit", "rightimg8bit", "photos")
 ) | {"pictures", "rgb", "input", "inputs"}
-# What belongs to images, and the name of its field where it is images too.
-_BESIDE = {
+# Folders of data that belongs to images, and the name of its field if it consists of images.
+_COMPANIONS = {
     **dict.fromkeys(("masks", "mask", "labels", "label", "gt", "seg", "trimaps"), "mask"),
     **dict.fromkeys(("annotations", "annotation", "annot", "groundtruth"), "mask"),
     **dict.fromkeys(("segmentation", "segmentations", "segmentationclass"), "mask"),
@@ -43,41 +43,43 @@ _LIST_FOLDERS = frozenset(("imagesets",))
 
 
 def role_of(name: str) -> Role | None:
-    """What a folder's name says that it is; None: it may be a class."""
+    """Return the role that a folder's name suggests, or None if the folder may be a class."""
     lower = name.lower()
     for words in ([lower], _words(lower)):
         if not words or not all(map(_is_known, words)):
             continue
         if any(word in _LIST_FOLDERS for word in words):
             return "lists"
-        if any(word in _BESIDE for word in words):
-            return "beside"
+        if any(word in _COMPANIONS for word in words):
+            return "companion"
         return "pictures" if any(word in _PICTURES for word in words) else "part"
     return None
 
 
 def field_of(name: str) -> str:
-    """The field that images in a folder of what belongs to others are as a rule."""
+    """Return the usual field of the images in a folder of data that belongs to other images."""
     words = [name.lower(), *_words(name.lower())]
-    return next((_BESIDE[word] for word in words if word in _BESIDE), "mask")
+    return next((_COMPANIONS[word] for word in words if word in _COMPANIONS), "mask")
 
 
 def is_part(name: str) -> bool:
-    """Whether a name tells of a part of a dataset: val2017, test_images."""
+    """Return True if a name suggests a part of a dataset: val2017, test_images."""
     return any(word in _PARTS for word in _words(name.lower()))
 
 
 def _words(lower: str) -> list[str]:
-    """train_masks, train2017 and trainannot as train, and what else they say."""
+    """Split a name into words: train_masks, train2017 and trainannot into train and the rest."""
     found: list[str] = []
     for word in re.findall("[a-z]+", lower):
-        part = next((p for p in _PARTS if word.startswith(p) and word[len(p) :] in _BESIDE), None)
+        part = next(
+            (p for p in _PARTS if word.startswith(p) and word[len(p) :] in _COMPANIONS), None
+        )
         found += [part, word[len(part) :]] if part else [word]
     return found
 
 
 def _is_known(word: str) -> bool:
-    return word in _PICTURES or word in _BESIDE or word in _PARTS or word in _LIST_FOLDERS
+    return word in _PICTURES or word in _COMPANIONS or word in _PARTS or word in _LIST_FOLDERS
 
 
 REMEDY = (
@@ -103,17 +105,24 @@ _DATA = {
     **dict.fromkeys(("mat", "nii", "dcm", "bin"), "arrays"),
 }
 _IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "jp2", "ppm", "pgm"))
-# What lies about in any folder, and nobody takes for data.
-_PAPERS = frozenset(
+# Files that lie in any folder and are no data.
+_OTHER_FILES = frozenset(
     ("md", "rst", "html", "pdf", "log", "yaml", "yml", "toml", "ini", "cfg", "py", "sh", "zip")
 )
 _UNDECODED = frozenset(("gif", "avif", "heic", "heif", "pbm", "pnm", "jxl", "jfif"))
-# What people put into any folder; of texts alone it makes no dataset.
+# Names of texts about a dataset: alone they don't make a dataset of texts.
 _PROSE = ("readme", "license", "licence", "changelog", "notice", "copying")
-# Reasons that papers have, as well as samples: of images, of arrays and texts in folders of these.
-_OF_SAMPLES = ("empty file", "not an .npy file", "not UTF-8 text", "not sound (", "not a video (")
-_OF_PAPERS = (
-    *_OF_SAMPLES,
+# Reasons why files are rejected that aren't samples; those of samples, in folders of arrays and
+# texts, come first.
+_REASONS_OF_SAMPLES = (
+    "empty file",
+    "not an .npy file",
+    "not UTF-8 text",
+    "not sound (",
+    "not a video (",
+)
+_REASONS_OF_OTHERS = (
+    *_REASONS_OF_SAMPLES,
     "its name isn't that of",
     "not an image",
     "not in a class folder",
@@ -131,30 +140,30 @@ _OF_PAPERS = (
     "can't be looked at",
 )
 _LIST_TABLES = frozenset(("csv", "tsv", "jsonl", "ndjson"))
-_READ = frozenset(("npy", "npz", "parquet", "arrow", "feather", "txt", "caption")) | frozenset(
+_READABLE = frozenset(("npy", "npz", "parquet", "arrow", "feather", "txt", "caption")) | frozenset(
     ("zarr", "zarray", "zgroup", "zattrs")
 )
-_OWN = {"parquet": "parquet", "arrow": "arrow", "feather": "arrow"}
+_TABLE_FORMATS = {"parquet": "parquet", "arrow": "arrow", "feather": "arrow"}
 _TEXT = frozenset(("txt", "caption"))
 _SIDES = frozenset(("left", "right"))
-_ANYWAY = ' If they are classes all the same, say so: schema={"label": ClassLabel()}.'
-_NAMED = 5
+_ANYWAY = ' If they are classes nevertheless, pass schema={"label": ClassLabel()}.'
+_MOST_KINDS = 5
 
 
-_AS_FILES = "Give the Parquet files of its current version as a list: Dataset({})."
+_LIST_FILES = "Give the Parquet files of its current version as a list: Dataset({})."
 _UNPACK = "Unpack it, and give the folder."
-_NEVER = f"It could hold any code, and is never opened. {REMEDY}"
-# Stores of other formats by a path in them: what it is, and what to do where REMEDY isn't it.
+_UNSAFE = f"It can run any code when it is opened, so it is never opened. {REMEDY}"
+# Stores of other formats by a path in them: its name, and the advice if it isn't REMEDY.
 _STORES: Sequence[tuple[re.Pattern[bytes], str, str]] = [
     (re.compile(pattern, re.IGNORECASE), kind, advice or REMEDY)
     for pattern, kind, advice in (
         (rb"(^|/)__(schema|fragments|meta)/|\.tdb$", "a TileDB array", ""),
         (rb"(^|/)_versions/[^/]*\.manifest$|\.lance$", "a Lance dataset", ""),
-        (rb"(^|/)_delta_log/", "a Delta table", _AS_FILES.format("DeltaTable(path).file_uris()")),
+        (rb"(^|/)_delta_log/", "a Delta table", _LIST_FILES.format("DeltaTable(path).file_uris()")),
         (
             rb"(^|/)metadata/[^/]*\.metadata\.json$",
             "an Iceberg table",
-            _AS_FILES.format("[each.file.file_path for each in table.scan().plan_files()]"),
+            _LIST_FILES.format("[each.file.file_path for each in table.scan().plan_files()]"),
         ),
         (rb"\.mds(\.\w+)?$", "MDS shards of MosaicML Streaming", ""),
         (rb"(^|/)chunk-\d+-\d+[^/]*\.bin$", "chunks of litData", ""),
@@ -171,7 +180,7 @@ _STORES: Sequence[tuple[re.Pattern[bytes], str, str]] = [
         (rb"\.vortex$", "Vortex", "Write it as Parquet, which is read."),
         (rb"\.xlsx?$", "a spreadsheet", "Write it as CSV or Parquet, which are read."),
         (rb"\.safetensors$", "SafeTensors", "Write its arrays by np.savez or as Zarr."),
-        (rb"\.(pt|pth|pkl|pickle)$", "pickled tensors", _NEVER),
+        (rb"\.(pt|pth|pkl|pickle)$", "pickled tensors", _UNSAFE),
         (rb"\.mat$", "MATLAB's arrays", ""),
         (rb"\.nii(\.gz)?$", "NIfTI", ""),
         (rb"\.dcm$", "DICOM", ""),
@@ -185,8 +194,8 @@ _MEDIA = frozenset(name for name, kind in _DATA.items() if kind in ("audio", "vi
 
 
 def store_of(names: Sequence[bytes]) -> tuple[str, bytes, str] | None:
-    """The other format that some files are of: its name, a file that shows it, and what to do.
-    None where there are samples that can be read, or nothing shows it."""
+    """Recognise files of another format: return its name, a file that shows it, and the advice.
+    Return None if there are readable samples, or no file shows a format."""
     kinds = {extension(name) for name in names if not is_prose(name)}
     if kinds & (_IMAGES | _UNDECODED | _MEDIA | {"npy", "npz"}):
         return None
@@ -205,116 +214,118 @@ def store_of(names: Sequence[bytes]) -> tuple[str, bytes, str] | None:
 
 
 def check_store(url: str, names: Sequence[bytes]) -> None:
-    """Refuse a store of another format, which is no folder of samples. Raises
-    DatasetNotFoundError."""
+    """Raise DatasetNotFoundError for a store of another format, which is no folder of samples."""
     if (found := store_of(names)) is not None:
         kind, shown, advice = found
         raise DatasetNotFoundError(
-            f"{url}: it holds {kind} ({printable(shown)}), which Penstock doesn't read. {advice}"
+            f"{url}: this is {kind} ({printable(shown)}), which Penstock doesn't read. {advice}"
         )
 
 
 def is_other_kind(name: bytes) -> bool:
-    """Whether a file's extension says that it is of a known kind that no image is."""
-    return extension(name) in _DATA or extension(name) in _PAPERS
+    """Return True if a file's extension is of a known kind that isn't an image."""
+    return extension(name) in _DATA or extension(name) in _OTHER_FILES
 
 
 def is_no_sample(name: bytes, reason: str) -> bool:
-    """Whether a file that is left out lies beside the images and isn't meant to be one: its name is
-    of another kind, and the reason is none that a sample has."""
-    found, told = extension(name), reason.removeprefix("image: ")
+    """Return True if a left-out file lies next to the images and isn't meant as a sample: its name
+    is of another kind, and the reason isn't one that a sample has."""
+    found, reason = extension(name), reason.removeprefix("image: ")
     if found in _IMAGES or found in _UNDECODED or not (found or is_prose(name)):
         return False
     is_other_sample = found in _MEDIA or found == "npy"
-    return told.startswith(_OF_PAPERS) and not (is_other_sample and told.startswith(_OF_SAMPLES))
+    return reason.startswith(_REASONS_OF_OTHERS) and not (
+        is_other_sample and reason.startswith(_REASONS_OF_SAMPLES)
+    )
 
 
 def is_prose(name: bytes) -> bool:
-    """Whether a name is that of a text about the dataset, such as README."""
+    """Return True for the name of a text about the dataset, such as README."""
     return name.rpartition(b"/")[2].decode("utf-8", "replace").lower().startswith(_PROSE)
 
 
 def remedy_for(name: bytes) -> str:
-    """What to do about a file or folder of a kind that isn't read; "" for any other."""
+    """Return the advice for a file or folder of an unsupported kind; "" for any other."""
     found = extension(name.rstrip(b"/"))
     kind = _DATA.get(found)
     if (store := store_of([name])) is not None:
-        return f"It holds {store[0]}, which Penstock doesn't read. {store[2]}"
+        return f"This is {store[0]}, which Penstock doesn't read. {store[2]}"
     if found in _LIST_TABLES:
         return (
-            "A table of files is given as manifest=, and the folder of its files as the URL; one "
-            "of values or texts is written as Parquet, which is read."
+            "Pass a table of files as manifest=, and the folder of its files as the URL. Write a "
+            "table of values or texts as Parquet, which is read."
         )
-    if found in _OWN:
-        return f'Say what it is: format="{_OWN[found]}".'
-    if found in _READ:
+    if found in _TABLE_FORMATS:
+        return f'Pass format="{_TABLE_FORMATS[found]}".'
+    if found in _READABLE:
         return ""
     if found == "bin":
         return (
-            "Token ids (nanoGPT's train.bin) are read where you say what they are: "
+            "To read token ids (nanoGPT's train.bin), describe them: "
             'format="tokens", dtype="uint16", sample=(2048,) (docs/tokens.md). '
-            f"{REMEDY.replace('on it', 'on anything else', 1)}"
+            f"{REMEDY.replace('on it', 'on other data', 1)}"
         )
     if kind in ("audio", "video"):
         return (
-            f"Files of {kind} are read as bytes: give their folder, with "
-            f'schema={{"{kind}": Bytes()}}, and decode them in a Map (docs/fields.md).'
+            f"Files of {kind} are read as bytes: give their folder and pass "
+            f'schema={{"{kind}": Bytes()}}, then decode them in a Map (docs/fields.md).'
         )
     return f"This is {kind}, which Penstock doesn't read yet. {REMEDY}" if kind else ""
 
 
 def _check_rows(url: str, folder: str, table: bytes) -> None:
-    """A clone of a dataset of the hub, or what `datasets` saved of several splits: rows are meant.
-    Raises DatasetError."""
+    """Raise DatasetError for a clone of a Hugging Face dataset, or several splits saved by
+    `datasets`: their rows are meant as samples."""
     inside = f"{url.rstrip('/')}/{folder}"
     if table == b"dataset_dict.json":
         raise DatasetError(
-            f"{url}: dataset_dict.json says that the folders are splits, each a dataset of its "
+            f"{url}: dataset_dict.json shows that the folders are splits, each a dataset of its "
             f"own. Give one of them: {inside}."
         )
-    if b"/" in table and extension(table) in _OWN:
+    if b"/" in table and extension(table) in _TABLE_FORMATS:
         raise DatasetError(
-            f"{url}: the tables lie in the one folder {folder!r} (such as {printable(table)}). If "
-            f"their rows are the samples, give that folder, {inside}, or say "
-            f'format="{_OWN[extension(table)]}".'
+            f"{url}: the tables are in the only folder, {folder!r} (such as {printable(table)}). "
+            f"If their rows are the samples, give that folder, {inside}, or pass "
+            f'format="{_TABLE_FORMATS[extension(table)]}".'
         )
 
 
 def check_layout(url: str, names: Sequence[bytes]) -> None:
-    """Refuse folders that can't be classes. names: of all files. Raises DatasetError."""
+    """Raise DatasetError for folders that can't be classes. names: of all files."""
     folders = _folders(names)
     if len(folders) == 1 and (table := _table(names)) is not None:
         _check_rows(url, folders[0], table)
         raise DatasetError(
-            f"{url}: {printable(table)} lies beside the one folder {folders[0]!r}: read as "
-            f"classes, every label would be 0. {_read_table(table)}For the images alone give "
+            f"{url}: {printable(table)} is next to the only folder, {folders[0]!r}. If that "
+            f"folder were a class, every label would be 0. {_read_table(table)}For the images "
+            f"alone give "
             f"{url.rstrip('/')}/{folders[0]}."
         )
     roles = {folder: role_of(folder) for folder in folders}
     if _are_pairs(folders, names):
         roles = dict.fromkeys(folders, "pictures")
-    beside = [folder for folder, role in roles.items() if role == "beside"]
-    if beside:
+    companions = [folder for folder, role in roles.items() if role == "companion"]
+    if companions:
         roles |= {folder: "pictures" for folder in folders if folder.lower() in _SIDES}
     pictures = [folder for folder, role in roles.items() if role == "pictures"]
     if not pictures and list(roles.values()).count("part") == 1:
         pictures = [folder for folder, role in roles.items() if role == "part"]
-    if None not in roles.values() and pictures and (beside or _are_pairs(folders, names)):
+    if None not in roles.values() and pictures and (companions or _are_pairs(folders, names)):
         raise DatasetError(
-            f"{url}: the folders {', '.join(folders)} hold images and what belongs to "
-            f"them; they aren't classes. {_places(names, pictures, beside)}For the "
+            f"{url}: the folders {', '.join(folders)} hold images and the data that belongs to "
+            f"them; they aren't classes. {_places(names, pictures, companions)}For the "
             f"images alone give {url.rstrip('/')}/{pictures[0]}.{_ANYWAY}"
         )
     check_splits(url, names, anyway=_ANYWAY)
 
 
 def check_splits(url: str, names: Sequence[bytes], *, anyway: str = "") -> None:
-    """Refuse folders that are the parts of a dataset. anyway: what reads them nevertheless. Raises
-    DatasetError."""
+    """Raise DatasetError for folders that are the parts of a dataset. anyway: advice on how to read
+    them nevertheless."""
     folders = _folders(names)
     parts = [folder for folder in folders if is_part(folder)]
     if len(folders) > 1 and parts and all(map(role_of, folders)):
-        first = next((folder for folder in parts if role_of(folder) != "beside"), parts[0])
+        first = next((folder for folder in parts if role_of(folder) != "companion"), parts[0])
         raise DatasetError(
             f"{url}: the folders {', '.join(folders)} are parts of a dataset, not "
             f"classes. Give one of them: {url.rstrip('/')}/{first}.{anyway}"
@@ -327,7 +338,7 @@ def _folders(names: Sequence[bytes]) -> list[str]:
 
 
 def _are_pairs(folders: Sequence[str], names: Sequence[bytes]) -> bool:
-    """Whether left and right hold files of the same names: the two views of a scene."""
+    """Return True if left and right hold files of the same names: the two views of a scene."""
     if {folder.lower() for folder in folders} != _SIDES:
         return False
     inside = [
@@ -338,7 +349,7 @@ def _are_pairs(folders: Sequence[str], names: Sequence[bytes]) -> bool:
 
 
 def _table(names: Sequence[bytes]) -> bytes | None:
-    """A table of the whole dataset, not one that lies beside an image of its name."""
+    """Return a table of the whole dataset, not one that lies next to an image of its name."""
     tables = [name for name in names if extension(name) in _TABLES and name.count(b"/") <= 1]
     if not tables:
         return None
@@ -348,19 +359,19 @@ def _table(names: Sequence[bytes]) -> bytes | None:
 
 def _read_table(table: bytes) -> str:
     if extension(table) == "parquet":
-        return 'If the rows of the tables are the samples, say so: format="parquet". '
+        return 'If the rows of the tables are the samples, pass format="parquet". '
     if extension(table) not in _LIST_TABLES:
         return f"The table isn't read. {REMEDY} "
     return (
-        f'If the table lists files, one a row, pass manifest="{printable(table)}": paths in a '
-        "column path, file_name, file or image, relative to the URL; where they are relative to "
+        f'If each row of the table names a file, pass manifest="{printable(table)}": paths in a '
+        "column path, file_name, file or image, relative to the URL. If they are relative to "
         "that folder, give it as the URL and the table by its full path. "
     )
 
 
 def _places(names: Sequence[bytes], pictures: Sequence[str], others: Sequence[str]) -> str:
-    """The `fields=` that reads images and what belongs to them; empty where nothing would be
-    read."""
+    """Return the advice on `fields=` that reads images together with the data that belongs to them;
+    empty if it would read nothing."""
     only = len(pictures) == 1
     places = {"image" if only else folder.lower(): folder for folder in pictures}
     for each in others:
@@ -372,14 +383,14 @@ def _places(names: Sequence[bytes], pictures: Sequence[str], others: Sequence[st
             places[field if field not in places else each] = each
     if len(places) == 1:
         return f"These annotations aren't read. {REMEDY} "
-    told = ", ".join(f'"{field}": "{folder}"' for field, folder in places.items())
-    return f"To read them together, paired by name, pass fields={{{told}}}. "
+    shown = ", ".join(f'"{field}": "{folder}"' for field, folder in places.items())
+    return f"To read them together, paired by name, pass fields={{{shown}}}. "
 
 
 def warn_of_left_out(url: str, names: Iterable[bytes], *, labelled: bool) -> Counter[str]:
-    """Warn of files of known kinds that are no part of a sample; returns their number by extension.
+    """Warn of files of known kinds that belong to no sample. Return their number by extension.
 
-    names: of files that are no sample, and beside none of their name.
+    names: of files that are no sample and have no sample's name.
     """
     strange = [name for name in names if extension(name) not in _IMAGES]
     kinds = Counter(e for name in strange if (e := extension(name)) in _DATA and e not in _TEXT)
@@ -390,15 +401,15 @@ def warn_of_left_out(url: str, names: Iterable[bytes], *, labelled: bool) -> Cou
 
 def _warn(url: str, kinds: Mapping[str, int], names: Iterable[bytes], *, labelled: bool) -> None:
     by_count = sorted(kinds.items(), key=lambda each: -each[1])
-    listed = ", ".join(f"{count:,} .{e}" for e, count in by_count[:_NAMED])
+    listed = ", ".join(f"{count:,} .{e}" for e, count in by_count[:_MOST_KINDS])
     first = next((printable(name) for name in names if extension(name) in kinds), "")
     labels = "labels come from the folders alone" if labelled else "no labels are read"
     warnings.warn(
-        f"{url}: {listed}{' and others' if len(by_count) > _NAMED else ''} are left out"
-        f"{f' (such as {first})' if first else ''}: images are read, and what lies beside them "
-        f"under their name (.txt, .json, .npy); {labels}. A table of samples is read as "
-        "manifest=, folders that belong together as fields= (docs/datasets.md); what else there is "
-        "a torch dataset of your own can read, for Penstock's DataLoader.",
+        f"{url}: {listed}{' and others' if len(by_count) > _MOST_KINDS else ''} are left out"
+        f"{f' (such as {first})' if first else ''}: images are read, and the files next to "
+        f"them with the same name (.txt, .json, .npy); {labels}. Pass a table of samples as "
+        "manifest=, and folders that belong together as fields= (docs/datasets.md). To read other "
+        "data, write a torch dataset and pass it to Penstock's DataLoader.",
         PenstockWarning,
         stacklevel=9,
     )
@@ -409,37 +420,37 @@ _ONE_SLASH = re.compile(r"(?:^|/)(https?|s3|gs|az|abfs|hf|file):/(?!/)(.+)$", re
 
 
 def nothing_there(url: str) -> str:
-    """The message for a dataset that doesn't exist, or, by its name, of a kind that isn't read: a
-    store that lists folders doesn't say whether a file is there."""
+    """Return the message for a dataset that doesn't exist, or whose name is of an unsupported kind.
+    A store that only lists folders doesn't show whether a file exists."""
     if "://" in url and (remedy := _remedy(url)):
-        return f"{url}: no dataset that Penstock reads is there.{remedy}"
+        return f"{url}: this isn't a dataset that Penstock reads.{remedy}"
     return (
-        f"{url}: nothing is there. Wanted a folder, a file, or a pattern such as data/*.parquet. "
+        f"{url}: there is no such file or folder. Wanted a folder, a file, or a pattern such as "
+        "data/*.parquet. "
         + (_mistaken(url) or "Check the path for a typing error or a missing mount.")
     )
 
 
 def _mistaken(url: str) -> str:
-    """What to write instead of a path that was meant as a URL, or as a path of Windows; "" where
-    a path looks like neither."""
+    """Return the advice for a path that was meant as a URL or a Windows path; "" for any other."""
     if found := _DRIVE.search(url):
         drive, rest = found.group(1), found.group(2).replace("\\\\", "/").replace("\\", "/")
         return (
-            "This is a path of Windows. Inside of WSL, where Penstock runs, that drive is "
+            "This is a Windows path. Penstock runs inside WSL, where that drive is "
             f"/mnt/{drive.lower()}{rest.rstrip('/')}."
         )
     if found := _ONE_SLASH.search(url):
-        return f"A URL has two slashes: {found.group(1)}://{found.group(2)}."
+        return f"A URL needs two slashes: {found.group(1)}://{found.group(2)}."
     return ""
 
 
 def not_a_folder(url: str) -> str:
-    """The message for a file where a folder should be."""
+    """Return the message for a file in place of a folder."""
     if store_of([os.fsencode(url.partition("?")[0])]) is not None:
-        return f"{url}:{_remedy(url).replace(' It', ' it', 1)}"
+        return f"{url}:{_remedy(url).replace(' This', ' this', 1)}"
     return (
-        f"{url}: this is a file whose name tells no format that is read alone (.npy, .parquet, "
-        ".tar, …). Give the folder that holds the dataset, or say what it is: format=."
+        f"{url}: this is a file, and its name isn't of a format that is read as a single file "
+        "(.npy, .parquet, .tar, …). Give the folder that holds the dataset, or pass format=."
         + _remedy(url)
     )
 

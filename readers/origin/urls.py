@@ -1,11 +1,12 @@
-"""Parse what names a dataset: a URL, a path, a pattern or a list of them.
+"""Parse the argument that names a dataset: a URL, a path, a pattern or a list of them.
 
-The result is a folder, or files below one. Nothing is read; only local paths are looked up, to tell
-a file from a folder.
+The result is a folder, or files below one. No file is read; only the status of local paths is
+looked up, to tell a file from a folder.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -13,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from penstock.cache import ConfigError, redact
-from penstock.readers.files import INDEX_SUFFIX
-from penstock.readers.origin.file_status import status_of
+from penstock.cache import ConfigError, ReadError, redact
+from penstock.cache.base import machine_remedy
+from penstock.readers.files import INDEX_SUFFIX, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +32,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 
 
 def check_url(url: Url) -> None:
-    """Raise ConfigError for a list that can't be one of files."""
+    """Raise ConfigError for a list that can't be a list of files."""
     if not isinstance(url, list | tuple):
         return
     from penstock.readers.origin.file_selection import MAX_NAMES
@@ -44,7 +45,7 @@ def check_url(url: Url) -> None:
 
 
 def local_path(url: OneUrl) -> bytes | None:
-    """The path, if `url` is one of this machine: no scheme, or file://."""
+    """Return the path of a local URL (no scheme, or file://), None for any other."""
     if not isinstance(url, str):
         return os.fsencode(url)
     scheme = _SCHEME.match(url)
@@ -56,7 +57,7 @@ def local_path(url: OneUrl) -> bytes | None:
 
 
 def show(url: Url) -> str:
-    """A URL for people, without credentials."""
+    """Format a URL for messages, without credentials."""
     if isinstance(url, list | tuple):
         more = f" and {len(url) - 1:,} more" if len(url) > 1 else ""
         return f"{show(url[0])}{more}" if url else "[]"
@@ -64,7 +65,8 @@ def show(url: Url) -> str:
 
 
 def options_scope(url: str) -> str:
-    """What `storage_options` are for: a scheme, and with http the host too."""
+    """Return the part of a URL that `storage_options` apply to: its scheme, and for http its host
+    too."""
     scheme, _, rest = url.partition("://")
     host = rest.partition("/")[0].rpartition("@")[2]
     return f"{scheme.lower()}://{host}" if scheme.lower() in ("http", "https") else scheme.lower()
@@ -73,11 +75,12 @@ def options_scope(url: str) -> str:
 def index_url(
     url: str, selection: FileSelection | None, *, is_path: bool = False, variant: str = ""
 ) -> str | None:
-    """The URL of the folder for a remote dataset's index: `s3://bucket/photos.penstock`.
+    """Return the URL of the folder for a remote dataset's index, such as
+    `s3://bucket/photos.penstock`.
 
-    None where no place lies beside the data: a bucket's, host's or repository's root (another
-    bucket of that name may be anybody's), a chain of file systems. is_path: of a file system
-    object, not a URL. variant: the key of an arrangement.
+    Return None if there is no place next to the data: for the root of a bucket, host or repository
+    (another bucket of that name may belong to anyone), and for a chain of file systems. is_path:
+    True for a path of a file system object. variant: the key of an arrangement.
     """
     if "::" in url:
         return None
@@ -96,13 +99,40 @@ def index_url(
     return f"{scheme}{mark}{path}{ending}"
 
 
+NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+"""The errors that mean that a path doesn't exist. Any other error (EIO, ESTALE, EACCES …) leaves
+that unknown; ignoring it would change the dataset or its index."""
+
+
+def status_of(path: bytes | str) -> os.stat_result | None:
+    """Return the status of a path, or None if it doesn't exist. Raises ReadError if that is
+    unknown; os.path.isfile and the like would return False."""
+    try:
+        return os.stat(path)
+    except OSError as error:
+        if error.errno in NOT_THERE:
+            return None
+        raise not_seen(os.fsencode(path), error) from error
+
+
+def not_seen(path: bytes, error: OSError, *, is_folder: bool = False) -> ReadError:
+    """Return the error for a path that can't be examined, or for a folder that can't be listed."""
+    problem = "the folder can't be listed" if is_folder else "can't be examined"
+    remedy = machine_remedy(error) or (
+        "Check that the mount works, and that this user may read the file and the folders above it."
+    )
+    return ReadError(
+        f"{printable(path)}: {problem} ({error.strerror or error}). {remedy}", errno=error.errno
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetPlace:
-    """Where a dataset lies.
+    """The root and the selected files of a dataset.
 
-    root: a local path as bytes, else a URL or a path of a file system object. selection: of files
-    below it; None: all that is there. folder: the URL as a folder's, where only the store can say
-    whether it is one or the file that `selection` names; None where it is known.
+    root: a local path as bytes, else a URL or a path of a file system object. selection: files
+    below it; None means all files. folder: the URL read as a folder's, if only the store can tell
+    whether it is a folder or the file in `selection`; else None.
     """
 
     root: bytes | str
@@ -111,13 +141,13 @@ class DatasetPlace:
 
     @property
     def local(self) -> bytes | None:
-        """The root, if it is a path of this machine."""
+        """Return the root if it is a local path, else None."""
         return self.root if isinstance(self.root, bytes) else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Address:
-    """The parts of a remote URL; start: its scheme, and with http its host."""
+    """The parts of a remote URL. start: its scheme, and for http its host."""
 
     start: str
     path: str
@@ -141,12 +171,13 @@ class _Address:
 
     @property
     def least_parts(self) -> int:
-        """Parts of the path that are a bucket or the like: no file lies above them."""
+        """Return the number of leading path parts that are a bucket or the like. No file lies above
+        them."""
         is_rooted = self.is_web or self.start.lower() in ("", "memory://")
         return 0 if is_rooted else 1
 
     def folder(self, path: str) -> str:
-        """The URL of a folder of the same store."""
+        """Return the URL of a folder of the same store."""
         if not path and self.path.startswith("/"):
             path = "/"
         start = self.start.rstrip("/") if self.is_web and not path else self.start
@@ -154,7 +185,8 @@ class _Address:
 
 
 def place_of(url: Url, *, is_path: bool = False) -> DatasetPlace:
-    """What `url` names. is_path: it is of a file system object. Raises ConfigError."""
+    """Parse a URL into its root and its selection. is_path: True for a path of a file system
+    object. Raises ConfigError."""
     check_url(url)
     if isinstance(url, list | tuple):
         return _of_list(url, is_path=is_path)
@@ -198,11 +230,14 @@ def _remote(url: str, *, is_path: bool) -> DatasetPlace:
     name = parts[-1]
     if not name or len(parts) <= address.least_parts:
         return DatasetPlace(root=url)
-    # A question mark begins the query of a web server's URL.
+    # In an http URL a question mark begins the query.
     if is_pattern(address.path):
         folder, selection = by_pattern(address.path)
         if folder.count("/") + bool(folder) < address.least_parts:
-            raise ConfigError(f"url: {redact(url)}: a pattern stands for files below a bucket.")
+            raise ConfigError(
+                f"url: {redact(url)}: the bucket's name can't be a pattern. Name one bucket, and a "
+                "pattern of the files in it."
+            )
         return DatasetPlace(root=address.folder(folder), selection=selection)
     if is_tar_name(name) or is_file_name(name):
         root = address.folder("/".join(parts[:-1]))
@@ -222,15 +257,15 @@ def _of_list(urls: Sequence[OneUrl], *, is_path: bool) -> DatasetPlace:
     least = addresses[0].least_parts
     roots = {(a.start, a.query, *a.path.split("/")[:least]) for a in addresses}
     if len(roots) > 1 or any("::" in text for text in texts) or None not in paths:
-        told = " and ".join(redact(text) for text in _differing(texts, addresses, least))
+        shown = " and ".join(redact(text) for text in _differing(texts, addresses, least))
         raise ConfigError(
-            f"url: {told} don't lie in one store. Give files of one bucket or server, or join "
+            f"url: {shown} aren't in one store. Give files of one bucket or server, or join "
             "datasets: concat([Dataset(…), Dataset(…)])."
         )
     folder, names = _common([address.path for address in addresses])
     if folder.count("/") + bool(folder) < least or not all(names):
         raise ConfigError(
-            f"url: got {redact(texts[0])} in a list, wanted files. Folders are joined by "
+            f"url: got {redact(texts[0])} in a list, wanted files. To join folders, use "
             "concat([Dataset(…), Dataset(…)])."
         )
     if addresses[0].is_web:
@@ -239,7 +274,7 @@ def _of_list(urls: Sequence[OneUrl], *, is_path: bool) -> DatasetPlace:
 
 
 def _differing(texts: list[str], addresses: list[_Address], least: int) -> list[str]:
-    """Two URLs that lie in different stores, else the first ones."""
+    """Return two URLs of different stores, else the first and the last."""
 
     def root(address: _Address) -> tuple[str, ...]:
         return address.start, address.query, *address.path.split("/")[:least]
@@ -257,7 +292,7 @@ def _local_list(paths: list[bytes]) -> DatasetPlace:
     for path, text in zip(paths, texts, strict=True):
         if not path or b"\0" in path or os.path.isdir(text):
             raise ConfigError(
-                f"url: got {os.fsdecode(path)!r} in a list, wanted files. Folders are joined by "
+                f"url: got {os.fsdecode(path)!r} in a list, wanted files. To join folders, use "
                 "concat([Dataset(…), Dataset(…)])."
             )
     folder, names = _common(texts)
@@ -265,7 +300,8 @@ def _local_list(paths: list[bytes]) -> DatasetPlace:
 
 
 def _common(paths: list[str]) -> tuple[str, list[str]]:
-    """The folder that all lie in, and their names below it; no part of it is a pattern."""
+    """Return the folder that contains all paths, and their names below it. No part of the folder is
+    a pattern."""
     from penstock.readers.origin.file_selection import is_pattern
 
     split = [path.split("/") for path in paths]

@@ -215,7 +215,7 @@ def test_an_error_is_told_without_a_descriptor_left_for_colours(
 
     monkeypatch.setattr("rich.console.Console.print", fail)
     assert main(["inspect", str(tmp_path / "none")]) == 1
-    assert "nothing is there" in capsys.readouterr().err
+    assert "there is no such file or folder" in capsys.readouterr().err
 
 
 def test_a_library_that_cant_be_opened_isnt_missing(monkeypatch: pytest.MonkeyPatch) -> None:

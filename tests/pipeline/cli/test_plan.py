@@ -131,7 +131,7 @@ def test_a_pack_tells_its_own_figures(tmp_path: Path, capsys: pytest.CaptureFixt
             "more than there is of: the local disk (",
         ),
         (["--plot", "/nowhere/a.png"], "isn't an existing folder"),
-        (["/nowhere/photos"], "nothing is there"),
+        (["/nowhere/photos"], "there is no such file or folder"),
     ],
 )
 def test_what_cant_be_is_code_2_with_words(

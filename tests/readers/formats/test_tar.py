@@ -108,7 +108,7 @@ def test_one_file_or_a_pattern_is_a_dataset_of_its_own(folder: Path) -> None:
     assert everything(some) == by_tarfile(*paths[:2])
     backwards = opened(folder / "train-{000002,000000}.tar")
     assert everything(backwards) == by_tarfile(paths[2], paths[0])
-    with pytest.raises(DatasetNotFoundError, match=r"2 of 5 files aren't there.*000003"):
+    with pytest.raises(DatasetNotFoundError, match=r"2 of 5 files don't exist.*000003"):
         opened(folder / "train-{000000..000004}.tar")
     with pytest.raises(ConfigError, match="format"):
         opened(folder / "train-000000.tar", format="folder")

@@ -186,11 +186,11 @@ def test_a_list_is_in_its_own_order_and_its_root_is_what_it_shares(
 @pytest.mark.parametrize(
     ("urls", "error", "match"),
     [
-        (["{}/data/no*.parquet"], DatasetNotFoundError, "no file's name fits"),
+        (["{}/data/no*.parquet"], DatasetNotFoundError, "no file matches"),
         (["{}/data/no.parquet", "{}/x.npy"], DatasetNotFoundError, "1 of 2 files.*no.parquet"),
         (["{}/data/*", "{}/data/test.parquet"], ConfigError, "twice"),
         (["{}/data/test.parquet", "{}/data/test.parquet"], ConfigError, "twice"),
-        (["{}/data/a**.parquet"], ConfigError, r"\*\* stands for folders"),
+        (["{}/data/a**.parquet"], ConfigError, r"\*\* stands for whole folders"),
         (["{}/x.npy", "s3://bucket/x.npy"], ConfigError, "one store"),
         (["{}/data/[z-a]*.npy"], ConfigError, "isn't a pattern"),
         ([], ConfigError, "list of 0"),

@@ -280,7 +280,7 @@ def test_a_bin_that_nobody_described_names_the_format_of_tokens(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"data/train-0.parquet": b"", "README.md": b""}, r'/set/data, or say format="parquet"'),
+        ({"data/train-0.parquet": b"", "README.md": b""}, r'/set/data, or pass format="parquet"'),
         (
             {"dataset_dict.json": b"{}", "train/data.arrow": b"", "train/state.json": b"{}"},
             "one of them: .*/set/train",

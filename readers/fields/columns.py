@@ -76,6 +76,11 @@ class DenseColumn:
     def size_bytes(self) -> int:
         return self.values.nbytes
 
+    def sample(self, row: int) -> NDArray[Any]:
+        """Return the value of one sample."""
+        value: NDArray[Any] = self.values[row]
+        return value
+
     def take(self, rows: Rows) -> DenseColumn:
         """Return these rows, in this order."""
         return DenseColumn(self.values[rows])

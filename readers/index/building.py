@@ -1,10 +1,10 @@
 """Build an index: read and check every candidate once, write facts by shard, and the manifest last.
 
-`IndexRepair` rebuilds parts of an index in a cache folder that are damaged or gone. Nobody but us
-keeps such an index, so damage to it is no reason to end a job: the shard's files or archive are
-listed and decoded again, and the result must be what the manifest, which a job has in memory, says
-of the shard. Then ids and bytes are those that the job began with. The part is put back if the
-folder still holds this index, else it stays in memory.
+`IndexRepair` rebuilds damaged or missing parts of an index in a cache folder. Such an index is only
+a copy of facts about the data, so damage to it must not end a job: the shard's files or archive are
+listed and decoded again. The result must equal the facts in the manifest that the job has in
+memory. Then ids and bytes are those that the job started with. The part is written back if the
+folder still holds this index; else it stays in memory.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from penstock.readers.origin import (
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -80,54 +80,40 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock")
 
 _WRITERS = 8
-_NOTED = 1000  # columns that are no field, and characters of why
+_MOST_LEFT_OUT = 1000  # columns that are no field, and characters of a reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ShardResults:
-    """The results of checking one shard. positions: int64, shape (n,); results: of each;
-    progressive: JPEGs of that kind by field, where somebody counts."""
+    """The results of checking one shard. positions: int64, shape (n,). results: one for each
+    position. progressive: the number of progressive JPEGs by field, if they were counted."""
 
     positions: NDArray[np.int64]
     results: list[Mapping[str, Facts] | Rejection]
     progressive: Mapping[str, int]
 
     def good(self) -> Iterator[tuple[int, Mapping[str, Facts]]]:
-        """The good samples: their positions and facts."""
+        """Yield the positions and facts of the good samples."""
         for position, result in zip(self.positions.tolist(), self.results, strict=True):
             if not isinstance(result, Rejection):
                 yield position, result
 
-    def sidecar(
-        self, candidates: Candidates, *, layout: SampleLayout, is_file_per_sample: bool
-    ) -> Sidecar | None:
-        """The sidecar of the good samples; None where there is none."""
-        good = list(self.good())
-        if not good:
-            return None
-        return make_sidecar(
-            candidates,
-            np.array([position for position, _ in good], np.int64),
-            [facts for _, facts in good],
-            layout=layout,
-            is_file_per_sample=is_file_per_sample,
-        )
-
     def rejected(self, candidates: Candidates) -> Iterator[QuarantineEntry]:
-        """The bad samples, by name."""
+        """Yield the quarantine entries of the bad samples."""
         for position, result in zip(self.positions.tolist(), self.results, strict=True):
             if isinstance(result, Rejection):
                 yield QuarantineEntry(name=candidates.names[position], reason=result.reason)
 
 
 Checked = tuple[dict[int, "Mapping[str, Facts] | Rejection"], "Mapping[str, int]"]
-"""Of one shard: what came of each position that was checked, and its progressive JPEGs by field."""
+"""The results of checking one shard: facts or a rejection by position, and progressive JPEGs by
+field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CheckList:
-    """The candidates that are to be checked. positions: theirs, by shard; before: what an earlier
-    index says of some, by position."""
+    """The candidates to check. positions: of the candidates, by shard. before: facts of an earlier
+    index about some of them, by position."""
 
     candidates: Candidates
     positions: Sequence[NDArray[np.int64]]
@@ -135,7 +121,7 @@ class CheckList:
 
 
 class Checker(Protocol):
-    """Whoever checks candidates in a builder's place: workers of an executor."""
+    """Check candidates in place of a builder, such as on the workers of an executor."""
 
     def check(
         self,
@@ -146,15 +132,15 @@ class Checker(Protocol):
         folder: bytes,
         reporter: ProgressReporter,
     ) -> Iterator[Checked]:
-        """Of each shard, in order. format: its name; listing: a fingerprint of what was listed, and
-        how it is read; folder: of the index."""
+        """Yield the results of each shard, in order. format: its name. listing: a fingerprint of
+        the listing and of the arguments that it is read with. folder: of the index."""
 
     def finish(self, folder: bytes) -> None:
-        """The index stands."""
+        """Clean up after the index is complete."""
 
 
 class _IndexDraft:
-    """The sidecars of an index that is being built: written, and told for the manifest."""
+    """The sidecars of an index that is being built, and the rows of its manifest."""
 
     def __init__(self, folder: bytes, fingerprint: str) -> None:
         self._folder, self._fingerprint = folder, fingerprint
@@ -163,15 +149,13 @@ class _IndexDraft:
         self.summaries: list[ShardSummary] = []
 
     def add(self, sidecar: Sidecar, *, progressive: Mapping[str, int]) -> None:
-        """Write one more."""
-        self.add_told(sidecar, sidecar.summary(progressive=progressive))
-
-    def add_told(self, sidecar: Sidecar, summary: ShardSummary) -> None:
-        """Write one more that is summed up already."""
-        self._note(*self._write(len(self.names), sidecar), summary)
+        """Write one more sidecar."""
+        summary = sidecar.summary(progressive=progressive)
+        self._append(*self._write(len(self.names), sidecar), summary)
 
     def add_chunked(self, candidates: Candidates) -> None:
-        """Write those of shards of chunks. Each waits for the disk, so several are on the way."""
+        """Write the sidecars of shards of chunks. Several are written at the same time, because
+        each waits for the disk."""
         first, layout = len(self.names), candidates.layout
 
         def write(numbered: tuple[int, ChunkedShard]) -> tuple[bytes, str, ShardSummary]:
@@ -181,14 +165,14 @@ class _IndexDraft:
 
         shards = enumerate(candidates.chunked, first)
         ahead = 2 * _WRITERS
-        for told in ordered(write, shards, workers=_WRITERS, ahead=ahead, name="write"):
-            self._note(*told)
+        for row in ordered(write, shards, workers=_WRITERS, ahead=ahead, name="write"):
+            self._append(*row)
 
     def _write(self, number: int, sidecar: Sidecar) -> tuple[bytes, str]:
         name = sidecar_name(self._fingerprint, number, sidecar.suffix)
         return name, sidecar.write(os.path.join(self._folder, name))
 
-    def _note(self, name: bytes, etag: str, summary: ShardSummary) -> None:
+    def _append(self, name: bytes, etag: str, summary: ShardSummary) -> None:
         self.names.append(name)
         self.etags.append(etag)
         self.summaries.append(summary)
@@ -211,10 +195,10 @@ class PriorFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexBuilder:
-    """Builds the index of one dataset, or a single shard of it anew.
+    """Build the index of one dataset, or rebuild a single shard of it.
 
-    format: one whose datasets don't carry their index. verify: decodes images, None where there
-    are none; workers: threads that read. checker: who checks the samples, None is this process.
+    format: of a dataset that doesn't carry its index. verify: decodes images; None if there are
+    none. workers: threads that read. checker: checks the samples; None means this process.
     """
 
     origin: Origin
@@ -236,11 +220,11 @@ class IndexBuilder:
         *,
         prior: PriorFacts | None = None,
     ) -> Manifest:
-        """Check every candidate and write sidecars, quarantine and, last, the manifest into
-        `folder`.
+        """Check every candidate, then write sidecars, quarantine and finally the manifest into a
+        folder.
 
-        snapshot: what the candidates were listed from; prior: what an earlier index says of them.
-        Raises DatasetNotFoundError if nothing decodes, WriteError, and what reading raises.
+        snapshot: of the listing of the candidates. prior: facts of an earlier index about them.
+        Raises DatasetNotFoundError if no sample is good, WriteError, and errors of reading.
         """
         candidates = self._limited(candidates)
         make_folder(os.path.join(folder, SIDECARS))
@@ -265,7 +249,12 @@ class IndexBuilder:
         write_bytes(os.path.join(folder, QUARANTINE), quarantine_lines(quarantined))
         if not draft.names:
             raise DatasetNotFoundError(nothing_decodes(self.origin.url, quarantined))
-        _check_files(draft.summaries, self.origin)
+        if not self.origin.is_local and not all(each.files for each in draft.summaries):
+            raise DatasetError(
+                f"{self.origin.url}: a shard of it has samples without a file, because their "
+                "values are in a table. Such samples are read from local folders only. Copy the "
+                "dataset to a local folder."
+            )
         manifest = join_manifest(
             draft.names,
             draft.summaries,
@@ -273,13 +262,16 @@ class IndexBuilder:
             kind=self.format.name,
             schema=settling.schema(),
             quarantined=len(quarantined),
-            # Whose an index is, is told by its files' names where facts of files are kept.
+            # If facts of files are kept, the names of the files identify the dataset.
             source="" if self._keeps_facts else self.origin.url,
             arrangement=self.origin.variant,
             directories=noted_directories(snapshot),
             listing=snapshot.fingerprint,
             passed_over=candidates.passed_over,
-            left_out=_shortened(candidates.left_out),
+            left_out={  # a file may have any number of columns
+                name[:_MOST_LEFT_OUT]: reason[:_MOST_LEFT_OUT]
+                for name, reason in list(candidates.left_out.items())[:_MOST_LEFT_OUT]
+            },
             samples_left_out=joined_left_out(
                 [count_left_out(quarantined, has_papers=candidates.has_papers), candidates.unnamed]
             )
@@ -290,7 +282,23 @@ class IndexBuilder:
         if self.checker is not None:
             self.checker.finish(folder)
         bad = quarantined[len(candidates.quarantined) :]
-        _log_result(manifest, self.origin.url, bad=bad, seconds=reporter.seconds)
+        _log.info(
+            "Indexed %s: %d samples in %d shards, %d quarantined, %.1f s",
+            self.origin.url,
+            manifest.about.samples,
+            len(manifest.names),
+            manifest.about.quarantined,
+            reporter.seconds,
+        )
+        if bad:
+            _log.warning(
+                "%s: %d samples are left out because they failed the check, such as %s: %s. The "
+                "index's quarantine.jsonl lists all of them.",
+                self.origin.url,
+                len(bad),
+                printable(bad[0].name),
+                bad[0].reason,
+            )
         return manifest
 
     def _limited(self, candidates: Candidates) -> Candidates:
@@ -300,18 +308,27 @@ class IndexBuilder:
     def _sidecar(
         self, shard: _ShardResults, candidates: Candidates, layout: SampleLayout
     ) -> Sidecar | None:
-        is_file_per_sample = self.format.is_file_per_sample
-        return shard.sidecar(candidates, layout=layout, is_file_per_sample=is_file_per_sample)
+        """Make the sidecar of the good samples of a shard; None if there are none."""
+        good = list(shard.good())
+        if not good:
+            return None
+        return make_sidecar(
+            candidates,
+            np.array([position for position, _ in good], np.int64),
+            [facts for _, facts in good],
+            layout=layout,
+            is_file_per_sample=self.format.is_file_per_sample,
+        )
 
     def rebuild_shard(
         self, candidates: Candidates, number: int, *, layout: SampleLayout | None = None
     ) -> tuple[Sidecar, ShardSummary] | None:
-        """Make one shard's sidecar, as `build` makes it of these candidates; None if nothing of it
-        decodes. layout: of the index that it is a part of. Raises what reading raises."""
+        """Rebuild one shard's sidecar as `build` makes it from these candidates; None if no sample
+        is good. layout: of the index that it is a part of. Raises errors of reading."""
         if candidates.chunked:
-            told = candidates.chunked[number]
-            told_sidecar = make_chunked_sidecar(told, layout=layout or candidates.layout)
-            return told_sidecar, told.summary(candidates.schema)
+            chunked = candidates.chunked[number]
+            sidecar = make_chunked_sidecar(chunked, layout=layout or candidates.layout)
+            return sidecar, chunked.summary(candidates.schema)
         candidates = self._limited(candidates)
         positions = candidates.shards.positions(number)
         results: list[Mapping[str, Facts] | Rejection] = []
@@ -319,8 +336,8 @@ class IndexBuilder:
         for chunk in read_candidate_batches(self.origin, candidates, shards, workers=self.workers):
             results += chunk.examine(candidates, self.verify)
         shard = _ShardResults(positions=positions, results=results, progressive={})
-        sidecar = self._sidecar(shard, candidates, layout or candidates.layout)
-        return None if sidecar is None else (sidecar, sidecar.summary())
+        made = self._sidecar(shard, candidates, layout or candidates.layout)
+        return None if made is None else (made, made.summary())
 
     def _results(
         self,
@@ -330,7 +347,7 @@ class IndexBuilder:
         folder: bytes,
         listing: str,
     ) -> Iterator[_ShardResults]:
-        """Of each shard, in order."""
+        """Yield the results of each shard, in order."""
         shards = candidates.shards
         same: Mapping[int, Mapping[str, Facts]] = {} if prior is None else prior.same
         before: Mapping[int, Mapping[str, Facts]] = {} if prior is None else prior.before
@@ -360,7 +377,8 @@ class IndexBuilder:
             )
 
     def check(self, wanted: CheckList, reporter: ProgressReporter) -> Iterator[Checked]:
-        """Check some candidates of each shard here, in order. Raises what reading raises."""
+        """Check some candidates of each shard in this process, in order. Raises errors of
+        reading."""
         candidates = wanted.candidates
         images = image_fields(candidates.schema, candidates.schema)
         chunks = read_candidate_batches(
@@ -387,7 +405,8 @@ class IndexBuilder:
         chunk: CandidateBatch,
         before: Mapping[int, Mapping[str, Facts]],
     ) -> list[Mapping[str, Facts] | Rejection]:
-        """Decode what is new; a copied or touched file with the bytes it had is known."""
+        """Decode new samples. For a copied or touched file with the same bytes, reuse the earlier
+        facts."""
         results: dict[int, Mapping[str, Facts] | Rejection] = {}
         new: list[int] = []
         for row, position in enumerate(chunk.positions.tolist()):
@@ -401,7 +420,7 @@ class IndexBuilder:
 
 
 def _is_same(chunk: CandidateBatch, row: int, earlier: Mapping[str, Facts]) -> bool:
-    """Whether a sample has the bytes that it had."""
+    """Return True if a sample has the same bytes as before."""
     return all(
         isinstance(sample := chunk.contents[name][row], np.ndarray) and crc32c(sample) == was.crc32c
         for name, was in earlier.items()
@@ -411,53 +430,21 @@ def _is_same(chunk: CandidateBatch, row: int, earlier: Mapping[str, Facts]) -> b
 def _reusable_facts(
     candidates: Candidates, position: int, facts: Mapping[str, Facts]
 ) -> Mapping[str, Facts] | Rejection:
-    """The facts of a sample whose files are those that they were; a table may say else now."""
+    """Return the facts of a sample whose files are unchanged, checked against the current values of
+    tables."""
     noted = {name: value for name, (value,) in noted_values(candidates, [position]).items()}
     return (check_noted(noted, facts, candidates.schema) or facts) if noted else facts
 
 
-def _check_files(summaries: Iterable[ShardSummary], origin: Origin) -> None:
-    """Raise DatasetError for shards that can't be read where they lie."""
-    if not origin.is_local and not all(each.files for each in summaries):
-        raise DatasetError(
-            f"{origin.url}: a shard of it has samples that lie in no file, only in what is noted "
-            "beside them, which is read locally alone. Copy it to a local folder."
-        )
-
-
-def _log_result(
-    manifest: Manifest, url: str, *, bad: Sequence[QuarantineEntry], seconds: float
-) -> None:
-    """What came of it; samples that looked like some until they were checked are no small print."""
-    about, shards = manifest.about, len(manifest.names)
-    _log.info(
-        "Indexed %s: %d samples in %d shards, %d quarantined, %.1f s",
-        url,
-        about.samples,
-        shards,
-        about.quarantined,
-        seconds,
-    )
-    if bad:
-        _log.warning(
-            "%s: %d samples are left out, as they don't stand the check, such as %s: %s. All are "
-            "in the index's quarantine.jsonl.",
-            url,
-            len(bad),
-            printable(bad[0].name),
-            bad[0].reason,
-        )
-
-
 def noted_directories(snapshot: Snapshot) -> tuple[tuple[str, int], ...]:
-    """A snapshot's folders and their times, as a manifest has them."""
+    """Return a snapshot's folders and their times, in the form of a manifest."""
     return tuple((os.fsdecode(k), v) for k, v in sorted(snapshot.directories.items()))
 
 
 def _without(
     positions: NDArray[np.int64], facts: Mapping[int, Mapping[str, Facts]]
 ) -> NDArray[np.int64]:
-    """The positions that have no facts yet."""
+    """Return the positions without facts."""
     if not facts:
         return positions
     return positions[[i not in facts for i in positions.tolist()]]
@@ -466,7 +453,7 @@ def _without(
 def _count_progressive(
     counts: Counter[str], chunk: CandidateBatch, verdicts: list[Mapping[str, Facts] | Rejection]
 ) -> None:
-    """Count the progressive JPEGs of good samples. counts: of each field of images."""
+    """Count the progressive JPEGs of good samples. counts: by image field."""
     for row, verdict in enumerate(verdicts):
         if isinstance(verdict, Rejection):
             continue
@@ -476,15 +463,8 @@ def _count_progressive(
                 counts[name] += is_progressive(sample)
 
 
-def _shortened(left_out: Mapping[str, str]) -> dict[str, str]:
-    """What a manifest notes of them: a file may have any number of columns."""
-    some = list(left_out.items())[:_NOTED]
-    return {name[:_NOTED]: why[:_NOTED] for name, why in some}
-
-
 class IndexRepair:
-    """Mends one open index in a local folder; safe for several threads. verify: as in
-    open_index."""
+    """Repair one open index in a local folder. Thread-safe. verify: as in `open_index`."""
 
     def __init__(
         self,
@@ -498,14 +478,14 @@ class IndexRepair:
         self._manifest, self._origin, self._place = manifest, origin, place
         self._verify, self._workers = verify, workers
         self._lock = threading.Lock()
-        self._unsaved: dict[int, Sidecar] = {}  # what couldn't be put back, by shard
-        # Listed at the first damage, and kept: a folder that is gone has all its parts damaged.
+        self._unsaved: dict[int, Sidecar] = {}  # sidecars that couldn't be written, by shard
+        # Listed at the first damage, and kept: if the folder was removed, all parts are damaged.
         self._listing: Listing | None = None
         self._has_warned = False
 
     def read(self, shard: int, read: Callable[[], Sidecar]) -> Sidecar:
-        """Read a sidecar by read(), or where that says that it is damaged or gone, make it anew.
-        Raises IndexChangedError (of other data now), DatasetError, FetchError."""
+        """Read a sidecar by read(), and rebuild it if it is damaged or missing. Raises
+        IndexChangedError if the data has changed, DatasetError, FetchError."""
         if (unsaved := self._unsaved.get(shard)) is not None:
             return unsaved
         with contextlib.suppress(CorruptShardError, IndexChangedError):
@@ -514,19 +494,16 @@ class IndexRepair:
             if (unsaved := self._unsaved.get(shard)) is not None:
                 return unsaved
             try:
-                return read()  # who held the lock may have put it back
+                return read()  # the previous holder of the lock may have written it
             except (CorruptShardError, IndexChangedError) as error:
-                self._warn(error)
+                _log.info("A part of the index is rebuilt: %s", error)
+                if not self._has_warned:
+                    self._has_warned = True
+                    warn_of_damage(self._origin.url, error)
             sidecar = self._rebuild(shard)
             if not self._put_back(shard, sidecar):
                 self._unsaved[shard] = sidecar
             return sidecar
-
-    def _warn(self, error: Exception) -> None:
-        _log.info("A part of the index is rebuilt: %s", error)
-        if not self._has_warned:
-            self._has_warned = True
-            warn_of_damage(self._origin.url, error)
 
     def _rebuild(self, shard: int) -> Sidecar:
         manifest = self._manifest
@@ -537,18 +514,18 @@ class IndexRepair:
                     if (summary.samples, summary.size_bytes, summary.sums) == wanted:
                         return sidecar
                 break
-            except IndexChangedError:  # since it was listed
+            except IndexChangedError:  # the data changed after the listing
                 self._listing = None
                 if attempt:
                     raise
         raise IndexChangedError(
             f"{printable(os.path.join(self._place, manifest.names[shard]))}: this part of the "
-            f"index was damaged or removed, and {self._origin.url} isn't what was indexed any "
-            f"more, so it can't be rebuilt. Open the dataset again, or: {REINDEX}"
+            f"index was damaged or removed. It can't be rebuilt, because {self._origin.url} has "
+            f"changed since it was indexed. Open the dataset again, or: {REINDEX}"
         )
 
     def _attempts(self, shard: int) -> Iterator[tuple[Sidecar, ShardSummary]]:
-        """What the shard can be, as its files are today."""
+        """Yield the possible sidecars of the shard from its current files."""
         manifest = self._manifest
         format = manifest.format
         if self._listing is None:
@@ -575,8 +552,8 @@ class IndexRepair:
                     yield found
 
     def _put_back(self, shard: int, sidecar: Sidecar) -> bool:
-        """Whether the folder has the part again. Whoever is building an index there isn't waited
-        for."""
+        """Write the part back into the folder and return True on success. Don't wait for a process
+        that is building an index there."""
         name, etag = self._manifest.names[shard], self._manifest.etags[shard]
         try:
             path = below(self._place, name)
@@ -590,26 +567,26 @@ class IndexRepair:
             return False
 
     def _is_ours(self, shard: int) -> bool:
-        """Whether the folder holds this very index; a manifest that is damaged or gone is put
+        """Return True if the folder holds this very index. A damaged or missing manifest is written
         back."""
         path = os.path.join(self._place, MANIFEST)
         try:
-            there = read_manifest(path, remedy=REINDEX, mapped=False)
+            found = read_manifest(path, remedy=REINDEX, mapped=False)
         except (CorruptShardError, FileNotFoundError):
             write_manifest(path, self._manifest)
             return True
-        except DatasetError:  # a newer version's
+        except DatasetError:  # a newer version wrote it
             return False
         mine = self._manifest
-        return len(there.names) > shard and (there.names[shard], there.etags[shard]) == (
+        return len(found.names) > shard and (found.names[shard], found.etags[shard]) == (
             mine.names[shard],
             mine.etags[shard],
         )
 
 
 def _are_alike(candidates: Candidates, manifest: Manifest) -> bool:
-    """Whether candidates have the fields of an index, as far as that is known before they were
-    seen."""
+    """Return True if candidates have the fields of an index, as far as that is known before they
+    are read."""
     open, wanted = candidates.schema.unsettled, manifest.about.layout
     return candidates.layout.storage == wanted.storage and all(
         type == wanted.schema[name] for name, type in candidates.schema.items() if name not in open

@@ -28,22 +28,23 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import ArrayForm, Checked, Column
+    from penstock.readers.fields import ArrayForm, Checked
     from penstock.readers.formats import Candidates, Contents
     from penstock.readers.origin import Origin
     from penstock.readers.types import Encoded, Facts, Verify
 
-# Enough images for every core of a large machine to have some, and little enough that a few chunks
-# in flight are tens of megabytes.
-_CHUNK_BYTES = 32 * 2**20
-_CHUNK_SAMPLES = 256
+# Enough images for every core of a large machine, and small enough that a few batches in flight
+# take tens of megabytes.
+_BATCH_BYTES = 32 * 2**20
+_BATCH_SAMPLES = 256
 _AHEAD = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateBatch:
-    """Some candidates of one shard. positions: int64, shape (n,); contents: by span field, bytes or
-    a reason of each, None where it lacks the field; masks: what was told of those."""
+    """Some candidates of one shard. positions: int64, shape (n,). contents: by span field, the
+    bytes or a rejection for each candidate, None if it lacks the field. masks: the results of the
+    checks of masks."""
 
     shard: int
     positions: NDArray[np.int64]
@@ -53,22 +54,21 @@ class CandidateBatch:
     def examine(
         self, candidates: Candidates, verify: Verify | None, rows: Sequence[int] | None = None
     ) -> list[Mapping[str, Facts] | Rejection]:
-        """Check samples wholly; only some rows of the chunk, if asked. verify: decodes images, None
-        where there are none."""
-        here = range(len(self.positions)) if rows is None else rows
+        """Check samples completely. rows: the rows of the batch to check, None means all. verify:
+        decodes images; None if there are none."""
+        rows = range(len(self.positions)) if rows is None else rows
         if not self.contents:
-            return [{} for _ in here]
+            return [{} for _ in rows]
         bare = {name: spans.codec for name, spans in candidates.spans.items() if spans.codec}
         samples = {
-            name: [each[row] for row in here]
+            name: [each[row] for row in rows]
             for name, each in self.contents.items()
             if name not in bare
         }
-        positions = self.positions[list(here)].tolist()
-        noted = noted_values(candidates, positions)
-        found: list[Mapping[str, Facts] | Rejection] = [{}] * len(here)
+        noted = noted_values(candidates, self.positions[list(rows)].tolist())
+        found: list[Mapping[str, Facts] | Rejection] = [{}] * len(rows)
         if samples:
-            masks = {name: [each[row] for row in here] for name, each in self.masks.items()}
+            masks = {name: [each[row] for row in rows] for name, each in self.masks.items()}
             found = examine(
                 samples,
                 candidates.schema,
@@ -78,7 +78,7 @@ class CandidateBatch:
                 max_pixels=candidates.max_pixels,
             )
         for name, codec in bare.items():
-            values = [self.contents[name][row] for row in here]
+            values = [self.contents[name][row] for row in rows]
             form = array_form(candidates.schema[name])
             assert form is not None, name
             found = [
@@ -95,7 +95,7 @@ def _with_bare(
     form: ArrayForm,
     codec: str,
 ) -> Mapping[str, Facts] | Rejection:
-    """A sample's facts and those of a field that is bare numbers."""
+    """Add the facts of a field of bare numbers to a sample's facts."""
     if isinstance(facts, Rejection) or data is None:
         return facts
     if isinstance(data, Rejection):
@@ -105,39 +105,34 @@ def _with_bare(
 
 
 def check_units(candidates: Candidates) -> None:
-    """Raise DatasetError where all boxes of tables have another unit than their format says. Those
-    of files are compared when they are read."""
+    """Raise DatasetError if all boxes in tables have another unit than their format. Boxes in files
+    are compared when they are read."""
     for name, type in candidates.schema.of_type(Boxes).items():
         if name in candidates.values:
-            every = noted_values(candidates, range(len(candidates)))[name]
-            given = [each for each in every if each is not None]
-            if given:
-                BoxUnits(enough=1).see(name, type, np.concatenate(given))
+            values = noted_values(candidates, range(len(candidates)))[name]
+            boxes = [value for value in values if value is not None]
+            if boxes:
+                BoxUnits(enough=1).see(name, type, np.concatenate(boxes))
 
 
 def noted_values(
     candidates: Candidates, positions: Sequence[int]
 ) -> dict[str, list[NDArray[np.generic] | None]]:
-    """What is noted of candidates and has to fit their images: boxes, points, and what belongs to
-    boxes; None where they lack it."""
+    """Return the values of candidates that must fit their images: boxes, points, and arrays that
+    belong to boxes; None for a candidate that lacks the field."""
     return {
         name: [
-            _sample(column, position) if there is None or there[position] else None
+            column.sample(position) if present is None or present[position] else None
             for position in positions
         ]
         for name, column in candidates.values.items()
-        if isinstance(type := candidates.schema[name], Boxes | Keypoints)
-        or (isinstance(type, Array) and type.of is not None)
-        for there in (candidates.present.get(name),)
+        if isinstance(column, DenseColumn | RaggedColumn)
+        and (
+            isinstance(type := candidates.schema[name], Boxes | Keypoints)
+            or (isinstance(type, Array) and type.of is not None)
+        )
+        for present in (candidates.present.get(name),)
     }
-
-
-def _sample(column: Column, position: int) -> NDArray[np.generic]:
-    if isinstance(column, RaggedColumn):
-        return column.sample(position)
-    assert isinstance(column, DenseColumn)
-    found: NDArray[np.generic] = column.values[position]
-    return found
 
 
 def cut_into_batches(sizes: NDArray[np.int64]) -> Iterator[slice]:
@@ -145,7 +140,7 @@ def cut_into_batches(sizes: NDArray[np.int64]) -> Iterator[slice]:
     (n,)."""
     start, slice_bytes = 0, 0
     for i, size_bytes in enumerate(sizes.tolist()):
-        if i > start and (slice_bytes + size_bytes > _CHUNK_BYTES or i - start == _CHUNK_SAMPLES):
+        if i > start and (slice_bytes + size_bytes > _BATCH_BYTES or i - start == _BATCH_SAMPLES):
             yield slice(start, i)
             start, slice_bytes = i, 0
         slice_bytes += size_bytes
@@ -160,9 +155,9 @@ def read_candidate_batches(
     *,
     workers: int,
 ) -> Iterator[CandidateBatch]:
-    """Read the chunks of shards' candidates, in order.
+    """Read the candidates of shards in batches, in order.
 
-    shards: (number, positions). Raises what `read_candidates` raises.
+    shards: (number, positions). Raises the same errors as `read_candidates`.
     """
     sizes = candidates.sizes
 

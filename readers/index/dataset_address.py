@@ -1,6 +1,6 @@
-"""Describe a dataset to workers on other machines by plain values, without any secrets.
+"""Describe a dataset to workers on other machines by plain values, without secrets.
 
-Credentials never travel: whoever runs a worker's machine gives it a login of its own, as for any
+Credentials are never sent: the owner of a worker's machine gives it a login of its own, as for any
 other client of a store.
 """
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.disk import DiskCache
-    from penstock.readers.origin import OneUrl, Origin, Url
+    from penstock.readers.origin import Origin, Url
 
 _LOGIN = (
-    "Credentials aren't sent to workers, whose scheduler and logs would have them too. Leave them "
-    "out, and give each machine a login of its own: the environment (AWS_ACCESS_KEY_ID, "
+    "Credentials aren't sent to workers, because their scheduler and logs would contain them. "
+    "Leave them out, and give each machine a login of its own: the environment (AWS_ACCESS_KEY_ID, "
     "GOOGLE_APPLICATION_CREDENTIALS, AZURE_…), a profile, or the instance's role."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetAddress:
-    """Where a dataset's files are, as other machines reach them. Raises ConfigError for what can't
-    travel.
+    """The address of a dataset's files for other machines. Raises ConfigError for arguments that
+    can't be sent.
 
-    url: made absolute; options: of its store; cache: on each worker's machine.
+    url: made absolute. options: of its store. cache: the cache on each worker's machine.
     """
 
     url: Url
@@ -60,72 +60,60 @@ class DatasetAddress:
         filesystem: Any | None,
         cache: DiskCache | str | os.PathLike[str] | None,
     ) -> DatasetAddress:
-        """The reach of what `open_index` and `pack` take. Raises ConfigError."""
+        """Build the address from the arguments of `open_index` and `pack`. Raises ConfigError."""
         if filesystem is not None:
             raise ConfigError(
-                "filesystem: got a file system object together with executor=, and workers can't "
-                "have it. Name the data by a URL that fsspec opens, with storage_options=."
+                "filesystem: got a file system object together with executor=, but it can't be "
+                "sent to workers. Name the data by a URL that fsspec opens, with storage_options=."
             )
         if isinstance(cache, str | os.PathLike):
             cache = os.path.abspath(os.fspath(cache))
         return cls(_absolute(url), dict(storage_options or {}), cache)
 
     def open(self) -> tuple[Origin, Scratch]:
-        """Open it here, in a worker. Raises DatasetNotFoundError for a folder that this machine
-        hasn't, and as `locate` does."""
+        """Open the dataset in a worker. Raises DatasetNotFoundError if this machine doesn't have
+        its folder, and the same errors as `locate`."""
         scratch = Scratch(self.cache)
         origin = locate(self.url, storage_options=self.options, scratch=scratch)
-        check_visible(origin)
+        if isinstance(origin, LocalFolder) and status_of(origin.root) is None:
+            raise DatasetNotFoundError(
+                f"{origin.url} doesn't exist on this machine, although it exists on the machine of "
+                "the driver. Mount it under the same path on every machine that runs workers, or "
+                "name the data by the URL of a store."
+            )
         return origin, scratch
 
 
-def check_visible(origin: Origin) -> None:
-    """Raise DatasetNotFoundError for a local dataset whose folder this machine hasn't."""
-    if isinstance(origin, LocalFolder) and status_of(origin.root) is None:
-        raise DatasetNotFoundError(
-            f"{origin.url} isn't there on this machine, though the process that hands out the "
-            "work sees it. Mount it under the same path on every machine that runs workers, or "
-            "name the data by the URL of a store."
-        )
-
-
 def check_indexes(url: str, indexes: Iterable[bytes]) -> None:
-    """Raise ConfigError for a folder of an index that this machine hasn't: it would build its own,
-    in each process."""
+    """Raise ConfigError if an index's folder doesn't exist on this machine: each process would
+    build an index of its own."""
     for index in indexes:
         if status_of(os.path.join(index, MANIFEST)) is None:
             raise ConfigError(
-                f"{url}: its index lies in {printable(index)}, which isn't there on this machine. "
-                "Put it where all machines see it: `penstock index` with --out FOLDER, and that "
-                "folder as the Dataset's index=."
+                f"{url}: its index is in {printable(index)}, which doesn't exist on this machine. "
+                "Write it to a folder that all machines see by `penstock index` with --out FOLDER, "
+                "and pass that folder as the Dataset's index=."
             )
 
 
-def _absolute(url: Url) -> Url:
+def _absolute(url: Any) -> Any:
     if isinstance(url, list | tuple):
-        return tuple(map(_absolute_one, url))
-    return _absolute_one(url)
-
-
-def _absolute_one(url: OneUrl) -> OneUrl:
+        return tuple(map(_absolute, url))
     path = local_path(url)
     if path is None:
         return url
-    whole = os.path.abspath(path)
-    # A trailing slash tells a folder.
-    return os.fsdecode(whole + b"/" if path.endswith(b"/") else whole)
+    absolute = os.path.abspath(path)
+    # A trailing slash marks a folder.
+    return os.fsdecode(absolute + b"/" if path.endswith(b"/") else absolute)
 
 
 def check_no_secrets(url: Url, options: Mapping[str, Any] | None) -> None:
-    """Raise ConfigError for a URL or storage options with credentials in them."""
+    """Raise ConfigError for a URL or storage options that contain credentials."""
     for each in url if isinstance(url, list | tuple) else (url,):
         if isinstance(each, str) and "://" in each and _has_login(each):
-            raise ConfigError(
-                f"url: {show(each)} was given with a login or a signature in it. {_LOGIN}"
-            )
-    told = dict(options or {})
-    if find_secrets(told):
-        names = [name for name, value in told.items() if find_secrets({name: value})]
+            raise ConfigError(f"url: {show(each)} contained a login or a signature. {_LOGIN}")
+    if find_secrets(dict(options or {})):
+        names = [name for name, value in (options or {}).items() if find_secrets({name: value})]
         raise ConfigError(
             f"storage_options: got {', '.join(names)} together with executor=. {_LOGIN}"
         )
@@ -139,28 +127,26 @@ def _has_login(url: str) -> bool:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles some objects otherwise than by themselves. carried: of each object, what
-    `reducer_override` returns."""
+    """A pickler with a hook: reducer returns, for each object, what `reducer_override` returns."""
 
-    def __init__(self, file: io.BytesIO, carried: Callable[[Any], Any]) -> None:
+    def __init__(self, file: io.BytesIO, reducer: Callable[[Any], Any]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._carried = carried
+        self._reducer = reducer
 
     def reducer_override(self, value: Any) -> Any:
-        return self._carried(value)
+        return self._reducer(value)
 
 
-def pickle_with(value: Any, carried: Callable[[Any], Any]) -> bytes:
-    """A value as bytes for a worker. carried: see `pickle.Pickler.reducer_override`; it may raise
-    for what mustn't travel."""
+def pickle_with(value: Any, reducer: Callable[[Any], Any]) -> bytes:
+    """Pickle a value for a worker. reducer: see `pickle.Pickler.reducer_override`; it may raise for
+    objects that must not be sent."""
     file = io.BytesIO()
-    _Pickler(file, carried).dump(value)
+    _Pickler(file, reducer).dump(value)
     return file.getvalue()
 
 
 def selected_candidates(candidates: Candidates, positions: NDArray[np.int64]) -> Candidates:
-    """Some candidates as candidates of their own, in one shard, in this order: what a worker needs
-    to know of them, and no more."""
+    """Select some candidates for a worker: they form one shard, in this order."""
     used = [spans.files[positions] for spans in candidates.spans.values()]
     numbers = np.unique(np.concatenate([*used, np.empty(0, np.int64)]))
     numbers = numbers[numbers != MISSING]
@@ -174,7 +160,7 @@ def selected_candidates(candidates: Candidates, positions: NDArray[np.int64]) ->
             for name, each in candidates.spans.items()
         },
         values={name: column.take(positions) for name, column in candidates.values.items()},
-        present={name: there[positions] for name, there in candidates.present.items()},
+        present={name: each[positions] for name, each in candidates.present.items()},
         shards=Grouping(order=np.arange(count), bounds=np.array([0, count])),
         quarantined=[],
         passed_over={},

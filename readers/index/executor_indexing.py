@@ -1,8 +1,8 @@
-"""Index a dataset over an executor: the driver lists and writes, workers check the samples.
+"""Build an index with an executor: the driver lists and writes, workers check the samples.
 
-What workers have found is kept in the index's folder, `parts/`, until the index stands: after a
-driver was killed, the same call goes on from there. An index may lie where only the driver can
-write, so results come back to it, a few dozen bytes a sample.
+The results are kept in the index's folder, `parts/`, until the index is complete. If the driver is
+killed, the same call resumes from them. Only the driver may be able to write the index, so workers
+return their results, a few dozen bytes per sample.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import check_everywhere, check_executor, keep_open, run_tasks
-from penstock.readers.fields import named_verify, verify_for, verify_name
+from penstock.readers.fields import named_verify, verify_for
 from penstock.readers.files import ProgressReporter, make_folder, write_bytes
 from penstock.readers.formats import format_named
 from penstock.readers.index.building import CheckList, IndexBuilder
-from penstock.readers.index.dataset_address import DatasetAddress, selected_candidates
+from penstock.readers.index.dataset_address import selected_candidates
 from penstock.readers.types import Facts, Rejection
 from penstock.version import __version__
 
@@ -30,12 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from concurrent.futures import Executor
 
-    from penstock.cache.disk import DiskCache
     from penstock.readers.fields import Schema
     from penstock.readers.formats import Candidates
     from penstock.readers.index.building import Checked
-    from penstock.readers.index.index_folders import Folder
-    from penstock.readers.origin import Url
+    from penstock.readers.index.dataset_address import DatasetAddress
     from penstock.readers.types import Verify
 
 PARTS = b"parts"
@@ -45,10 +43,10 @@ _CheckResults = list["Mapping[str, Facts] | Rejection"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckJob:
-    """What all tasks have in common. reach: pickled; format, verify: names, None is the installed
-    decoder; workers: threads of a task."""
+    """The arguments that all tasks share. address: a pickled DatasetAddress. format, verify: names;
+    None means the installed decoder. workers: threads of a task."""
 
-    reach: bytes
+    address: bytes
     format: str
     schema: Schema
     verify: str | None
@@ -57,8 +55,8 @@ class CheckJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CheckTask:
-    """Samples of one shard that are to be checked. before: what an earlier index says of some, by
-    their place among these."""
+    """Samples of one shard to check. before: facts of an earlier index about some of them, by their
+    position in the task."""
 
     job: CheckJob
     shard: int
@@ -68,13 +66,14 @@ class CheckTask:
 
 @dataclass(frozen=True, slots=True)
 class CheckedShard:
-    """What a worker found of a task's samples, in their order; progressive: by field."""
+    """The results of a task's samples, in their order. progressive: the number of progressive JPEGs
+    by field."""
 
     found: _CheckResults
     progressive: Mapping[str, int]
 
     def to_json(self) -> bytes:
-        """For a file, by `of_json`."""
+        """Encode the results for a file; `of_json` decodes them."""
         found = [
             each.reason
             if isinstance(each, Rejection)
@@ -85,31 +84,31 @@ class CheckedShard:
 
     @classmethod
     def of_json(cls, data: bytes, count: int) -> CheckedShard:
-        """Raises ValueError for what isn't of so many samples."""
+        """Decode the results of so many samples. Raises ValueError for anything else."""
         try:
-            told, progressive = json.loads(data)
+            results, progressive = json.loads(data)
             found: _CheckResults = [
                 Rejection(each)
                 if isinstance(each, str)
                 else {n: Facts(a, b, c, tuple(shape), e) for n, (a, b, c, shape, e) in each.items()}
-                for each in told
+                for each in results
             ]
         except (TypeError, AttributeError) as error:
-            raise ValueError(f"not a shard's facts: {error}") from error
+            raise ValueError(f"not the results of a shard: {error}") from error
         if len(found) != count:
             raise ValueError(f"got {len(found)} samples, wanted {count}")
         return cls(found, progressive)
 
 
 def check_worker(job: CheckJob) -> None:
-    """See whether this process reaches the data, and has what checks samples. Raises what says
-    which it lacks."""
+    """Check that this process reaches the data and has a decoder. Raises an error that names what
+    is missing."""
     _open_data(job)
     verify_for(job.schema, _verify(job), workers=job.workers)
 
 
 def check_task(task: CheckTask) -> CheckedShard:
-    """Check the samples of a task. Raises what reading raises."""
+    """Check the samples of a task. Raises errors of reading."""
     job, count = task.job, len(task.candidates)
     origin, _ = _open_data(job)
     builder = IndexBuilder(
@@ -128,9 +127,9 @@ def check_task(task: CheckTask) -> CheckedShard:
 
 
 def _open_data(job: CheckJob) -> Any:
-    key = hashlib.sha256(job.reach).hexdigest()
-    # Of the driver, as the task that it came with.
-    return keep_open(f"index {key}", lambda: pickle.loads(job.reach).open())
+    key = hashlib.sha256(job.address).hexdigest()
+    # Unpickling is as safe as running the task: both come from the driver.
+    return keep_open(f"index {key}", lambda: pickle.loads(job.address).open())
 
 
 def _verify(job: CheckJob) -> Verify | None:
@@ -139,27 +138,14 @@ def _verify(job: CheckJob) -> Verify | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorChecker:
-    """An executor's workers, who check samples in a builder's place. verify: a name."""
+    """Check samples on an executor's workers. verify: the name of a decoder."""
 
     executor: Executor
-    reach: DatasetAddress
+    address: DatasetAddress
     verify: str | None
 
-    @classmethod
-    def of(
-        cls,
-        executor: Executor,
-        url: Url,
-        *,
-        options: Mapping[str, Any] | None,
-        filesystem: Any | None,
-        cache: DiskCache | Folder | None,
-        verify: Verify | str | None,
-    ) -> ExecutorChecker:
-        """The crew of what `open_index` takes. Raises ConfigError for what can't travel."""
-        check_executor(executor)
-        reach = DatasetAddress.of(url, storage_options=options, filesystem=filesystem, cache=cache)
-        return cls(executor=executor, reach=reach, verify=verify_name(verify))
+    def __post_init__(self) -> None:
+        check_executor(self.executor)
 
     def check(
         self,
@@ -170,18 +156,18 @@ class ExecutorChecker:
         folder: bytes,
         reporter: ProgressReporter,
     ) -> Iterator[Checked]:
-        """Have all checked, then give them out in order; see `building.Checker`."""
+        """Check all samples, then yield the results in order; see `building.Checker`."""
         positions, sizes = wanted.positions, wanted.candidates.sizes
         job = CheckJob(
-            reach=pickle.dumps(self.reach),
+            address=pickle.dumps(self.address),
             format=format,
             schema=wanted.candidates.schema,
             verify=self.verify,
             workers=1,
         )
-        told = json.dumps([listing, __version__, self.verify])
+        inputs = json.dumps([listing, __version__, self.verify]).encode()
         parts = _CheckedShardFiles(
-            os.path.join(folder, PARTS), hashlib.sha256(told.encode()).hexdigest()[:32]
+            os.path.join(folder, PARTS), hashlib.sha256(inputs).hexdigest()[:32]
         )
         left = []
         for number, mine in enumerate(positions):
@@ -191,11 +177,20 @@ class ExecutorChecker:
                 reporter.done(len(mine), int(sizes[mine].sum()))
         if left:
             check_everywhere(self.executor, check_worker, job)
-        tasks = (_task(job, number, wanted) for number in left)
-        for task, facts in run_tasks(
-            self.executor, check_task, tasks, what="shards", total=len(left)
+
+        def task_of(number: int) -> CheckTask:
+            mine, before = positions[number], wanted.before
+            return CheckTask(
+                job=job,
+                shard=number,
+                candidates=replace(selected_candidates(wanted.candidates, mine), chunked=()),
+                before={i: before[p] for i, p in enumerate(mine.tolist()) if p in before},
+            )
+
+        for task, results in run_tasks(
+            self.executor, check_task, map(task_of, left), what="shards", total=len(left)
         ):
-            parts.write(task.shard, facts)
+            parts.write(task.shard, results)
             mine = positions[task.shard]
             reporter.done(len(mine), int(sizes[mine].sum()))
         for number, mine in enumerate(positions):
@@ -204,22 +199,13 @@ class ExecutorChecker:
             yield dict(zip(mine.tolist(), known.found, strict=True)), known.progressive
 
     def finish(self, folder: bytes) -> None:
-        """What only an unfinished index needs goes."""
+        """Remove the files that only an unfinished index needs."""
         shutil.rmtree(os.path.join(folder, PARTS), ignore_errors=True)
 
 
-def _task(job: CheckJob, number: int, wanted: CheckList) -> CheckTask:
-    mine, before = wanted.positions[number], wanted.before
-    return CheckTask(
-        job=job,
-        shard=number,
-        candidates=replace(selected_candidates(wanted.candidates, mine), chunked=()),
-        before={i: before[p] for i, p in enumerate(mine.tolist()) if p in before},
-    )
-
-
 class _CheckedShardFiles:
-    """What is known of shards, as files. key: of what they are of; files of others go."""
+    """The results of shards as files. key: identifies the index; files of other keys are
+    removed."""
 
     def __init__(self, folder: bytes, key: str) -> None:
         self._folder = os.path.join(folder, key.encode())
@@ -233,7 +219,7 @@ class _CheckedShardFiles:
         return os.path.join(self._folder, b"%06d.json" % shard)
 
     def read(self, shard: int, count: int) -> CheckedShard | None:
-        """What is known of a shard; None where nothing is, or nothing that can be used."""
+        """Read the results of a shard; None if there are none that can be used."""
         if not count:
             return CheckedShard([], {})
         try:
@@ -242,6 +228,6 @@ class _CheckedShardFiles:
         except (FileNotFoundError, ValueError):
             return None
 
-    def write(self, shard: int, facts: CheckedShard) -> None:
-        """Note what a worker found. Raises WriteError."""
-        write_bytes(self._path(shard), facts.to_json())
+    def write(self, shard: int, results: CheckedShard) -> None:
+        """Write the results of a worker. Raises WriteError."""
+        write_bytes(self._path(shard), results.to_json())

@@ -1,9 +1,9 @@
 """Describe an open dataset shard by shard, and open its shards: local files, or blobs of the cache.
 
-A sample's id is its position in the index; it never changes while the index stands. Every process
-and node derives the same blob keys from the manifest, as the format says, without any I/O; the
-segments of a blob are looked up in its sidecar when somebody opens or fills it. Remote sidecars are
-small objects of the cache.
+A sample's id is its position in the index; it never changes while the index is valid. Every process
+and node derives the same blob keys from the manifest without any I/O. The segments of a blob are
+read from its sidecar when the blob is opened or filled. Remote sidecars are small objects of the
+cache.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, overload
@@ -53,8 +52,8 @@ if TYPE_CHECKING:
 
 
 class BlobNames:
-    """The keys and sources of a dataset's shards. segments: looks a shard's segments up; may
-    fetch. fields: of data in chunks, those whose bytes the blobs hold."""
+    """The keys and sources of a dataset's shards. segments: returns a shard's segments; may fetch
+    its sidecar. fields: for data in chunks, the fields whose bytes the blobs hold."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class BlobNames:
         self._keys: tuple[str, ...] | None = None
 
     def keys(self) -> tuple[str, ...]:
-        """The keys of all shards, 40 hex digits each; worked out once."""
+        """Return the keys of all shards, 40 hex digits each. They are computed once."""
         if self._keys is None:
             manifest = self._manifest
             columns = (manifest.crc32c.tolist(), manifest.columns_crc32c.tolist())
@@ -79,7 +78,7 @@ class BlobNames:
         return self._keys
 
     def source(self, shard: int) -> BlobSource:
-        """One shard as a blob; looking at its segments may fetch its sidecar."""
+        """Describe one shard as a blob. Reading its segments may fetch its sidecar."""
         manifest, name = self._manifest, self._manifest.names[shard]
         size_bytes = int(self._sizes[shard])
         if self._keys is not None:
@@ -88,7 +87,7 @@ class BlobNames:
             sums = manifest.sums(shard)
             key = self._key(name, manifest.etags[shard], sums.samples, sums.columns)
         if manifest.format.indexing is None:
-            # No version: the first answer's etag is noted by the fill, and the sums are checked.
+            # No version: the fill records the etag of the first answer, and the sums are checked.
             segments: Sequence[Segment] = (segment(name, size_bytes, ""),)
             return BlobSource(
                 key=key, uri=self._origin.uri(name), segments=segments, size_bytes=size_bytes
@@ -100,43 +99,43 @@ class BlobNames:
 
     def _key(self, name: bytes, etag: str, crc32c: int, columns_crc32c: int) -> str:
         if self._manifest.is_of_chunks:
-            # Parts of a file have no names of their own: what the index notes of one tells it.
-            said = f"{etag}\0{crc32c:08x}{columns_crc32c:08x}\0{self._fields}"
-            return self._origin.blob_key(b"", said)
+            # Parts of a file have no names: the facts in the index identify them.
+            version = f"{etag}\0{crc32c:08x}{columns_crc32c:08x}\0{self._fields}"
+            return self._origin.blob_key(b"", version)
         return self._manifest.format.blob_key(
             self._origin, name=name, etag=etag, crc32c=crc32c, columns_crc32c=columns_crc32c
         )
 
 
 class _LazySegments(Sequence["Segment"]):
-    """Parts that are looked up when someone asks. count: how many, where that is known."""
+    """Segments that are loaded on first access. count: their number, if it is known."""
 
     def __init__(self, load: Callable[[], Sequence[Segment]], count: int | None) -> None:
         self._load, self._count = load, count
-        self._found: Sequence[Segment] | None = None
+        self._segments: Sequence[Segment] | None = None
 
     def __len__(self) -> int:
-        return len(self._looked_up()) if self._count is None else self._count
+        return len(self._loaded()) if self._count is None else self._count
 
     @overload
     def __getitem__(self, i: int) -> Segment: ...
     @overload
     def __getitem__(self, i: slice) -> Sequence[Segment]: ...
     def __getitem__(self, i: int | slice) -> Segment | Sequence[Segment]:
-        return self._looked_up()[i]
+        return self._loaded()[i]
 
-    def _looked_up(self) -> Sequence[Segment]:
-        if self._found is None:
-            self._found = self._load()
-        return self._found
+    def _loaded(self) -> Sequence[Segment]:
+        if self._segments is None:
+            self._segments = self._load()
+        return self._segments
 
 
 _log = logging.getLogger("penstock")
 
 
 class IndexShards:
-    """Opens the shards of one index, by number; safe for several threads. fields: of data in
-    chunks, those whose bytes are kept of remote shards; None: all."""
+    """Open the shards of one index by number. Thread-safe. fields: for data in chunks, the fields
+    of remote shards whose bytes are cached; None means all."""
 
     def __init__(
         self,
@@ -160,31 +159,31 @@ class IndexShards:
             )
 
     def keeping(self, fields: tuple[str, ...]) -> IndexShards:
-        """The same shards, of which the bytes of these fields alone are kept."""
+        """Return the same shards, of which only the bytes of these fields are cached."""
         return IndexShards(self._origin, self._manifest, self._sidecars, fields=fields)
 
     @property
     def remote(self) -> Remote | None:
-        """What a remote dataset is read through; None for a local one."""
+        """Return the reader of a remote dataset, None for a local one."""
         return self._origin.remote if isinstance(self._origin, RemoteFolder) else None
 
     @property
     def chunks(self) -> DecodedChunks | None:
-        """Where decoded chunks are kept; None of a dataset that has none."""
+        """Return the cache of decoded chunks, None for a dataset without chunks."""
         if self._chunks is None and self._manifest.about.layout.stored("chunks"):
-            # Others start without it.
             from penstock.readers.formats import DecodedChunks
 
             self._chunks = DecodedChunks(url=self._origin.url)
         return self._chunks
 
     def keep_chunks(self, chunks: DecodedChunks) -> None:
-        """Keep decoded chunks there. Before the first shard is opened."""
+        """Use this cache of decoded chunks. Call it before the first shard is opened."""
         self._chunks = chunks
 
     def open(self, shard: int) -> OpenShard:
-        """Map a shard; of a remote one what is needed to find its samples is fetched, and fetched
-        again where it is damaged. Raises CorruptShardError, IndexChangedError, FetchError."""
+        """Open a shard. For a remote one, fetch the parts that are needed to find its samples, and
+        fetch them again if they are damaged. Raises CorruptShardError, IndexChangedError,
+        FetchError."""
         remote = self.remote
         if remote is None:
             if not isinstance(self._origin, LocalFolder):
@@ -193,8 +192,8 @@ class IndexShards:
         try:
             return self._open_remote(shard, remote)
         except CorruptShardError as error:
-            _log.warning("%s It is dropped and fetched again.", error)
-        except PenstockError:  # the network's: some are OSErrors too
+            _log.warning("%s It is removed from the cache and fetched again.", error)
+        except PenstockError:  # of the network; some of these are OSErrors too
             raise
         except OSError as error:
             url = self._origin.url
@@ -217,15 +216,16 @@ class IndexShards:
     def wanted_share(
         self, shard: int, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, ColumnCrop]]
     ) -> float:
-        """Which share of the bytes of a shard's fields is needed for parts of all its samples: a
-        function draws them, of as many numbers. 1 where samples lie whole. Raises
-        CorruptShardError, FetchError."""
+        """Return the share of the bytes of a shard's fields that is needed for parts of all its
+        samples. draw: returns the crops of so many samples. The share is 1 if samples are stored
+        whole. Raises CorruptShardError, FetchError."""
         share = getattr(self._opener(shard), "wanted_share", None)
         return 1.0 if share is None else float(share(fields, draw))
 
     def drop(self, shard: int, *, opened: OpenShard | None = None) -> None:
-        """Forget a remote shard's bytes, which are wrong: who opens it next fetches them again.
-        opened: what has the wrong bytes; others, that came after it, stay."""
+        """Delete the cached bytes of a remote shard because they are wrong; the next opening
+        fetches them again. opened: the shard with the wrong bytes; bytes that were fetched after it
+        are kept."""
         if self._chunks is not None:
             self._chunks.forget(shard)
         if self.remote is not None:
@@ -233,7 +233,7 @@ class IndexShards:
             self.remote.drop(self.source(shard), inode=inode)
 
     def is_near(self, shard: int) -> bool:
-        """Whether opening the shard needs nothing of the remote."""
+        """Return True if the shard can be opened without a request to the remote."""
         if self.remote is None:
             return True
         if self._manifest.format.indexing is None:
@@ -241,12 +241,12 @@ class IndexShards:
         return self._sidecars.are_local
 
     def source(self, shard: int) -> BlobSource:
-        """A remote dataset's shard as a blob, without I/O; looking at its segments may fetch its
-        sidecar (FetchError, CorruptShardError)."""
+        """Describe a shard of a remote dataset as a blob, without I/O. Reading its segments may
+        fetch its sidecar and raise FetchError or CorruptShardError."""
         return self._blob_names().source(shard)
 
     def keys(self) -> tuple[str, ...]:
-        """The keys of all shards of a remote dataset, without I/O: 40 hex digits each."""
+        """Return the keys of all shards of a remote dataset, without I/O: 40 hex digits each."""
         return self._blob_names().keys()
 
     def _blob_names(self) -> BlobNames:
@@ -255,29 +255,29 @@ class IndexShards:
         return self._blobs
 
 
-_FETCHES = 3
+_MOST_FETCHES = 3
 
 
 class Sidecars:
-    """Reads the sidecars of one index; safe for several threads.
+    """Read the sidecars of one index. Thread-safe.
 
-    place: where they are, a local or a remote folder; None for a dataset that carries its index and
-    has none. mender: makes damaged ones anew, of an index that only we keep.
+    place: their folder, local or remote; None for a dataset that carries its index and has no
+    sidecars. repair: rebuilds damaged ones of an index in a cache folder.
     """
 
     def __init__(
         self,
         manifest: Manifest,
         place: bytes | RemoteFolder | None,
-        mender: IndexRepair | None = None,
+        repair: IndexRepair | None = None,
     ) -> None:
-        self._manifest, self._place, self._mender = manifest, place, mender
+        self._manifest, self._place, self._repair = manifest, place, repair
         self._layout = manifest.about.layout
-        self._has_warned = threading.Event()
+        self._has_warned = False
 
     @property
     def are_local(self) -> bool:
-        """Whether reading one needs no remote."""
+        """Return True if sidecars are read without a request to the remote."""
         return isinstance(self._place, bytes)
 
     def read(self, shard: int) -> Sidecar:
@@ -288,9 +288,9 @@ class Sidecars:
         wanted = int(manifest.samples[shard]), int(manifest.shard_bytes[shard])
         if (sidecar.samples, sidecar.size_bytes) != wanted:
             raise CorruptShardError(
-                f"{printable(manifest.names[shard])}: this part of the index is of "
-                f"{sidecar.samples:,} samples and {sidecar.size_bytes:,} bytes, the manifest says "
-                f"{wanted[0]:,} and {wanted[1]:,}. {REINDEX}"
+                f"{printable(manifest.names[shard])}: this part of the index has "
+                f"{sidecar.samples:,} samples and {sidecar.size_bytes:,} bytes, but the manifest "
+                f"records {wanted[0]:,} and {wanted[1]:,}. {REINDEX}"
             )
         return sidecar
 
@@ -302,25 +302,30 @@ class Sidecars:
         if isinstance(place, bytes):
             folder = place
 
-            def here() -> Sidecar:
+            def read() -> Sidecar:
                 return self._parse(below(folder, name), etag)
 
-            return here() if self._mender is None else self._mender.read(shard, here)
-        # The fingerprint is part of the version: an index built anew has other sidecars.
+            return read() if self._repair is None else self._repair.read(shard, read)
+        # The version is the fingerprint, because another index has other sidecars.
         version = self._manifest.about.fingerprint
         url = f"{place.url.rstrip('/')}/{printable(name)}"
-        for _ in range(_FETCHES - 1):
+        for _ in range(_MOST_FETCHES - 1):
             try:
                 path = place.file(name, size_bytes=None, version=version)
                 return self._parse(path, etag, url)
-            except (CorruptShardError, IndexChangedError) as error:  # the copy is damaged, or gone
-                self._warn(place, error)
+            except (
+                CorruptShardError,
+                IndexChangedError,
+            ) as error:  # damaged or missing in the cache
+                if not self._has_warned:
+                    self._has_warned = True
+                    warn_of_damage(place.url, error)
                 place.drop(name, size_bytes=None, version=version)
         path = place.file(name, size_bytes=None, version=version)
         return self._parse(path, etag, url)
 
     def _parse(self, path: bytes, etag: str, url: str | None = None) -> Sidecar:
-        from penstock.readers.formats import read_sidecar  # a pack needs none
+        from penstock.readers.formats import read_sidecar
 
         manifest = self._manifest
         return read_sidecar(
@@ -331,26 +336,21 @@ class Sidecars:
             url=url,
         )
 
-    def _warn(self, place: RemoteFolder, error: Exception) -> None:
-        if not self._has_warned.is_set():
-            self._has_warned.set()
-            warn_of_damage(place.url, error)
-
 
 _MOST_PIXELS = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Index:
-    """What a dataset holds; the sample of a shard's row has the id starts[shard] + row.
+    """The content of a dataset, by shard. The sample in a shard's row has the id starts[shard] +
+    row.
 
-    sizes: samples a shard; starts: id of a shard's first sample; shard_bytes: bytes to read a
-    shard, of chunks those of the fields that are kept; all int64, shape (shards,), no shard empty.
-    icc: label correlation inside a shard, None without labels (see
-    `index.totals.label_correlation`). fingerprint: of the content, not of where it lies.
-    quarantined: files that aren't in it. place: where the manifest is, for people. shards: opens
-    them. scratch: kept alive as long as the index. read_quarantine: the bytes of its
-    quarantine.jsonl; raises OSError, PenstockError where there is none.
+    sizes: samples per shard. starts: id of each shard's first sample. shard_bytes: bytes to read
+    each shard; of chunks, only those of the cached fields. All are int64, shape (shards,), and no
+    shard is empty. quarantined: the number of files that are left out. place: the manifest's
+    folder, for messages. shards: opens them. scratch: kept alive as long as the index.
+    read_quarantine: returns the bytes of its quarantine.jsonl; raises OSError or PenstockError if
+    there is none.
     """
 
     url: str
@@ -366,53 +366,53 @@ class Index:
 
     @property
     def about(self) -> ManifestHeader:
-        """The facts that hold for all shards."""
+        """Return the facts that hold for all shards."""
         return self.manifest.about
 
     @property
     def format(self) -> Format:
-        """The format in which the dataset lies in storage."""
+        """Return the dataset's format."""
         return self.manifest.format
 
     @property
     def kind(self) -> str:
-        """The name of the format, for people."""
+        """Return the name of the format."""
         return self.about.kind
 
     @property
     def is_self_contained(self) -> bool:
-        """Whether the dataset carries this index itself, as a pack does: none was built."""
+        """Return True if the dataset carries this index, as a pack does."""
         return self.format.indexing is None
 
     @property
     def samples(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
         return self.about.samples
 
     @property
     def files(self) -> int:
-        """How many files or objects the samples lie in."""
+        """Return the number of files or objects that hold the samples."""
         return int(self.manifest.files.sum())
 
     @property
     def schema(self) -> Schema:
-        """The fields that a sample has, by name and in order, its number left out."""
+        """Return the fields of a sample, by name and in order, without its number."""
         return self.about.schema
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of the fields, in order."""
+        """Return the names of the fields, in order."""
         return tuple(self.about.schema)
 
     @property
     def layout(self) -> SampleLayout:
-        """How the samples are stored."""
+        """Return the storage of the samples' fields."""
         return self.about.layout
 
     @property
     def images(self) -> dict[str, ImageRange]:
-        """Bounds of the oriented heights and widths, of each field of images; in chunks any, as
-        nobody looks at them before they are read."""
+        """Return the bounds of the oriented heights and widths of each image field. For images in
+        chunks, which aren't decoded for the index, the bounds allow any size."""
         found = {}
         for name in image_fields(self.schema, self.schema):
             summary = self.summary(name)
@@ -423,41 +423,45 @@ class Index:
 
     @property
     def longest(self) -> dict[str, int]:
-        """The largest first length of each field whose samples differ in it, where it is known."""
+        """Return the largest first length of each field whose samples differ in it, if it is
+        known."""
         found = {}
         for name, type in self.schema.items():
-            form, told = array_form(type), self.summary(name).lengths
-            if form is not None and form.is_ragged and form.shape[0] is None and told:
-                found[name] = told[0][1]
+            form, lengths = array_form(type), self.summary(name).lengths
+            if form is not None and form.is_ragged and form.shape[0] is None and lengths:
+                found[name] = lengths[0][1]
         return found
 
     def summary(self, field: str) -> FieldSummary:
-        """What is known of one field, over all samples."""
+        """Return the facts about one field over all samples."""
         return self.about.fields[field]
 
     @property
     def units(self) -> list[NDArray[np.int64]] | None:
-        """Rows of each decode unit, by shard; None where every sample can be had alone."""
+        """Return the rows of each decode unit, by shard; None if every sample can be read alone."""
         if not any(self.manifest.units):
             return None
         return [self.manifest.units_of(shard) for shard in range(len(self.sizes))]
 
     @property
     def lacking(self) -> dict[str, int]:
-        """How many samples lack a field, of the fields that some lack."""
+        """Return the number of samples without a field, for each field that some samples lack."""
         return {name: each.missing for name, each in self.about.fields.items() if each.missing}
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the only field of classes, by number; empty where there is none."""
+        """Return the class names of the only class field, by number; empty if there is none."""
         return self.about.classes
 
     @property
     def fingerprint(self) -> str:
+        """Return the fingerprint of the content. It doesn't depend on the place of the data."""
         return self.about.fingerprint
 
     @property
     def icc(self) -> float | None:
+        """Return the label correlation inside a shard, None without labels; see
+        `label_correlation`."""
         return self.about.icc
 
     @property
@@ -470,28 +474,29 @@ class Index:
 
     @property
     def max_pixels(self) -> int:
-        """Pixels of the largest image or mask, as a pack says; a manifest may come from anybody."""
-        told = self.about.settings.get("max_pixels")
-        return min(told, _MOST_PIXELS) if type(told) is int and told > 0 else MAX_PIXELS
+        """Return the largest number of pixels of an image or mask in a pack, bounded because a
+        manifest may come from an untrusted source."""
+        value = self.about.settings.get("max_pixels")
+        return min(value, _MOST_PIXELS) if type(value) is int and value > 0 else MAX_PIXELS
 
     @property
     def quarantined(self) -> int:
         return self.about.quarantined
 
     def left_out(self) -> Mapping[str, LeftOut]:
-        """The samples that are left out, by reason; see `noted_left_out`."""
+        """Return the left-out samples by reason; see `noted_left_out`."""
         return noted_left_out(
             self.about.samples_left_out, self.quarantined, self.read_quarantine, place=self.place
         )
 
     @property
     def remote(self) -> Remote | None:
-        """What a remote dataset is read through; None for a local one."""
+        """Return the reader of a remote dataset, None for a local one."""
         return self.shards.remote
 
     def keeping(self, fields: tuple[str, ...]) -> Index:
-        """The same index, of whose remote shards of chunks these fields' bytes alone are fetched
-        ahead and kept."""
+        """Return the same index; of remote shards of chunks, only these fields' bytes are
+        prefetched and cached."""
         if not self.manifest.is_of_chunks:
             return self
         return replace(
@@ -499,7 +504,7 @@ class Index:
         )
 
     def shard_name(self, shard: int) -> str:
-        """The name of a shard's file, or of its part of the index, for people."""
+        """Return the name of a shard's file, or of its part of the index, for messages."""
         return printable(self.manifest.names[shard])
 
 
@@ -509,11 +514,11 @@ def index_of(
     origin: Origin,
     place: bytes | RemoteFolder | None,
     scratch: Scratch,
-    mender: IndexRepair | None = None,
+    repair: IndexRepair | None = None,
 ) -> Index:
-    """Make an index from its manifest. place: where manifest and sidecars are, a local or a remote
-    folder; None for a pack's own. scratch: kept alive as long as the index. mender: see
-    Sidecars."""
+    """Build an index from its manifest. place: the folder of the manifest and the sidecars, local
+    or remote; None for a pack's own. scratch: kept alive as long as the index. repair: see
+    `Sidecars`."""
     ends = np.cumsum(manifest.samples, dtype=np.int64)
     if place is None:
         shown = f"{origin.url}/{OWN_FOLDER.decode()}"
@@ -539,7 +544,7 @@ def index_of(
         starts=ends - manifest.samples,
         shard_bytes=manifest.shard_bytes,
         manifest=manifest,
-        shards=IndexShards(origin, manifest, Sidecars(manifest, place, mender)),
+        shards=IndexShards(origin, manifest, Sidecars(manifest, place, repair)),
         origin=origin,
         scratch=scratch,
         read_quarantine=read_quarantine,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import usable_cores
-from penstock.readers.fields import named_verify
+from penstock.readers.fields import named_verify, verify_name
 from penstock.readers.formats import (
     AUTO,
     DEFAULT_SAMPLING,
@@ -15,6 +15,7 @@ from penstock.readers.formats import (
     arrangement_of,
     check_sampling,
 )
+from penstock.readers.index.dataset_address import DatasetAddress
 from penstock.readers.index.opening import IndexOpener, locate_fields
 from penstock.readers.origin import Scratch
 
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 class IndexSummary:
     """The counts of a finished index.
 
-    bytes: of all samples; quarantined: samples that are left out and named in quarantine.jsonl;
-    seconds: wall time; place: the index's folder; left_out: samples by the reason why they aren't
-    in it.
+    bytes: of all samples. quarantined: samples that are left out and listed in quarantine.jsonl.
+    seconds: wall time. place: the index's folder. left_out: the number of left-out samples by
+    reason.
     """
 
     samples: int
@@ -68,69 +69,84 @@ def open_index(
     max_pixels: int | None = None,
     executor: Executor | None = None,
 ) -> Index:
-    """Open the index of a dataset; that of foreign data is built on first use, or brought up to
-    date.
+    """Open the index of a dataset. The index of data that doesn't carry one is built on first use,
+    and updated if the data has changed.
 
-    index: folder that holds or gets it; of remote data also a URL of the same store, that holds it.
-    cache: what remote data is read through, and for an index that has no better place; it,
-    storage_options and filesystem: as for Dataset. verify: decodes images while building; None
-    finds the installed one. workers: threads for building, None is all cores. manifest, fields
-    (where each lies), schema, allow_empty, max_pixels: as for Dataset; sampling: what its sample,
-    stride, dtype, documents and vocabulary say, by `check_sampling`. executor: whose workers check
-    the samples of a shard each (docs/packs.md says what they must see); verify is importable then,
-    or a name.
+    index: the folder for the index; for remote data also a URL of the same store that holds it.
+    cache: what remote data is read through, and a place for an index that has no better one. cache,
+    storage_options and filesystem are as for Dataset. verify: decodes images while the index is
+    built; None means the installed decoder. workers: threads for building; None means all cores.
+    manifest, fields (the place of each field), schema, allow_empty, max_pixels: as for Dataset.
+    sampling: its sample, stride, dtype, documents and vocabulary, checked by `check_sampling`.
+    executor: its workers check the samples, one shard per task (docs/packs.md lists what they must
+    see); verify must then be importable, or a name.
 
-    Raises DatasetNotFoundError, ConfigError, CorruptShardError (a torn pack manifest), DatasetError
-    (a newer version), IndexChangedError (index= of another dataset), FetchError,
-    MissingDependencyError, WriteError.
+    Raises DatasetNotFoundError, ConfigError, CorruptShardError for a damaged manifest of a pack,
+    DatasetError for a newer version, IndexChangedError if index= holds the index of another
+    dataset, FetchError, MissingDependencyError, WriteError.
     """
-    checker = _checker(executor, url, storage_options, filesystem, cache, verify=verify)
+    opener = _opener(
+        url,
+        index=index,
+        cache=cache,
+        storage_options=storage_options,
+        filesystem=filesystem,
+        verify=verify,
+        format=format,
+        workers=workers,
+        executor=executor,
+        manifest=manifest,
+        fields=fields,
+        schema=schema,
+        sampling=sampling,
+        allow_empty=allow_empty,
+        max_pixels=max_pixels,
+    )
+    return opener.open(format)
+
+
+def _opener(
+    url: Url,
+    *,
+    index: Folder | None,
+    cache: DiskCache | Folder | None,
+    storage_options: Mapping[str, Any] | None,
+    filesystem: Any | None,
+    verify: Verify | str | None,
+    format: str,
+    workers: int | None,
+    executor: Executor | None,
+    progress: Progress | None = None,
+    **arrangement: Any,
+) -> IndexOpener:
+    """Open the origin of a URL, and return the opener of its index. arrangement: see
+    `arrangement_of`."""
+    checker: Checker | None = None
+    if executor is not None:
+        from penstock.readers.index.executor_indexing import ExecutorChecker
+
+        address = DatasetAddress.of(
+            url, storage_options=storage_options, filesystem=filesystem, cache=cache
+        )
+        checker = ExecutorChecker(executor=executor, address=address, verify=verify_name(verify))
     scratch = Scratch(cache)
     origin, _ = locate_fields(
         url,
         storage_options=storage_options,
         scratch=scratch,
         filesystem=filesystem,
-        arrangement=arrangement_of(
-            url,
-            manifest=manifest,
-            fields=fields,
-            schema=schema,
-            filesystem=filesystem,
-            sampling=sampling,
-            allow_empty=allow_empty,
-            max_pixels=max_pixels,
-        ),
+        arrangement=arrangement_of(url, filesystem=filesystem, **arrangement),
         index=index,
         format=format,
     )
-    opener = IndexOpener(
+    return IndexOpener(
         origin=origin,
         scratch=scratch,
         index=index,
         verify=named_verify(verify) if isinstance(verify, str) else verify,
         workers=workers or usable_cores(),
+        progress=progress,
         checker=checker,
-    )
-    return opener.open(format)
-
-
-def _checker(
-    executor: Executor | None,
-    url: Url,
-    options: Mapping[str, Any] | None,
-    filesystem: Any | None,
-    cache: DiskCache | Folder | None,
-    *,
-    verify: Verify | str | None,
-) -> Checker | None:
-    """An executor's workers, who check samples; None without one. Raises ConfigError."""
-    if executor is None:
-        return None
-    from penstock.readers.index.executor_indexing import ExecutorChecker
-
-    return ExecutorChecker.of(
-        executor, url, options=options, filesystem=filesystem, cache=cache, verify=verify
     )
 
 
@@ -157,59 +173,46 @@ def index(
     progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> IndexSummary:
-    """Build the index of a dataset where it lies, write it, and return a summary, as the command
-    `penstock index` does.
+    """Build the index of a dataset, write it, and return a summary, as the command `penstock index`
+    does.
 
-    Everything is read and checked, whatever an earlier index says: the samples of image folders and
-    tar files are decoded once, of formats with chunks (Zarr, Parquet, …) the metadata is read. A
+    All data is read and checked, even if an index exists: the samples of image folders and tar
+    files are decoded once, and of formats with chunks (Zarr, Parquet, …) the metadata is read. A
     Dataset builds the same index at its first use; this function does so before the job starts.
 
-    out: folder for the index, of remote data also a URL of the same store; None is beside local
-    data, else the cache folder, else the user's cache directory. format, sample, stride, dtype,
-    documents, vocabulary, manifest, schema, allow_empty, max_pixels, cache, storage_options,
-    filesystem: as for Dataset. fields: where each field lies. workers: threads, None is all usable
-    cores. verify: decodes images; None finds the installed decoder. progress: called as
-    progress(done samples, total samples, done bytes). executor: whose workers check the samples of
-    a shard each (docs/packs.md says what they must see); verify is importable then, or a name.
+    out: the folder for the index; for remote data also a URL of the same store. None means next to
+    local data, else the cache folder, else the user's cache directory. format, sample, stride,
+    dtype, documents, vocabulary, manifest, schema, allow_empty, max_pixels, cache, storage_options,
+    filesystem: as for Dataset. fields: the place of each field. workers: threads; None means all
+    usable cores. verify: decodes images; None means the installed decoder. progress: called as
+    progress(done samples, total samples, done bytes). executor: its workers check the samples, one
+    shard per task (docs/packs.md lists what they must see); verify must then be importable, or a
+    name.
 
-    Raises ConfigError for arguments that don't fit and for a pack, which carries its index;
-    DatasetNotFoundError, DatasetError for data that can't be read; FetchError,
-    MissingDependencyError; WriteError where the index can't be written.
+    Raises ConfigError for invalid arguments and for a pack, which carries its index;
+    DatasetNotFoundError and DatasetError for data that can't be read; FetchError;
+    MissingDependencyError; WriteError if the index can't be written.
     """
-    checker = _checker(executor, url, storage_options, filesystem, cache, verify=verify)
-    began, scratch = time.monotonic(), Scratch(cache)
-    origin, _ = locate_fields(
+    began = time.monotonic()
+    opener = _opener(
         url,
+        index=out,
+        cache=cache,
         storage_options=storage_options,
-        scratch=scratch,
         filesystem=filesystem,
-        arrangement=arrangement_of(
-            url,
-            manifest=manifest,
-            fields=fields,
-            schema=schema,
-            filesystem=filesystem,
-            sampling=check_sampling(
-                sample=sample,
-                stride=stride,
-                dtype=dtype,
-                documents=documents,
-                vocabulary=vocabulary,
-            ),
-            allow_empty=allow_empty,
-            max_pixels=max_pixels,
-        ),
-        index=out,
+        verify=verify,
         format=format,
-    )
-    opener = IndexOpener(
-        origin=origin,
-        scratch=scratch,
-        index=out,
-        verify=named_verify(verify) if isinstance(verify, str) else verify,
-        workers=workers or usable_cores(),
+        workers=workers,
+        executor=executor,
         progress=progress,
-        checker=checker,
+        manifest=manifest,
+        fields=fields,
+        schema=schema,
+        sampling=check_sampling(
+            sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
+        ),
+        allow_empty=allow_empty,
+        max_pixels=max_pixels,
     )
     try:
         built = opener.rebuild(format)
@@ -223,8 +226,8 @@ def index(
             left_out={reason: each.samples for reason, each in built.left_out().items()},
         )
     finally:
-        origin.close()
-        scratch.close()
+        opener.origin.close()
+        opener.scratch.close()
 
 
 build_index = index

@@ -1,7 +1,7 @@
-"""Keep the index of one dataset: reuse it while it is true, else update it or build it.
+"""Keep the index of one dataset: reuse it if it is still valid, else update it or build it.
 
-An index is built under a lock of its folder; a process that waited for the lock uses what the other
-built.
+An index is built under a lock of its folder. A process that waited for the lock uses the index that
+the other process built.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import logging
 import os
 import sys
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.cache import DatasetError, IndexChangedError, PenstockWarning
 from penstock.readers.fields import verify_for
 from penstock.readers.files import is_passed_over, locked, printable
-from penstock.readers.formats import MISSING, Snapshot
+from penstock.readers.formats import MISSING, Snapshot, indexing_of
 from penstock.readers.index.building import Checker, IndexBuilder, PriorFacts, noted_directories
 from penstock.readers.index.index import Sidecars
 from penstock.readers.index.index_folders import check_arrangement, read_index
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from penstock.readers.fields import FieldType, Schema
-    from penstock.readers.formats import Candidates, Format, Indexing, Listing, Sidecar
+    from penstock.readers.formats import Candidates, Format, Listing, Sidecar
     from penstock.readers.index.index_folders import IndexPlaces
     from penstock.readers.index.manifest import Manifest, ManifestHeader
     from penstock.readers.index.shared_build import BuildReport, SharedBuild
@@ -41,41 +41,35 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock")
 
 
+@dataclass(slots=True, kw_only=True)
 class IndexMaintenance:
-    """Keeps the index of one dataset, in the local folders that may hold it.
+    """Keep the index of one dataset in the local folders that may hold it.
 
-    format, indexing: of the dataset, one that doesn't carry its index; places: those folders.
-    verify: decodes images, None finds the installed one; workers: threads for that.
-    checker: who checks samples in this process's place.
+    format: of the dataset, which doesn't carry its index. places: the folders for its
+    index. verify: decodes images; None means the installed decoder. workers: threads for decoding.
+    checker: checks samples in place of this process.
     """
 
-    def __init__(
-        self,
-        origin: Origin,
-        *,
-        format: Format,
-        indexing: Indexing,
-        places: IndexPlaces,
-        verify: Verify | None,
-        workers: int,
-        progress: Progress | None = None,
-        checker: Checker | None = None,
-    ) -> None:
-        self._origin, self._format, self._indexing, self._places = origin, format, indexing, places
-        self._verify, self._workers, self._progress = verify, workers, progress
-        self._checker = checker
-        self._listed: Listing | None = None
+    origin: Origin
+    format: Format
+    places: IndexPlaces
+    verify: Verify | None
+    workers: int
+    progress: Progress | None = None
+    checker: Checker | None = None
+    _listed: Listing | None = None
 
     def open(self) -> tuple[Manifest, bytes]:
-        """Find or make the index; returns its manifest and folder. Raises as open_index does."""
+        """Find or build the index. Return its manifest and its folder. Raises the same errors as
+        `open_index`."""
         found = self._found()
         if found is None and (job := self._first_use()) is not None:
             found = self._with_job(job)
         return found or self._made()
 
     def _found(self) -> tuple[Manifest, bytes] | None:
-        """An index that stands already."""
-        for place in self._places.candidates():
+        """Return an existing index that is still valid, or None."""
+        for place in self.places.candidates():
             manifest = self._read(place)
             if manifest is not None and self._stands(manifest, place):
                 self._warn_of_empty_classes(manifest.about)
@@ -83,9 +77,9 @@ class IndexMaintenance:
         return None
 
     def _warn_of_empty_classes(self, about: ManifestHeader) -> None:
-        """Warn of an index of an earlier version, which gave a class folder without samples no
-        number. Its labels stay while it stands: jobs may have begun with them."""
-        if about.arrangement or not about.classes or not isinstance(self._origin, LocalFolder):
+        """Warn about an index of an earlier version, which gave no class number to a folder without
+        samples. Its labels stay as long as it is valid, because jobs may have started with them."""
+        if about.arrangement or not about.classes or not isinstance(self.origin, LocalFolder):
             return
         noted = [os.fsencode(name) for name, _ in about.directories]
         tops = [
@@ -94,14 +88,14 @@ class IndexMaintenance:
             if name
             and b"/" not in name
             and not is_passed_over(name)
-            and os.path.isdir(os.path.join(self._origin.root, name))  # tables are noted too
+            and os.path.isdir(os.path.join(self.origin.root, name))  # tables are listed too
         ]
         classes = {os.fsencode(name) for name in about.classes}
         empty = [printable(name) for name in tops if name not in classes]
-        # Classes of a table have other names than folders.
+        # The classes of a table aren't named after folders.
         if empty and classes.issubset(tops):
             warnings.warn(
-                f"{self._origin.url}: the folder {empty[0]!r} held no sample when its index was "
+                f"{self.origin.url}: the folder {empty[0]!r} held no sample when its index was "
                 f"built, and has no class number: there are {len(classes):,} classes, and "
                 f"torchvision counts {len(tops):,}. Remove the folder, or pass allow_empty=True, "
                 "which numbers it too.",
@@ -110,23 +104,22 @@ class IndexMaintenance:
             )
 
     def _first_use(self) -> SharedBuild | None:
-        """The agreement with the other processes of a job; None where there are none."""
+        """Return the job's shared build of this index, or None outside of a job."""
         if "torch.distributed" not in sys.modules:
             return None
-        # Others start without it.
         from penstock.readers.index.shared_build import SharedBuild
 
-        named = f"{self._origin.key}\0{self._format.name}\0{self._places.index}"
-        return SharedBuild.of_job(named, self._origin.url, self._progress)
+        named = f"{self.origin.key}\0{self.format.name}\0{self.places.index}"
+        return SharedBuild.of_job(named, self.origin.url, self.progress)
 
     def _with_job(self, job: SharedBuild) -> tuple[Manifest, bytes] | None:
-        """One process of the job builds, the others get what it built; None where this node has to
-        build its own."""
+        """Let one process of the job build, and use its index in the others. Return None if this
+        node must build its own."""
         if job.claim():
-            self._progress = job.told
+            self.progress = job.report_progress
             with job.building():
                 manifest, place = self._made()
-                job.publish(manifest, place, is_own=self._places.is_own(place))
+                job.publish(manifest, place, is_own=self.places.is_own(place))
             return manifest, place
         report = job.wait()
         found = self._found() or self._received(job, report)
@@ -134,89 +127,91 @@ class IndexMaintenance:
         return found
 
     def _received(self, job: SharedBuild, report: BuildReport) -> tuple[Manifest, bytes] | None:
-        """The index that another node built, put where this node has its own; None where it has to
-        build one."""
-        place = self._places.make()
+        """Store the index that another node built in this node's place. Return None if this node
+        must build its own."""
+        place = self.places.make()
         with locked(place):
-            known = self._read(place)  # another process of this node has put it there
+            known = self._read(place)  # another process of this node may have stored it
             if known is None or not self._stands(known, place):
                 known = self._read(place) if job.receive(report, place) else None
             if known is not None and self._stands(known, place):
                 return known, place
         _log.warning(
-            "%s: %s has built the index in %s, which isn't seen here, and it is too large to be "
-            "handed on: this node builds its own. `penstock index` with --out FOLDER, one that all "
-            "nodes see, saves that.",
-            self._origin.url,
+            "%s: %s has built the index in %s, a folder that this node doesn't see, and the index "
+            "is too large to be sent: this node builds its own. To avoid this, run `penstock "
+            "index` with --out FOLDER, a folder that all nodes see.",
+            self.origin.url,
             report.builder,
             report.place,
         )
         return None
 
     def _made(self) -> tuple[Manifest, bytes]:
-        """Build the index, or bring it up to date, in this process."""
+        """Build or update the index in this process."""
         listing = self._listing()
         place, snapshot = self._make_place(listing)
         with locked(place):
-            manifest = self._read(place)  # who held the lock before may have built it
+            manifest = self._read(place)  # the previous holder of the lock may have built it
             if manifest is None:
-                manifest = self._build(place, listing.candidates(workers=self._workers), snapshot)
+                manifest = self._build(place, listing.candidates(workers=self.workers), snapshot)
             elif not self._stands(manifest, place):
                 manifest = self._update(manifest, place, listing, snapshot)
             return manifest, place
 
     def rebuild(self) -> tuple[Manifest, bytes]:
-        """Build the index anew, whatever is there. Raises as `index` does."""
+        """Build the index even if a valid one exists. Raises the same errors as `index`."""
         listing = self._listing()
         place, snapshot = self._make_place(listing)
         with locked(place):
-            candidates = listing.candidates(workers=self._workers)
+            candidates = listing.candidates(workers=self.workers)
             return self._build(place, candidates, snapshot), place
 
     def _listing(self) -> Listing:
-        """Listed once."""
         if self._listed is None:
-            self._listed = self._indexing.list(self._origin)
+            self._listed = indexing_of(self.format).list(self.origin)
         return self._listed
 
     def _read(self, place: bytes) -> Manifest | None:
-        """The index in a folder, if it is of this format; see `read_index`."""
+        """Read the index in a folder if it is of this format and arrangement; see `read_index`."""
         manifest = read_index(place)
-        if manifest is None or manifest.about.kind != self._format.name:
+        if manifest is None or manifest.about.kind != self.format.name:
             return None
-        if self._places.index is not None:
-            check_arrangement(manifest, self._origin, shown=printable(place))
-        is_ours = manifest.about.arrangement == self._origin.variant
+        if self.places.index is not None:
+            check_arrangement(manifest, self.origin, shown=printable(place))
+        is_ours = manifest.about.arrangement == self.origin.variant
         return manifest if is_ours else None
 
     def _stands(self, manifest: Manifest, place: bytes) -> bool:
-        """Whether an index is still true. Remote data isn't listed for that (stores list a page at
-        a time) but where nobody said that the index shall stand: in the user's cache directory."""
-        if not self._origin.is_local and place != self._places.home():
+        """Return True if an index is still valid. Remote data isn't listed for this check, because
+        stores list a page at a time. The exception is an index in the user's cache directory, which
+        nobody asked for."""
+        if not self.origin.is_local and place != self.places.home():
             return True
         about = manifest.about
         snapshot = Snapshot(
             fingerprint=about.listing,
             directories={os.fsencode(name): ns for name, ns in about.directories},
         )
-        if self._indexing.is_current(self._origin, snapshot, self._listing):
+        if indexing_of(self.format).is_current(self.origin, snapshot, self._listing):
             return True
-        is_other = about.source and about.source != self._origin.url
-        if is_other and self._places.index is not None:
+        is_other = about.source and about.source != self.origin.url
+        if is_other and self.places.index is not None:
             raise IndexChangedError(
-                f"{printable(place)}: this index is of {about.source}, and doesn't fit "
-                f"{self._origin.url}. Give that dataset's own folder as index=, or an empty one."
+                f"{printable(place)}: this is the index of {about.source}, not of "
+                f"{self.origin.url}. Give the folder of that dataset's index as index=, or an "
+                "empty folder."
             )
         return False
 
     def _make_place(self, listing: Listing) -> tuple[bytes, Snapshot]:
-        """The first place that can be written; the snapshot with the root's time after that."""
-        origin, snapshot = self._origin, listing.snapshot()
+        """Make the first writable folder. Return it with the snapshot, in which the root's time is
+        the one after that."""
+        origin, snapshot = self.origin, listing.snapshot()
         if not isinstance(origin, LocalFolder) or b"" not in snapshot.directories:
-            return self._places.make(), snapshot
+            return self.places.make(), snapshot
         before = os.stat(origin.root).st_mtime_ns
-        place = self._places.make()
-        if snapshot.directories[b""] == before:  # else files came meanwhile: stale at next opening
+        place = self.places.make()
+        if snapshot.directories[b""] == before:  # else files were added: update at next opening
             times = {**snapshot.directories, b"": os.stat(origin.root).st_mtime_ns}
             snapshot = replace(snapshot, directories=times)
         return place, snapshot
@@ -224,22 +219,26 @@ class IndexMaintenance:
     def _update(
         self, manifest: Manifest, place: bytes, listing: Listing, snapshot: Snapshot
     ) -> Manifest:
-        candidates = listing.candidates(workers=self._workers)
+        candidates = listing.candidates(workers=self.workers)
         prior = self._known_facts(manifest, place, candidates)
         if prior is None:
             return self._build(place, candidates, snapshot)
-        if self._places.index is not None and not prior.shared:
+        if self.places.index is not None and not prior.shared:
             raise IndexChangedError(
-                f"{printable(place)}: this index knows none of the files in {self._origin.url}; it "
-                "is of another dataset. Give that dataset's own folder as index=, or an empty one."
+                f"{printable(place)}: this index contains none of the files in {self.origin.url}; "
+                "it is of another dataset. Give the folder of that dataset's index as index=, or "
+                "an empty folder."
             )
-        is_as_before = len(prior.same) == len(candidates) and not prior.gone
-        # The listing too: a table that says other values changes no file that is a sample's.
-        is_as_before = is_as_before and snapshot.fingerprint == manifest.about.listing
-        if is_as_before and len(candidates.quarantined) == manifest.about.quarantined:
+        if (
+            len(prior.same) == len(candidates)
+            and not prior.gone
+            # New values in a table change the listing, but no file of a sample.
+            and snapshot.fingerprint == manifest.about.listing
+            and len(candidates.quarantined) == manifest.about.quarantined
+        ):
             return self._refresh(manifest, place, snapshot)
         _log.info(
-            "The folder changed: %d files as before, %d new or changed, %d gone",
+            "The folder changed: %d files are unchanged, %d are new or changed, %d are gone",
             len(prior.same),
             len(candidates) - len(prior.same),
             prior.gone,
@@ -249,18 +248,21 @@ class IndexMaintenance:
     def _known_facts(
         self, manifest: Manifest, place: bytes, candidates: Candidates
     ) -> PriorFacts | None:
-        """What the index says of the candidates; None where nothing of it is taken over."""
-        if not self._indexing.keeps_facts:
+        """Return the facts of an existing index about the candidates, or None if none can be
+        reused."""
+        if not indexing_of(self.format).keeps_facts:
             return None
         sidecars = Sidecars(manifest, place)
         try:
             return _prior_facts(candidates, map(sidecars.read, range(len(manifest.names))))
         except DatasetError:
-            _log.warning("%s: parts of the index are damaged; it is rebuilt", printable(place))
+            _log.warning(
+                "%s: parts of the index are damaged; the index is rebuilt", printable(place)
+            )
             return None
 
     def _refresh(self, manifest: Manifest, place: bytes, snapshot: Snapshot) -> Manifest:
-        """The same index with the folders' new times: nothing that counts had changed."""
+        """Write the same index with the folders' new times: no relevant file had changed."""
         about = replace(
             manifest.about, directories=noted_directories(snapshot), listing=snapshot.fingerprint
         )
@@ -278,23 +280,23 @@ class IndexMaintenance:
     ) -> Manifest:
         if prior is None and not candidates.chunked:
             _log.info(
-                "Indexing %s: each of %d samples is checked once", self._origin.url, len(candidates)
+                "Indexing %s: checking each of %d samples once", self.origin.url, len(candidates)
             )
         builder = IndexBuilder(
-            origin=self._origin,
-            format=self._format,
-            # Of chunks no sample is looked at; workers have a decoder of their own.
+            origin=self.origin,
+            format=self.format,
+            # Samples in chunks aren't decoded, and workers have their own decoder.
             verify=None
-            if candidates.chunked or self._checker is not None
+            if candidates.chunked or self.checker is not None
             else verify_for(
                 candidates.schema,
-                self._verify,
-                workers=self._workers,
-                max_pixels=self._origin.arrangement.max_pixels,
+                self.verify,
+                workers=self.workers,
+                max_pixels=self.origin.arrangement.max_pixels,
             ),
-            workers=self._workers,
-            progress=self._progress,
-            checker=self._checker,
+            workers=self.workers,
+            progress=self.progress,
+            checker=self.checker,
         )
         return builder.build(candidates, snapshot, place, prior=prior)
 

@@ -1,8 +1,8 @@
-"""Define the manifest of an index: one row a shard, and what is true of all shards.
+"""Define the manifest of an index: one row per shard, and the facts that hold for all shards.
 
-The same value describes foreign data (rows name sidecars) and a pack (rows name shard files). A
-manifest may come from anybody, with a right checksum: each value is checked here, once, before
-anything is sized by it.
+The same class describes data that doesn't carry its index (rows name sidecars) and a pack (rows
+name shard files). A manifest may come from an untrusted source, with a valid checksum: each value
+is checked here, once, before anything is sized by it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats import Format
 
 SIDECARS = b"sidecars"
-"""The folder that they lie in, below the index's."""
+"""The folder of the sidecars, in the index's folder."""
 
 _NAMED_IN_MANIFEST = re.compile(rb"sidecars/[0-9a-f]{16}-\d{6,12}(-[0-9a-f]{32})?\.arrow")
 _FILE = re.compile(rb"[0-9a-f]{16}-\d{6,}(-[0-9a-f]{32})?\.arrow")
@@ -59,22 +59,23 @@ _GENERATION_DIGITS = 16
 
 
 def sidecar_name(fingerprint: str, number: int, suffix: bytes) -> bytes:
-    """Name a sidecar below the index's folder. Each generation has names of its own: a process that
-    has the old manifest open never reads new sidecars as if they were the old ones.
+    """Return the name of a sidecar, relative to the index's folder. Each generation has its own
+    names, so that a process with the old manifest open never reads new sidecars as old ones.
 
-    fingerprint: of the listing that is indexed; suffix: see `Sidecar`.
+    fingerprint: of the listing that is indexed. suffix: see `Sidecar`.
     """
     generation = fingerprint[:_GENERATION_DIGITS].encode()
     return b"%s/%s-%06d%s.arrow" % (SIDECARS, generation, number, suffix)
 
 
 def is_sidecar_name(name: bytes) -> bool:
-    """Whether a manifest can name a sidecar so."""
+    """Return True if a manifest may contain this name of a sidecar."""
     return _NAMED_IN_MANIFEST.fullmatch(name) is not None
 
 
 def sweep_sidecars(folder: bytes, *, keep: set[bytes]) -> None:
-    """Remove sidecars of earlier generations and what a killed build left. folder: the index's."""
+    """Remove the sidecars of earlier generations and the leftovers of a killed build. folder: the
+    index's."""
     sidecars = os.path.join(folder, SIDECARS)
     for name in os.listdir(sidecars):
         ours = _FILE.fullmatch(name.removeprefix(b".").removesuffix(b".tmp"))
@@ -83,14 +84,16 @@ def sweep_sidecars(folder: bytes, *, keep: set[bytes]) -> None:
 
 
 def label_correlation(shards: Sequence[Mapping[int, int]]) -> float:
-    """How much alike the labels of one shard are: 0 as in the whole set, 1 one label a shard.
+    """Measure how similar the labels of one shard are: 0 for a random mixture, 1 for one label per
+    shard.
 
-    (P_within - P_total) / (1 - P_total), P the probability that two distinct random samples share
-    their label, drawn from one shard (pairs of all shards weigh the same) or from the whole set.
-    P is Simpson's index in its unbiased form (E. H. Simpson, Measurement of Diversity, Nature 163,
-    1949); for indicator variables of the labels, summed over labels, the ratio is the intraclass
-    correlation of cluster sampling. Slightly below 0 where shards are more even than chance. 0
-    where nothing can be told apart: one label, or no shard of two samples.
+    The result is (P_within - P_total) / (1 - P_total). P is the probability that two distinct
+    random samples share their label, if both are drawn from one shard (pairs of all shards weigh
+    the same) or from the whole set. P is Simpson's index in its unbiased form (E. H. Simpson,
+    Measurement of Diversity, Nature 163, 1949); for indicator variables of the labels, summed over
+    labels, the ratio is the intraclass correlation of cluster sampling. It is slightly below 0 if
+    shards are more even than chance, and 0 if it is undefined: there is one label, or no shard of
+    two samples.
     """
     total: Counter[int] = Counter()
     same = pairs = 0
@@ -114,9 +117,9 @@ def fingerprint(
     crcs: NDArray[np.uint32],
     columns_crcs: NDArray[np.uint32],
 ) -> str:
-    """The fingerprint of the content: the schema, shards' sizes, their checksums. Not of where it
-    lies or when it was written, so a folder and its unshuffled pack of equal shards share it. Hex,
-    64 characters."""
+    """Return the fingerprint of the content, 64 hex digits: a hash of the schema, the shards' sizes
+    and their checksums. It doesn't depend on the place or the time of writing, so a folder and its
+    unshuffled pack of equal shards share it."""
     digest = hashlib.sha256(json.dumps(schema.to_json(), sort_keys=True).encode("ascii"))
     for column, kind in ((samples, "<i8"), (crcs, "<u4"), (columns_crcs, "<u4")):
         digest.update(np.ascontiguousarray(column, kind).tobytes())
@@ -127,9 +130,9 @@ _MAX_CODECS, _MAX_CODEC, _MAX_DIMENSIONS = 2**10, 64, 32
 
 
 def check_summary(values: Any) -> FieldSummary:
-    """The value, of JSON that says only what can be. Raises ValueError, TypeError."""
+    """Parse the summary of a field from untrusted JSON. Raises ValueError, TypeError."""
     if not isinstance(values, dict):
-        raise ValueError(f"what it says of a field can't be {str(values)[:80]!r}")
+        raise ValueError(f"the summary of a field can't be {str(values)[:80]!r}")
     for name, is_right in _SUMMARY_CHECKS.items():
         if name in values and not is_right(values[name]):
             raise ValueError(f"a field's {name} can't be {str(values[name])[:80]!r}")
@@ -147,7 +150,7 @@ def check_summary(values: Any) -> FieldSummary:
 
 
 def check_fit(summary: FieldSummary, type: FieldType, *, samples: int) -> None:
-    """Whether a field of this type can be so. Raises ValueError."""
+    """Raise ValueError if a field of this type can't have this summary."""
     is_number = number_dtype(type) is not None
     if (summary.storage == "value") > is_number:
         raise ValueError(f"{type.kind} is no number")
@@ -224,7 +227,7 @@ _SUMMARY_CHECKS: dict[str, Callable[[Any], bool]] = {
 }
 
 _MAX_TEXT_BYTES = 64 * 2**20
-# So many brackets and commas: a million folders with their times. Each value takes 70 bytes.
+# Enough for a million folders with their times. Each value takes 70 bytes of memory.
 _MAX_BRACKETS, _MAX_COMMAS = 2**20, 2**21
 _MAX_NAME = 4096
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -234,16 +237,17 @@ _ARRANGEMENT = re.compile(r"([0-9a-f]{16})?")
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestHeader:
-    """What is true of all shards; the JSON part of a manifest.
+    """The facts that hold for all shards: the JSON part of a manifest.
 
-    kind: the format's name; schema: the fields, settled; fields: what is known of each; icc: see
-    `index.totals`; source: URL of what a pack, or an index of tar files, was made from;
-    arrangement: names what the user said of how the data lie, "" for nothing; settings: what a pack
-    was asked to be; directories: name and modification time in ns of each listed folder (local
-    folders); listing: fingerprint of what an index was built over, hex; passed_over: what is no
-    part of a sample, by extension; overhead_bytes: of a pack's shard beside the bytes of its
-    samples, at most. left_out: columns that are no field, and why. samples_left_out: how many
-    samples are left out for each reason, and an example; None where an earlier version wrote this.
+    kind: the format's name. schema: the fields, settled. fields: the summary of each. icc: see
+    `label_correlation`. source: the URL of the data that a pack, or an index of tar files, was made
+    from. arrangement: the key of the user's arrangement, "" for the default. settings: of a pack.
+    directories: name and modification time in ns of each listed folder (local folders). listing:
+    fingerprint of the listing that the index was built from, hex. passed_over: files that belong to
+    no sample, by extension. overhead_bytes: the largest number of bytes of a pack's shard in
+    addition to its samples. left_out: columns that are no field, with the reasons.
+    samples_left_out: the number of left-out samples by reason, with an example; None if an earlier
+    version wrote this.
     """
 
     kind: str
@@ -267,19 +271,19 @@ class ManifestHeader:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the only field of classes; empty where there is none, or several."""
+        """Return the class names of the only class field; empty if there is none, or several."""
         return self.schema.class_names()
 
     @property
     def progressive(self) -> int | None:
-        """Progressive JPEGs of all fields; None where nobody counted."""
+        """Return the number of progressive JPEGs of all fields, None if they weren't counted."""
         counts = [each.progressive for each in self.fields.values()]
         counted = [count for count in counts if count is not None]
         return sum(counted) if counted else None
 
     @cached_property
     def layout(self) -> SampleLayout:
-        """How the samples are stored."""
+        """Return the storage of the samples' fields."""
         return SampleLayout(
             schema=self.schema,
             storage={name: each.storage for name, each in self.fields.items()},
@@ -288,11 +292,11 @@ class ManifestHeader:
 
     @property
     def is_of_chunks(self) -> bool:
-        """Whether samples lie in chunks, which metadata tell of."""
+        """Return True if samples are stored in chunks, which metadata describes."""
         return any(each.storage == "chunks" for each in self.fields.values())
 
     def to_json(self) -> dict[str, Any]:
-        """As a manifest has it."""
+        """Return the JSON object for a manifest."""
         values = {each.name: getattr(self, each.name) for each in dataclass_fields(self)}
         values["schema"] = self.schema.to_json()
         values["fields"] = {name: asdict(each) for name, each in self.fields.items()}
@@ -304,7 +308,7 @@ class ManifestHeader:
 
 
 def load_header(text: bytes) -> dict[str, Any]:
-    """The JSON object of a manifest. Raises ValueError for what isn't one, or a huge one."""
+    """Parse the JSON object of a manifest. Raises ValueError if it isn't one, or is too large."""
     brackets, commas = text.count(b"[") + text.count(b"{"), text.count(b",")
     if len(text) > _MAX_TEXT_BYTES or brackets > _MAX_BRACKETS or commas > _MAX_COMMAS:
         raise ValueError(f"its JSON part has {len(text):,} bytes and {commas:,} values")
@@ -322,7 +326,7 @@ def _refuse_constant(name: str) -> float:
 
 
 def check_header(values: dict[str, Any]) -> ManifestHeader:
-    """The value, of JSON that says only what can be. Raises ValueError, TypeError."""
+    """Parse the header from untrusted JSON. Raises ValueError, TypeError."""
     values.pop("penstock", None)
     for name, is_right in _ABOUT_CHECKS.items():
         if name in values and not is_right(values[name]):
@@ -330,15 +334,15 @@ def check_header(values: dict[str, Any]) -> ManifestHeader:
     schema = values["schema"] = Schema.from_json(values["schema"])
     fields = {name: check_summary(each) for name, each in values["fields"].items()}
     if fields.keys() != set(schema):
-        raise ValueError("what it says of its fields isn't of those of its schema")
-    values["fields"] = {name: fields[name] for name in schema}  # JSON has them sorted
+        raise ValueError("its summaries of fields aren't of the fields of its schema")
+    values["fields"] = {name: fields[name] for name in schema}  # JSON sorts them
     if values.get("samples_left_out") is not None:
-        told = values["samples_left_out"].items()
-        values["samples_left_out"] = joined_left_out([{k: LeftOut(*each) for k, each in told}])
+        counts = values["samples_left_out"].items()
+        values["samples_left_out"] = joined_left_out([{k: LeftOut(*each) for k, each in counts}])
     values["directories"] = tuple((name, ns) for name, ns in values.get("directories", ()))
     about = ManifestHeader(**values)
     if unknown := schema.unsettled:
-        raise ValueError(f"its schema doesn't say what {unknown[0]!r} is in full")
+        raise ValueError(f"its schema doesn't define {unknown[0]!r} completely")
     for name, each in about.fields.items():
         check_fit(each, schema[name], samples=about.samples)
     return about
@@ -370,7 +374,7 @@ def _are_left_out(value: Any) -> bool:
 
 
 def _is_correlation(value: Any) -> bool:
-    # Below 0 where shards are more even than chance; by how much depends on the labels alone.
+    # It is below 0 if shards are more even than chance; its lower bound depends on the labels.
     return value is None or (
         type(value) in (int, float) and math.isfinite(value) and -1e9 <= value <= 1 + 1e-9
     )
@@ -408,19 +412,19 @@ _ABOUT_CHECKS: dict[str, Callable[[Any], bool]] = {
 }
 
 NAMES_AT_ONCE = 2**14
-"""Names that are looked at together: few enough to cost no memory, many enough to be quick."""
+"""The number of names that are checked at a time, a compromise between memory and speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Manifest:
-    """What an index says, by shard.
+    """The rows of an index, by shard.
 
-    names: files of the shards or sidecars; etags: checksums of the sidecars, "" for packs. units:
-    rows of each shard's decode units, little-endian uint32; empty where a sample can be had alone.
-    field_bytes: to read each field of a shard of chunks, little-endian uint32, or uint64 where one
-    takes it; None of other formats.
-    shard_bytes, samples, files (that a shard's samples lie in): int64; crc32c, columns_crc32c: see
-    `Sums`, uint32; all of shape (shards,)."""
+    names: files of the shards or sidecars. etags: checksums of the sidecars, "" for packs. units:
+    rows of each shard's decode units, little-endian uint32; empty if a sample can be read alone.
+    field_bytes: bytes of each field of a shard of chunks, little-endian uint32, or uint64 if one
+    needs it; None for other formats. shard_bytes, samples, files (that hold a shard's samples):
+    int64. crc32c, columns_crc32c: see `Sums`, uint32. All are of shape (shards,).
+    """
 
     about: ManifestHeader
     names: Sequence[bytes]
@@ -435,32 +439,32 @@ class Manifest:
 
     @property
     def is_of_chunks(self) -> bool:
-        """Whether samples lie in chunks, which metadata tell of."""
+        """Return True if samples are stored in chunks, which metadata describes."""
         return self.field_bytes is not None
 
     @property
     def format(self) -> Format:
-        """The format that the dataset is of."""
+        """Return the dataset's format."""
         return format_named(self.about.kind)
 
     def sums(self, shard: int) -> Sums:
-        """The checksums of one shard."""
+        """Return the checksums of one shard."""
         return Sums(int(self.crc32c[shard]), int(self.columns_crc32c[shard]))
 
     def units_of(self, shard: int) -> NDArray[np.int64]:
-        """Rows of each decode unit of a shard, int64, shape (units,); empty where a sample can be
-        had alone."""
+        """Return the rows of each decode unit of a shard, int64, shape (units,); empty if a sample
+        can be read alone."""
         return np.frombuffer(self.units[shard], "<u4").astype(np.int64)
 
     def bytes_of(self, fields: Iterable[str]) -> NDArray[np.int64]:
-        """To read these fields of each shard of chunks: int64, shape (shards,)."""
+        """Return the bytes of these fields in each shard of chunks: int64, shape (shards,)."""
         names, wanted = list(self.about.schema), set(fields)
         chosen = np.array([name in wanted for name in names], np.int64)
         rows = (_numbers(row, len(names)) @ chosen for row in self.field_bytes or ())
         return np.fromiter(rows, np.int64, len(self.names))
 
     def entry(self, shard: int, fields: tuple[str, ...] = ()) -> ShardEntry:
-        """What is said of one shard. fields: see there."""
+        """Return the facts about one shard. fields: see `ShardEntry`."""
         return ShardEntry(
             name=self.names[shard],
             size_bytes=int(self.shard_bytes[shard]),
@@ -482,8 +486,8 @@ def join_manifest(
     etags: Sequence[str] | None = None,
     **more: Any,
 ) -> Manifest:
-    """Sum up shards, at least one, in their order. schema: settled; more: further fields of About.
-    Raises DatasetError for more than a manifest may say."""
+    """Build the manifest of at least one shard, in their order. schema: settled. more: further
+    fields of the header. Raises DatasetError for more than a manifest may contain."""
     labels = [s.labels for s in shards if s.labels is not None]
     overheads = [s.overhead_bytes for s in shards if s.overhead_bytes is not None]
     samples = np.array([s.samples for s in shards], np.int64)
@@ -519,24 +523,24 @@ def join_manifest(
     except ValueError as error:
         raise DatasetError(
             f"{about.source or 'The dataset'}: {error}. Use smaller shards or tar files, or "
-            "several datasets."
+            "split it into several datasets."
         ) from error
     return manifest
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Whether shards can be what the manifest says. Raises ValueError."""
+    """Raise ValueError if shards can't be as the manifest describes them."""
     about, samples, sizes = manifest.about, manifest.samples, manifest.shard_bytes
     if not len(samples):
         raise ValueError("it has no shards")
-    _bounded("samples", samples, MAX_SHARD_SAMPLES)
+    _check_bounds("samples", samples, MAX_SHARD_SAMPLES)
     format = manifest.format
-    # A shard whose samples are all noted lies in no file; chunks may be left out as fill values.
+    # A shard whose samples are all in tables has no file; chunks of fill values may be absent.
     has_files = manifest.files > 0 if format.indexing is not None else np.ones(len(samples), bool)
-    _bounded("bytes", sizes[has_files] + manifest.is_of_chunks, MAX_SHARD_BYTES)
-    _bounded("files", manifest.files[has_files], MAX_SHARD_SAMPLES)
-    _bounded("bytes", sizes[~has_files] + 1, 1)
-    _bounded("files", manifest.files[~has_files] + 1, 1)
+    _check_bounds("bytes", sizes[has_files] + manifest.is_of_chunks, MAX_SHARD_BYTES)
+    _check_bounds("files", manifest.files[has_files], MAX_SHARD_SAMPLES)
+    _check_bounds("bytes", sizes[~has_files] + 1, 1)
+    _check_bounds("files", manifest.files[~has_files] + 1, 1)
     least = format.least_sample_bytes
     if least and (sizes[has_files] // least < samples[has_files]).any():
         raise ValueError("a shard has more samples than its bytes can hold")
@@ -545,11 +549,11 @@ def check_manifest(manifest: Manifest) -> None:
     total = int(samples.sum())  # no overflow: 2^24 a shard, and 2^30 bytes of shards
     if total != about.samples or total > MAX_SAMPLES:
         raise ValueError(
-            f"its shards have {total:,} samples and it says {about.samples:,}, wanted as many and "
-            f"at most {MAX_SAMPLES:,}"
+            f"its shards have {total:,} samples and it records {about.samples:,}, wanted the same "
+            f"number, at most {MAX_SAMPLES:,}"
         )
     if manifest.is_of_chunks != about.is_of_chunks:
-        raise ValueError("it tells the bytes of fields of what lies in no chunks, or the reverse")
+        raise ValueError("it has the bytes of fields without fields in chunks, or the reverse")
     seen: set[bytes] = set()
     for start in range(0, len(samples), NAMES_AT_ONCE):
         names = manifest.names[start : start + NAMES_AT_ONCE]
@@ -561,10 +565,10 @@ def check_manifest(manifest: Manifest) -> None:
             raise ValueError("a name isn't a sidecar's")
         seen.update(names)
     if len(seen) != len(samples):
-        raise ValueError("two shards have one name")
+        raise ValueError("two shards have the same name")
 
 
-def _bounded(what: str, column: NDArray[np.int64], most: int) -> None:
+def _check_bounds(what: str, column: NDArray[np.int64], most: int) -> None:
     if not len(column):
         return
     least, largest = int(column.min()), int(column.max())
@@ -583,14 +587,14 @@ def _field_bytes(shards: Sequence[ShardSummary]) -> list[bytes] | None:
 
 
 def _numbers(row: bytes, fields: int) -> NDArray[np.int64]:
-    """The bytes of each field of one shard. Raises ValueError."""
+    """Parse the bytes of each field of one shard. Raises ValueError."""
     if len(row) not in (4 * fields, 8 * fields):
-        raise ValueError("it doesn't tell the bytes of each field")
+        raise ValueError("it doesn't contain the bytes of each field")
     return np.frombuffer(row, "<u8" if len(row) == 8 * fields else "<u4").astype(np.int64)
 
 
 def _check_field_bytes(manifest: Manifest, start: int) -> None:
-    """Whether the fields of some shards have the shards' bytes. Raises ValueError."""
+    """Raise ValueError if the bytes of the fields don't add up to the bytes of their shard."""
     if manifest.field_bytes is None:
         return
     fields = len(manifest.about.schema)
@@ -601,7 +605,7 @@ def _check_field_bytes(manifest: Manifest, start: int) -> None:
 
 
 def _check_units(manifest: Manifest, start: int) -> None:
-    """Whether some shards' decode units hold their samples. Raises ValueError."""
+    """Raise ValueError if the decode units of a shard don't hold its samples."""
     for place, units in enumerate(manifest.units[start : start + NAMES_AT_ONCE], start):
         if not units:
             continue

@@ -1,7 +1,8 @@
 """Write and read the file of a manifest, an Arrow table of shards.
 
-What is true of all shards is JSON in the table's metadata. The file is memory-mapped and O(shards),
-and carries a checksum of itself, because a flipped bit in it would be a wrong dataset.
+The facts that hold for all shards are JSON in the table's metadata. The file is memory-mapped and
+O(shards). It contains a checksum of itself, because a flipped bit would silently change the
+dataset.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from penstock.readers.files import (
     metadata,
     only_batch,
     printable,
+    read_buffer,
     write_batch,
+    write_whole,
 )
 from penstock.readers.formats import VERSION
 from penstock.readers.index.manifest import (
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MANIFEST = b"manifest.arrow"
-"""Its name in the index's folder."""
+"""The name of the manifest in the index's folder."""
 
 _ROOT, _SUM = b"penstock", b"penstock.crc32c"
 _SUMMED = ("bytes", "samples", "files", "crc32c", "columns_crc32c")
@@ -57,18 +60,18 @@ COLUMNS = {
     "crc32c": "uint32",
     "columns_crc32c": "uint32",
 }
-"""Arrow types by name, in order."""
+"""The Arrow type of each column, in order."""
 OF_CHUNKS = {"field_bytes": "binary"}
-"""Beside these, of data in chunks."""
+"""Additional columns for data in chunks."""
 
-# What a manifest takes: 112 bytes a shard and the names of the folders that were listed.
+# A manifest has 112 bytes per shard and the names of the listed folders.
 _MAX_MAPPED_BYTES, MAX_READ_BYTES = 2**30, 2**27
-_PACKS, _MAX_SOURCE = ("pack", "arrow"), 1000  # as packs' manifests have named their format
+_PACKS, _MAX_SOURCE = ("pack", "arrow"), 1000  # the names of their format in manifests of packs
 _VERSION_TEXT = re.compile(rb'"version": \d+')
 
 
 def write_manifest(path: bytes, manifest: Manifest) -> None:
-    """Write a manifest whole. Raises WriteError."""
+    """Write a manifest atomically. Raises WriteError."""
     columns = {
         "uri": pa.array(list(manifest.names), pa.binary()),
         "etag": pa.array(list(manifest.etags), pa.string()),
@@ -85,25 +88,23 @@ def write_manifest(path: bytes, manifest: Manifest) -> None:
     text = json.dumps(about, sort_keys=True).encode("ascii")
     batch = pa.record_batch(columns)
     metadata = {_ROOT: text, _SUM: f"{_checksum(text, batch):08x}".encode()}
-    from penstock.readers.files import write_whole
-
     write_whole(path, lambda temp: write_batch(temp, batch.replace_schema_metadata(metadata)))
 
 
 def read_manifest(
     path: bytes, *, remedy: str, mapped: bool = True, url: str | None = None
 ) -> Manifest:
-    """Read a manifest that is mapped. remedy: what to do where it can't be read, for the message;
-    url: the object that this file is a copy of, if it is one.
-    mapped: False reads it into memory: pyarrow ends the process over offsets that change under it,
-    and a bit that turns in a cache's file must not do that.
+    """Read a manifest. remedy: the advice in an error's message. url: the remote object that this
+    file is a copy of, or None. mapped: False reads the file into memory. This is for a cache's
+    file: pyarrow ends the process if the offsets in mapped memory change, so a bit flip on disk
+    must not reach it.
 
-    Raises CorruptShardError (torn, damaged, or it says what can't be), OtherVersionError,
-    FileNotFoundError.
+    Raises CorruptShardError if the file is incomplete, damaged or contains impossible values,
+    OtherVersionError, FileNotFoundError.
     """
     try:
         _check_file(path, _MAX_MAPPED_BYTES if mapped else MAX_READ_BYTES)
-        buffer = map_buffer(path) if mapped else _read(path)
+        buffer = map_buffer(path) if mapped else read_buffer(path)
         noted = metadata(buffer)
         text = noted[_ROOT]
         values = load_header(text)
@@ -146,31 +147,31 @@ def read_manifest(
 
 
 def _remake(values: Mapping[str, Any]) -> str | None:
-    """The command that makes a pack anew, if it says what it was made from."""
+    """Return the command that makes a pack again, if its source is known."""
     source = values.get("source")
     if values.get("kind") not in _PACKS or not isinstance(source, str):
         return None
     if not 0 < len(source) <= _MAX_SOURCE:
         return None
     shown = shlex.quote(printable(os.fsencode(source)))
-    return f"Make a new one of what it was made from: penstock pack {shown} DST"
+    return f"Pack its source again: penstock pack {shown} DST"
 
 
 def _other_version(shown: str, form: int, by: str, remedy: str) -> OtherVersionError:
     if form > VERSION:
         return OtherVersionError(
-            f"{shown}: written by Penstock {by!r}, in a format newer than this one reads "
-            f"(wanted {VERSION}). Upgrade penstock, or: {remedy}"
+            f"{shown}: written by Penstock {by!r} in format {form}, which is newer than this "
+            f"version reads (wanted {VERSION}). Upgrade penstock, or: {remedy}"
         )
     return OtherVersionError(
-        f"{shown}: written by an earlier Penstock ({by!r}, format {form}), and this one "
-        f"reads format {VERSION} only. {remedy}"
+        f"{shown}: written by an earlier Penstock ({by!r}, format {form}); this version reads "
+        f"format {VERSION} only. {remedy}"
     )
 
 
 def _was_ours(buffer: Any, text: bytes, checksum: bytes | None) -> bool:
-    """Whether another version's number came of bits that turned: with ours the checksum is right,
-    and with theirs it isn't."""
+    """Return True if flipped bits changed the version number: the checksum is right with our
+    version, and wrong with theirs."""
     try:
         batch = only_batch(buffer, COLUMNS | OF_CHUNKS, optional=frozenset(OF_CHUNKS))
         wanted = int(checksum or b"", 16)
@@ -188,11 +189,6 @@ def _check_file(path: bytes, most: int) -> None:
         raise ValueError(f"it has {found.st_size:,} bytes, wanted at most {most:,}")
 
 
-def _read(path: bytes) -> Any:
-    with open(path, "rb") as file:
-        return pa.py_buffer(file.read())
-
-
 def _damaged(
     path: bytes, url: str | None, error: Exception, remedy: str
 ) -> CorruptShardError | ReadError:
@@ -200,13 +196,13 @@ def _damaged(
         return read_error(printable(path), error)
     if url is not None and _is_web_page(path):
         return CorruptShardError(
-            f"{url}: the server sent a web page, wanted a manifest. That is how servers answer who "
-            "isn't logged in, and some answer any path so. Open the URL in a browser, and check it "
+            f"{url}: the server sent a web page, wanted a manifest. Servers send one if a login is "
+            "needed, and some send one for any path. Open the URL in a browser, and check the URL "
             "and the login in storage_options."
         )
     return CorruptShardError(
-        f"{url or printable(path)}: not a whole manifest ({error}). It is torn or was changed. "
-        f"{remedy}"
+        f"{url or printable(path)}: not a valid manifest ({error}). It is incomplete or was "
+        f"changed. {remedy}"
     )
 
 
@@ -226,7 +222,7 @@ def _checksum(text: bytes, batch: Any) -> int:
 
 
 def _sum_names(column: Any, total: int) -> int:
-    """As of all of them joined by NUL, some at a time."""
+    """Continue a CRC over all names joined by NUL, some at a time."""
     for start in range(0, len(column), NAMES_AT_ONCE):
         some = column[start : start + NAMES_AT_ONCE].to_pylist()
         some = [each.encode() if isinstance(each, str) else each for each in some]

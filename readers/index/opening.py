@@ -1,12 +1,12 @@
 """Open a dataset's index, or build it on first use.
 
-The format is what `format=` says, else what the index or the dataset's root shows. A pack has its
-manifest in its own folder. The index of other data is looked for in `index=`, else beside the data
-(`photos.penstock`), in the cache folder and in the user's cache directory, and built in the first
-of these that can be written; where the data changed since, it is brought up to date. A remote
-dataset isn't listed again on opening (stores list a page at a time) if its index lies beside it, in
-the cache folder or in `index=`: `penstock index` does that. Nothing remote is written but where
-`penstock index --out` says.
+The format is `format=`, or else what the index or the dataset's root shows. A pack has its manifest
+in its own folder. The index of other data is looked for in `index=`, or else next to the data
+(`photos.penstock`), in the cache folder and in the user's cache directory. A new index is built in
+the first of these places that is writable. If the data has changed, the index is updated. A remote
+dataset isn't listed again on opening (stores list a page at a time) if its index is next to it, in
+the cache folder or in `index=`; `penstock index` updates that index. Nothing is written to a remote
+store except by `penstock index --out`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from penstock.readers.formats import (
     format_named,
     formats,
     has_external_formats,
-    indexing_of,
     is_recognised_by_names,
     looks_like_fallback,
     renamed_arrangement,
@@ -64,15 +63,15 @@ _MANY_SAMPLES = 2**18
 
 
 class FormatRecognition:
-    """Tells the format of one dataset. places: where an index of it may be."""
+    """Recognise the format of one dataset. places: the folders that may hold its index."""
 
     def __init__(self, origin: Origin, places: IndexPlaces) -> None:
         self._origin, self._places = origin, places
         self.manifests = ManifestLookup(origin, places)
 
     def own_index(self, format: str) -> Manifest | None:
-        """The manifest of a dataset that carries its index (a pack), None of any other. Raises
-        DatasetNotFoundError (an unfinished one), and as open_index does."""
+        """Return the manifest of a dataset that carries its index (a pack), None for any other.
+        Raises DatasetNotFoundError for an incomplete pack, and the same errors as `open_index`."""
         if format != AUTO and format_named(format).indexing is not None:
             return None
         own = self.manifests.own
@@ -80,26 +79,26 @@ class FormatRecognition:
             self._check_large(own)
             if self._places.index is not None:
                 raise ConfigError(
-                    f"{self._origin.url} is a pack and has its own index: drop index=."
+                    f"{self._origin.url} is a pack and has its own index. Leave index= out."
                 )
             return own
         if format != AUTO or (self.manifests.separate is None and self.manifests.is_begun):
             raise DatasetNotFoundError(
                 f"{self._origin.url}: this pack isn't complete: its manifest "
                 f"({OWN_MANIFEST.decode()}), which is written last, is missing. Run the same "
-                "`penstock pack` again: it goes on where it stopped; or copy the pack again with "
-                "its `_penstock` folder."
+                "`penstock pack` again to resume it, or copy the pack again with its `_penstock` "
+                "folder."
             )
         return None
 
     def indexed(self, format: str) -> Format:
-        """The format of a dataset that doesn't carry its index. Raises ConfigError where that can't
-        be told, FetchError."""
+        """Return the format of a dataset that doesn't carry its index. Raises ConfigError if the
+        format is ambiguous or unknown, and FetchError."""
         found = self._indexed(format)
         unit = Sampling.of(self._origin.arrangement).unit
         if unit == "file" and found.name != ARRAYS:
             raise ConfigError(
-                f'sample: got "file", which is for files of arrays (.npy, .npz), and '
+                f'sample: got "file", which is for files of arrays (.npy, .npz), but '
                 f"{self._origin.url} is of the format {found.name}. Leave it out."
             )
         return found
@@ -115,33 +114,33 @@ class FormatRecognition:
         return self._by_root() if known is None else known.format
 
     def _listed(self, format: str) -> Format:
-        """The format whose samples a manifest lists."""
+        """Return the format of datasets whose samples a manifest lists."""
         found = format_named(FALLBACK)
         if format not in (AUTO, found.name) or self._origin.selection is not None:
-            told = f'format="{format}"' if format != AUTO else "files that are named"
+            other = f'format="{format}"' if format != AUTO else "a URL that names files"
             raise ConfigError(
-                f"manifest: a table lists the files of a folder, and {self._origin.url} is given "
-                f'with {told}. Leave one out, or pass format="{found.name}".'
+                f"manifest: a table lists the files of a folder, but {self._origin.url} is given "
+                f'with {other}. Leave one out, or pass format="{found.name}".'
             )
         return found
 
     def _selected(self, format: str) -> Format:
-        """The format of files that the URL names. What `format=` says counts, but for formats of
+        """Return the format of files that the URL names. `format=` counts, except for formats of
         folders."""
         if format not in (AUTO, FALLBACK) and format_named(format).indexing is not None:
             return format_named(format)
         found = self._by_root()
         if format not in (AUTO, found.name):
             raise ConfigError(
-                f"format: got {format!r} for {self._origin.url}, which names {found.name} "
-                "files. Leave format out."
+                f"format: got {format!r} for {self._origin.url}, which names {found.name} files. "
+                "Leave format out."
             )
         return found
 
     def _by_root(self) -> Format:
-        """The one that recognises the dataset: of ours, then of other packages', which are loaded
-        only where there is nothing that a folder of ours shows. Raises ConfigError where names
-        say several."""
+        """Return the format that recognises the dataset. Formats of other packages are loaded only
+        if no built-in format recognises it for sure. Raises ConfigError if the names of the files
+        suggest several formats."""
         origin = self._origin
         ours = [format for format in formats(origin) if format.indexing is not None]
         found: list[Format] = []
@@ -152,24 +151,24 @@ class FormatRecognition:
                 return format
             found.append(format)
         if len(found) > 1:
-            told = " or ".join(f'format="{format.name}"' for format in found)
+            choices = " or ".join(f'format="{format.name}"' for format in found)
             raise ConfigError(
-                f"{origin.url}: holds files of several kinds. Say which are the dataset: {told} "
-                "(--format); or name those files, such as data/*.parquet."
+                f"{origin.url}: this folder holds files of several kinds. Choose those of the "
+                f"dataset by {choices} (--format), or name them, such as data/*.parquet."
             )
         if found:
             return found[0]
         fallback = next((f for f in ours if f.recognises(origin)), None)
         if has_external_formats() and (fallback is None or not looks_like_fallback(origin)):
-            foreign = (each for each in external_formats() if each.recognises(origin))
-            if (guest := next(foreign, None)) is not None:
-                return guest
+            external = (each for each in external_formats() if each.recognises(origin))
+            if (recognised := next(external, None)) is not None:
+                return recognised
         if fallback is None:
             raise self._unknown()
         return fallback
 
     def _unknown(self) -> ConfigError:
-        """The error for files that no format takes."""
+        """Return the error for files that no format recognises."""
         selection, url = self._origin.selection, self._origin.url
         if selection is not None and selection.is_one:
             from penstock.readers.origin import not_a_folder
@@ -178,25 +177,26 @@ class FormatRecognition:
         kinds = Counter(extension(name) or "no extension" for name in self._origin.names().files)
         if len(kinds) < 2:
             return ConfigError(
-                f"{url}: no format recognises this dataset. Say which it is: format=."
+                f"{url}: no format recognises this dataset. Pass its format as format=."
             )
-        told = ", ".join(f"{count:,} .{kind}" for kind, count in kinds.most_common(4))
+        shown = ", ".join(f"{count:,} .{kind}" for kind, count in kinds.most_common(4))
         return ConfigError(
-            f"{url}: names files of several kinds ({told}), which no format reads together. Name "
-            "those of one kind, such as data/*.parquet, or say which it is: format=."
+            f"{url}: names files of several kinds ({shown}), which no format reads together. Name "
+            "those of one kind, such as data/*.parquet, or pass their format as format=."
         )
 
     def _check_large(self, own: Manifest) -> None:
-        """Shards that say they hold very much are looked at before anything is sized by that."""
+        """Check that the files of very large shards exist, before anything is sized by the
+        manifest."""
         if not isinstance(self._origin, LocalFolder):
             return
         for shard in np.flatnonzero(own.samples > _MANY_SAMPLES).tolist():
-            name, wanted = own.names[shard], int(own.shard_bytes[shard])
+            name, size_bytes = own.names[shard], int(own.shard_bytes[shard])
             found = self._origin.find(name)
-            if found is None or found[0] != wanted:
+            if found is None or found[0] != size_bytes:
                 raise CorruptShardError(
-                    f"{self._origin.url}: {printable(name)} isn't there or has another size than "
-                    f"the manifest says ({wanted:,} bytes). {REPACK}"
+                    f"{self._origin.url}: {printable(name)} is missing or doesn't have the size in "
+                    f"the manifest ({size_bytes:,} bytes). {REPACK}"
                 )
 
 
@@ -210,11 +210,13 @@ def locate_fields(
     index: Folder | None,
     format: str,
 ) -> tuple[Origin, dict[str, str]]:
-    """The origin behind a URL, and new names of fields, each with that which its index has.
+    """Open the origin of a URL. Return it with the new names of fields, each mapped to its name in
+    the index.
 
-    A place in `fields=` is where a field lies; where nothing lies there it is the name of a field
-    that the data have without a word: these fields get other names, and the index is that of the
-    data as they lie. Raises as `locate` and `open_index` do.
+    A place in `fields=` is a folder, a pattern or a column that holds a field. If the data has no
+    such place but fields of their own names, the place is such a name: these fields are renamed,
+    and the index is that of the data without `fields=`. Raises the same errors as `locate` and
+    `open_index`.
     """
     check_format(format)
 
@@ -247,9 +249,9 @@ def locate_fields(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexOpener:
-    """Opens or builds the index of one dataset: its own, or one in the places that may hold it.
+    """Open or build the index of one dataset: its own, or one in the folders that may hold it.
 
-    The arguments are those of open_index and index.
+    The arguments are those of `open_index` and `index`.
     """
 
     origin: Origin
@@ -262,11 +264,11 @@ class IndexOpener:
 
     @property
     def places(self) -> IndexPlaces:
-        """Where an index may be."""
+        """Return the folders that may hold the index."""
         return IndexPlaces(origin=self.origin, scratch=self.scratch, index=self.index)
 
     def open(self, format: str) -> Index:
-        """Open the index; see open_index."""
+        """Open the index; see `open_index`."""
         check_format(format)
         self._warn_of_lost_copies()
         recognition = self._recognition()
@@ -282,39 +284,40 @@ class IndexOpener:
         return self._index(*self._upkeep(found, self.places).open())
 
     def open_own(self, format: str) -> Index | None:
-        """The index that the dataset carries itself, as a pack does; None where it has none. Raises
-        as open_index does."""
+        """Return the index that the dataset carries, as a pack does, or None. Raises the same
+        errors as `open_index`."""
         own = self._own(self._recognition(), format)
         return None if own is None else self._index(own, None)
 
     def _own(self, recognition: FormatRecognition, format: str) -> Manifest | None:
         own = recognition.own_index(format)
-        said = replace(self.origin.arrangement, max_pixels=None)
-        if own is not None and said != AS_IT_LIES:
+        arrangement = replace(self.origin.arrangement, max_pixels=None)
+        if own is not None and arrangement != AS_IT_LIES:
             raise ConfigError(
-                f"{self.origin.url} is a pack, which carries its schema: manifest=, schema= and "
-                "allow_empty= say how other data lie. Pack those with them."
+                f"{self.origin.url} is a pack, which contains its schema: manifest=, schema= and "
+                "allow_empty= are for other data. Pass them when you pack that data."
             )
         return own
 
     def foreign(self, format: str) -> Format:
-        """The format of a dataset that doesn't carry its index. Raises as open_index does."""
+        """Return the format of a dataset that doesn't carry its index. Raises the same errors as
+        `open_index`."""
         return self._recognition().indexed(format)
 
     def rebuild(self, format: str) -> Index:
-        """Build the index whatever is there; see `index`."""
+        """Build the index even if a valid one exists; see `index`."""
         check_format(format)
         if format != AUTO and format_named(format).indexing is None:
             raise ConfigError(
-                f'format: got "{format}", which is a pack, and a pack has its own index.'
+                f'format: got "{format}", the format of packs, but a pack has its own index.'
             )
         manifests = self._recognition().manifests
         if manifests.own is not None or manifests.is_begun:
             raise ConfigError(
-                f"{self.origin.url} is a pack, and a pack has its own index: nothing to do."
+                f"{self.origin.url} is a pack, which has its own index: there is nothing to build."
             )
         places, to = self.places.for_upload()
-        # What is at `index=` now is replaced, whatever it is.
+        # An existing index in `index=` is replaced, even if it is of another format.
         found = FormatRecognition(self.origin, replace(self.places, index=None)).indexed(format)
         built, place = self._upkeep(found, places).rebuild()
         if to is not None:
@@ -325,13 +328,11 @@ class IndexOpener:
         return FormatRecognition(self.origin, self.places)
 
     def _upkeep(self, format: Format, places: IndexPlaces) -> IndexMaintenance:
-        # What a dataset that carries its index never needs isn't imported for it; so below.
         from penstock.readers.index.maintenance import IndexMaintenance
 
         return IndexMaintenance(
-            self.origin,
+            origin=self.origin,
             format=format,
-            indexing=indexing_of(format),
             places=places,
             verify=self.verify,
             workers=self.workers,
@@ -340,22 +341,23 @@ class IndexOpener:
         )
 
     def _index(self, manifest: Manifest, place: bytes | RemoteFolder | None) -> Index:
-        mender = None
+        repair = None
         if isinstance(place, bytes) and is_kept(place):
             from penstock.readers.index.building import IndexRepair
 
-            mender = IndexRepair(
+            repair = IndexRepair(
                 manifest, origin=self.origin, place=place, verify=self.verify, workers=self.workers
             )
         return index_of(
-            manifest, origin=self.origin, place=place, scratch=self.scratch, mender=mender
+            manifest, origin=self.origin, place=place, scratch=self.scratch, repair=repair
         )
 
     def _warn_of_lost_copies(self) -> None:
         if not self.origin.is_local and not self.scratch.is_kept:
             warnings.warn(
-                f"{self.origin.url} is remote and cache= isn't given: downloads go to a temporary "
-                "folder and aren't kept for the next run. Pass cache=, a folder on a local disk.",
+                f"{self.origin.url} is remote and cache= isn't given: downloads are stored in a "
+                "temporary folder and aren't kept for the next run. Pass cache=, a folder on a "
+                "local disk.",
                 PenstockWarning,
                 stacklevel=4,
             )

@@ -1,9 +1,10 @@
 """Let one process of a job build a dataset's index while the others wait for it.
 
-They wait on the job's store, not on a file system, and only where somebody has said that it builds:
-rank 0 alone, with a validation set, builds and goes on. A builder that fails publishes its error; a
-builder that is gone falls silent. An index that lies where another node doesn't see it is sent
-there in pieces through the store, if it is small; else that node builds its own.
+Processes wait on the job's store, not on a file system, and only after another process has
+announced that it builds. So rank 0 can build the index of a validation set alone. A builder that
+fails publishes its error; a builder that stops publishing its progress is taken for dead. If other
+nodes don't see the index's folder, a small index is sent to them in pieces through the store; for a
+large one, such a node builds its own.
 """
 
 from __future__ import annotations
@@ -47,14 +48,15 @@ _log = logging.getLogger("penstock")
 
 BEAT_S = 5.0
 SILENT_S = 30.0
-"""A builder that told nothing for so long is gone."""
+"""A builder that published nothing for this long is taken for dead."""
 
 WAIT_S = 12 * 3600.0
 MOST_PIECES_BYTES = 4 * 2**20
-"""Of a compressed index that other nodes most likely see, in the store, whose server is one of the
-ranks."""
+"""The largest compressed index that is copied into the store if other nodes most likely see its
+folder. The store's server is one of the ranks."""
 MOST_OWN_BYTES = 128 * 2**20
-"""The same of one that lies in a folder of the builder's node alone. It leaves the store again."""
+"""The largest compressed index that is copied if only the builder's node sees its folder. The copy
+is removed later."""
 
 _MOST_FILES_BYTES = 512 * 2**20
 _MOST_NAMES_BYTES = 64 * 2**20
@@ -63,8 +65,8 @@ _PIECE_BYTES = 256 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """How a builder ended. error: its message, "" where the index stands; pieces: of the index in
-    the store, 0 where it was too large."""
+    """The result of a build. error: its message, "" on success. pieces: the number of pieces of the
+    index in the store, 0 if it was too large."""
 
     builder: str
     error: str = ""
@@ -73,10 +75,10 @@ class BuildReport:
     pieces: int = 0
 
     def check(self, url: str) -> None:
-        """Raise the builder's error, if it had one."""
+        """Raise the builder's error, if there is one."""
         if self.error:
             kind = getattr(errors, self.kind, DatasetError)
-            message = f"{url}: {self.builder} built the index for the job, and failed: {self.error}"
+            message = f"{url}: {self.builder} failed to build the index for the job: {self.error}"
             try:
                 raised = kind(message)
             except TypeError:
@@ -87,8 +89,8 @@ class BuildReport:
 
 @dataclass(slots=True)
 class SharedBuild:
-    """The agreement of a job's processes on who builds one index. key: names the index; progress:
-    called as ever, on the builder."""
+    """Coordinate the processes of a job that need one index. key: identifies the index. progress:
+    called on the builder."""
 
     store: JobStore
     key: str
@@ -102,8 +104,8 @@ class SharedBuild:
 
     @classmethod
     def of_job(cls, named: str, url: str, progress: Progress | None) -> SharedBuild | None:
-        """Of the process group that stands; None without one, or with one process. named: what the
-        index is of, and where it was asked for."""
+        """Join the build in the current process group; None without a group, or with one process.
+        named: identifies the dataset and the index's place."""
         distributed = sys.modules.get("torch.distributed")
         store = JobStore.of_group()
         if distributed is None or store is None or distributed.get_world_size() < 2:
@@ -112,7 +114,7 @@ class SharedBuild:
         return cls(store.under("index"), key, url, progress)
 
     def claim(self) -> bool:
-        """Whether this process builds. Asked once; then `building`, or `wait`."""
+        """Return True if this process builds. Call it once, then `building` or `wait`."""
         self._attempt = self.store.get(f"{self.key}/attempt") or "0"
         return self.store.set_once(self._name("builder"), self._me) == self._me
 
@@ -120,28 +122,28 @@ class SharedBuild:
         return f"{self.key}/{self._attempt}/{what}"
 
     def _give_up(self) -> None:
-        """This attempt has failed: a later one isn't met with its error. Who comes first says so,
-        for all."""
+        """Mark this attempt as failed, so that a later one doesn't receive its error. The first
+        process that notices does this for all."""
         if self.store.set_once(self._name("failed"), self._me) == self._me:
             self.store.add(f"{self.key}/attempt", 1)
 
-    def told(self, done: int, total: int, done_bytes: int) -> None:
-        """The builder's progress."""
+    def report_progress(self, done: int, total: int, done_bytes: int) -> None:
+        """Record the builder's progress."""
         self._done = (done, total)
         if self.progress is not None:
             self.progress(done, total, done_bytes)
 
     @contextmanager
     def building(self) -> Iterator[None]:
-        """While this process builds: the others hear that it lives, and what its error was."""
-        ended, beat = threading.Event(), Workers(1, name="index-beat")
+        """Publish that this process lives while it builds, and its error if it fails."""
+        ended, heartbeat = threading.Event(), Workers(1, name="index-beat")
         self._beat(0)
-        beat.submit(self._beats, ended)
+        heartbeat.submit(self._beats, ended)
         try:
             yield
         except BaseException as error:
             kind = type(error).__name__ if isinstance(error, PenstockError) else ""
-            with suppress(JobStoreError):  # then the others hear nothing; the error is this one
+            with suppress(JobStoreError):  # then only this process raises the error
                 self._end(
                     BuildReport(self._shown(self._me), f"{error}" or kind or "interrupted", kind)
                 )
@@ -149,7 +151,7 @@ class SharedBuild:
             raise
         finally:
             ended.set()
-            beat.close(timeout_s=1.0)
+            heartbeat.close(timeout_s=1.0)
 
     def _beats(self, ended: threading.Event) -> None:
         number = 0
@@ -157,43 +159,44 @@ class SharedBuild:
             while not ended.wait(BEAT_S):
                 number += 1
                 self._beat(number)
-        except JobStoreError as error:  # who asks it next says so
+        except JobStoreError as error:  # the next request to the store raises it
             _log.warning("%s", error)
 
     def _beat(self, number: int) -> None:
         self.store.set(self._name("beat"), json.dumps([number, *self._done]))
 
     def _end(self, report: BuildReport) -> None:
-        told = [report.builder, report.error[:2000], report.kind, report.place, report.pieces]
-        self.store.set(self._name("done"), json.dumps(told))
+        values = [report.builder, report.error[:2000], report.kind, report.place, report.pieces]
+        self.store.set(self._name("done"), json.dumps(values))
 
     def publish(self, manifest: Manifest, place: bytes, *, is_own: bool = False) -> None:
-        """The index stands: where it does, and a copy where it isn't too large. is_own: other nodes
-        don't see the place."""
+        """Publish the finished index: its folder, and a copy if it is small enough. is_own: True if
+        other nodes don't see the folder."""
         pieces = 0
-        packed = _packed(manifest, place, MOST_OWN_BYTES if is_own else MOST_PIECES_BYTES)
-        if packed is not None:
-            for start in range(0, len(packed), _PIECE_BYTES):
-                self.store.set(self._name(f"piece{pieces}"), packed[start : start + _PIECE_BYTES])
+        text = encode_index(manifest, place, MOST_OWN_BYTES if is_own else MOST_PIECES_BYTES)
+        if text is not None:
+            for start in range(0, len(text), _PIECE_BYTES):
+                self.store.set(self._name(f"piece{pieces}"), text[start : start + _PIECE_BYTES])
                 pieces += 1
         self._end(BuildReport(self._shown(self._me), place=os.fsdecode(place), pieces=pieces))
 
     def wait(self) -> BuildReport:
-        """Wait for the builder. Raises its error, and StalledError where it is gone."""
+        """Wait for the builder and return its report. Raises its error, and StalledError if it is
+        dead."""
         builder = self._shown(self.store.get(self._name("builder")) or "")
-        began = heard = logged = time.monotonic()
+        began = changed = logged = time.monotonic()
         beat = ""
         while self.store.wait([self._name("done")], timeout_s=BEAT_S):
             now, latest = time.monotonic(), self.store.get(self._name("beat")) or ""
             if latest != beat:
-                beat, heard = latest, now
-            if now - heard > SILENT_S or now - began > WAIT_S:
+                beat, changed = latest, now
+            if now - changed > SILENT_S or now - began > WAIT_S:
                 self._give_up()
                 raise StalledError(
                     f"{self.url}: {builder} was building the index for all processes of the job, "
-                    f"and hasn't been heard from for {now - heard:.0f} s. The output of "
-                    "that process says more. With `penstock index` before the job no process has "
-                    "to wait. Another try builds anew."
+                    f"but has published no progress for {now - changed:.0f} s. Check the output of "
+                    "that process, then start the job again. If you run `penstock index` before "
+                    "the job, no process has to wait."
                 )
             if now - logged > 2 * BEAT_S:
                 logged = now
@@ -215,7 +218,7 @@ class SharedBuild:
         return f"process {process} of {host}"
 
     def leave(self, report: BuildReport) -> None:
-        """This process has an index. The last of the job's takes the copy out of the store."""
+        """Count this process as served. The last one of the job removes the copy from the store."""
         others = sys.modules["torch.distributed"].get_world_size() - 1
         with suppress(JobStoreError):
             if report.pieces and self.store.add(self._name("left"), 1) == others:
@@ -223,10 +226,12 @@ class SharedBuild:
                     self.store.set(self._name(f"piece{number}"), "")
 
     def receive(self, report: BuildReport, place: bytes) -> bool:
-        """Put the copy of the index that came through the store into a folder; False where none
-        came. Raises WriteError."""
-        told = [self.store.get(self._name(f"piece{n}")) for n in range(report.pieces)]
-        files = _unpacked("".join(each or "" for each in told)) if all(told) and told else None
+        """Write the copy of the index from the store into a folder. Return False if there is no
+        copy. Raises WriteError."""
+        pieces = [self.store.get(self._name(f"piece{n}")) for n in range(report.pieces)]
+        files = (
+            decode_index("".join(each or "" for each in pieces)) if pieces and all(pieces) else None
+        )
         if files is None:
             return False
         for name in sorted(files, key=lambda name: name == MANIFEST):  # the manifest last
@@ -235,8 +240,8 @@ class SharedBuild:
         return True
 
 
-def _packed(manifest: Manifest, place: bytes, most_bytes: int) -> str | None:
-    """An index as a text; None where it is too large for that."""
+def encode_index(manifest: Manifest, place: bytes, most_bytes: int) -> str | None:
+    """Encode an index as a text, or return None if it is too large."""
     names = [*manifest.names, QUARANTINE, MANIFEST]
     paths = [os.path.join(place, name) for name in names]
     packer = zlib.compressobj(1)
@@ -244,8 +249,8 @@ def _packed(manifest: Manifest, place: bytes, most_bytes: int) -> str | None:
         sizes = [os.stat(path).st_size for path in paths]
         if sum(sizes) > _MOST_FILES_BYTES:
             return None
-        told = dict(zip(map(os.fsdecode, names), sizes, strict=True))
-        parts = [packer.compress(json.dumps(told).encode() + b"\n")]
+        header = dict(zip(map(os.fsdecode, names), sizes, strict=True))
+        parts = [packer.compress(json.dumps(header).encode() + b"\n")]
         for path, size in zip(paths, sizes, strict=True):
             with open(path, "rb") as file:
                 data = file.read(size + 1)
@@ -258,13 +263,13 @@ def _packed(manifest: Manifest, place: bytes, most_bytes: int) -> str | None:
     return base64.b64encode(packed).decode() if len(packed) <= most_bytes else None
 
 
-def _unpacked(text: str) -> Mapping[bytes, bytes] | None:
-    """The files of an index by name; None for what isn't that."""
-    opened = zlib.decompressobj()
+def decode_index(text: str) -> Mapping[bytes, bytes] | None:
+    """Decode the files of an index by name; None if the text is malformed."""
+    unpacker = zlib.decompressobj()
     try:
-        told = opened.decompress(base64.b64decode(text), _MOST_FILES_BYTES + _MOST_NAMES_BYTES)
-        at = told.index(b"\n") + 1
-        sizes = {os.fsencode(name): size for name, size in json.loads(told[:at]).items()}
+        data = unpacker.decompress(base64.b64decode(text), _MOST_FILES_BYTES + _MOST_NAMES_BYTES)
+        start = data.index(b"\n") + 1
+        sizes = {os.fsencode(name): size for name, size in json.loads(data[:start]).items()}
     except (ValueError, zlib.error, AttributeError, TypeError, RecursionError):
         return None
     wanted = {QUARANTINE, MANIFEST}
@@ -272,9 +277,9 @@ def _unpacked(text: str) -> Mapping[bytes, bytes] | None:
         return None
     if not all(type(size) is int and size >= 0 for size in sizes.values()):
         return None
-    if not opened.eof or at + sum(sizes.values()) != len(told):
+    if not unpacker.eof or start + sum(sizes.values()) != len(data):
         return None
     files = {}
     for name, size in sizes.items():
-        files[name], at = told[at : at + size], at + size
+        files[name], start = data[start : start + size], start + size
     return files

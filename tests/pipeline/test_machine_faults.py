@@ -203,7 +203,10 @@ def test_an_index_that_its_disk_cant_read_isnt_called_damaged(
     with monkeypatch.context() as patched:
         patched.setattr("penstock.readers.index.index_folders.is_sidecar", fail)
         assert samples() == wanted
-    assert "a part of the index can't be read (Input/output error). It is rebuilt." in caplog.text
+    assert (
+        "a part of the index can't be read (Input/output error). The index is rebuilt."
+        in caplog.text
+    )
     assert "damaged" not in caplog.text
 
 

@@ -236,7 +236,7 @@ def _pairing_hints(names: Iterable[bytes]) -> list[str]:
     for own, name in by_stem.items():
         base, mark, suffix = own.rpartition(b"_")
         other = by_stem.get(base)
-        if mark and other is not None and role_of(printable(suffix)) == "beside":
+        if mark and other is not None and role_of(printable(suffix)) == "companion":
             kind = (other[len(base) :], name[len(base) :])
             found[kind] += 1
             example.setdefault(kind, (other, name))

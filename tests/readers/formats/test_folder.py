@@ -75,8 +75,8 @@ def test_an_irregular_file_is_quarantined(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "error", "word"),
     [
-        ("{tmp}/missing", DatasetNotFoundError, "nothing"),
-        ("file://{tmp}/missing", DatasetNotFoundError, "nothing"),
+        ("{tmp}/missing", DatasetNotFoundError, "no such file"),
+        ("file://{tmp}/missing", DatasetNotFoundError, "no such file"),
         ("{tmp}/empty", DatasetNotFoundError, "empty"),
         ("{tmp}/file", ConfigError, "folder"),
         ("nonsense://x/y", ConfigError, "nonsense"),

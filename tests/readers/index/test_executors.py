@@ -133,7 +133,7 @@ def test_refusals_and_a_worker_that_sees_nothing(
         return real(fn, *args)
 
     monkeypatch.setattr(watched, "submit", elsewhere)
-    with pytest.raises(DatasetNotFoundError, match=r"Worker .*process.*set isn't there on this"):
+    with pytest.raises(DatasetNotFoundError, match=r"Worker .*process.*set doesn't exist on this"):
         build(folder, tmp_path / "index", executor=watched)
 
 

@@ -159,7 +159,7 @@ def test_a_new_file_is_found_and_only_it_is_decoded(
     after = open_index(folder, verify=verify)
     assert (after.samples, after.quarantined, verify.decoded) == (13, 1, 13)
     assert after.fingerprint != before.fingerprint
-    assert "12 files as before, 2 new or changed, 0 gone" in caplog.text
+    assert "12 files are unchanged, 2 are new or changed, 0 are gone" in caplog.text
 
 
 def test_a_removed_file_is_noticed(folder: Path) -> None:
@@ -323,7 +323,7 @@ def test_packs_are_told_from_folders(folder: Path, tmp_path: Path) -> None:
     pack(folder, tmp_path / "pack", verify=images.verify)
     index = open_index(tmp_path / "pack")
     assert (index.kind, index.shuffled, index.seed) == ("pack", True, 0)
-    with pytest.raises(ConfigError, match="drop index="):
+    with pytest.raises(ConfigError, match="Leave index= out"):
         open_index(tmp_path / "pack", index=tmp_path / "index")
     with pytest.raises(ConfigError, match="pack"):
         build_index(tmp_path / "pack", verify=images.verify)

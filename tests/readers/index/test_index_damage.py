@@ -199,7 +199,7 @@ def test_data_that_changed_under_a_damaged_index_is_said(source: Path, tmp_path:
     for path in source.rglob("*.*"):
         path.write_bytes(path.read_bytes() + bytes(10240))
     job.let_go()
-    with warned_once(), pytest.raises(IndexChangedError, match="isn't what was indexed"):
+    with warned_once(), pytest.raises(IndexChangedError, match="has changed since it was indexed"):
         job.epoch()
     job.close()
 

@@ -1,9 +1,9 @@
-"""Pack over an executor: the driver lists, plans and completes, workers write one shard a task.
+"""Pack with an executor: the driver lists, plans and completes, workers write one shard per task.
 
-The driver may be killed: what is recorded in the folder stays, and the same call goes on after it.
-A task may run twice, at once or after one another: each run writes into a folder of its own below
-the driver's, and renames what it has made. The driver removes its folder before it completes the
-pack, so that a worker that was given up for dead can't put anything into it afterwards.
+If the driver is killed, the records in the folder stay, and the same call resumes from them. A task
+may run twice, at the same time or one after the other. Each task therefore writes into a folder of
+its own below the driver's, and renames the finished files. The driver removes its folder before it
+completes the pack, so that a lost worker can't add anything afterwards.
 """
 
 from __future__ import annotations
@@ -44,27 +44,30 @@ from penstock.readers.packing.pack_sources import (
 from penstock.readers.serialized_source import SerializedSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from concurrent.futures import Executor
 
     from numpy.typing import NDArray
 
     from penstock.readers.formats import Candidates
     from penstock.readers.index import DatasetAddress
-    from penstock.readers.packing.pack_sources import PackSource
+    from penstock.readers.packing.pack_sources import Groups, PackSource, Shards
     from penstock.readers.packing.transcode import Transcode
     from penstock.readers.sources import Source
     from penstock.readers.types import Progress, Verify
 
 
+_log = logging.getLogger("penstock")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackJob:
-    """What all tasks of a run have in common.
+    """The arguments that all tasks of a run share.
 
-    root: the pack's folder; run: the name of the driver's folder in it. source: pickled, a Reach
-    for candidates that each task brings, else a dataset to be opened. fingerprint: the source's.
-    indexes: local folders with the indexes of datasets, which have to be there.
-    verify: a name; workers: threads of a task.
+    root: the pack's folder. run: the name of the driver's folder in it. source: pickled; a
+    DatasetAddress if each task brings its candidates, else a dataset to open. fingerprint: of the
+    source. indexes: local folders with the indexes of datasets, which every machine must see.
+    verify: the name of a decoder. workers: threads of a task.
     """
 
     root: bytes
@@ -82,8 +85,9 @@ class PackJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShardTask:
-    """One shard of a pack. positions, ids: in the source, and in its index if no file were bad;
-    sizes: bytes; all int64, shape (n,). candidates: these samples, where there is no index."""
+    """One shard of a pack to write. positions: in the source. ids: in the source's index if no file
+    were bad. sizes: bytes. These are int64, shape (n,). candidates: these samples, if the source
+    has no index."""
 
     job: PackJob
     shard: int
@@ -94,13 +98,13 @@ class ShardTask:
 
 
 def run_folder(folder: PackFolder, run: bytes) -> bytes:
-    """Where the tasks of one run write."""
+    """Return the folder that the tasks of one run write to."""
     return os.path.join(folder.own, b"ranks", run)
 
 
 def check_worker(job: PackJob) -> None:
-    """Look whether this process sees the source and the destination, and has what checks samples.
-    Raises what says which of them it lacks."""
+    """Check that this process reaches the source and the destination, and has a decoder. Raises an
+    error that names what is missing."""
     folder = PackFolder(job.root, job.settings)
     if not os.path.isdir(run_folder(folder, job.run)):
         raise _unseen(job.root)
@@ -110,8 +114,8 @@ def check_worker(job: PackJob) -> None:
 
 
 def write_task(task: ShardTask) -> ShardRecord:
-    """Write one shard of a pack, unless it is there. Raises DestinationError (the destination isn't
-    seen from here, or the run is over), what reading raises, WriteError."""
+    """Write one shard of a pack, unless it is finished. Raises DestinationError if this machine
+    doesn't see the destination or the run is over, errors of reading, and WriteError."""
     job = task.job
     folder = PackFolder(job.root, job.settings)
     done = folder.read_record(task.shard)
@@ -121,15 +125,15 @@ def write_task(task: ShardTask) -> ShardRecord:
     source = _TaskSamples(_source(task), task)
     own.begin()
     count = len(task.positions)
-    one = Grouping(order=np.arange(count), bounds=np.array([0, count]))
+    grouping = Grouping(order=np.arange(count), bounds=np.array([0, count]))
     writer = ShardWriter(
         source=source,
-        plan=PackPlan(grouping=one, source_ids=task.ids),
+        plan=PackPlan(grouping=grouping, source_ids=task.ids),
         folder=own,
         verify=_verify(job),
         transcode=job.transcode,
         workers=job.workers,
-        progress=lambda *_: None,  # the driver tells it
+        progress=lambda *_: None,  # the driver reports it
     )
     try:
         (record,) = writer.write(range(1))
@@ -140,11 +144,12 @@ def write_task(task: ShardTask) -> ShardRecord:
 
 
 class _TaskFolder(PackFolder):
-    """Where one run of one task writes its only shard, before that gets its place and name."""
+    """The folder in which one run of a task writes its only shard, before the files get their final
+    names."""
 
     def __init__(self, folder: PackFolder, run: bytes, shard: int) -> None:
         super().__init__(folder.root, folder.settings)
-        self._whole, self._shard = folder, shard
+        self._pack, self._shard = folder, shard
         name = b"%06d-%s" % (shard, secrets.token_hex(8).encode())
         self._path = os.path.join(run_folder(folder, run), name)
 
@@ -163,31 +168,31 @@ class _TaskFolder(PackFolder):
         return os.path.join(self._path, b"%06d.json" % shard)
 
     def publish(self, record: ShardRecord) -> None:
-        """Put the shard into its place, then its record."""
+        """Move the shard to its final place, then its record."""
         try:
             if record.facts is not None:
-                os.replace(self.shard(0), self._whole.shard(self._shard))
-            os.replace(self.record(0), self._whole.record(self._shard))
+                os.replace(self.shard(0), self._pack.shard(self._shard))
+            os.replace(self.record(0), self._pack.record(self._shard))
         except FileNotFoundError:
             raise _unseen(self.root) from None
         except OSError as error:
-            raise write_error(self._whole.shard(self._shard), error) from error
+            raise write_error(self._pack.shard(self._shard), error) from error
 
     def remove(self) -> None:
-        """Take away what is left."""
+        """Remove the folder."""
         shutil.rmtree(self._path, ignore_errors=True)
 
 
 def _unseen(root: bytes) -> DestinationError:
     return DestinationError(
-        f"{printable(root)}: the folder of this run isn't there on this machine. Give a "
-        "destination that is mounted under the same path on every machine; or the process that "
-        "handed out this work has ended, and a newer one goes on."
+        f"{printable(root)}: the folder of this run doesn't exist on this machine. Give a "
+        "destination that is mounted under the same path on every machine. If it is, the driver of "
+        "this run has ended, and another one continues."
     )
 
 
 class _TaskSamples:
-    """Some samples of a source, as a `SampleSource`: position 0 is the first of them."""
+    """The samples of a task, as a `SampleSource`: position 0 is the first of them."""
 
     def __init__(self, source: PackSource, task: ShardTask) -> None:
         self._source, self._positions = source, task.positions
@@ -195,16 +200,10 @@ class _TaskSamples:
             self._positions = np.arange(len(task.positions))
         self.url, self.schema, self.sizes = source.url, source.schema, task.sizes
 
-    def groups(
-        self,
-        shards: Iterator[tuple[int, NDArray[np.int64]]],
-        *,
-        verify: Verify | None,
-        workers: int,
-    ) -> Iterator[SampleGroup]:
-        asked = ((shard, self._positions[mine]) for shard, mine in shards)
+    def groups(self, shards: Shards, *, verify: Verify | None, workers: int) -> Groups:
+        wanted = ((shard, self._positions[mine]) for shard, mine in shards)
         start = 0
-        for group in self._source.groups(asked, verify=verify, workers=workers):
+        for group in self._source.groups(wanted, verify=verify, workers=workers):
             end = start + len(group.positions)
             yield SampleGroup(
                 positions=np.arange(start, end), samples=group.samples, names=group.names
@@ -220,7 +219,8 @@ def _verify(job: PackJob) -> Verify | None:
 
 
 def _source(task: ShardTask) -> PackSource:
-    """The task's source, opened once a process. Raises what says why it can't be."""
+    """Return the task's source, which is opened once per process. Raises an error if it can't be
+    opened."""
     opened = _opened(task.job)
     if task.candidates is not None:
         origin, _ = opened
@@ -236,34 +236,32 @@ def _opened(job: PackJob) -> Any:
     opened = keep_open(f"pack {key}", lambda: _open(job))
     if job.kind != "candidates" and opened.fingerprint != job.fingerprint:
         raise IndexChangedError(
-            f"{opened.url}: it isn't the same here as where the work is handed out, as its index "
-            "differs. Are all machines looking at the same files?"
+            f"{opened.url}: its index differs from that of the driver. Check that all machines see "
+            "the same files."
         )
     return opened
 
 
 def _open(job: PackJob) -> Any:
-    made = pickle.loads(job.source)  # of the driver, as the task that it came with
+    # Unpickling is as safe as running the task: both come from the driver.
+    source = pickle.loads(job.source)
     if job.kind == "candidates":
-        return made.open()
-    check_indexes(made.url, job.indexes)
+        return source.open()
+    check_indexes(source.url, job.indexes)
     if job.kind == "pack":
-        assert isinstance(made, Dataset)
-        return PackedSource(made.open(), fields=job.fields, sizes_known=True)
-    if isinstance(made, Dataset):
-        there = made.open(verify=_verify(job), workers=job.workers)
-        if there.remote is not None and there.manifest.is_of_chunks:
-            made = copy_keeping(made, job.fields or tuple(made.schema))
-    return RowSource(made, fields=job.fields, verify=_verify(job), workers=job.workers)
-
-
-_log = logging.getLogger("penstock")
+        assert isinstance(source, Dataset)
+        return PackedSource(source.open(), fields=job.fields, sizes_known=True)
+    if isinstance(source, Dataset):
+        index = source.open(verify=_verify(job), workers=job.workers)
+        if index.remote is not None and index.manifest.is_of_chunks:
+            source = copy_keeping(source, job.fields or tuple(source.schema))
+    return RowSource(source, fields=job.fields, verify=_verify(job), workers=job.workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackWorkers:
-    """The workers of a pack, and what they have to know. verify: a name, None is the installed
-    decoder; workers: threads of each task."""
+    """The executor of a pack, and the settings of its tasks. verify: the name of a decoder; None
+    means the installed one. workers: threads of each task."""
 
     executor: Executor
     verify: str | None
@@ -275,33 +273,34 @@ class PackWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSource:
-    """What the workers of a pack get of its source, and how they read it. fields: those that are
-    packed, None is all."""
+    """The source of a pack for workers, and the way they read it. fields: the packed ones; None
+    means all."""
 
     kind: Literal["candidates", "pack", "rows"]
-    luggage: SerializedSource
+    serialized: SerializedSource
     fields: tuple[str, ...] | None = None
 
     @classmethod
-    def of_files(cls, reach: DatasetAddress) -> WorkerSource:
-        """Of data that has no index: each task brings what was listed of its samples."""
-        return cls(kind="candidates", luggage=SerializedSource(source=pickle.dumps(reach)))
+    def of_files(cls, address: DatasetAddress) -> WorkerSource:
+        """Describe data without an index: each task contains its candidates."""
+        return cls(kind="candidates", serialized=SerializedSource(source=pickle.dumps(address)))
 
     @classmethod
     def of_source(
         cls, source: Source, *, is_pack: bool, fields: tuple[str, ...] | None
     ) -> WorkerSource:
-        """Of what is open here, and is opened anew there. Raises ConfigError."""
+        """Describe an open source, which workers open again. Raises ConfigError if it can't be
+        sent."""
         kind: Literal["pack", "rows"] = "pack" if is_pack else "rows"
-        return cls(kind=kind, luggage=SerializedSource.of(source), fields=fields)
+        return cls(kind=kind, serialized=SerializedSource.of(source), fields=fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorWriter:
-    """Has the shards of a plan written by a crew, into a pack's folder that has begun."""
+    """Write the shards of a plan on the workers of an executor."""
 
-    crew: PackWorkers
-    luggage: WorkerSource
+    workers: PackWorkers
+    worker_source: WorkerSource
     source: PackSource
     plan: PackPlan
     folder: PackFolder
@@ -309,8 +308,8 @@ class ExecutorWriter:
     progress: Progress | None
 
     def write(self) -> dict[int, ShardRecord]:
-        """Have what isn't finished written; returns the records of all. Raises what a task raises,
-        with the worker's name, and WorkerError."""
+        """Write the shards that aren't finished, and return the records of all. Raises the errors
+        of tasks, with the worker's name, and WorkerError."""
         shards = range(self.plan.grouping.shards)
         records = {
             shard: record
@@ -326,25 +325,26 @@ class ExecutorWriter:
         if records:
             _log.info("Resuming: %d of %d shards are finished", len(records), len(shards))
             for shard in records:
-                self._tell(reporter, shard)
+                self._report(reporter, shard)
         left = [shard for shard in shards if shard not in records]
-        job = self._begun()
+        job = self._start_run()
         try:
             if left:
-                check_everywhere(self.crew.executor, check_worker, job)
+                check_everywhere(self.workers.executor, check_worker, job)
             tasks = (self._task(job, shard) for shard in left)
             for task, record in run_tasks(
-                self.crew.executor, write_task, tasks, what="shards", total=len(left)
+                self.workers.executor, write_task, tasks, what="shards", total=len(left)
             ):
                 records[task.shard] = record
-                self._tell(reporter, task.shard)
+                self._report(reporter, task.shard)
         finally:
-            # Whoever still writes has nowhere to put it.
+            # Tasks that still run can't write any more.
             shutil.rmtree(run_folder(self.folder, job.run), ignore_errors=True)
         return records
 
-    def _begun(self) -> PackJob:
-        """The job of a new run; what a dead driver's workers are still at comes to nothing."""
+    def _start_run(self) -> PackJob:
+        """Start a new run and return its job. The folders of earlier runs are removed, so that
+        their workers can't finish."""
         ranks = os.path.join(self.folder.own, b"ranks")
         for name in os.listdir(ranks):
             if name.startswith(b"run-"):
@@ -355,14 +355,14 @@ class ExecutorWriter:
             root=self.folder.root,
             run=run,
             settings=self.folder.settings,
-            kind=self.luggage.kind,
-            source=self.luggage.luggage.source,
+            kind=self.worker_source.kind,
+            source=self.worker_source.serialized.source,
             fingerprint=self.source.fingerprint,
-            indexes=self.luggage.luggage.indexes,
-            fields=self.luggage.fields,
+            indexes=self.worker_source.serialized.indexes,
+            fields=self.worker_source.fields,
             transcode=self.transcode,
-            verify=self.crew.verify,
-            workers=self.crew.workers,
+            verify=self.workers.verify,
+            workers=self.workers.workers,
         )
 
     def _task(self, job: PackJob, shard: int) -> ShardTask:
@@ -379,6 +379,6 @@ class ExecutorWriter:
             candidates=candidates,
         )
 
-    def _tell(self, reporter: ProgressReporter, shard: int) -> None:
+    def _report(self, reporter: ProgressReporter, shard: int) -> None:
         positions = self.plan.grouping.positions(shard)
         reporter.done(len(positions), int(self.source.sizes[positions].sum()))

@@ -1,8 +1,8 @@
 """Write the shards of a pack into its folder, with a record of each finished shard.
 
-Samples are read, checked, transcoded and written, shard by shard. Each shard is written, renamed
-into place and then recorded; the folder also holds the settings, which a run that resumes must
-match.
+Samples are read, checked, transcoded and written shard by shard. Each shard is written, renamed to
+its final name, and then recorded. The folder also contains the settings, which a run that resumes
+must match.
 """
 
 from __future__ import annotations
@@ -19,6 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import DatasetError, DestinationError, OtherVersionError, WriteError, ordered
+from penstock.readers.fields import (
+    DenseColumn,
+    EncodedColumn,
+    RaggedColumn,
+    image_fields,
+    is_progressive,
+)
 from penstock.readers.files import (
     OWN_FOLDER,
     ProgressReporter,
@@ -28,37 +35,37 @@ from penstock.readers.files import (
     write_json,
 )
 from penstock.readers.formats import ShardSummary, Sums
-from penstock.readers.formats.pack import write_shard
+from penstock.readers.formats.pack import PictureFacts, ShardContent, pack_forms, write_shard
 from penstock.readers.index import MANIFEST, check_summary, read_manifest
 from penstock.readers.origin import QUARANTINE, QuarantineEntry, noted_left_out
-from penstock.readers.packing.pack_sample import shard_content
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.pack import ShardContent
+    from penstock.readers.fields import Column, Schema
+    from penstock.readers.formats.pack import PackForm
     from penstock.readers.index import Manifest
     from penstock.readers.origin import LeftOut
     from penstock.readers.packing.pack_plan import PackPlan
-    from penstock.readers.packing.pack_sample import PackSample
-    from penstock.readers.packing.pack_sources import SampleGroup, SampleSource
+    from penstock.readers.packing.pack_sources import PackSample, SampleGroup, SampleSource
     from penstock.readers.packing.transcode import Transcode
-    from penstock.readers.types import Progress, Verify
+    from penstock.readers.types import Encoded, Facts, Progress, Verify
 
 _SHARD = re.compile(rb"\.?shard-\d{6,}\.arrow(\.tmp)?")
 _SETTINGS = b"pack.json"
 _REMEDY = "Give an empty or new folder as the destination."
+_EMPTY = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRecord:
-    """What is recorded of a finished shard.
+    """The record of a finished shard.
 
-    facts: None if none of its samples was good. rejected: ids in the source's index if no file
-    were bad, with what the quarantine shall say.
+    facts: None if none of its samples was good. rejected: the id of each bad sample in the source's
+    index if no file were bad, with its entry in the quarantine.
     """
 
     facts: ShardSummary | None
@@ -66,12 +73,12 @@ class ShardRecord:
 
 
 def shard_name(shard: int) -> bytes:
-    """Such as b"shard-000003.arrow"."""
+    """Return the name of a shard's file, such as b"shard-000003.arrow"."""
     return b"shard-%06d.arrow" % shard
 
 
 class PackFolder:
-    """A pack's folder while it is written. settings: what the pack shall be; equal settings make
+    """The folder of a pack that is being written. settings: identify the pack; equal settings make
     equal packs."""
 
     def __init__(self, root: bytes, settings: Mapping[str, Any]) -> None:
@@ -81,17 +88,17 @@ class PackFolder:
         self.settings = dict(settings)
 
     def finished(self) -> Manifest | None:
-        """The manifest, if this very pack is complete. Raises DestinationError if the folder holds
-        anything else; touches nothing."""
+        """Return the manifest if this very pack is complete, else None. Raises DestinationError if
+        the folder contains other data. Changes nothing."""
         try:
             names = set(os.listdir(self.root))
         except FileNotFoundError:
             return None
         except NotADirectoryError:
-            raise self._foreign("it is a file") from None
+            raise self._foreign("the destination is a file") from None
         strange = sorted(n for n in names if n != OWN_FOLDER and not _SHARD.fullmatch(n))
         if strange:
-            raise self._foreign(f"it holds other files ({printable(strange[0])}, …)")
+            raise self._foreign(f"the folder holds other files ({printable(strange[0])}, …)")
         own = set(os.listdir(self.own)) if OWN_FOLDER in names else set()
         if MANIFEST in own:
             return self._matching(os.path.join(self.own, MANIFEST))
@@ -99,11 +106,11 @@ class PackFolder:
             with open(os.path.join(self.own, _SETTINGS), "rb") as file:
                 self._compare(json.load(file))
         elif names - {OWN_FOLDER} or own - {os.path.basename(temp_name(_SETTINGS))}:
-            raise self._foreign("it holds shards or an index of something else")
+            raise self._foreign("the folder holds shards or an index of other data")
         return None
 
     def left_out(self, manifest: Manifest) -> Mapping[str, LeftOut]:
-        """The samples that the pack leaves out, by reason."""
+        """Return the samples that the pack leaves out, by reason."""
 
         def read() -> bytes:
             with open(os.path.join(self.own, QUARANTINE), "rb") as file:
@@ -115,34 +122,35 @@ class PackFolder:
         )
 
     def begin(self) -> None:
-        """Make the folders and say what this will be. Raises WriteError, DestinationError."""
-        # The settings first: with anything else beside it, a folder without them isn't ours.
+        """Create the folders and write the settings. Raises WriteError, DestinationError."""
+        # The settings come first: a folder with other files but without settings isn't a pack.
         make_folder(self.own)
         settings = os.path.join(self.own, _SETTINGS)
         if not os.path.exists(settings):
             try:
                 write_json(settings, self.settings)
-            except WriteError:  # another rank put the same file there at the same moment
+            except WriteError:  # another rank may have written the same file at the same time
                 if self.finished() is None and not os.path.exists(settings):
                     raise
         make_folder(self._records)
 
     def shard(self, shard: int) -> bytes:
-        """Path of a shard's file."""
+        """Return the path of a shard's file."""
         return os.path.join(self.root, shard_name(shard))
 
     def record(self, shard: int) -> bytes:
-        """Path of a shard's record."""
+        """Return the path of a shard's record."""
         return os.path.join(self._records, b"%06d.json" % shard)
 
     def write_record(self, shard: int, record: ShardRecord) -> None:
-        """Record a shard whose file is in place. Raises WriteError."""
+        """Record a shard whose file has its final name. Raises WriteError."""
         rejected = [[i, os.fsdecode(q.name), q.reason] for i, q in record.rejected]
         facts = asdict(record.facts) if record.facts is not None else None
         write_json(self.record(shard), {"facts": facts, "rejected": rejected})
 
     def read_record(self, shard: int) -> ShardRecord | None:
-        """A finished shard's record; None if it isn't finished or its file isn't as recorded."""
+        """Return the record of a finished shard. Return None if the shard isn't finished or its
+        file doesn't match the record."""
         try:
             with open(self.record(shard), "rb") as file:
                 record = _parse_record(json.load(file))
@@ -154,14 +162,15 @@ class PackFolder:
         return None
 
     def sweep(self, shards: range) -> None:
-        """Remove what a killed run left half-written of these shards."""
+        """Remove the temporary files that a killed run left of these shards."""
         for shard in shards:
             for path in (self.shard(shard), self.record(shard)):
                 with suppress(FileNotFoundError):
                     os.unlink(temp_name(path))
 
     def tidy(self) -> None:
-        """After the manifest: what only an unfinished pack needs goes."""
+        """Remove the files that only an unfinished pack needs. Call this after the manifest is
+        written."""
         shutil.rmtree(self._records, ignore_errors=True)
         shutil.rmtree(os.path.join(self.own, b"ranks"), ignore_errors=True)
         for name in os.listdir(self.own):
@@ -173,32 +182,31 @@ class PackFolder:
         try:
             manifest = read_manifest(path, remedy=_REMEDY)
         except OtherVersionError:
-            raise self._foreign("it holds a pack of another version of Penstock") from None
+            raise self._foreign("the folder holds a pack of another version of Penstock") from None
         except DatasetError as error:
             raise self._foreign(str(error).rstrip(".")) from error
         if manifest.format.indexing is not None:
-            raise self._foreign("it is images or tar files with their index")
+            raise self._foreign("the folder holds images or tar files with their index")
         self._compare(manifest.about.settings)
-        sizes = zip(manifest.names, manifest.shard_bytes.tolist(), strict=True)
-        for name, size_bytes in sizes:
-            found = os.path.join(self.root, name)
-            if not os.path.exists(found) or os.stat(found).st_size != size_bytes:
+        for name, size_bytes in zip(manifest.names, manifest.shard_bytes.tolist(), strict=True):
+            shard = os.path.join(self.root, name)
+            if not os.path.exists(shard) or os.stat(shard).st_size != size_bytes:
                 raise self._foreign(
-                    f"it is this pack, but {printable(name)} is missing or truncated"
+                    f"the folder holds this pack, but {printable(name)} is missing or truncated"
                 )
         return manifest
 
-    def _compare(self, there: Mapping[str, Any]) -> None:
-        differing = sorted(k for k, v in self.settings.items() if there.get(k) != v)
+    def _compare(self, found: Mapping[str, Any]) -> None:
+        differing = sorted(k for k, v in self.settings.items() if found.get(k) != v)
         if differing:
             key = differing[0]
             raise self._foreign(
-                f"it holds a pack with another {key} ({there.get(key)!r}, this is "
+                f"the folder holds a pack with another {key} ({found.get(key)!r}; this pack has "
                 f"{self.settings[key]!r})"
             )
 
-    def _foreign(self, why: str) -> DestinationError:
-        return DestinationError(f"{printable(self.root)}: {why}. Nothing was touched. {_REMEDY}")
+    def _foreign(self, reason: str) -> DestinationError:
+        return DestinationError(f"{printable(self.root)}: {reason}. Nothing was changed. {_REMEDY}")
 
 
 def _parse_record(value: Mapping[str, Any]) -> ShardRecord:
@@ -236,8 +244,8 @@ class _ShardDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardWriter:
-    """Writes shards of a plan into a pack's folder. verify: decodes images, None for the installed
-    decoder; workers: threads."""
+    """Write shards of a plan into a pack's folder. verify: decodes images; None means the installed
+    decoder. workers: threads."""
 
     source: SampleSource
     plan: PackPlan
@@ -248,7 +256,8 @@ class ShardWriter:
     progress: Progress | None
 
     def write(self, mine: range) -> list[ShardRecord]:
-        """Write the shards of one rank that aren't finished; returns the records of all of them.
+        """Write the shards of one rank that aren't finished, and return the records of all its
+        shards.
 
         Raises IndexChangedError, DatasetError, FetchError, WriteError.
         """
@@ -292,21 +301,20 @@ class ShardWriter:
     def _transcoded(self, group: SampleGroup) -> Iterable[PackSample | Rejection]:
         if not self.transcode.is_needed:
             return group.samples
+
+        def transcode(sample: PackSample | Rejection) -> PackSample | Rejection:
+            if isinstance(sample, Rejection):
+                return sample
+            return self.transcode.apply(sample, self.source.schema)
+
         ahead = self.workers + 2
         return ordered(
-            self._transcode, group.samples, workers=self.workers, ahead=ahead, name="transcode"
+            transcode, group.samples, workers=self.workers, ahead=ahead, name="transcode"
         )
-
-    def _transcode(self, sample: PackSample | Rejection) -> PackSample | Rejection:
-        if isinstance(sample, Rejection):
-            return sample
-        return self.transcode.apply(sample, self.source.schema)
 
     def _write_shard(self, draft: _ShardDraft) -> ShardRecord:
         content = self._content(draft)
-        facts = None
-        if content is not None:
-            facts = write_shard(self.folder.shard(draft.shard), content)
+        facts = None if content is None else write_shard(self.folder.shard(draft.shard), content)
         rejected = [
             (
                 int(self.plan.source_ids[position]),
@@ -320,15 +328,88 @@ class ShardWriter:
         return record
 
     def _content(self, draft: _ShardDraft) -> ShardContent | None:
-        """What goes into a shard; None where no sample is good."""
+        """Return the content of a shard, or None if no sample is good."""
         good = [sample for sample in draft.samples if not isinstance(sample, Rejection)]
         if not good:
             return None
         is_good = np.array([not isinstance(sample, Rejection) for sample in draft.samples], bool)
         names = zip(draft.names, is_good.tolist(), strict=True)
-        return shard_content(
+        return _shard_content(
             good,
             self.source.schema,
             source=self.plan.source_ids[draft.positions[is_good]],
             names=[name for name, is_one in names if is_one],
         )
+
+
+def _shard_content(
+    samples: Sequence[PackSample],
+    schema: Schema,
+    *,
+    source: NDArray[np.int64],
+    names: Sequence[bytes],
+) -> ShardContent:
+    """Build the columns of a shard from at least one sample. source, names: see `ShardContent`."""
+    columns: dict[str, Column] = {}
+    crcs: dict[str, NDArray[np.uint32]] = {}
+    pictures: dict[str, PictureFacts] = {}
+    present: dict[str, NDArray[np.bool_]] = {}
+    images = image_fields(schema, schema)
+    for name, form in pack_forms(schema).items():
+        if form.kind == "bytes":
+            payloads = [sample.payloads.get(name) for sample in samples]
+            facts = [sample.facts.get(name) for sample in samples]
+            is_present = np.array([each is not None for each in payloads], bool)
+            columns[name] = EncodedColumn([_EMPTY if p is None else p for p in payloads])
+            crcs[name] = np.array([0 if f is None else f.crc32c for f in facts], np.uint32)
+            if form.is_picture:
+                pictures[name] = _picture(facts, payloads if name in images else None)
+        else:
+            arrays = [sample.arrays.get(name) for sample in samples]
+            is_present = np.array([each is not None for each in arrays], bool)
+            columns[name] = _numbers(arrays, form)
+        if not is_present.all():
+            present[name] = is_present
+    return ShardContent(
+        schema=schema,
+        columns=columns,
+        crcs=crcs,
+        pictures=pictures,
+        present=present,
+        source=source,
+        names=names,
+    )
+
+
+def _picture(
+    facts: Sequence[Facts | None], images: Sequence[Encoded | None] | None
+) -> PictureFacts:
+    shapes = [(0, 0, 0) if each is None else each.shape for each in facts]
+    return PictureFacts(
+        shapes=np.array(shapes, np.int64).reshape(len(facts), 3),
+        codecs=["" if each is None else each.codec for each in facts],
+        progressive=(
+            None
+            if images is None
+            else sum(is_progressive(image) for image in images if image is not None)
+        ),
+    )
+
+
+def _numbers(arrays: Sequence[NDArray[Any] | None], form: PackForm) -> Column:
+    """Build a column of arrays; a missing sample becomes zeros, or an empty array."""
+    if not form.is_span:
+        dense = np.zeros((len(arrays), *(length or 0 for length in form.row)), form.dtype)
+        for row, each in enumerate(arrays):
+            if each is not None:
+                dense[row] = each
+        return DenseColumn(dense)
+    lengths = form.row if form.kind == "shaped" else (0, *form.row)
+    empty = np.empty(tuple(length or 0 for length in lengths), form.dtype)
+    values = [empty if each is None else each.astype(form.dtype, copy=False) for each in arrays]
+    like = RaggedColumn(empty, np.zeros(1, np.int64))
+    if form.kind == "shaped":
+        like = RaggedColumn(
+            empty.reshape(-1), np.zeros(1, np.int64), np.zeros((0, empty.ndim), np.int64)
+        )
+    return RaggedColumn.of(values, like=like)

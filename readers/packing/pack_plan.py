@@ -1,7 +1,7 @@
-"""Plan which sample goes into which shard of a pack, from names and sizes, before anything is read.
+"""Plan which sample is packed into which shard, from names and sizes, before any data is read.
 
-So every rank knows the entire plan, a killed run goes on where it stopped, and the result depends
-on neither. Samples that turn out bad drop out of their shard and nothing else moves.
+So every rank knows the entire plan, a killed run can resume, and the result depends on neither. Bad
+samples are left out of their shard, and no other sample moves.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from penstock.readers.formats import Candidates
 
 WINDOW_BYTES = 2**29
-"""Of the samples in chunks that a shuffled pack mixes at a time, 8 of its usual shards. The same on
-every machine, as ranks must agree; decoded chunks have more memory than that where there is."""
+"""The bytes of samples in chunks that a shuffled pack mixes at a time: 8 shards of the default
+size. It is the same on every machine, because ranks must agree. Decoded chunks may use more memory
+if there is more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
-    """Which sample goes into which shard.
+    """The assignment of samples to shards.
 
     grouping: positions in the source, by shard of the pack. source_ids: by position, the id in the
     source's index if no file were bad, int64, shape (n,).
@@ -41,8 +42,8 @@ class PackPlan:
 def plan_candidates(
     candidates: Candidates, *, shuffle: bool, seed: int, shard_bytes: int
 ) -> PackPlan:
-    """The plan for data that has no index. Unshuffled, ids are those that its index would give; and
-    the shards are the index's too, where it cuts them to this size."""
+    """Plan a pack of data that has no index. Unshuffled, the ids are those of its index; the shards
+    are those of its index too if these have the same size."""
     index = candidates.shards
     source_ids = np.empty(len(index.order), np.int64)
     source_ids[index.order] = np.arange(len(index.order))
@@ -56,7 +57,7 @@ def plan_candidates(
 def plan_samples(
     sizes: NDArray[np.int64], *, shuffle: bool, seed: int, shard_bytes: int
 ) -> PackPlan:
-    """The plan for samples whose ids are their positions. sizes: bytes, int64, shape (n,)."""
+    """Plan a pack of samples whose ids are their positions. sizes: bytes, int64, shape (n,)."""
     ids = np.arange(len(sizes), dtype=np.int64)
     order = shuffled(len(sizes), seed) if shuffle else ids
     return PackPlan(grouping=cut_evenly(order, sizes, shard_bytes), source_ids=ids)
@@ -71,10 +72,10 @@ def plan_units(
     shard_bytes: int,
     window_bytes: int = WINDOW_BYTES,
 ) -> PackPlan:
-    """The plan for samples that lie in decode units: these are shuffled, and the samples of a
-    window of them, so that each is decoded once and no more than a window is in memory.
+    """Plan a pack of samples in decode units. The units are shuffled, then the samples of a window
+    of units, so that each unit is decoded once and at most one window is in memory.
 
-    units: rows of each, by shard, empty where a sample can be had alone; sizes: bytes, int64, shape
+    units: rows of each, by shard; empty if a sample can be read alone. sizes: bytes, int64, shape
     (n,). window_bytes: of the units that are mixed.
     """
     if not shuffle:
@@ -93,15 +94,15 @@ def plan_units(
 
 
 def shuffled(count: int, seed: int) -> NDArray[np.int64]:
-    """A permutation of range(count), int64: by a keyed hash, so that no numpy version changes
-    it."""
+    """Return a permutation of range(count), int64, from a keyed hash, so that it doesn't depend on
+    the version of numpy."""
     keys = keyed_hash(seed, np.arange(count, dtype=np.int64))
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 
 def cut_evenly(order: NDArray[np.int64], sizes: NDArray[np.int64], shard_bytes: int) -> Grouping:
-    """Cut a sequence of samples into ceil(total / shard_bytes) shards of about equal bytes; fewer
-    where samples are larger than a shard. order: positions in sizes, int64, shape (n,)."""
+    """Cut a sequence of samples into ceil(total / shard_bytes) shards of about equal bytes, or
+    fewer if samples are larger than a shard. order: positions in sizes, int64, shape (n,)."""
     before = np.concatenate(([0], np.cumsum(sizes[order], dtype=np.int64)))
     total = int(before[-1])
     count = max(1, -(-total // shard_bytes))

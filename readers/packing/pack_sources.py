@@ -1,7 +1,7 @@
 """Read and check the samples that a pack is made from.
 
-They come from data without an index of its own, from another pack, or from any dataset, part of one
-or several joined end to end.
+They come from data without an index of its own, from another pack, or from any dataset, a part of
+one, or several joined.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from penstock.readers.fields import (
     EncodedColumn,
     ListColumn,
     Naming,
+    RaggedColumn,
     Schema,
     Settling,
     Text,
@@ -39,7 +40,6 @@ from penstock.readers.files import printable
 from penstock.readers.formats.pack import pack_forms, pack_shard
 from penstock.readers.index import check_units, cut_into_batches, read_candidate_batches
 from penstock.readers.packing.pack_plan import PackPlan, plan_candidates, plan_samples, plan_units
-from penstock.readers.packing.pack_sample import PackSample, payload_of
 from penstock.readers.reading import OPENERS, OpenShards
 from penstock.readers.types import Facts, Rejection
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Column, FieldType, SampleBatch
+    from penstock.readers.fields import Column, SampleBatch
     from penstock.readers.formats import Candidates, Indexing
     from penstock.readers.formats.pack import PackBlob, PackField, PackShard
     from penstock.readers.index import CandidateBatch, Index
@@ -58,12 +58,32 @@ if TYPE_CHECKING:
 
     _Shard = PackShard | PackBlob
     _Payloads = dict[str, list[Encoded | Rejection | None]]
+    Shards = Iterator[tuple[int, NDArray[np.int64]]]
+    Groups = Iterator["SampleGroup"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackSample:
+    """One good sample to pack, by field; a field that it lacks is absent.
+
+    payloads: bytes of encoded fields. facts: of the same fields. arrays: the values of all other
+    fields in their own shape and in the stored dtype.
+    """
+
+    payloads: Mapping[str, Encoded]
+    facts: Mapping[str, Facts]
+    arrays: Mapping[str, NDArray[Any]]
+
+    @property
+    def fields(self) -> set[str]:
+        """Return the names of the sample's fields."""
+        return {*self.payloads, *self.arrays}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleGroup:
-    """Some samples of one shard to be, read and examined. positions: int64, shape (n,); samples:
-    each, or why it is bad; names: in the source."""
+    """Some samples of one shard, read and checked. positions: int64, shape (n,). samples: each
+    sample, or its rejection. names: in the source."""
 
     positions: NDArray[np.int64]
     samples: list[PackSample | Rejection]
@@ -71,37 +91,31 @@ class SampleGroup:
 
 
 class SampleSource(Protocol):
-    """What shards are written from: samples by their positions.
+    """Samples by position, which shards are written from.
 
-    schema: the fields that are packed; a mask's dtype may be unsettled. sizes: bytes of each
-    sample, int64, shape (n,).
+    schema: the packed fields; a mask's dtype may be unknown. sizes: bytes of each sample, int64,
+    shape (n,).
     """
 
     url: str
     schema: Schema
     sizes: NDArray[np.int64]
 
-    def groups(
-        self,
-        shards: Iterator[tuple[int, NDArray[np.int64]]],
-        *,
-        verify: Verify | None,
-        workers: int,
-    ) -> Iterator[SampleGroup]:
-        """The samples of (shard, positions), in that order, in pieces of one shard each. verify:
-        decodes images, None for the installed decoder; samples that were verified aren't again."""
+    def groups(self, shards: Shards, *, verify: Verify | None, workers: int) -> Groups:
+        """Read the samples of (shard, positions), in that order, in groups of one shard each.
+        verify: decodes images; None means the installed decoder. Samples that were verified before
+        aren't verified again."""
 
     def name(self, position: int) -> bytes:
-        """A sample's name for the quarantine."""
+        """Return a sample's name for the quarantine."""
 
 
 class PackSource(SampleSource, Protocol):
-    """What a whole pack is made from.
+    """The source of a complete pack.
 
-    fingerprint: changes when anything about the source does. has_ids: its samples have ids already,
-    which don't change where one of them turns out bad. has_papers, max_pixels: as of
-    `Candidates`. left_out:
-    samples that it left out itself, before any was read for the pack, and that aren't in
+    fingerprint: changes with anything about the source. has_ids: True if its samples already have
+    ids, which don't change if one of them is bad. has_papers, max_pixels: see `Candidates`.
+    left_out: samples that the source left out before it was read for the pack, and that aren't in
     `quarantined`.
     """
 
@@ -113,13 +127,13 @@ class PackSource(SampleSource, Protocol):
     left_out: Mapping[str, LeftOut]
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
-        """Which sample goes into which shard."""
+        """Plan which sample is packed into which shard."""
 
 
 class CandidateSource:
-    """Data without an index of its own: each sample is read where it lies and checked once, on its
-    way into the pack. Of remote objects that hold many samples as many stay in the cache as it has
-    room for: a shuffled shard takes from all."""
+    """Data without an index of its own: each sample is read and checked once, while it is packed.
+    Of remote objects that hold many samples, the cache keeps as many as it has room for, because a
+    shuffled shard reads from all of them."""
 
     has_ids = False
 
@@ -132,26 +146,33 @@ class CandidateSource:
         renames: Mapping[str, str] | None = None,
         workers: int,
     ) -> None:
-        """renames: names of fields, each with that which the candidates have for it."""
+        """renames: new names of fields, each mapped to its name in the candidates."""
         listing = indexing.list(origin)
         found = listing.candidates(workers=workers)
         if renames:
-            found = _renamed(found, Naming.of(found.schema, renames, (), url=origin.url))
+            naming = Naming.of(found.schema, renames, (), url=origin.url)
+            found = replace(
+                found,
+                schema=naming.schema,
+                spans=naming.new(found.spans),
+                values=naming.new(found.values),
+                present=naming.new(found.present),
+            )
         if origin.arrangement.max_pixels is not None:
             found = replace(found, max_pixels=origin.arrangement.max_pixels)
         found = _settled(origin, with_fields(found, fields), workers=workers)
         check_units(found)
-        told = f"{listing.snapshot().fingerprint}{origin.variant}"
-        self._take(origin, found, hashlib.sha256(told.encode()).hexdigest())
+        identity = f"{listing.snapshot().fingerprint}{origin.variant}"
+        self._set(origin, found, hashlib.sha256(identity.encode()).hexdigest())
 
     @classmethod
     def of(cls, origin: Origin, candidates: Candidates, *, fingerprint: str) -> CandidateSource:
-        """Candidates that somebody has listed and settled already."""
+        """Build the source from candidates that are already listed and settled."""
         made = cls.__new__(cls)
-        made._take(origin, candidates, fingerprint)
+        made._set(origin, candidates, fingerprint)
         return made
 
-    def _take(self, origin: Origin, found: Candidates, fingerprint: str) -> None:
+    def _set(self, origin: Origin, found: Candidates, fingerprint: str) -> None:
         self._origin, self.candidates = origin, found
         self.url, self.fingerprint = origin.url, fingerprint
         self.schema, self.sizes, self.quarantined = found.schema, found.sizes, found.quarantined
@@ -162,13 +183,7 @@ class CandidateSource:
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         return plan_candidates(self.candidates, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
 
-    def groups(
-        self,
-        shards: Iterator[tuple[int, NDArray[np.int64]]],
-        *,
-        verify: Verify | None,
-        workers: int,
-    ) -> Iterator[SampleGroup]:
+    def groups(self, shards: Shards, *, verify: Verify | None, workers: int) -> Groups:
         found = self.candidates
         decoder = verify_for(self.schema, verify, workers=workers, max_pixels=found.max_pixels)
         for chunk in read_candidate_batches(self._origin, found, shards, workers=workers):
@@ -182,19 +197,8 @@ class CandidateSource:
         return self.candidates.names[position]
 
 
-def _renamed(candidates: Candidates, naming: Naming) -> Candidates:
-    """Candidates under the new names."""
-    return replace(
-        candidates,
-        schema=naming.schema,
-        spans=naming.new(candidates.spans),
-        values=naming.new(candidates.values),
-        present=naming.new(candidates.present),
-    )
-
-
 def with_fields(candidates: Candidates, fields: Sequence[str] | None) -> Candidates:
-    """Candidates with some of their fields. Raises ConfigError for others."""
+    """Select some fields of candidates. Raises ConfigError for others."""
     if fields is None:
         return candidates
     schema = chosen_schema(candidates.schema, fields)
@@ -208,8 +212,8 @@ def with_fields(candidates: Candidates, fields: Sequence[str] | None) -> Candida
 
 
 def chosen_schema(schema: Schema, fields: Sequence[str]) -> Schema:
-    """Some fields of a schema. Raises ConfigError for what is none, and for what belongs to a field
-    that isn't among them."""
+    """Select some fields of a schema. Raises ConfigError for an unknown field, and for one that
+    belongs to a field that isn't selected."""
     wrong = [name for name in fields if name not in schema]
     if wrong or not fields or len(set(fields)) < len(fields):
         raise ConfigError(f"fields: got {list(fields)}, wanted some of {list(schema)}, each once.")
@@ -217,37 +221,30 @@ def chosen_schema(schema: Schema, fields: Sequence[str]) -> Schema:
 
 
 def _settled(origin: Origin, candidates: Candidates, *, workers: int) -> Candidates:
-    """Candidates whose arrays have a dtype and as many dimensions as they have: they are read for
-    it, since a shard's columns have types. Raises DatasetError (they differ)."""
+    """Read all arrays of unknown dtype or number of dimensions to find these, because a shard's
+    columns have types. Raises DatasetError if they differ."""
     schema = candidates.schema
     arrays = schema.of_type(Array)
-    open = {name: arrays[name] for name in schema.unsettled if name in arrays}
-    if not open:
+    unsettled = {name: arrays[name] for name in schema.unsettled if name in arrays}
+    if not unsettled:
         return candidates
-    # Belonging to nothing, they can be read without it.
-    apart = Schema({**schema, **{name: replace(type, of=None) for name, type in open.items()}})
-    alone = with_fields(replace(candidates, schema=apart), tuple(open))
+    # Without `of`, they can be read alone.
+    apart = Schema({**schema, **{name: replace(type, of=None) for name, type in unsettled.items()}})
+    alone = with_fields(replace(candidates, schema=apart), tuple(unsettled))
     settling = Settling(alone.schema)
-    every = (
-        (shard, candidates.shards.positions(shard)) for shard in range(candidates.shards.shards)
-    )
-    for chunk in read_candidate_batches(origin, alone, every, workers=workers):
+    shards = ((n, candidates.shards.positions(n)) for n in range(candidates.shards.shards))
+    for chunk in read_candidate_batches(origin, alone, shards, workers=workers):
         for position, facts in zip(
             chunk.positions.tolist(), chunk.examine(alone, None), strict=True
         ):
             if not isinstance(facts, Rejection):
                 settling.see(facts, sample=printable(candidates.names[position]))
-    found = settling.schema()
-    return replace(candidates, schema=Schema({**schema, **_belonging(found, open)}))
-
-
-def _belonging(found: Schema, to: Mapping[str, Array]) -> dict[str, FieldType]:
-    """Arrays with what each belongs to."""
-    return {
-        name: replace(type, of=to[name].of)
-        for name, type in found.items()
+    settled = {
+        name: replace(type, of=unsettled[name].of)
+        for name, type in settling.schema().items()
         if isinstance(type, Array)
     }
+    return replace(candidates, schema=Schema({**schema, **settled}))
 
 
 def _samples(
@@ -272,23 +269,21 @@ def _samples(
                 if isinstance(type, Boxes):
                     units.see(name, type, arrays[name])
         for name, column in candidates.values.items():
-            there = candidates.present.get(name)
-            if there is not None and not there[position]:
+            present = candidates.present.get(name)
+            if present is not None and not present[position]:
                 continue
             if isinstance(column, ListColumn | EncodedColumn):
                 payloads[name] = payload = payload_of(column, position)
                 codec = "utf-8" if isinstance(candidates.schema[name], Text) else "bytes"
                 kept[name] = Facts(crc32c(payload), 0, len(payload), (), codec)
-            elif isinstance(column, DenseColumn):
-                arrays[name] = column.values[position]
             else:
                 arrays[name] = column.sample(position)
         yield PackSample(payloads=payloads, facts=kept, arrays=arrays)
 
 
 class PackedSource:
-    """Another pack: its samples were checked when it was written, so their CRCs are checked here
-    and their facts are taken over."""
+    """Another pack. Its samples were checked when it was written, so only their CRCs are checked
+    and their facts are reused."""
 
     has_ids = True
     has_papers = False
@@ -296,8 +291,8 @@ class PackedSource:
     def __init__(
         self, index: Index, *, fields: Sequence[str] | None = None, sizes_known: bool = False
     ) -> None:
-        """sizes_known: the caller fills in the sizes of those that it asks for, and no shard is
-        opened for them."""
+        """sizes_known: True if the caller sets the sizes of the samples that it reads; then no
+        shard is opened for them."""
         self._index, self._opened = index, OpenShards(index)
         self.url, self.fingerprint = index.url, index.fingerprint
         self.schema = index.schema if fields is None else chosen_schema(index.schema, fields)
@@ -320,7 +315,7 @@ class PackedSource:
         return pack_shard(shard)
 
     def _sizes(self, shard: _Shard) -> NDArray[np.int64]:
-        """The bytes of each sample in the fields that are packed."""
+        """Return the bytes of each sample in the packed fields."""
         total = np.zeros(len(shard.columns), np.int64)
         for name, form in pack_forms(self.schema).items():
             bounds = shard.columns.fields[name].bounds
@@ -332,13 +327,7 @@ class PackedSource:
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         return plan_samples(self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
 
-    def groups(
-        self,
-        shards: Iterator[tuple[int, NDArray[np.int64]]],
-        *,
-        verify: Verify | None,
-        workers: int,
-    ) -> Iterator[SampleGroup]:
+    def groups(self, shards: Shards, *, verify: Verify | None, workers: int) -> Groups:
         del verify
         pieces = (
             positions[part]
@@ -361,7 +350,7 @@ class PackedSource:
         return SampleGroup(positions=ids, samples=samples, names=names)
 
     def _samples(self, number: int, rows: NDArray[np.int64]) -> tuple[_Shard, list[PackSample]]:
-        """A shard and samples of it; what the cache has wrong is fetched again."""
+        """Return a shard and some of its samples. Damaged bytes in the cache are fetched again."""
         shard = self._shard(number)
         try:
             return shard, self._checked(number, shard, rows)
@@ -377,23 +366,23 @@ class PackedSource:
         arrays: list[dict[str, NDArray[Any]]] = [{} for _ in rows]
         for name, type in self.schema.items():
             field = shard.columns.fields[name]
-            there = np.ones(len(rows), bool) if field.present is None else field.present[rows]
-            places = np.flatnonzero(there).tolist()
-            here = rows[there]
+            is_present = np.ones(len(rows), bool) if field.present is None else field.present[rows]
+            places = np.flatnonzero(is_present).tolist()
+            present = rows[is_present]
             if field.bounds is None:
-                values = self._values(number, shard, name, field, here)
+                values = self._values(number, shard, name, field, present)
                 for place, value in zip(places, values, strict=True):
                     arrays[place][name] = value
                 continue
-            spans = self._spans(number, shard, name, field, here)
+            spans = self._spans(number, shard, name, field, present)
             if field.form.kind != "bytes":
                 assert field.shapes is not None
-                for place, row, data in zip(places, here.tolist(), spans, strict=True):
+                for place, row, data in zip(places, present.tolist(), spans, strict=True):
                     shape = field.shapes[row]
                     arrays[place][name] = data.view(field.form.dtype).reshape(shape)
                 continue
             noted = _facts(
-                shard, name, field, here, codec="utf-8" if isinstance(type, Text) else ""
+                shard, name, field, present, codec="utf-8" if isinstance(type, Text) else ""
             )
             for place, data, each in zip(places, spans, noted, strict=True):
                 payloads[place][name], facts[place][name] = data, each
@@ -416,7 +405,7 @@ class PackedSource:
     def _values(
         self, number: int, shard: _Shard, name: str, field: PackField, rows: NDArray[np.int64]
     ) -> NDArray[Any]:
-        """Numbers, or arrays of one shape, of some rows."""
+        """Return the numbers, or the arrays of one shape, of some rows."""
         if field.form.kind == "value":
             assert field.values is not None
             return field.values[rows]
@@ -443,7 +432,7 @@ class PackedSource:
 def _facts(
     shard: _Shard, name: str, field: PackField, rows: NDArray[np.int64], *, codec: str
 ) -> Iterator[Facts]:
-    """What is noted of encoded samples. codec: of those of which none is noted."""
+    """Yield the recorded facts of encoded samples. codec: of samples without a recorded one."""
     assert field.bounds is not None
     assert field.crcs is not None
     try:
@@ -462,8 +451,8 @@ def _facts(
 
 
 class RowSource:
-    """Samples that a source of any kind reads. What is encoded is checked once more on its way, and
-    so are boxes and points: only their indexes know what was found of them."""
+    """The samples of any source. Encoded fields are checked again while they are packed, and so are
+    boxes and points, because only the indexes of the source know their facts."""
 
     has_ids = True
     has_papers = False
@@ -476,7 +465,7 @@ class RowSource:
         verify: Verify | None = None,
         workers: int,
     ) -> None:
-        """verify, workers: for a dataset that has no index yet. Raises what opening it raises."""
+        """verify, workers: for a dataset that has no index yet. Raises the errors of opening it."""
         if isinstance(source, Dataset):
             source.open(verify=verify, workers=workers)
         self._source, contents = source, source.contents
@@ -490,7 +479,7 @@ class RowSource:
         self.schema = schema if fields is None else chosen_schema(schema, fields)
         self.quarantined: list[QuarantineEntry] = []
         self.left_out, self.max_pixels = source.samples_left_out, contents.max_pixels
-        # As large as those of its shard are on average: nobody knows before it is read.
+        # The mean of its shard: the size of a sample is unknown until it is read.
         means = np.maximum(1, self._shard_bytes() // contents.sizes)
         self.sizes = np.repeat(means, contents.sizes)
         self._boxes = BoxChecks.of(self.schema, [*self.schema], samples=len(source))
@@ -502,18 +491,16 @@ class RowSource:
             plan = plan_samples(self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
         else:
             sizes = self._source.contents.sizes.tolist()
-            alone = [np.ones(size, np.int64) for size in sizes]
-            each = [mine if len(mine) else one for mine, one in zip(units, alone, strict=True)]
-            plan = plan_units(each, self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
+            units = [
+                rows if len(rows) else np.ones(size, np.int64)
+                for rows, size in zip(units, sizes, strict=True)
+            ]
+            plan = plan_units(
+                units, self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes
+            )
         return replace(plan, source_ids=self._ids)
 
-    def groups(
-        self,
-        shards: Iterator[tuple[int, NDArray[np.int64]]],
-        *,
-        verify: Verify | None,
-        workers: int,
-    ) -> Iterator[SampleGroup]:
+    def groups(self, shards: Shards, *, verify: Verify | None, workers: int) -> Groups:
         decoder = verify_for(self.schema, verify, workers=workers, max_pixels=self.max_pixels)
         pieces = (
             positions[part]
@@ -535,7 +522,8 @@ class RowSource:
     ) -> tuple[NDArray[np.int64], SampleBatch, dict[int, str]]:
         rows = self._source.contents.rows(positions)
         bad: dict[int, str] = {}
-        # A sample whose checksum is wrong was good once; in a chunk nobody has seen it before.
+        # Samples in chunks are decoded here for the first time, so they may be bad. For other
+        # samples a wrong checksum means damage since the index was built, which is an error.
         batch = self._source.read(
             rows, fields=tuple(self.schema), bad=bad if self._is_of_chunks else None
         )
@@ -544,7 +532,8 @@ class RowSource:
         return positions, batch, bad
 
     def _shard_bytes(self) -> NDArray[np.int64]:
-        """What the samples of each shard take in a pack, as far as that is known."""
+        """Return the bytes that the samples of each shard take in a pack, as far as they are
+        known."""
         source, contents = self._source, self._source.contents
         if not isinstance(source, Dataset) or not self._is_of_chunks:
             return contents.shard_bytes
@@ -562,14 +551,14 @@ class RowSource:
     def _samples(
         self, batch: SampleBatch, decoder: Verify | None, bad: Mapping[int, str]
     ) -> Iterator[PackSample | Rejection]:
-        columns, everyone = batch.columns, np.ones(len(batch), bool)
-        there = {name: batch.present.get(name, everyone) for name in self.schema}
+        columns, all_rows = batch.columns, np.ones(len(batch), bool)
+        present = {name: batch.present.get(name, all_rows) for name in self.schema}
         encoded: _Payloads = {
             name: [
                 payload_of(columns[name], row) if has and row not in bad else None
                 for row, has in enumerate(mine)
             ]
-            for name, mine in there.items()
+            for name, mine in present.items()
             if is_encoded(self.schema[name])
         }
         results: Sequence[Mapping[str, Facts] | Rejection] = [{}] * len(batch)
@@ -591,9 +580,11 @@ class RowSource:
                 payloads=payloads,
                 facts={name: replace(each, start=0) for name, each in facts.items()},
                 arrays={
-                    name: _array(column, row)
+                    name: column.sample(row)
                     for name, column in columns.items()
-                    if name not in encoded and there[name][row]
+                    if isinstance(column, DenseColumn | RaggedColumn)
+                    and name not in encoded
+                    and present[name][row]
                 },
             )
 
@@ -602,9 +593,10 @@ class RowSource:
         return name.encode("utf-8", "surrogateescape")
 
 
-def _array(column: Column, row: int) -> NDArray[Any]:
-    if isinstance(column, DenseColumn):
-        found: NDArray[Any] = column.values[row]
-        return found
-    assert not isinstance(column, EncodedColumn | ListColumn)
-    return column.sample(row)
+def payload_of(column: Column, row: int) -> Encoded:
+    """Return the bytes of one sample of an encoded field."""
+    if isinstance(column, EncodedColumn):
+        return column.samples[row]
+    assert isinstance(column, ListColumn)
+    sample = column.samples[row]
+    return np.frombuffer(sample.encode() if isinstance(sample, str) else sample, np.uint8)

@@ -1,10 +1,10 @@
-"""Write a dataset as a pack: a seeded full shuffle, every sample checked, resumable at any moment.
+"""Write a dataset as a pack: shuffled by a seed, every sample checked, resumable at any moment.
 
-Each shard is written, renamed into place and then recorded; the manifest comes last, once every
-shard of every rank is finished, and until then nothing can be read. The contents of each shard
-follow from the source's names and sizes alone, so killed runs and any number of ranks make
-byte-identical packs. (Packed shard by shard, a shard of which no sample is good leaves a gap in the
-numbers; the manifest names the shards that are.)
+Each shard is written, renamed to its final name, and then recorded. The manifest is written last,
+after every rank has finished its shards; until then the pack can't be read. The content of each
+shard depends only on the source's names and sizes, so killed runs and any number of ranks make
+byte-identical packs. A shard without a good sample leaves a gap in the numbers; the manifest names
+the shards that exist.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -89,8 +89,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackCompletion:
-    """Turns a folder of finished shards into a pack. Whichever rank comes last does it. known:
-    records by shard, where somebody was told them already."""
+    """Complete a folder of finished shards to a pack. The rank that finishes last does it. known:
+    records by shard, if they are already in memory."""
 
     source: PackSource
     plan: PackPlan
@@ -98,17 +98,17 @@ class PackCompletion:
     known: Mapping[int, ShardRecord] = field(default_factory=dict)
 
     def finish(self) -> Manifest | None:
-        """Write the manifest if every shard of every rank is finished; else None.
+        """Write the manifest if every shard of every rank is finished, else return None.
 
-        Raises DatasetNotFoundError where not one image is good, WriteError.
+        Raises DatasetNotFoundError if no sample is good, and WriteError.
         """
         with locked(self.folder.own):
             try:
                 done = self.folder.finished()
                 return done if done is not None else self._finish()
             except (PenstockError, FileNotFoundError):
-                # Without locks (some NFS) two ranks may finish at once, and one tidies up under the
-                # other: fine if the result stands.
+                # Without locks (some NFS) two ranks may finish at once, and one may remove files
+                # that the other reads. That is fine if the pack is complete.
                 if (done := self.folder.finished()) is not None:
                     return done
                 raise
@@ -152,10 +152,10 @@ class PackCompletion:
         return manifest
 
     def _close_gaps(self, records: list[ShardRecord], rejected: NDArray[np.int64]) -> None:
-        """Turn the `source` columns into ids of the source's index, which counts good files only.
+        """Replace the `source` columns by ids of the source's index, which counts good files only.
 
-        Which files are bad is known only now. The column is computed from the plan, not from what
-        is there, so doing it twice does no harm.
+        The bad files are known only now. The column is computed from the plan, not from the file,
+        so doing it twice does no harm.
         """
         for shard, record in enumerate(records):
             if record.facts is None:
@@ -167,7 +167,8 @@ class PackCompletion:
 
 
 def _settled(schema: Schema, shards: Sequence[ShardSummary]) -> Schema:
-    """The schema, in which masks that may have any dtype get the one that holds them all."""
+    """Return the schema in which each mask of unknown dtype gets the smallest one that fits all its
+    samples."""
     found = dict(schema)
     for name, type in schema.of_type(Mask).items():
         if not type.is_settled:
@@ -178,10 +179,10 @@ def _settled(schema: Schema, shards: Sequence[ShardSummary]) -> Schema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackSummary:
-    """What `pack` did. bytes: of the shard files. complete: the manifest is written; else the
-    counts are of this rank's share, and other ranks have theirs to finish. progressive: JPEGs of
-    that kind in the pack, None where nobody counted. left_out: samples by the reason why they
-    aren't in the pack, those that its source left out among them."""
+    """The result of `pack`. bytes: of the shard files. complete: True if the manifest is written;
+    else the counts are those of this rank, and other ranks have yet to finish. progressive: the
+    number of progressive JPEGs in the pack, None if they weren't counted. left_out: the number of
+    samples that aren't in the pack by reason, including those that its source leaves out."""
 
     samples: int
     shards: int
@@ -196,7 +197,7 @@ class PackSummary:
     def of_manifest(
         cls, manifest: Manifest, seconds: float, left_out: Mapping[str, LeftOut]
     ) -> PackSummary:
-        """The summary of a complete pack."""
+        """Summarise a complete pack."""
         return cls(
             samples=manifest.about.samples,
             shards=len(manifest.names),
@@ -210,7 +211,7 @@ class PackSummary:
 
     @classmethod
     def of_records(cls, records: Sequence[ShardRecord], seconds: float) -> PackSummary:
-        """The summary of one rank's finished shards."""
+        """Summarise one rank's finished shards."""
         facts = [record.facts for record in records if record.facts is not None]
         return cls(
             samples=sum(f.samples for f in facts),
@@ -234,8 +235,8 @@ _log = logging.getLogger("penstock")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackTask:
-    """What `pack` was asked for, checked. shard_bytes: or a rule that tells it from the samples'
-    bytes, asked once these are known. Raises ConfigError."""
+    """The checked arguments of `pack`. shard_bytes: a number, or a function that returns it for the
+    samples' bytes. Raises ConfigError."""
 
     shuffle: bool
     seed: int
@@ -246,7 +247,7 @@ class PackTask:
     rank: int
     size: int
     progress: Progress | None
-    crew: PackWorkers | None = None
+    executor: PackWorkers | None = None
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -254,15 +255,15 @@ class PackTask:
             raise ConfigError(
                 f"rank: got {self.rank} of size {self.size}, wanted 0 <= rank < size."
             )
-        if self.crew is not None and self.size > 1:
+        if self.executor is not None and self.size > 1:
             raise ConfigError(
                 f"executor: got one together with rank {self.rank} of {self.size}. Either ranks "
-                "share the work out, or one process hands it to an executor's workers: run the "
-                "latter once, outside of torchrun and srun."
+                "share the work, or one process sends it to an executor's workers. For an "
+                "executor, run one process, outside of torchrun and srun."
             )
 
     def settings(self, source: PackSource) -> dict[str, Any]:
-        """What the pack is made of; equal settings make equal packs."""
+        """Return the settings that identify the pack; equal settings make equal packs."""
         return {
             "version": VERSION,
             "source": source.fingerprint,
@@ -278,21 +279,22 @@ class PackTask:
         self,
         source: PackSource,
         root: bytes,
-        luggage: Callable[[], WorkerSource | None] | None = None,
+        worker_source: Callable[[], WorkerSource | None] = lambda: None,
     ) -> PackSummary:
-        """Write this rank's share, and the manifest if all shares are there by then. luggage: the
-        source for a crew, asked for where there is one."""
+        """Write this rank's share, and the manifest if all shares are finished. worker_source:
+        returns the source for workers; called only if there is an executor."""
         if not isinstance(self.shard_bytes, int):
-            told = parse_size(self.shard_bytes(source.sizes), what="shard_bytes")
-            return replace(self, shard_bytes=told).run(source, root, luggage)
-        travels = None if self.crew is None or luggage is None else luggage()
+            size = parse_size(self.shard_bytes(source.sizes), what="shard_bytes")
+            return replace(self, shard_bytes=size).run(source, root, worker_source)
+        for_workers = None if self.executor is None else worker_source()
         self.transcode.image_fields(source.schema)
         if self.transcode.short_side is not None:
             for name in untyped_places(source.schema):
                 _log.warning(
-                    '"%s" stays as it is while images are resized, as it is no Boxes or Keypoints '
-                    "in the schema. If it is places in an image, pack from Python: pack(source, "
-                    'destination, schema={"%s": Boxes(of=…, format=…)}, short_side=…).',
+                    'The field "%s" isn\'t resized with the images, because it is no Boxes or '
+                    "Keypoints in the schema. If it is places in an image, pack from Python: "
+                    'pack(source, destination, schema={"%s": Boxes(of=…, format=…)}, '
+                    "short_side=…).",
                     name,
                     name,
                 )
@@ -300,63 +302,45 @@ class PackTask:
         folder = PackFolder(root, self.settings(source))
         manifest = folder.finished()
         if manifest is not None:
-            _log.info("%s already holds this pack, complete: nothing to do", printable(root))
+            _log.info("%s already holds this complete pack: nothing to do", printable(root))
             with locked(folder.own):
                 folder.tidy()
             return PackSummary.of_manifest(manifest, self._seconds(), folder.left_out(manifest))
         plan = source.plan(shuffle=self.shuffle, seed=self.seed, shard_bytes=self.shard_bytes)
         folder.begin()
-        mine = b"%06d-of-%06d" % (self.rank, self.size)
-        own = os.path.join(folder.own, b"ranks", b"driver" if travels is not None else mine)
+        rank = b"%06d-of-%06d" % (self.rank, self.size)
+        own = os.path.join(folder.own, b"ranks", rank if for_workers is None else b"driver")
         make_folder(own)
-        busy = (
-            f"{printable(root)}: another process is packing into it. Wait for it, or end it first."
-        )
+        busy = f"{printable(root)}: another process is packing into it. Wait for it, or stop it."
         known: dict[int, ShardRecord] = {}
         records: list[ShardRecord] = []
         with locked(own, busy=busy):
-            if travels is not None:
-                known = self._with_crew(travels, source, plan, folder)
+            if self.executor is not None and for_workers is not None:
+                from penstock.readers.packing.executor_packing import ExecutorWriter
+
+                known = ExecutorWriter(
+                    workers=self.executor,
+                    worker_source=for_workers,
+                    source=source,
+                    plan=plan,
+                    folder=folder,
+                    transcode=self.transcode,
+                    progress=self.progress,
+                ).write()
             else:
-                records = self._alone(source, plan, folder)
-        done = PackCompletion(source=source, plan=plan, folder=folder, known=known)
-        manifest = done.finish()
+                records = ShardWriter(
+                    source=source,
+                    plan=plan,
+                    folder=folder,
+                    verify=self.verify,
+                    transcode=self.transcode,
+                    workers=self.workers,
+                    progress=self.progress,
+                ).write(range(self.rank, plan.grouping.shards, self.size))
+        manifest = PackCompletion(source=source, plan=plan, folder=folder, known=known).finish()
         if manifest is None:
             return PackSummary.of_records(records, self._seconds())
         return PackSummary.of_manifest(manifest, self._seconds(), folder.left_out(manifest))
-
-    def _alone(self, source: PackSource, plan: PackPlan, folder: PackFolder) -> list[ShardRecord]:
-        """Write this rank's shards on threads."""
-        writer = ShardWriter(
-            source=source,
-            plan=plan,
-            folder=folder,
-            verify=self.verify,
-            transcode=self.transcode,
-            workers=self.workers,
-            progress=self.progress,
-        )
-        return writer.write(range(self.rank, plan.grouping.shards, self.size))
-
-    def _with_crew(
-        self, luggage: WorkerSource, source: PackSource, plan: PackPlan, folder: PackFolder
-    ) -> dict[int, ShardRecord]:
-        """Have all shards written by workers."""
-        from penstock.readers.packing.executor_packing import (
-            ExecutorWriter,  # who packs alone needs none
-        )
-
-        assert self.crew is not None
-        writer = ExecutorWriter(
-            crew=self.crew,
-            luggage=luggage,
-            source=source,
-            plan=plan,
-            folder=folder,
-            transcode=self.transcode,
-            progress=self.progress,
-        )
-        return writer.write()
 
     def _seconds(self) -> float:
         return time.monotonic() - self.began
@@ -390,43 +374,53 @@ def pack(
     cache: DiskCache | Folder | None = None,
     executor: Executor | None = None,
 ) -> PackSummary:
-    """Write a dataset as a pack into the local folder dst. Killed, the same call goes on.
+    """Write a dataset as a pack into the local folder dst. If it was interrupted, the same call
+    resumes.
 
-    src: what a Dataset takes; or a dataset, a part of one, several end to end. fields: those that
-    are packed, None is all; it, format, manifest, schema, allow_empty and max_pixels say how src
-    lies, as for `index`; sampling: what sample, stride, dtype, documents and vocabulary say there.
-    shuffle: False keeps the ids of the source's index.
-    shard_bytes: mean bytes of a shard, counted before images are rewritten; or a function of the
-    samples' bytes (int64) that tells them. short_side: images with a longer one become baseline
-    JPEGs of this short side (pixels, upright, quality 92), their masks, boxes and points follow.
-    quality: of what is rewritten, 1 to 100; without short_side every image is, at its size.
-    baseline: other progressive JPEGs become baseline ones without loss (extra `transcode`). image:
-    fields that these three act on, None is all. workers: threads, None is all cores. verify:
-    decodes images, None finds the installed one. rank, size: this process's share of the shards;
-    whoever sees all finished writes the manifest. progress: called as progress(done samples, total
+    src: anything that Dataset accepts, or an open dataset, a part of one, or several joined.
+    fields: the packed ones; None means all. fields, format, manifest, schema, allow_empty and
+    max_pixels describe src as for `index`; sampling: its sample, stride, dtype, documents and
+    vocabulary. shuffle: False keeps the ids of the source's index. shard_bytes: mean bytes of a
+    shard, before images are rewritten; or a function that returns it for the samples' bytes
+    (int64). short_side: images with a longer one become baseline JPEGs of this short side (pixels,
+    upright, quality 92); their masks, boxes and points are resized with them. quality: of rewritten
+    images, 1 to 100; without short_side, every image is rewritten at its size. baseline: other
+    progressive JPEGs become baseline ones without loss (extra `transcode`). image: the fields that
+    these three apply to; None means all. workers: threads; None means all cores. verify: decodes
+    images; None means the installed decoder. rank, size: this process's share of the shards; the
+    process that finishes last writes the manifest. progress: called as progress(done samples, total
     samples, done bytes). storage_options, filesystem, cache: of src, as for Dataset; without a
-    cache nothing is kept. executor: whose workers write a shard each (docs/packs.md); workers are
-    threads of a task then, None is 1, and verify is importable or a name.
+    cache nothing is kept. executor: its workers write one shard per task (docs/packs.md); then
+    workers are the threads of a task, None means 1, and verify must be importable or a name.
 
-    Raises DestinationError (dst holds other data; nothing was touched), ConfigError, WriteError
-    (disk full, read-only), IndexChangedError (a file changed meanwhile), and as `index` does.
+    Raises DestinationError if dst holds other data, which stays unchanged; ConfigError; WriteError
+    if the disk is full or read-only; IndexChangedError if a file changes meanwhile; and the same
+    errors as `index`.
     """
-    rewrite = Transcode(short_side=short_side, quality=quality, baseline=baseline, images=image)
+    task_workers = None
+    if executor is not None:
+        from penstock.readers.packing.executor_packing import PackWorkers
+
+        task_workers = PackWorkers(
+            executor=executor, verify=verify_name(verify), workers=workers or 1
+        )
+    if isinstance(shard_bytes, int | str):
+        shard_bytes = parse_size(shard_bytes, what="shard_bytes")
     task = PackTask(
         shuffle=shuffle,
         seed=seed,
-        shard_bytes=parse_size(shard_bytes, what="shard_bytes")
-        if isinstance(shard_bytes, int | str)
-        else shard_bytes,
-        transcode=rewrite,
+        shard_bytes=shard_bytes,
+        transcode=Transcode(
+            short_side=short_side, quality=quality, baseline=baseline, images=image
+        ),
         workers=workers if workers and executor is None else usable_cores(),
         verify=named_verify(verify) if isinstance(verify, str) else verify,
         rank=rank,
         size=size,
         progress=progress,
-        crew=_crew(executor, verify, workers=workers or 1),
+        executor=task_workers,
     )
-    told = _SourceArguments(
+    arguments = _SourceArguments(
         format=format,
         manifest=manifest,
         schema=schema,
@@ -437,33 +431,13 @@ def pack(
         allow_empty=allow_empty,
         max_pixels=max_pixels,
     )
-    return _packed(task, src, dst, fields, told)
-
-
-def _packed(
-    task: PackTask,
-    src: Url | Source,
-    dst: Folder,
-    fields: Sequence[str] | Mapping[str, str | None] | None,
-    told: _SourceArguments,
-) -> PackSummary:
     if isinstance(src, Source):
-        return _pack_source(task, src, dst, fields, told)
-    return _pack_url(task, src, dst, fields, told)
-
-
-def _crew(
-    executor: Executor | None, verify: Verify | str | None, *, workers: int
-) -> PackWorkers | None:
-    if executor is None:
-        return None
-    from penstock.readers.packing.executor_packing import PackWorkers  # who packs alone needs none
-
-    return PackWorkers(executor=executor, verify=verify_name(verify), workers=workers)
+        return _pack_source(task, src, dst, fields, arguments)
+    return _pack_url(task, src, dst, fields, arguments)
 
 
 class _SourceArguments(NamedTuple):
-    """What was said of the source beside its URL."""
+    """The arguments that describe the source in addition to its URL."""
 
     format: str = AUTO
     manifest: ManifestFile | None = None
@@ -477,13 +451,18 @@ class _SourceArguments(NamedTuple):
 
 
 def _pack_source(
-    task: PackTask, src: Source, dst: Folder, fields: Iterable[str] | None, told: _SourceArguments
+    task: PackTask,
+    src: Source,
+    dst: Folder,
+    fields: Iterable[str] | None,
+    arguments: _SourceArguments,
 ) -> PackSummary:
-    if told != _SourceArguments():
-        raise ConfigError(
-            f"pack: got {', '.join(f'{name}=' for name in told._fields)} or one of them beside a "
-            "dataset, which was told these itself. Leave them out."
-        )
+    for name, value, default in zip(arguments._fields, arguments, _SourceArguments(), strict=True):
+        if value != default:
+            raise ConfigError(
+                f"pack: got {name}= together with a dataset, which has this argument itself. Leave "
+                f"{name}= out."
+            )
     names = None if fields is None else tuple(fields)
     if not isinstance(src, Dataset):
         root = _destination(dst, None)
@@ -492,91 +471,90 @@ def _pack_source(
         root = _destination(dst, index.origin)
         if index.is_self_contained and not src.is_renamed:
             packed = PackedSource(index, fields=names)
-            return task.run(packed, root, lambda: _carried(src, names, is_pack=True))
+            return task.run(packed, root, lambda: _worker_source(src, names, is_pack=True))
     return _pack_rows(task, src, names, root)
 
 
 def _pack_url(
-    task: PackTask, src: Url, dst: Folder, fields: Iterable[str] | None, told: _SourceArguments
+    task: PackTask, src: Url, dst: Folder, fields: Iterable[str] | None, arguments: _SourceArguments
 ) -> PackSummary:
-    check_format(told.format)
-    luggage = None if task.crew is None else _files(src, told)  # before anything is read
-    scratch = Scratch(told.cache)
+    check_format(arguments.format)
+    files = None
+    if task.executor is not None:  # checked before anything is read
+        from penstock.readers.index import DatasetAddress
+        from penstock.readers.packing.executor_packing import WorkerSource
+
+        address = DatasetAddress.of(
+            src,
+            storage_options=arguments.storage_options,
+            filesystem=arguments.filesystem,
+            cache=arguments.cache,
+        )
+        files = WorkerSource.of_files(address)
+    scratch = Scratch(arguments.cache)
     origin, renames = locate_fields(
         src,
-        storage_options=told.storage_options,
+        storage_options=arguments.storage_options,
         scratch=scratch,
-        filesystem=told.filesystem,
+        filesystem=arguments.filesystem,
         arrangement=arrangement_of(
             src,
-            manifest=told.manifest,
+            manifest=arguments.manifest,
             fields=fields,
-            schema=told.schema,
-            filesystem=told.filesystem,
-            sampling=told.sampling,
-            allow_empty=told.allow_empty,
-            max_pixels=told.max_pixels,
+            schema=arguments.schema,
+            filesystem=arguments.filesystem,
+            sampling=arguments.sampling,
+            allow_empty=arguments.allow_empty,
+            max_pixels=arguments.max_pixels,
         ),
         index=None,
-        format=told.format,
+        format=arguments.format,
     )
     with closing(scratch), closing(origin):
         root = _destination(dst, origin)
         names = None if fields is None else tuple(fields)
         opener = IndexOpener(origin=origin, scratch=scratch, index=None, verify=None, workers=1)
-        index = opener.open_own(told.format)
+        index = opener.open_own(arguments.format)
         if index is not None and not renames:
             packed = PackedSource(index, fields=names)
-            return task.run(packed, root, lambda: _carried_pack(src, told, names))
+
+            def packed_source() -> WorkerSource:
+                with closing(_dataset(src, arguments, fields=None)) as dataset:
+                    return _worker_source(dataset, names, is_pack=True)
+
+            return task.run(packed, root, packed_source)
         if index is None:
-            format = opener.foreign(told.format)
-            told = told._replace(format=format.name)
+            format = opener.foreign(arguments.format)
+            arguments = arguments._replace(format=format.name)
             if not isinstance(format, ChunkFormat):
                 found = CandidateSource(
                     origin, indexing_of(format), fields=names, renames=renames, workers=task.workers
                 )
-                return task.run(found, root, lambda: luggage)
-    # Nothing of it is known before it is decoded, unit by unit, as a dataset does it.
-    dataset = _dataset(src, told, fields=fields)
+                return task.run(found, root, lambda: files)
+    # Samples in chunks are read as a dataset does it, one decode unit at a time.
+    dataset = _dataset(src, arguments, fields=fields)
     with closing(dataset):
         return _pack_rows(task, dataset, names, root)
 
 
-def _dataset(src: Url, told: _SourceArguments, *, fields: Iterable[str] | None) -> Dataset:
+def _dataset(src: Url, arguments: _SourceArguments, *, fields: Iterable[str] | None) -> Dataset:
     return Dataset(
         src,
-        format=told.format,
+        format=arguments.format,
         fields=fields if isinstance(fields, Mapping) else None,
-        manifest=told.manifest,
-        schema=told.schema,
-        storage_options=told.storage_options,
-        filesystem=told.filesystem,
-        cache=told.cache,
-        allow_left_out=1,  # the pack tells
-        allow_empty=told.allow_empty,
-        max_pixels=told.max_pixels,
-        **told.sampling.arguments(),
+        manifest=arguments.manifest,
+        schema=arguments.schema,
+        storage_options=arguments.storage_options,
+        filesystem=arguments.filesystem,
+        cache=arguments.cache,
+        allow_left_out=1,  # the summary of the pack reports them
+        allow_empty=arguments.allow_empty,
+        max_pixels=arguments.max_pixels,
+        **arguments.sampling.arguments(),
     )
 
 
-def _files(src: Url, told: _SourceArguments) -> WorkerSource:
-    """Data without an index of its own, for a crew."""
-    from penstock.readers.index import DatasetAddress
-    from penstock.readers.packing.executor_packing import WorkerSource
-
-    reach = DatasetAddress.of(
-        src, storage_options=told.storage_options, filesystem=told.filesystem, cache=told.cache
-    )
-    return WorkerSource.of_files(reach)
-
-
-def _carried_pack(src: Url, told: _SourceArguments, names: tuple[str, ...] | None) -> WorkerSource:
-    with closing(_dataset(src, told, fields=None)) as dataset:
-        return _carried(dataset, names, is_pack=True)
-
-
-def _carried(src: Source, names: tuple[str, ...] | None, *, is_pack: bool) -> WorkerSource:
-    """What is open here, for a crew."""
+def _worker_source(src: Source, names: tuple[str, ...] | None, *, is_pack: bool) -> WorkerSource:
     from penstock.readers.packing.executor_packing import WorkerSource
 
     return WorkerSource.of_source(src, is_pack=is_pack, fields=names)
@@ -585,39 +563,32 @@ def _carried(src: Source, names: tuple[str, ...] | None, *, is_pack: bool) -> Wo
 def _pack_rows(
     task: PackTask, src: Source, names: tuple[str, ...] | None, root: bytes
 ) -> PackSummary:
-    """Pack what a source reads. What is packed of remote chunks is kept, whatever fields batches
-    of them would have."""
-    if isinstance(src, Dataset):
-        index = src.open(verify=task.verify, workers=task.workers)
-        packed = names or tuple(src.schema)
-        if index.remote is not None and index.manifest.is_of_chunks:
-            with closing(copy_keeping(src, packed)) as kept:
-                return _run_rows(task, kept, names, root)
-    return _run_rows(task, src, names, root)
-
-
-def _run_rows(
-    task: PackTask, src: Source, names: tuple[str, ...] | None, root: bytes
-) -> PackSummary:
-    found = RowSource(src, fields=names, verify=task.verify, workers=task.workers)
-    return task.run(found, root, lambda: _carried(src, names, is_pack=False))
+    """Pack the samples that a source reads. The packed fields of remote chunks are cached, even if
+    batches of them would have other fields."""
+    with ExitStack() as stack:
+        if isinstance(src, Dataset):
+            index = src.open(verify=task.verify, workers=task.workers)
+            if index.remote is not None and index.manifest.is_of_chunks:
+                src = stack.enter_context(closing(copy_keeping(src, names or tuple(src.schema))))
+        rows = RowSource(src, fields=names, verify=task.verify, workers=task.workers)
+        return task.run(rows, root, lambda: _worker_source(src, names, is_pack=False))
 
 
 def _destination(dst: Folder, origin: Origin | None) -> bytes:
     path = local_path(os.fspath(dst))
     if not path:
         raise ConfigError(
-            f"dst: got {show(dst)}, wanted a local folder. Pack there, then copy the folder, "
-            "`_penstock` included, with your store's own tool."
+            f"dst: got {show(dst)}, wanted a local folder. Pack into a local folder, then copy it "
+            "with its `_penstock` folder by your store's own tool."
         )
     root = os.path.abspath(path)
-    # Tar files that were picked may have the pack beside them; a folder is the dataset as a whole.
-    lies_in = origin.root if isinstance(origin, LocalFolder) else getattr(origin, "mount", None)
-    if origin is not None and lies_in is not None and origin.selection is None:
-        source, target = os.path.realpath(lies_in), os.path.realpath(root)
+    # A pack may lie next to selected tar files, but not inside a folder that is a dataset.
+    folder = origin.root if isinstance(origin, LocalFolder) else getattr(origin, "mount", None)
+    if origin is not None and folder is not None and origin.selection is None:
+        source, target = os.path.realpath(folder), os.path.realpath(root)
         if os.path.commonpath((source, target)) in (source, target):
             raise ConfigError(
-                f"dst: {printable(root)} and the source {printable(lies_in)} lie one inside "
-                "the other. Give a folder outside the source."
+                f"dst: the destination {printable(root)} and the source {printable(folder)} must "
+                "not contain each other. Give a folder outside the source."
             )
     return root

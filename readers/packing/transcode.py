@@ -1,10 +1,10 @@
-"""Rewrite images on their way into a pack, so that they are smaller or easier to decode.
+"""Rewrite images while they are packed, so that they are smaller or faster to decode.
 
-Masks, boxes and points are resized with their image. Progressive JPEGs cost more to decode than
-baseline ones (`penstock bench` measures by how much); `baseline` rewrites them without loss by
-jpeglib, which was tried on 125 progressive files (RGB, grey, CMYK; 4:4:4 to 4:2:0; EXIF, ICC,
-comments): all pixels and metadata alike, 8 ms each of 480 x 406 on 4 threads, 13 % more bytes.
-PyTurboJPEG brings no library of its own, imagecodecs has no lossless rewriting.
+Masks, boxes and points are resized with their image. Progressive JPEGs take longer to decode than
+baseline ones (`penstock bench` measures it). `baseline` rewrites them without loss by jpeglib. A
+test on 125 progressive files (RGB, grey, CMYK; 4:4:4 to 4:2:0; EXIF, ICC, comments) kept all pixels
+and metadata, and took 8 ms for each image of 480 x 406 on 4 threads; the files grew by 13 %.
+PyTurboJPEG brings no library of its own, and imagecodecs has no lossless rewriting.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
     from penstock.readers.fields import Schema
-    from penstock.readers.packing.pack_sample import PackSample
+    from penstock.readers.packing.pack_sources import PackSample
     from penstock.readers.types import Encoded
 
     Size = tuple[int, int]
 
-_HIDDEN = -1
+_INVISIBLE = -1
 
 
 def follow(
     sample: PackSample, image: str, *, before: Size, after: Size, schema: Schema
 ) -> PackSample:
-    """The sample with everything that belongs to an image resized as that was. before, after: its
+    """Resize everything that belongs to an image, as the image was resized. before, after: its
     height and width. Raises ValueError for a mask that can't be written."""
     if before == after:
         return sample
@@ -63,15 +63,15 @@ def follow(
 
 
 def followers(schema: Schema, image: str) -> Iterator[str]:
-    """The masks, boxes and points of an image."""
+    """Yield the masks, boxes and points of an image."""
     for name, type in schema.items():
         if isinstance(type, Mask | Boxes | Keypoints) and type.of == image:
             yield name
 
 
 def resized_mask(payload: Encoded, size: Size) -> tuple[Encoded, Facts]:
-    """A mask in another size, as PNG, by nearest neighbours: each pixel takes the class that its
-    centre lies in. Raises ValueError for class numbers that no PNG holds."""
+    """Resize a mask by nearest neighbours and encode it as PNG: each pixel gets the class at its
+    centre. Raises ValueError for class numbers that a PNG can't store."""
     from PIL import Image
 
     classes = decode_mask(payload)
@@ -80,7 +80,7 @@ def resized_mask(payload: Encoded, size: Size) -> tuple[Encoded, Facts]:
     if classes.size and not 0 <= classes.min() <= classes.max() < 2**16:
         raise ValueError(
             f"class numbers {classes.min()} to {classes.max()}: a resized mask is a PNG, which "
-            "holds 0 to 65,535"
+            "stores 0 to 65,535"
         )
     is_small = classes.dtype == np.uint8
     buffer = io.BytesIO()
@@ -91,37 +91,37 @@ def resized_mask(payload: Encoded, size: Size) -> tuple[Encoded, Facts]:
 
 
 def nearest(before: int, after: int) -> NDArray[np.int64]:
-    """Which pixel of one side stands for each of another, int64, shape (after,)."""
+    """Return the source pixel of each pixel of a resized side, int64, shape (after,)."""
     return (2 * np.arange(after, dtype=np.int64) + 1) * before // (2 * after)
 
 
 def scaled(rows: NDArray[Any], before: Size, after: Size) -> NDArray[np.float32]:
-    """Boxes (in any form in pixels) or points in an image of another size. A point at (-1, -1),
-    which is how one that can't be seen is written, stays there."""
+    """Scale boxes (in any form in pixels) or points to an image of another size. A point at (-1,
+    -1) marks an invisible point and isn't scaled."""
     by = np.array([after[1] / before[1], after[0] / before[0]])
     found = rows.astype(np.float64) * np.tile(by, rows.shape[1] // 2)
     if rows.shape[1] == 2:
-        found[(rows == _HIDDEN).all(axis=1)] = _HIDDEN
+        found[(rows == _INVISIBLE).all(axis=1)] = _INVISIBLE
     numbers: NDArray[np.float32] = found.astype(np.float32)
     return numbers
 
 
 QUALITY = 92
-"""Quality of rewritten images by default: what `--short-side` is used with for ImageNet copies."""
+"""The default quality of rewritten images, which is usual for resized copies of ImageNet."""
 
-# How Pillow says what a JPEG of 8 bits can hold once alpha is dropped, as DALI drops it. Others
-# (CMYK, 16 bits) would come out in other colours than DALI gives them, and stay as they are.
+# Pillow's modes that an 8-bit JPEG can store, without alpha, which DALI drops too. Images of other
+# modes (CMYK, 16 bits) stay the same, because their colours would differ from those of DALI.
 _TARGETS = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "PA": "RGB", "RGB": "RGB", "RGBA": "RGB"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcode:
-    """Says how images are rewritten on their way into a pack. Raises ConfigError.
+    """The rules for rewriting images while they are packed. Raises ConfigError.
 
-    short_side: those with a longer one are resized to it, in pixels; quality: of what is rewritten,
-    1 to 100; without short_side all images are rewritten. baseline: progressive JPEGs that stay
-    otherwise are rewritten without loss. images: the fields that this concerns; None is all. What
-    belongs to an image (masks, boxes, points) follows it to its size.
+    short_side: images with a longer one are resized to it, in pixels. quality: of rewritten images,
+    1 to 100; without short_side, all images are rewritten. baseline: other progressive JPEGs are
+    rewritten without loss. images: the fields that this applies to; None means all. Masks, boxes
+    and points are resized with their image.
     """
 
     short_side: int | None = None
@@ -136,7 +136,8 @@ class Transcode:
             raise ConfigError(f"quality: got {self.quality}, wanted 1 to 100, such as {QUALITY}.")
         if self.images is not None and not self.is_needed:
             raise ConfigError(
-                "image: it names what short_side, quality and baseline act on. Add one of these."
+                "image: it names the fields that short_side, quality and baseline apply to. Add "
+                "one of these."
             )
         if self.baseline:
             load_jpeglib()
@@ -146,23 +147,22 @@ class Transcode:
         return self.baseline or self.short_side is not None or self.quality is not None
 
     def settings(self) -> dict[str, Any]:
-        """For the manifest, and for telling one pack from another; None for what isn't asked."""
+        """Return the settings for the manifest, which identify the pack. An option that isn't used
+        is None."""
         quality = self.quality
         if quality is None and self.short_side is not None:
             quality = QUALITY
-        baseline = True if self.baseline else None
-        images = None if self.images is None else list(self.images)
         return {
             "short_side": self.short_side,
             "quality": quality,
-            "baseline": baseline,
-            "images": images,
+            "baseline": True if self.baseline else None,
+            "images": None if self.images is None else list(self.images),
         }
 
     def apply(self, sample: PackSample, schema: Schema) -> PackSample | Rejection:
-        """The sample as the pack shall hold it, with what belongs to its images; images stay the
-        same where there is nothing to do, and where Pillow can't decode them or has no equal of
-        their colours."""
+        """Rewrite the images of a sample and resize the data that belongs to them. An image stays
+        the same if no rule applies to it, or if Pillow can't decode it or store its colours in a
+        JPEG."""
         for name in self.image_fields(schema):
             if name not in sample.payloads:
                 continue
@@ -180,18 +180,19 @@ class Transcode:
             try:
                 sample = follow(sample, name, before=before, after=after, schema=schema)
             except ValueError as error:
-                return Rejection(f"{name}: what belongs to it can't be resized: {error}")
+                return Rejection(f"{name}: the data that belongs to it can't be resized: {error}")
         return sample
 
     def image_fields(self, schema: Schema) -> tuple[str, ...]:
-        """The image fields that are rewritten. Raises ConfigError for names of none."""
-        there = image_fields(schema, schema)
-        wrong = [name for name in self.images or () if name not in there]
+        """Return the image fields that are rewritten. Raises ConfigError for a name that isn't an
+        image field."""
+        fields = image_fields(schema, schema)
+        wrong = [name for name in self.images or () if name not in fields]
         if wrong:
             raise ConfigError(
-                f"image: got {wrong[0]!r}, wanted some of the image fields {list(there)}."
+                f"image: got {wrong[0]!r}, wanted some of the image fields {list(fields)}."
             )
-        return there if self.images is None else tuple(self.images)
+        return fields if self.images is None else tuple(self.images)
 
     def _image(self, sample: Encoded, facts: Facts) -> tuple[Encoded, Facts]:
         short = min(facts.shape[:2])
@@ -212,7 +213,11 @@ class Transcode:
             return None
         image = image.convert(target)
         if self.short_side is not None:
-            image = _shrunk(image, self.short_side)
+            from PIL.Image import Resampling
+
+            short = min(image.size)
+            width, height = (max(1, round(side * self.short_side / short)) for side in image.size)
+            image = image.resize((width, height), Resampling.LANCZOS)
         buffer = io.BytesIO()
         quality = QUALITY if self.quality is None else self.quality
         image.save(buffer, "JPEG", quality=quality, progressive=False)
@@ -222,42 +227,36 @@ class Transcode:
 
 
 def _decoded(sample: Encoded) -> Picture | None:
-    """The upright image, or None where Pillow can't; it may know less than who verified it."""
+    """Decode an upright image, or return None if Pillow can't decode it; the verifying decoder may
+    support more formats."""
     from PIL import Image as pillow
     from PIL import ImageOps
 
     try:
         with pillow.open(io.BytesIO(sample.data)) as image:
             return ImageOps.exif_transpose(image)
-    except Exception as error:  # each of Pillow's decoders raises its own kinds
+    except Exception as error:  # each of Pillow's decoders raises errors of its own
         if machine_remedy(error) is not None:
             raise
-        return None  # the sample stays as it is
-
-
-def _shrunk(image: Picture, short_side: int) -> Picture:
-    from PIL.Image import Resampling
-
-    short = min(image.size)
-    width, height = (max(1, round(side * short_side / short)) for side in image.size)
-    return image.resize((width, height), Resampling.LANCZOS)
+        return None  # the sample stays the same
 
 
 def load_jpeglib() -> Any:
-    """The module jpeglib. Raises MissingDependencyError."""
+    """Import jpeglib. Raises MissingDependencyError."""
     try:
         import jpeglib
     except ImportError as error:
         raise MissingDependencyError(
-            f"baseline: rewriting JPEGs without loss takes jpeglib, which can't be imported "
-            f"({error}). Install it: pip install 'penstock[transcode]'; or rewrite all images with "
-            "quality=, which loses a little."
+            f"baseline: rewriting JPEGs without loss needs jpeglib, which can't be imported "
+            f"({error}). Install it: pip install 'penstock[transcode]'. Or rewrite all images with "
+            "quality=, which loses a little quality."
         ) from error
     return jpeglib
 
 
 def baseline_twin(sample: Encoded) -> Encoded | None:
-    """The same coefficients as a baseline JPEG; None unless every pixel is seen to be the same.
+    """Rewrite the coefficients as a baseline JPEG. Return None unless every decoded pixel is the
+    same.
 
     Raises MissingDependencyError without jpeglib.
     """

@@ -268,7 +268,7 @@ def test_a_folder_on_a_network_mount_is_read_through_the_cache(
             assert cached.remote is not None
             filled(cached)
             assert all(blob.exists() for blob in blobs_of(tmp_path / "cache", cached))
-    with pytest.raises(ConfigError, match="one inside the other"):
+    with pytest.raises(ConfigError, match="contain each other"):
         pack(indexed / "set", indexed / "set" / "p", cache=tmp_path / "cache")
 
 

@@ -131,7 +131,9 @@ def test_a_file_that_may_not_be_read_is_no_bad_file(
         return real(path, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr("os.open", refuse)
-    with pytest.raises(ReadError, match=r"class-0/0003\.jpg.*Permission denied.*the right to read"):
+    with pytest.raises(
+        ReadError, match=r"class-0/0003\.jpg.*Permission denied.*permission to read"
+    ):
         open_index(folder, verify=images.verify)
 
 

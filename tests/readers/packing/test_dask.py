@@ -146,7 +146,9 @@ def test_a_worker_without_the_data_mounted(tmp_path: Path, hidden: str) -> None:
     error = DatasetNotFoundError if hidden == "source" else DestinationError
     with cluster(1) as client, blind_worker(client.scheduler_info()["address"], away):
         client.wait_for_workers(2, timeout=PATIENCE_S)
-        with pytest.raises(error, match=rf"Worker \S+ \(process \d+\): \S*/{hidden}/.*isn't there"):
+        with pytest.raises(
+            error, match=rf"Worker \S+ \(process \d+\): \S*/{hidden}/.*doesn't exist"
+        ):
             pack(
                 folder,
                 tmp_path / "destination" / "pack",

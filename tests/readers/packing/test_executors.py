@@ -168,7 +168,7 @@ def test_a_task_that_runs_twice_and_one_that_nobody_waits_for(
     with ThreadPoolExecutor(1) as pool:
         make(folder, tmp_path / "pack", executor=pool)
     assert everything(tmp_path / "pack") == everything(tmp_path / "alone")
-    with pytest.raises(DestinationError, match="isn't there on this machine"):
+    with pytest.raises(DestinationError, match="doesn't exist on this machine"):
         write_task(tasks[0])
     assert everything(tmp_path / "pack") == everything(tmp_path / "alone")
 
@@ -238,7 +238,7 @@ def test_a_worker_that_lacks_something_says_who_and_what(
         return real(fn, *args, **kwargs)
 
     monkeypatch.setattr(watched, "submit", elsewhere)
-    with pytest.raises(DatasetNotFoundError, match=r"Worker .*process.*set isn't there on this"):
+    with pytest.raises(DatasetNotFoundError, match=r"Worker .*process.*set doesn't exist on this"):
         make(folder, tmp_path / "pack", executor=watched)
     assert not list((tmp_path / "pack").glob("*.arrow"))
     os.rename(tmp_path / "gone", folder)

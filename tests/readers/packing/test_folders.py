@@ -121,11 +121,11 @@ def test_boxes_that_nobody_declared_are_told(
 ) -> None:
     with caplog.at_level(logging.WARNING, "penstock"):
         pack(source, tmp_path / "declared", schema=SCHEMA, verify=images.verify, short_side=16)
-        assert "stays as it is" not in caplog.text
+        assert "isn't resized" not in caplog.text
         pack(source, tmp_path / "whole", verify=images.verify)
-        assert "stays as it is" not in caplog.text
+        assert "isn't resized" not in caplog.text
         pack(source, tmp_path / "pack", verify=images.verify, short_side=16)
-    assert '"boxes" stays as it is while images are resized' in caplog.text
+    assert '"boxes" isn\'t resized with the images' in caplog.text
 
 
 def test_as_it_is_nothing_changes(source: Path, tmp_path: Path) -> None:

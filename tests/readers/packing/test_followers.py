@@ -143,7 +143,7 @@ def test_classes_that_no_png_holds_reject_the_sample(value: int) -> None:
     before = sample(right_mask=npy(np.full((40, 50), value, np.int32)))
     after = Transcode(short_side=20).apply(before, SCHEMA)
     assert isinstance(after, Rejection)
-    assert after.reason.startswith("right: what belongs to it")
+    assert after.reason.startswith("right: the data that belongs to it")
     assert "65,535" in after.reason
 
 

@@ -180,11 +180,11 @@ class _IndexDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorFacts:
-    """What an earlier index says of today's candidates, by position.
+    """Facts of an earlier index about the current candidates, by position.
 
-    same: of those whose files look as they did, so that this holds unread; before: of all whose
-    files have the size they had, so that this holds where the bytes have those CRC-32Cs; shared,
-    gone: samples of that index that are still there by name, and that aren't.
+    same: of candidates whose files have the same listing, which needn't be read. before: of all
+    candidates whose files have the same size; the facts hold if the bytes have the same CRC-32Cs.
+    shared, gone: the number of samples of that index whose names still exist, or don't.
     """
 
     same: Mapping[int, Mapping[str, Facts]]

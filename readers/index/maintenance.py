@@ -302,7 +302,8 @@ class IndexMaintenance:
 
 
 def _prior_facts(candidates: Candidates, sidecars: Iterable[Sidecar]) -> PriorFacts:
-    """What all sidecars of an earlier index say. Raises what reading them raises."""
+    """Match the facts in all sidecars of an earlier index with the candidates. Raises the errors of
+    reading them."""
     earlier: dict[bytes, _Earlier] = {}
     for sidecar in sidecars:
         earlier |= _samples(sidecar, candidates.schema)
@@ -325,6 +326,8 @@ def _prior_facts(candidates: Candidates, sidecars: Iterable[Sidecar]) -> PriorFa
 
 
 def _samples(sidecar: Sidecar, schema: Schema) -> Iterator[tuple[bytes, _Earlier]]:
+    """Yield the name of each sample in a sidecar, with the file and the facts of each of its
+    fields."""
     files = list(sidecar.files.entries())
     columns = {
         name: _rows(sidecar, name)
@@ -337,7 +340,8 @@ def _samples(sidecar: Sidecar, schema: Schema) -> Iterator[tuple[bytes, _Earlier
 
 
 def _is_alike(was: FieldType, now: FieldType) -> bool:
-    """Whether what a check told of a type holds for another: a picture's decoder isn't a mask's."""
+    """Return True if the facts about a field of one type hold for the other. An image isn't decoded
+    like a mask, for instance."""
     return type(was) is type(now) and getattr(was, "of", None) == getattr(now, "of", None)
 
 
@@ -353,7 +357,7 @@ def _rows(sidecar: Sidecar, name: str) -> list[tuple[int, Facts] | None]:
 
 
 def _spans(candidates: Candidates, position: int) -> dict[str, _Span]:
-    """Where one candidate's fields lie today."""
+    """Return the current file, first byte and size of each field of a candidate."""
     found = {}
     for name, spans in candidates.spans.items():
         number = int(spans.files[position])
@@ -364,15 +368,15 @@ def _spans(candidates: Candidates, position: int) -> dict[str, _Span]:
 
 
 def _facts(known: _Earlier, today: Mapping[str, _Span]) -> Mapping[str, Facts] | None:
-    """The facts as an examination of today's spans gives them; None where fields or sizes are
-    others."""
+    """Return the facts relative to the current spans. Return None if the fields or their sizes have
+    changed."""
     if set(known) != set(today):
         return None
     facts = {}
     for field, (entry, start, size) in today.items():
         earlier, was = known[field]
-        begun = was.start - start
-        if earlier.size_bytes != entry.size_bytes or begun < 0 or begun + was.size != size:
+        skipped = was.start - start
+        if earlier.size_bytes != entry.size_bytes or skipped < 0 or skipped + was.size != size:
             return None
-        facts[field] = Facts(was.crc32c, begun, was.size, was.shape, was.codec)
+        facts[field] = Facts(was.crc32c, skipped, was.size, was.shape, was.codec)
     return facts

@@ -347,10 +347,7 @@ def test_a_dataset_a_part_of_one_and_several_end_to_end(source: Path, tmp_path: 
 
 
 def test_what_a_dataset_was_told_isnt_told_again(source: Path, tmp_path: Path) -> None:
-    with (
-        Dataset(source) as dataset,
-        pytest.raises(ConfigError, match="schema= together with a dataset"),
-    ):
+    with Dataset(source) as dataset, pytest.raises(ConfigError, match="schema= together with a"):
         make(dataset, tmp_path / "pack", schema={"score": Value("float64")})
     with Dataset(source) as dataset:
         dataset.open(verify=images.verify)

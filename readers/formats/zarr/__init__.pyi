@@ -10,6 +10,6 @@ from .zarr_metadata import ArrayMetadata as ArrayMetadata, MAX_DOCUMENT_BYTES as
 from .zarr_metadata import Node as Node, RefusedArray as RefusedArray, Sharding as Sharding
 from .zarr_metadata import fill_value as fill_value, parse_array as parse_array
 from .zarr_metadata import read_document as read_document, v2_consolidated as v2_consolidated
-from .zarr_metadata import v2_data_type as v2_data_type, v2_node as v2_node
+from .zarr_metadata import v2_data_type as v2_data_type
 from .zarr_metadata import v3_consolidated as v3_consolidated, v3_data_type as v3_data_type
 from .zarr_metadata import v3_node as v3_node

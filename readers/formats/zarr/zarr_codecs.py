@@ -1,10 +1,10 @@
 """Decode the single codecs of Zarr chunks over flat bytes: compressors, filters and checksums.
 
-Called without asyncio, and without the GIL where the library releases it (all of these do). What a
-chunk claims to hold is compared with what it should before anything is allocated, so that a few
-bytes can't ask for gigabytes. Which library decodes fastest was measured: numcodecs decompresses
-straight into the room that it is given; for gzip and the like it is the standard library's
-decompressors with a limit, which numcodecs itself calls without one. Filters use numpy.
+They are called without asyncio, and all of these libraries release the GIL. The size that a chunk
+claims is compared with the expected one before memory is allocated, so a few bytes can't claim
+gigabytes. The libraries were chosen by measurement: numcodecs decompresses directly into a given
+buffer; for gzip and similar formats, the standard library's decompressors are used with a limit,
+which numcodecs calls without one. Filters use numpy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import lzma
 import sys
 import zlib
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     Decompress = Callable[[Encoded, Encoded], object]
 
 LZMA_MEMORY_BYTES = 2**27
-"""What a dictionary of LZMA may take: that of its highest preset is 64 MiB."""
+"""The largest LZMA dictionary; that of the highest preset takes 64 MiB."""
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BLOSC_HEADER_BYTES, _BLOSC_VERSIONS = 16, (1, 2)
@@ -43,81 +42,88 @@ _LZ4_HEADER_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class DecodedSize:
-    """How many bytes come out of a codec: exactly so many, or at most, where a further codec made
-    them smaller before."""
+    """The expected size of a codec's output: exact, or an upper bound if the next codec to decode
+    is a compressor, whose input size is unknown."""
 
     bytes: int
     is_exact: bool
 
-    def check(self, told: int) -> None:
-        """Raise ValueError where it tells another size."""
-        if told != self.bytes if self.is_exact else told > self.bytes:
+    def check(self, size: int) -> None:
+        """Raise ValueError if a size doesn't match."""
+        if size != self.bytes if self.is_exact else size > self.bytes:
             most = "" if self.is_exact else "at most "
-            raise ValueError(f"it says that it holds {told:,} bytes, wanted {most}{self.bytes:,}")
+            raise ValueError(f"it decodes to {size:,} bytes, expected {most}{self.bytes:,}")
 
-    def room(self, told: int, out: Encoded | None) -> Encoded:
-        """Where to put as many bytes as it says that it holds."""
-        self.check(told)
-        return np.empty(told, np.uint8) if out is None else out
+    def buffer(self, size: int, out: Encoded | None) -> Encoded:
+        """Check a size and return a buffer for the output: `out` if it is given, else a new one."""
+        self.check(size)
+        return np.empty(size, np.uint8) if out is None else out
 
 
 class Codec(Protocol):
-    """One codec of a chain, the way back: from what it wrote to what it was given."""
+    """One codec of a chain, in the direction of decoding."""
 
     def decode(self, data: Encoded, size: DecodedSize, out: Encoded | None) -> Encoded:
-        """What was encoded: uint8, contiguous; `out` itself where one is given, which has size
-        bytes. Raises ValueError where the bytes are damaged or hold another number of them."""
+        """Return the decoded bytes: uint8, contiguous. If `out` is given, which has the exact size,
+        fill and return it.
+
+        Raises ValueError if the bytes are damaged or decode to another size.
+        """
 
 
 def numcodecs_module(name: str, *, codec: str) -> Any:
-    """A module of numcodecs, imported here alone. Raises MissingDependencyError."""
+    """Import a module of numcodecs; no other function does. Raises MissingDependencyError."""
     try:
         from importlib import import_module
 
         module: Any = import_module(f"numcodecs.{name}")
     except ImportError:
         raise MissingDependencyError(
-            f"The chunks are encoded by {codec!r}, and numcodecs isn't installed, which decodes "
-            "that: pip install 'penstock[zarr]'."
+            f"The chunks are encoded by {codec!r}, which numcodecs decodes, and numcodecs isn't "
+            "installed: pip install 'penstock[zarr]'."
         ) from None
     if name == "blosc":
-        # Many threads of ours decode a chunk each: none of them wants eight more for it. zarr does
-        # the same when it is imported.
+        # Many threads decode one chunk each, so threads of Blosc's own would only compete. zarr
+        # sets the same when it is imported.
         module.use_threads = False
     return module
 
 
-@cache
-def _decompress(name: str) -> Decompress:
-    function: Decompress = numcodecs_module(name, codec=name).decompress
-    return function
-
-
-def _into(name: str, data: Encoded, room: Encoded) -> Encoded:
-    try:
-        _decompress(name)(data, room)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from None
-    return room
+def _delivered(data: Encoded, out: Encoded | None) -> Encoded:
+    """Return decoded bytes, copied into `out` if it is given."""
+    if out is None:
+        return data
+    out[:] = data
+    return out
 
 
 @dataclass(frozen=True, slots=True)
-class Zstd:
-    """Frames of Zstandard."""
+class _NumcodecsCompressor:
+    """A compressor of numcodecs. decompress: decompresses bytes into a buffer of the right size."""
 
-    def __post_init__(self) -> None:
-        _decompress("zstd")
+    decompress: Decompress
+
+    def _decompress(self, name: str, data: Encoded, buffer: Encoded) -> Encoded:
+        try:
+            self.decompress(data, buffer)
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"{name}: {error}") from None
+        return buffer
+
+
+class Zstd(_NumcodecsCompressor):
+    """Frames of Zstandard."""
 
     def decode(self, data: Encoded, size: DecodedSize, out: Encoded | None) -> Encoded:
         """Decompress."""
-        told = _zstd_size(data)
-        if told is None or (size.is_exact and told < size.bytes):
+        frame = _zstd_size(data)
+        if frame is None or (size.is_exact and frame < size.bytes):
             return _zstd_stream(data, size, out)
-        return _into("zstd", data, size.room(told, out))
+        return self._decompress("zstd", data, size.buffer(frame, out))
 
 
 def _zstd_size(data: Encoded) -> int | None:
-    """What the header of a frame says that it holds; None where it doesn't.
+    """Return the decoded size that the header of a frame states; None if it doesn't state one.
 
     Source: RFC 8878, 3.1.1.1.
     """
@@ -134,13 +140,14 @@ def _zstd_size(data: Encoded) -> int | None:
 
 
 def _zstd_stream(data: Encoded, size: DecodedSize, out: Encoded | None) -> Encoded:
-    """A frame that doesn't say what it holds, or several, as others write them."""
-    room = np.empty(size.bytes, np.uint8) if out is None else out
+    """Decode a frame that doesn't state its size, or several frames, as other writers produce
+    them."""
+    buffer = np.empty(size.bytes, np.uint8) if out is None else out
     try:
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), "zstd") as stream:
             filled = 0
-            while filled < len(room):
-                count = stream.readinto(room[filled:])
+            while filled < len(buffer):
+                count = stream.readinto(buffer[filled:])
                 if not count:
                     break
                 filled += count
@@ -150,67 +157,61 @@ def _zstd_stream(data: Encoded, size: DecodedSize, out: Encoded | None) -> Encod
             raise
         raise ValueError(f"zstd: {error}") from None
     size.check(filled + is_more)
-    return room[:filled]
+    return buffer[:filled]
 
 
-@dataclass(frozen=True, slots=True)
-class Blosc:
-    """Blosc 1, whatever compresses and shuffles inside."""
-
-    def __post_init__(self) -> None:
-        _decompress("blosc")
+class Blosc(_NumcodecsCompressor):
+    """Blosc 1 with any inner compressor and shuffle."""
 
     def decode(self, data: Encoded, size: DecodedSize, out: Encoded | None) -> Encoded:
         """Decompress."""
         head = data[:_BLOSC_HEADER_BYTES].tobytes()
         if len(head) < _BLOSC_HEADER_BYTES or head[0] not in _BLOSC_VERSIONS:
-            raise ValueError("blosc: it doesn't begin as Blosc does")
-        told, block, encoded = (int.from_bytes(head[at : at + 4], "little") for at in (4, 8, 12))
-        # The library isn't told where the bytes end: it believes this.
+            raise ValueError("blosc: its header isn't Blosc's")
+        decoded, block, encoded = (int.from_bytes(head[at : at + 4], "little") for at in (4, 8, 12))
+        # The library doesn't know where the bytes end, and relies on this number.
         if encoded != len(data):
             raise ValueError(
-                f"blosc: it says that it takes {encoded:,} bytes, and there are {len(data):,}"
+                f"blosc: its header states {encoded:,} encoded bytes, and there are {len(data):,}"
             )
-        room = size.room(told, out)
-        if not 0 < block <= max(told, 1):
-            raise ValueError(f"blosc: it says that its blocks have {block:,} bytes")
-        return _into("blosc", data, room)
+        buffer = size.buffer(decoded, out)
+        if not 0 < block <= max(decoded, 1):
+            raise ValueError(f"blosc: its header states blocks of {block:,} bytes")
+        return self._decompress("blosc", data, buffer)
 
 
-@dataclass(frozen=True, slots=True)
-class Lz4:
-    """A block of LZ4 behind its size, as numcodecs writes it."""
-
-    def __post_init__(self) -> None:
-        _decompress("lz4")
+class Lz4(_NumcodecsCompressor):
+    """A block of LZ4 that follows its size, as numcodecs writes it."""
 
     def decode(self, data: Encoded, size: DecodedSize, out: Encoded | None) -> Encoded:
         """Decompress."""
         if len(data) < _LZ4_HEADER_BYTES:
             raise ValueError("lz4: it is empty")
-        told = int.from_bytes(data[:_LZ4_HEADER_BYTES].tobytes(), "little")
-        return _into("lz4", data, size.room(told, out))
+        decoded = int.from_bytes(data[:_LZ4_HEADER_BYTES].tobytes(), "little")
+        return self._decompress("lz4", data, size.buffer(decoded, out))
 
 
 class _Decompressor(Protocol):
-    """What zlib's, bz2's and lzma's decompressors have in common."""
+    """The common interface of the decompressors of zlib, bz2 and lzma."""
 
     @property
     def eof(self) -> bool:
-        """Whether the end of a stream was reached."""
+        """True if the end of the stream was reached."""
 
     @property
     def unused_data(self) -> bytes:
-        """What follows it."""
+        """The bytes that follow the stream."""
 
     def decompress(self, data: Any, max_length: int = ..., /) -> bytes:
-        """The next bytes."""
+        """Return the next decompressed bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCodec:
-    """A compressor of the standard library. new: makes a decompressor; joins: whether several
-    streams may follow one another."""
+    """A compressor of the standard library.
+
+    new: makes a decompressor. joins: several streams may follow one another.
+    """
 
     name: str
     new: Callable[[], _Decompressor]
@@ -223,49 +224,52 @@ class StreamCodec:
         while True:
             decompressor = self.new()
             try:
-                # One more than wanted, so that what holds more is seen.
+                # Ask for one byte more than expected, to notice a stream that holds more.
                 part = decompressor.decompress(rest, size.bytes - filled + 1)
             except (zlib.error, lzma.LZMAError, OSError, EOFError, MemoryError) as error:
                 if machine_remedy(error) is not None and self.name != "lzma":
-                    raise  # lzma asks for what a damaged header says
+                    raise  # lzma allocates the size that a damaged header may state
                 raise ValueError(f"{self.name}: {error}") from None
             parts.append(part)
             filled += len(part)
             if filled > size.bytes:
                 raise ValueError(f"{self.name}: it holds more than {size.bytes:,} bytes")
             if not decompressor.eof:
-                # zlib stops at its limit before it has seen the stream's end, where it fits it.
-                raise ValueError(f"{self.name}: it is cut short")
+                raise ValueError(f"{self.name}: it is truncated")
             rest = memoryview(decompressor.unused_data.lstrip(b"\0"))
             if not rest:
                 break
             if not self.joins:
-                raise ValueError(f"{self.name}: {len(rest):,} bytes follow its end")
+                raise ValueError(f"{self.name}: {len(rest):,} bytes follow the end of its stream")
         size.check(filled)
-        found = np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), np.uint8)
-        if out is None:
-            return found
-        out[:] = found
-        return out
+        decoded = parts[0] if len(parts) == 1 else b"".join(parts)
+        return _delivered(np.frombuffer(decoded, np.uint8), out)
 
 
-def gzip_codec() -> StreamCodec:
-    """Files of gzip."""
-    return StreamCodec("gzip", lambda: zlib.decompressobj(31), joins=True)
+def compressor(name: str) -> Codec | None:
+    """Return the codec of a compressor that needs no configuration to decode; None for any other
+    name.
 
-
-def zlib_codec() -> StreamCodec:
-    """Streams of zlib."""
-    return StreamCodec("zlib", zlib.decompressobj, joins=False)
-
-
-def bz2_codec() -> StreamCodec:
-    """Files of bzip2."""
-    return StreamCodec("bz2", bz2.BZ2Decompressor, joins=True)
+    Raises MissingDependencyError.
+    """
+    match name:
+        case "gzip":
+            return StreamCodec("gzip", lambda: zlib.decompressobj(31), joins=True)
+        case "zlib":
+            return StreamCodec("zlib", zlib.decompressobj, joins=False)
+        case "bz2":
+            return StreamCodec("bz2", bz2.BZ2Decompressor, joins=True)
+        case "zstd" | "blosc" | "lz4":
+            decompress = numcodecs_module(name, codec=name).decompress
+            kinds: dict[str, Callable[[Decompress], Codec]]
+            kinds = {"zstd": Zstd, "blosc": Blosc, "lz4": Lz4}
+            return kinds[name](decompress)
+    return None
 
 
 def lzma_codec(configuration: Mapping[str, Any]) -> StreamCodec:
-    """Files of xz, or LZMA as numcodecs has it. Raises ValueError for what can't be."""
+    """Return the codec of xz files, or of LZMA in numcodecs' other formats. Raises ValueError if
+    the configuration is invalid."""
     form = configuration.get("format", lzma.FORMAT_XZ)
     filters = configuration.get("filters")
     if form in (lzma.FORMAT_XZ, lzma.FORMAT_ALONE):
@@ -275,7 +279,7 @@ def lzma_codec(configuration: Mapping[str, Any]) -> StreamCodec:
             joins=form == lzma.FORMAT_XZ,
         )
     if form != lzma.FORMAT_RAW or not _are_lzma_filters(filters):
-        raise ValueError(f"its codec lzma says format {str(form)[:20]!r}, filters {filters!r:.80}")
+        raise ValueError(f"its codec lzma has format {str(form)[:20]!r}, filters {filters!r:.80}")
     return StreamCodec(
         "lzma", lambda: lzma.LZMADecompressor(format=lzma.FORMAT_RAW, filters=filters), joins=False
     )
@@ -284,13 +288,11 @@ def lzma_codec(configuration: Mapping[str, Any]) -> StreamCodec:
 def _are_lzma_filters(filters: Sequence[Any] | None) -> bool:
     if not isinstance(filters, list) or not 0 < len(filters) <= 4:
         return False
-    if not all(
-        isinstance(each, dict) and all(type(value) is int for value in each.values())
-        for each in filters
-    ):
-        return False
-    if any(each.get("dict_size", 0) > LZMA_MEMORY_BYTES for each in filters):
-        return False
+    for each in filters:
+        if not isinstance(each, dict) or not all(type(value) is int for value in each.values()):
+            return False
+        if each.get("dict_size", 0) > LZMA_MEMORY_BYTES:
+            return False
     try:
         lzma.LZMADecompressor(format=lzma.FORMAT_RAW, filters=filters)
     except (lzma.LZMAError, ValueError, TypeError, OverflowError):
@@ -306,31 +308,35 @@ Place = Literal["start", "end"]
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """The first bytes of all items, then the second ones, and so on. itemsize: of an item."""
+    """The first bytes of all items, then their second bytes, and so on. itemsize: of an item, in
+    bytes."""
 
     itemsize: int
 
     def decode(self, data: Encoded, size: DecodedSize, out: Encoded | None) -> Encoded:
-        """Put each item's bytes together."""
-        room = size.room(len(data), out)
+        """Put the bytes of each item together."""
+        buffer = size.buffer(len(data), out)
         if len(data) % self.itemsize:
-            raise ValueError(f"shuffle: {len(data):,} bytes are no items of {self.itemsize}")
+            raise ValueError(
+                f"shuffle: {len(data):,} bytes isn't a multiple of its itemsize {self.itemsize}"
+            )
         planes = data.reshape(self.itemsize, -1)
         if self.itemsize in (2, 4, 8) and sys.byteorder == "little":
-            items = room.view(f"<u{self.itemsize}")
+            items = buffer.view(f"<u{self.itemsize}")
             for start in range(0, len(items), _BLOCK_ITEMS):
                 block = slice(start, start + _BLOCK_ITEMS)
                 items[block] = _joined(planes[:, block])
         else:
-            rows = room.reshape(-1, self.itemsize)
+            rows = buffer.reshape(-1, self.itemsize)
             for number, plane in enumerate(planes):
                 rows[:, number] = plane
-        return room
+        return buffer
 
 
 def _joined(planes: NDArray[Any]) -> NDArray[Any]:
-    """Items of which each plane has a part, the lowest first; shape (items,). Pairs of planes are
-    joined into wider ones, which is three times as fast as a copy with strides."""
+    """Join planes, each of which has one part of every item, lowest part first; returns items,
+    shape (items,). It joins pairs of planes into wider planes, which is three times as fast as a
+    copy with strides."""
     while len(planes) > 1:
         bits = 8 * planes.dtype.itemsize
         wide = planes[1::2].astype(f"<u{bits // 4}")
@@ -343,24 +349,26 @@ def _joined(planes: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The first number, and the difference of each from the one before. dtype: of the numbers;
-    astype: of the differences."""
+    """The first number, then the difference of each number from the one before.
+
+    dtype: of the numbers. astype: of the differences.
+    """
 
     dtype: np.dtype[Any]
     astype: np.dtype[Any]
 
     def decode(self, data: Encoded, size: DecodedSize, out: Encoded | None) -> Encoded:
-        """Add them up."""
-        told = data.view(self.astype)
-        room = size.room(len(told) * self.dtype.itemsize, out)
+        """Sum up the differences."""
+        differences = data.view(self.astype)
+        buffer = size.buffer(len(differences) * self.dtype.itemsize, out)
         with np.errstate(all="ignore"):
-            np.cumsum(told, out=room.view(self.dtype))
-        return room
+            np.cumsum(differences, out=buffer.view(self.dtype))
+        return buffer
 
 
 @dataclass(frozen=True, slots=True)
 class FixedScaleOffset:
-    """Numbers less an offset, times a scale, rounded to smaller ones."""
+    """Numbers minus an offset, times a scale, rounded to a smaller dtype."""
 
     offset: float
     scale: float
@@ -368,49 +376,49 @@ class FixedScaleOffset:
     astype: np.dtype[Any]
 
     def decode(self, data: Encoded, size: DecodedSize, out: Encoded | None) -> Encoded:
-        """Undo it, up to the rounding."""
-        told = data.view(self.astype)
-        room = size.room(len(told) * self.dtype.itemsize, out)
+        """Undo offset and scale; the rounding remains."""
+        scaled = data.view(self.astype)
+        buffer = size.buffer(len(scaled) * self.dtype.itemsize, out)
         with np.errstate(all="ignore"):
-            np.copyto(room.view(self.dtype), told / self.scale + self.offset, casting="unsafe")
-        return room
+            np.copyto(buffer.view(self.dtype), scaled / self.scale + self.offset, casting="unsafe")
+        return buffer
 
 
 @dataclass(frozen=True, slots=True)
 class AsType:
-    """Numbers of another type. dtype: before; astype: as written. What was rounded stays so."""
+    """Numbers that were converted to another dtype. dtype: before; astype: as stored."""
 
     dtype: np.dtype[Any]
     astype: np.dtype[Any]
 
     def decode(self, data: Encoded, size: DecodedSize, out: Encoded | None) -> Encoded:
-        """Convert them back."""
-        told = data.view(self.astype)
+        """Convert them back; the rounding remains."""
+        stored = data.view(self.astype)
         if out is None and self.dtype == self.astype:
             size.check(len(data))
             return data
-        room = size.room(len(told) * self.dtype.itemsize, out)
+        buffer = size.buffer(len(stored) * self.dtype.itemsize, out)
         with np.errstate(all="ignore"):
-            np.copyto(room.view(self.dtype), told, casting="unsafe")
-        return room
+            np.copyto(buffer.view(self.dtype), stored, casting="unsafe")
+        return buffer
 
 
 @dataclass(frozen=True, slots=True)
 class PackBits:
-    """Bools as bits, behind a byte that says how many bits at the end are none."""
+    """Bools as bits, after a byte with the number of padding bits at the end."""
 
     def decode(self, data: Encoded, size: DecodedSize, out: Encoded | None) -> Encoded:
-        """A byte for each bit."""
+        """Return one byte for each bit."""
         if not len(data) or data[0] > 7:
-            raise ValueError("packbits: it doesn't begin with how many bits it fills up")
+            raise ValueError("packbits: its first byte isn't a number of padding bits, 0 to 7")
         count = 8 * (len(data) - 1) - int(data[0])
-        room = size.room(count, out)
-        room[:] = np.unpackbits(data[1:], count=count)
-        return room
+        buffer = size.buffer(count, out)
+        buffer[:] = np.unpackbits(data[1:], count=count)
+        return buffer
 
 
 def checksum_of(name: str, place: Place) -> Checksum:
-    """The checksum that a codec of that name writes."""
+    """Return the codec of a checksum by its name."""
     return Checksum(
         name, {"crc32c": crc32c, "crc32": zlib.crc32, "adler32": zlib.adler32}[name], place
     )
@@ -418,43 +426,37 @@ def checksum_of(name: str, place: Place) -> Checksum:
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """The bytes, and a checksum of 32 bits at their start or end, which is compared."""
+    """The bytes, with a 32-bit checksum at their start or end."""
 
     name: str
     function: Callable[[Encoded], int]
     place: Place
 
     def decode(self, data: Encoded, size: DecodedSize, out: Encoded | None) -> Encoded:
-        """Take the checksum off."""
+        """Compare the checksum and remove it."""
         if len(data) < _CHECKSUM_BYTES:
             raise ValueError(f"{self.name}: it is too short to have a checksum")
         is_first = self.place == "start"
-        told = data[:_CHECKSUM_BYTES] if is_first else data[-_CHECKSUM_BYTES:]
+        checksum = data[:_CHECKSUM_BYTES] if is_first else data[-_CHECKSUM_BYTES:]
         rest = data[_CHECKSUM_BYTES:] if is_first else data[:-_CHECKSUM_BYTES]
         size.check(len(rest))
-        if self.function(rest) != int.from_bytes(told.tobytes(), "little"):
-            raise ValueError(f"{self.name}: the checksum differs, so these aren't what was written")
-        if out is None:
-            return rest
-        out[:] = rest
-        return out
+        if self.function(rest) != int.from_bytes(checksum.tobytes(), "little"):
+            raise ValueError(f"{self.name}: the checksum differs: the bytes are damaged")
+        return _delivered(rest, out)
 
 
 @dataclass(frozen=True, slots=True)
 class NumcodecsCodec:
-    """A codec of numcodecs that takes bytes and gives them back, called as it is."""
+    """A codec of numcodecs from bytes to bytes, used unchanged."""
 
     name: str
     codec: Any
 
     def decode(self, data: Encoded, size: DecodedSize, out: Encoded | None) -> Encoded:
-        """What it says."""
+        """Call numcodecs."""
         try:
-            found = np.frombuffer(self.codec.decode(data), np.uint8)
+            decoded = np.frombuffer(self.codec.decode(data), np.uint8)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise ValueError(f"{self.name}: {error}") from None
-        size.check(len(found))
-        if out is None:
-            return found
-        out[:] = found
-        return out
+        size.check(len(decoded))
+        return _delivered(decoded, out)

@@ -1,10 +1,10 @@
 """List the files of a Zarr hierarchy, and read the documents of its groups and arrays.
 
-A hierarchy that has them all in one document (consolidated) takes one request; else its groups are
-listed, level by level, and each node's own document is read, on several threads.
+A hierarchy with consolidated metadata takes one request. Otherwise its groups are listed level by
+level, and the document of each node is read, on several threads.
 
-Local folders are scanned, remote ones listed by prefix, an array at a time; a group's own listing
-never goes down into its arrays, which may have a million chunks.
+Local folders are scanned; remote ones are listed by prefix, one array at a time. The listing of a
+group never descends into its arrays, which may have a million chunks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from penstock.readers.formats.zarr.zarr_metadata import (
     Node,
     read_document,
     v2_consolidated,
-    v2_node,
     v3_consolidated,
     v3_node,
 )
@@ -41,31 +40,34 @@ from penstock.readers.origin import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from penstock.readers.formats.zarr.zarr_metadata import Kind
     from penstock.readers.origin import Origin
     from penstock.readers.types import Encoded
 
 Range = tuple[Entry, int, int]
-"""First byte and end in a file."""
+"""A file, and the first and end byte of a part of it."""
 
 
 class HierarchyFiles(Protocol):
-    """The files of a hierarchy. Names are below its root. Raises FetchError, DatasetError."""
+    """The files of a hierarchy. Names are relative to its root. Methods raise FetchError or
+    DatasetError."""
 
     def entry(self, name: bytes) -> Entry | None:
-        """A file, or None if it isn't there."""
+        """Return a file, or None if it doesn't exist."""
 
     def folders(self, name: bytes) -> list[bytes]:
-        """Names of the folders directly in one, sorted."""
+        """Return the names of the folders directly in a folder, sorted."""
 
     def walk(self, name: bytes, depth: int) -> Iterator[Entry]:
-        """All files below a folder, at most so many folders deep; none if it isn't there."""
+        """Yield all files in a folder and in at most `depth` levels of folders below it; none if it
+        doesn't exist."""
 
     def read(self, ranges: Sequence[Range]) -> list[Encoded]:
-        """Parts of files, remote ones all at once."""
+        """Read parts of files, remote ones all at once."""
 
 
 def hierarchy_files(origin: Origin) -> HierarchyFiles:
-    """The files of a dataset."""
+    """Return the files of a dataset."""
     if isinstance(origin, LocalFolder):
         return LocalHierarchyFiles(origin)
     if isinstance(origin, RemoteFolder):
@@ -74,89 +76,89 @@ def hierarchy_files(origin: Origin) -> HierarchyFiles:
 
 
 class LocalHierarchyFiles:
-    """A hierarchy in a local folder."""
+    """The files of a hierarchy in a local folder."""
 
     def __init__(self, origin: LocalFolder) -> None:
         self._origin = origin
 
     def entry(self, name: bytes) -> Entry | None:
-        """A file, or None if it isn't there."""
+        """Return a file, or None if it doesn't exist."""
         return self._origin.entry(name)
 
     def folders(self, name: bytes) -> list[bytes]:
-        """Names of the folders directly in one, sorted."""
-        return sorted(each.name for each in self._scan(name) if leads_to_folder(each))
+        """Return the names of the folders directly in a folder, sorted."""
+        return sorted(entry.name for entry in self._scan(name) if leads_to_folder(entry))
 
     def walk(self, name: bytes, depth: int) -> Iterator[Entry]:
-        """All files below a folder."""
-        for found in self._scan(name):
-            path = os.path.join(name, found.name)
-            if not leads_to_folder(found):
-                if (entry := _file(path, found)) is not None:
+        """Yield all files in a folder and in at most `depth` levels of folders below it."""
+        for scanned in self._scan(name):
+            path = os.path.join(name, scanned.name)
+            if not leads_to_folder(scanned):
+                if (entry := _file(path, scanned)) is not None:
                     yield entry
             elif depth > 0:
                 yield from self.walk(path, depth - 1)
 
     def read(self, ranges: Sequence[Range]) -> list[Encoded]:
-        """Parts of files."""
-        found: list[Encoded] = []
+        """Read parts of files."""
+        parts: list[Encoded] = []
         for entry, start, end in ranges:
             data = np.empty(end - start, np.uint8)
             path = below(self._origin.root, entry.name)
             read_file_into(path, data, name=entry.name, start=start, is_rest=False)
-            found.append(data)
-        return found
+            parts.append(data)
+        return parts
 
     def _scan(self, name: bytes) -> list[os.DirEntry[bytes]]:
         path = os.path.join(self._origin.root, name) if name else self._origin.root
         try:
-            with os.scandir(path) as found:
-                return [each for each in found if not is_passed_over(each.name)]
+            with os.scandir(path) as entries:
+                return [entry for entry in entries if not is_passed_over(entry.name)]
         except OSError as error:
             if error.errno in NOT_THERE:
                 return []
             raise not_seen(path, error, is_folder=True) from error
 
 
-def _file(name: bytes, found: os.DirEntry[bytes]) -> Entry | None:
+def _file(name: bytes, scanned: os.DirEntry[bytes]) -> Entry | None:
     try:
-        facts = found.stat()
+        facts = scanned.stat()
     except OSError as error:
         if error.errno in NOT_THERE:
             return None
-        raise not_seen(found.path, error) from error
+        raise not_seen(scanned.path, error) from error
     if not stat.S_ISREG(facts.st_mode):
         return None
     return Entry(name=name, size_bytes=facts.st_size, mtime_ns=facts.st_mtime_ns, version="")
 
 
 class RemoteHierarchyFiles:
-    """A hierarchy in a folder of a remote store."""
+    """The objects of a hierarchy in a folder of a remote store."""
 
     def __init__(self, origin: RemoteFolder) -> None:
         self._origin = origin
 
     def entry(self, name: bytes) -> Entry | None:
-        """An object, or None if it isn't there."""
+        """Return an object, or None if it doesn't exist."""
         return self._origin.entry(name)
 
     def folders(self, name: bytes) -> list[bytes]:
-        """Names of the folders directly in one, sorted."""
+        """Return the names of the folders directly in a folder, sorted."""
         _, folders = self._origin.remote.fetcher.list_folder(os.fsdecode(name))
-        return sorted(each for each in map(os.fsencode, folders) if not is_passed_over(each))
+        return sorted(name for name in map(os.fsencode, folders) if not is_passed_over(name))
 
     def walk(self, name: bytes, depth: int) -> Iterator[Entry]:
-        """All objects below a folder, however deep."""
+        """Yield all objects below a folder, at any depth."""
         del depth
-        for found in self._origin.remote.fetcher.walk(os.fsdecode(name)):
-            path = os.fsencode(found.path)
+        for listed in self._origin.remote.fetcher.walk(os.fsdecode(name)):
+            path = os.fsencode(listed.path)
             if unsafe_reason(path) is None:
                 yield Entry(
-                    name=path, size_bytes=found.size_bytes, mtime_ns=0, version=found.version
+                    name=path, size_bytes=listed.size_bytes, mtime_ns=0, version=listed.version
                 )
 
     def read(self, ranges: Sequence[Range]) -> list[Encoded]:
-        """Parts of objects, kept nowhere."""
+        """Read parts of objects without caching them."""
         return self._origin.read_ranges(ranges)
 
 
@@ -168,31 +170,34 @@ V3, CONSOLIDATED, GROUP, ARRAY, ATTRIBUTES = (
     b".zattrs",
 )
 ROOTS = frozenset((V3, CONSOLIDATED, GROUP, ARRAY))
-"""What stands in the root of a hierarchy: one of them at least."""
+"""The root of a hierarchy has at least one of these files."""
 
 MAX_NODES = 2**16
-"""Groups and arrays of one hierarchy."""
+"""The most groups and arrays of one hierarchy."""
 
 WORKERS = 16
-"""Threads that ask for documents; they wait, mostly."""
+"""Threads that read documents; most of the time they wait for a store."""
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
 
 def in_parallel(fn: Callable[[_T], _U], items: Iterable[_T]) -> list[_U]:
-    """fn of each item, on several threads, in order."""
-    wanted = list(items)
-    if len(wanted) < 2:
-        return list(map(fn, wanted))
-    workers = min(WORKERS, len(wanted))
-    return list(ordered(fn, wanted, workers=workers, ahead=2 * workers, name="zarr"))
+    """Call fn for each item on several threads, and return the results in order."""
+    listed = list(items)
+    if len(listed) < 2:
+        return list(map(fn, listed))
+    workers = min(WORKERS, len(listed))
+    return list(ordered(fn, listed, workers=workers, ahead=2 * workers, name="zarr"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:
-    """What the documents of a hierarchy say. nodes: by path below the root, "" for the root itself,
-    sorted. documents: the files that say it."""
+    """The nodes of a hierarchy.
+
+    nodes: by path below the root, sorted; the root's path is "". documents: the files that describe
+    them.
+    """
 
     nodes: dict[str, Node]
     documents: list[Entry]
@@ -204,19 +209,20 @@ class Hierarchy:
 
     @property
     def groups(self) -> list[str]:
-        """Paths of the groups below the root, sorted."""
+        """The paths of the groups below the root, sorted."""
         return [path for path, node in self.nodes.items() if node.kind == "group" and path]
 
 
 class HierarchyReader:
-    """Reads the documents of one hierarchy. url: for messages. Raises FetchError, DatasetError."""
+    """Reads the documents of one hierarchy. url: for messages. Methods raise FetchError or
+    DatasetError."""
 
     def __init__(self, store: HierarchyFiles, url: str) -> None:
         self._store, self._url = store, url
         self._documents: list[Entry] = []
 
     def read(self) -> Hierarchy:
-        """All nodes. Raises DatasetNotFoundError where there is no hierarchy."""
+        """Read all nodes. Raises DatasetNotFoundError if there is no hierarchy."""
         root = self._root()
         nodes = self._consolidated(root)
         if nodes is None:
@@ -224,22 +230,23 @@ class HierarchyReader:
             level = [root]
             while level := self._children([node for node in level if node.kind == "group"]):
                 nodes |= {node.name: node for node in level}
-                if len(nodes) > MAX_NODES:
-                    raise self._too_many()
-        if len(nodes) > MAX_NODES:
-            raise self._too_many()
+                self._check_count(len(nodes))
+        self._check_count(len(nodes))
         return self._hierarchy(nodes)
 
     def read_some(self, paths: Iterable[str]) -> Hierarchy:
-        """The root, and the nodes at some paths, which are there or not; nothing is listed. Raises
-        ConfigError for a path that leads out."""
+        """Read the root and those nodes at some paths that exist, without listing.
+
+        Raises ConfigError for a path that leads out of the hierarchy.
+        """
         root = self._root()
-        wanted = list(dict.fromkeys(map(self._path, paths)))
-        told = self._consolidated(root)
-        if told is not None:
-            return self._hierarchy({path: told[path] for path in ["", *wanted] if path in told})
-        found = in_parallel(self._node, [path for path in wanted if path])
-        return self._hierarchy({"": root} | {node.name: node for node in found if node is not None})
+        plain = list(dict.fromkeys(map(self._path, paths)))
+        consolidated = self._consolidated(root)
+        if consolidated is not None:
+            chosen = (path for path in ["", *plain] if path in consolidated)
+            return self._hierarchy({path: consolidated[path] for path in chosen})
+        nodes = in_parallel(self._node, [path for path in plain if path])
+        return self._hierarchy({"": root} | {node.name: node for node in nodes if node is not None})
 
     def _hierarchy(self, nodes: dict[str, Node]) -> Hierarchy:
         documents = sorted(self._documents, key=lambda entry: entry.name)
@@ -250,8 +257,8 @@ class HierarchyReader:
         if root is None:
             raise DatasetNotFoundError(
                 f"{self._url}: there is no Zarr hierarchy: no zarr.json, .zgroup or .zarray at its "
-                "root. Give the folder that holds one of those; a store in one zip file isn't "
-                "read: unpack it."
+                "root. Pass the folder that holds one of those. A hierarchy in one zip file can't "
+                "be read: unpack it."
             )
         return root
 
@@ -259,18 +266,16 @@ class HierarchyReader:
         if root.kind == "array":
             return {"": root}
         if root.version == 3:
-            told = v3_consolidated(root)
-            return None if told is None else {"": root} | told
+            nodes = v3_consolidated(root)
+            return None if nodes is None else {"": root} | nodes
         entry = self._store.entry(CONSOLIDATED)
         if entry is None:
             return None
-        document = read_document(
-            self._bytes(entry, MAX_CONSOLIDATED_BYTES), name=self._name(entry), is_consolidated=True
-        )
+        document = self._document(entry, is_consolidated=True)
         return {"": root} | v2_consolidated(document, name=self._name(entry))
 
     def _children(self, groups: list[Node]) -> list[Node]:
-        """The nodes directly in some groups."""
+        """Read the nodes directly in some groups."""
 
         def paths(group: Node) -> list[str]:
             folders = self._store.folders(_encoded(group.name))
@@ -280,43 +285,40 @@ class HierarchyReader:
                 if unsafe_reason(name) is None
             ]
 
-        inside = [path for some in in_parallel(paths, groups) for path in some]
-        if len(inside) > MAX_NODES:
-            raise self._too_many()
-        return [node for node in in_parallel(self._node, inside) if node is not None]
+        children = [path for of_group in in_parallel(paths, groups) for path in of_group]
+        self._check_count(len(children))
+        return [node for node in in_parallel(self._node, children) if node is not None]
 
     def _node(self, path: str) -> Node | None:
-        """The node at a path, or None."""
+        """Read the node at a path; None if it doesn't exist."""
         v3 = self._entry(path, V3)
         if v3 is not None:
-            # A group's may hold those of all below it.
-            limit = MAX_DOCUMENT_BYTES if path else MAX_CONSOLIDATED_BYTES
-            data = self._bytes(v3, limit)
-            return v3_node(path, read_document(data, name=self._name(v3), is_consolidated=not path))
-        for file, kind in ((ARRAY, "array"), (GROUP, "group")):
-            entry = self._entry(path, file)
-            if entry is None:
+            # The root's document may contain those of all nodes.
+            return v3_node(path, self._document(v3, is_consolidated=not path))
+        kinds: tuple[tuple[bytes, Kind], ...] = ((ARRAY, "array"), (GROUP, "group"))
+        for file, kind in kinds:
+            if (entry := self._entry(path, file)) is None:
                 continue
-            document = read_document(self._bytes(entry), name=self._name(entry))
-            told = self._entry(path, ATTRIBUTES)
-            attributes = (
-                {} if told is None else read_document(self._bytes(told), name=self._name(told))
-            )
-            return v2_node(path, document, attributes, "array" if kind == "array" else "group")
+            document = self._document(entry)
+            extra = self._entry(path, ATTRIBUTES)
+            attributes = {} if extra is None else self._document(extra)
+            return Node(name=path, kind=kind, version=2, document=document, attributes=attributes)
         return None
 
     def _entry(self, path: str, file: bytes) -> Entry | None:
         return self._store.entry(os.path.join(_encoded(path), file))
 
-    def _bytes(self, entry: Entry, limit: int = MAX_DOCUMENT_BYTES) -> bytes:
+    def _document(self, entry: Entry, *, is_consolidated: bool = False) -> dict[str, Any]:
+        limit = MAX_CONSOLIDATED_BYTES if is_consolidated else MAX_DOCUMENT_BYTES
         if entry.size_bytes > limit:
             raise DatasetError(
-                f"{self._name(entry)}: has {entry.size_bytes:,} bytes; metadata have {limit:,} at "
-                "most. Write them again."
+                f"{self._name(entry)}: this metadata document has {entry.size_bytes:,} bytes, "
+                f"expected at most {limit:,}. Write it again."
             )
         self._documents.append(entry)
         (data,) = self._store.read([(entry, 0, entry.size_bytes)])
-        return data.tobytes()
+        name = self._name(entry)
+        return read_document(data.tobytes(), name=name, is_consolidated=is_consolidated)
 
     def _name(self, entry: Entry) -> str:
         return f"{self._url}/{printable(entry.name)}"
@@ -326,15 +328,16 @@ class HierarchyReader:
         name = encoded_name(plain)
         if name is None or unsafe_reason(name) is not None:
             raise ConfigError(
-                f"fields: got {path!r}, wanted the path of an array below {self._url}."
+                f"fields: got {path!r}, expected the path of an array below {self._url}."
             )
         return plain
 
-    def _too_many(self) -> DatasetError:
-        return DatasetError(
-            f"{self._url}: there are more than {MAX_NODES:,} groups and arrays. Give the path of a "
-            "group in it."
-        )
+    def _check_count(self, nodes: int) -> None:
+        if nodes > MAX_NODES:
+            raise DatasetError(
+                f"{self._url}: there are more than {MAX_NODES:,} groups and arrays. Pass the path "
+                "of a group in it."
+            )
 
 
 def _encoded(path: str) -> bytes:

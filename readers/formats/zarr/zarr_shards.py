@@ -1,12 +1,12 @@
-"""Locate the chunks of arrays, cut samples into shards between chunks, and note the shards.
+"""Locate the chunks of arrays, cut samples into shards between chunks, and record the shards.
 
-A chunk's name follows from the metadata, but neither its size nor its presence: one listing of the
-array's folder gives those of a thousand chunks a request, and changes too. Of files that hold many
-inner chunks the indexes are read.
+The name of a chunk's file follows from the metadata, but its size and presence don't. One listing
+of the array's folder gives them for a thousand chunks a request, and shows changes too. If files
+hold many inner chunks, their indexes are read.
 
-Shards are contiguous and of about one size. A shard has all the chunks that its samples touch,
-those behind its borders too (windows overlap, and arrays are cut in different places), so that it
-can be read by itself.
+Shards are contiguous and of about equal size. A shard has all chunks that its samples touch,
+including those behind its borders (windows overlap, and arrays are chunked differently), so it can
+be read without its neighbours.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from crc32c import crc32c
 
 from penstock.cache import CorruptShardError, DatasetError
 from penstock.readers.files import printable
-from penstock.readers.formats.array_windows import ArrayWindows, ChunkGrid, unit_rows
+from penstock.readers.formats.array_windows import ArrayWindows, unit_rows
 from penstock.readers.formats.candidates import part_bounds
 from penstock.readers.formats.extents import ChunkedShard, Extents
+from penstock.readers.formats.local_files import REINDEX
+from penstock.readers.formats.zarr.zarr_fields import WindowedArray
 from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, Node, parse_array
 
 if TYPE_CHECKING:
@@ -47,11 +49,11 @@ _BATCH_BYTES = 32 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoredChunks:
-    """The chunks of an array that are stored; the others are fill values.
+    """The stored chunks of an array; all others are fill values.
 
-    files: those that they lie in, in the order of their numbers. numbers: of the chunks in the
-    array's grid, ascending; places: of their files among files; starts, sizes: bytes in those; all
-    int64, shape (chunks,).
+    files: sorted by number. numbers: of the chunks in the array's grid, ascending. places: the
+    index of each chunk's file in `files`. starts, sizes: bytes in the file. The arrays are int64,
+    shape (chunks,).
     """
 
     files: list[Entry]
@@ -63,20 +65,20 @@ class StoredChunks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ArrayFiles:
-    """The files of an array that are there. numbers: in the grid of files, ascending, int64."""
+    """The existing files of an array. numbers: in the grid of files, ascending, int64."""
 
     files: list[Entry]
     numbers: Ints
 
 
 def list_files(store: HierarchyFiles, array: ArrayMetadata) -> ArrayFiles:
-    """The files of an array, by one listing. Raises DatasetError, FetchError."""
-    found = dict(_numbered(store, array))
-    numbers = np.sort(np.fromiter(found, np.int64, len(found)))
-    return ArrayFiles(files=[found[number] for number in numbers.tolist()], numbers=numbers)
+    """List the files of an array with one listing. Raises DatasetError or FetchError."""
+    files = dict(_numbered_files(store, array))
+    numbers = np.sort(np.fromiter(files, np.int64, len(files)))
+    return ArrayFiles(files=[files[number] for number in numbers.tolist()], numbers=numbers)
 
 
-def _numbered(store: HierarchyFiles, array: ArrayMetadata) -> Iterator[tuple[int, Entry]]:
+def _numbered_files(store: HierarchyFiles, array: ArrayMetadata) -> Iterator[tuple[int, Entry]]:
     root = array.name.encode("utf-8", "surrogateescape")
     folder, keys = root, array.keys
     if keys.prefix and keys.separator == "/":
@@ -92,35 +94,41 @@ def _numbered(store: HierarchyFiles, array: ArrayMetadata) -> Iterator[tuple[int
         match = pattern.fullmatch(entry.name)
         if match is None:
             continue
-        at = 0
+        file = 0
         for place, count in zip(map(int, match.groups()), counts, strict=True):
             if place >= count:
                 break
-            at = at * count + place
+            file = file * count + place
         else:
-            yield at, entry
+            yield file, entry
 
 
-def stored_chunks(store: HierarchyFiles, array: ArrayMetadata, found: ArrayFiles) -> StoredChunks:
-    """Where the chunks of an array lie in its files; of shards their indexes are read, remote ones
-    many at a time. Raises DatasetError, FetchError."""
+def stored_chunks(store: HierarchyFiles, array: ArrayMetadata, listed: ArrayFiles) -> StoredChunks:
+    """Return the locations of an array's chunks. If its files are shards, their indexes are read,
+    many at a time from a remote store.
+
+    Raises DatasetError or FetchError.
+    """
     if array.sharding is None:
         return StoredChunks(
-            files=found.files,
-            numbers=found.numbers,
-            places=np.arange(len(found.files)),
-            starts=np.zeros(len(found.files), np.int64),
-            sizes=np.array([entry.size_bytes for entry in found.files], np.int64),
+            files=listed.files,
+            numbers=listed.numbers,
+            places=np.arange(len(listed.files)),
+            starts=np.zeros(len(listed.files), np.int64),
+            sizes=np.array([entry.size_bytes for entry in listed.files], np.int64),
         )
     reader = _ShardIndexes(store, array, array.sharding)
-    parts = [part for some in reader.batches(found) for part in some]
+    step = max(1, _BATCH_BYTES // max(1, array.sharding.index_bytes))
+    count = len(listed.files)
+    batches = (range(first, min(first + step, count)) for first in range(0, count, step))
+    parts = [part for batch in batches for part in reader.read(listed, batch)]
     numbers, places, starts, sizes = (
         np.concatenate([np.empty(0, np.int64), *columns])
         for columns in (zip(*parts, strict=True) if parts else [()] * 4)
     )
     order = np.argsort(numbers, kind="stable")
     return StoredChunks(
-        files=found.files,
+        files=listed.files,
         numbers=numbers[order],
         places=places[order],
         starts=starts[order],
@@ -140,16 +148,12 @@ class _ShardIndexes:
         self._limits = np.array(counts, np.int64)
         self._inner = np.indices(sharding.counts).reshape(len(counts), -1).T
 
-    def batches(self, found: ArrayFiles) -> Iterator[list[tuple[Ints, Ints, Ints, Ints]]]:
-        """Numbers, files, starts and sizes of the chunks of some files at a time."""
-        step = max(1, _BATCH_BYTES // max(1, self._sharding.index_bytes))
-        for first in range(0, len(found.files), step):
-            yield self._batch(found, range(first, min(first + step, len(found.files))))
-
-    def _batch(
-        self, found: ArrayFiles, places: Sequence[int]
+    def read(
+        self, listed: ArrayFiles, places: Sequence[int]
     ) -> list[tuple[Ints, Ints, Ints, Ints]]:
-        entries = [found.files[place] for place in places]
+        """Return the numbers, files, starts and sizes of the chunks in some files; a tuple for each
+        file."""
+        entries = [listed.files[place] for place in places]
         ranges = []
         for entry in entries:
             try:
@@ -162,57 +166,50 @@ class _ShardIndexes:
                 index = self._sharding.parse_index(data, entry.size_bytes).reshape(-1, 2)
             except ValueError as error:
                 raise _damaged(entry, error) from None
-            parts.append(self._chunks(int(found.numbers[place]), place, index))
+            parts.append(self._chunks(int(listed.numbers[place]), place, index))
         return parts
 
     def _chunks(self, file: int, place: int, index: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         corner = np.array(np.unravel_index(file, self._array.files), np.int64)
         places = corner * np.array(self._sharding.counts, np.int64) + self._inner
-        is_there = (index[:, 0] >= 0) & (places < self._limits).all(axis=1)
-        numbers = (places[is_there] * self._strides).sum(axis=1)
-        starts, sizes = index[is_there].T
+        is_stored = (index[:, 0] >= 0) & (places < self._limits).all(axis=1)
+        numbers = (places[is_stored] * self._strides).sum(axis=1)
+        starts, sizes = index[is_stored].T
         return numbers, np.full(len(numbers), place), starts, sizes
 
 
-def _damaged(entry: Entry, why: ValueError) -> DatasetError:
-    return DatasetError(f"{printable(entry.name)}: {why}. Write or fetch this shard again.")
+def _damaged(entry: Entry, error: ValueError) -> DatasetError:
+    return DatasetError(f"{printable(entry.name)}: {error}. Write or fetch this shard again.")
 
 
 _LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NotedField:
-    """What is noted of a field, the same in all shards."""
-
-    name: str
-    array: ArrayMetadata
-    windows: ArrayWindows
-
-    @property
-    def grid(self) -> ChunkGrid:
-        """How the array is cut."""
-        return ChunkGrid(shape=self.array.shape, chunk=self.array.chunk_shape)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShardNotes:
-    """What is noted of a shard. first: the number of its first sample in the dataset. chunks: of
-    each field, the numbers of the chunks that extents hold, ascending, in the order of extents."""
+    """The index's notes on one shard.
 
-    fields: tuple[NotedField, ...]
+    first: the number of its first sample in the dataset. chunks: for each field, the numbers of the
+    chunks in its extents, ascending.
+    """
+
+    fields: tuple[WindowedArray, ...]
     first: int
     chunks: list[Ints]
 
 
-def fields_text(fields: Sequence[ArrayField]) -> bytes:
-    """What is noted of the fields, as JSON."""
-    told = [
+def _encode_fields(fields: Sequence[ArrayField]) -> bytes:
+    """Encode the fields, which are the same in all shards, as JSON."""
+    values = [
         {
             "name": field.name,
             "path": field.array.name,
             "version": field.array.version,
-            "document": _essence(field.array),
+            "document": {
+                key: value
+                for key, value in field.array.document.items()
+                if key not in ("attributes", "consolidated_metadata")
+            },
             "window": field.windows.window,
             "stride": field.windows.stride,
             "is_step": field.windows.is_step,
@@ -220,172 +217,165 @@ def fields_text(fields: Sequence[ArrayField]) -> bytes:
         }
         for field in fields
     ]
-    return json.dumps(told).encode()
-
-
-def _essence(array: ArrayMetadata) -> dict[str, Any]:
-    left_out = ("attributes", "consolidated_metadata")
-    return {key: value for key, value in array.document.items() if key not in left_out}
+    return json.dumps(values).encode()
 
 
 def write_notes(fields: bytes, first: int, chunks: Sequence[Ints]) -> bytes:
-    """The notes of a shard. fields: as `fields_text` has it."""
+    """Encode the notes on a shard. fields: encoded."""
     numbers = [first, *map(len, chunks)]
     flat = np.concatenate([np.array(numbers, np.int64), *chunks]).astype("<i8")
     return len(fields).to_bytes(_LENGTH_BYTES, "little") + fields + flat.tobytes()
 
 
 def read_notes(notes: bytes) -> ShardNotes:
-    """What `write_notes` wrote. Raises CorruptShardError."""
+    """Decode notes that `write_notes` encoded. Raises CorruptShardError."""
     try:
         end = _LENGTH_BYTES + int.from_bytes(notes[:_LENGTH_BYTES], "little")
-        fields = _fields(notes[_LENGTH_BYTES:end])
+        fields = _parse_fields(notes[_LENGTH_BYTES:end])
         flat = np.frombuffer(notes, "<i8", offset=end).astype(np.int64, copy=False)
         first, counts, rest = int(flat[0]), flat[1 : len(fields) + 1], flat[len(fields) + 1 :]
         if counts.min() < 0 or counts.sum() != len(rest) or first < 0:
-            raise ValueError("its chunks aren't as many as it says")
+            raise ValueError("it lists another number of chunks than it states")
         chunks = np.split(rest, np.cumsum(counts)[:-1])
-        if any((np.diff(some) <= 0).any() for some in chunks):
-            raise ValueError("its chunks aren't in order")
+        if any((np.diff(numbers) <= 0).any() for numbers in chunks):
+            raise ValueError("its chunks aren't sorted")
     except (ValueError, KeyError, IndexError, TypeError) as error:
         if isinstance(error, DatasetError):
             raise
         raise CorruptShardError(
-            f"What the index notes of a shard is damaged ({error}). Run `penstock index` again."
+            f"The index entry of a Zarr shard is damaged ({error}). {REINDEX}"
         ) from error
     return ShardNotes(fields=fields, first=first, chunks=chunks)
 
 
 @lru_cache(maxsize=16)
-def _fields(text: bytes) -> tuple[NotedField, ...]:
-    return tuple(map(_field, json.loads(text)))
+def _parse_fields(encoded: bytes) -> tuple[WindowedArray, ...]:
+    return tuple(map(_parse_field, json.loads(encoded)))
 
 
-def _field(told: dict[str, Any]) -> NotedField:
-    node = Node(name=told["path"], kind="array", version=told["version"], document=told["document"])
+def _parse_field(values: dict[str, Any]) -> WindowedArray:
+    node = Node(
+        name=values["path"], kind="array", version=values["version"], document=values["document"]
+    )
     array = parse_array(node)
     if not isinstance(array, ArrayMetadata):
         raise array.error()
     windows = ArrayWindows(
         shape=array.shape,
-        window=tuple(told["window"]),
-        stride=tuple(told["stride"]),
-        is_step=bool(told["is_step"]),
-        repeat=int(told["repeat"]),
+        window=tuple(values["window"]),
+        stride=tuple(values["stride"]),
+        is_step=bool(values["is_step"]),
+        repeat=int(values["repeat"]),
     )
     axes = zip(windows.shape, windows.window, windows.stride, strict=True)
     if windows.repeat < 1 or any(not 1 <= b <= a or c < 1 for a, b, c in axes):
-        raise ValueError("its windows can't be")
-    return NotedField(name=told["name"], array=array, windows=windows)
+        raise ValueError(f"it has invalid windows of {array.name!r}")
+    return WindowedArray(name=values["name"], array=array, windows=windows)
 
 
 UNIT_BYTES = 64 * 2**20
-"""What is decoded together isn't more, decoded, where chunks allow it."""
+"""The most bytes that are decoded together, if the chunks allow it."""
 
-_LEAST_BYTES = 8
-"""A sample counts as much at least, so that a shard of fill values hasn't too many."""
+_MIN_SAMPLE_BYTES = 8
+"""A sample counts as at least this many bytes, so that a shard of fill values hasn't too many
+samples."""
 
-_MOST_ROWS = 2**20
-"""Samples of a unit: a chunk of more small ones is several."""
+_MAX_UNIT_ROWS = 2**20
+"""The most samples of a unit. A chunk of more small samples is several units."""
 
 
 def cut_shards(
     chosen: ChosenFields, stored: list[StoredChunks], *, part_bytes: int, url: str
 ) -> Iterator[ChunkedShard]:
-    """The shards of a dataset, in order. stored: of each field. Raises DatasetError."""
+    """Yield the shards of a dataset, in order. stored: chunks of each field. Raises
+    DatasetError."""
     fields = chosen.fields
     try:
         units = _units(fields)
         ends = np.append(0, np.cumsum(units))
-        told = sum(
-            (
-                _bytes_before(field, chunks, ends)
-                for field, chunks in zip(fields, stored, strict=True)
-            ),
-            np.zeros(len(ends)),
-        )
-        sizes = np.maximum(np.diff(told), units * _LEAST_BYTES).astype(np.int64)
-        cutter = _Cutter(chosen, stored)
+        before = np.zeros(len(ends))
+        for field, chunks in zip(fields, stored, strict=True):
+            before += _bytes_before(field, chunks, ends)
+        sizes = np.maximum(np.diff(before), units * _MIN_SAMPLE_BYTES).astype(np.int64)
+        encoded_fields = _encode_fields(fields)
         are_single = bool((units == 1).all())
-        bounds = part_bounds(sizes, target_bytes=part_bytes).tolist()
-        for low, high in pairwise(bounds):
-            inside = () if are_single else units[low:high].tolist()
-            yield cutter.shard(int(ends[low]), int(ends[high]), inside)
+        for low, high in pairwise(part_bounds(sizes, target_bytes=part_bytes).tolist()):
+            of_shard = () if are_single else units[low:high].tolist()
+            rows = range(int(ends[low]), int(ends[high]))
+            yield _shard(chosen, stored, encoded_fields, rows, of_shard)
     except ValueError as error:
         if isinstance(error, DatasetError):
             raise
         raise DatasetError(
-            f"{url}: can't be cut into shards: {error}. Its chunks are too small for its size: "
-            "write it with larger ones."
+            f"{url}: the hierarchy can't be cut into shards: {error}. Its chunks are too small for "
+            "its size: write it with larger ones."
         ) from None
 
 
 def _units(fields: list[ArrayField]) -> Ints:
-    """Samples that are decoded together: by the chunks of the array whose are the largest."""
+    """Return the numbers of samples that are decoded together, by the array with the largest
+    chunks."""
     lead = max(fields, key=lambda field: field.array.chunk_bytes)
     units = unit_rows(
         lead.windows, lead.grid, max_bytes=UNIT_BYTES, itemsize=lead.array.dtype.itemsize
     )
-    if units.max(initial=0) <= _MOST_ROWS:
+    if units.max(initial=0) <= _MAX_UNIT_ROWS:
         return units
-    pieces = -(-units // _MOST_ROWS)
-    rest = units - (pieces - 1) * _MOST_ROWS
-    found = np.full(int(pieces.sum()), _MOST_ROWS, np.int64)
-    found[np.cumsum(pieces) - 1] = rest
-    return found
+    pieces = -(-units // _MAX_UNIT_ROWS)
+    cut = np.full(int(pieces.sum()), _MAX_UNIT_ROWS, np.int64)
+    cut[np.cumsum(pieces) - 1] = units - (pieces - 1) * _MAX_UNIT_ROWS
+    return cut
 
 
 def _bytes_before(field: ArrayField, stored: StoredChunks, samples: Ints) -> Floats:
-    """Stored bytes of a field before each of some samples, about: along the first axis."""
+    """Estimate how many stored bytes of a field precede each sample along the first axis."""
     windows, grid = field.windows, field.grid
     rows = stored.numbers // math.prod(grid.counts[1:])
     sizes = np.bincount(rows, weights=stored.sizes, minlength=1) if len(rows) else np.zeros(1)
     borders = np.arange(len(sizes) + 1) * grid.chunk[0]
     inner = math.prod(windows.counts[1:]) * windows.repeat
     places = samples / inner * windows.stride[0]
-    found: Floats = np.interp(places, borders, np.append(0, np.cumsum(sizes)))
-    return found
+    before: Floats = np.interp(places, borders, np.append(0, np.cumsum(sizes)))
+    return before
 
 
-class _Cutter:
-    """Makes the shards of one dataset."""
-
-    def __init__(self, chosen: ChosenFields, stored: list[StoredChunks]) -> None:
-        self._fields, self._stored = chosen.fields, stored
-        self._text = fields_text(chosen.fields)
-        self._document = chosen.hierarchy.documents[0]
-
-    def shard(self, first: int, end: int, units: tuple[int, ...] | list[int]) -> ChunkedShard:
-        """The shard of samples [first, end)."""
-        chunks: list[Ints] = []
-        columns: list[tuple[Ints, Ints, Ints, Ints]] = []
-        files: list[Entry] = []
-        for number, (field, stored) in enumerate(zip(self._fields, self._stored, strict=True)):
-            wanted, _ = field.grid.uses(field.windows, first, end)
-            low, high = np.searchsorted(stored.numbers, (wanted[0], wanted[-1] + 1)).tolist()
-            is_wanted = np.isin(stored.numbers[low:high], wanted, assume_unique=True)
-            at = low + np.flatnonzero(is_wanted)
-            used, places = np.unique(stored.places[at], return_inverse=True)
-            columns.append(
-                (places + len(files), stored.starts[at], stored.sizes[at], np.full(len(at), number))
-            )
-            chunks.append(stored.numbers[at])
-            files += [stored.files[place] for place in used.tolist()]
-        # A remote shard of fill values alone still is a blob of something.
-        files = files or [self._document]
-        numbers, starts, sizes, fields = (
-            np.concatenate(column).astype(np.int64) for column in zip(*columns, strict=True)
+def _shard(
+    chosen: ChosenFields,
+    stored: list[StoredChunks],
+    encoded_fields: bytes,
+    rows: range,
+    units: Sequence[int],
+) -> ChunkedShard:
+    """Make the shard of some samples of the dataset."""
+    chunks: list[Ints] = []
+    columns: list[tuple[Ints, Ints, Ints, Ints]] = []
+    files: list[Entry] = []
+    for number, (field, of_field) in enumerate(zip(chosen.fields, stored, strict=True)):
+        needed, _ = field.grid.uses(field.windows, rows.start, rows.stop)
+        low, high = np.searchsorted(of_field.numbers, (needed[0], needed[-1] + 1)).tolist()
+        is_needed = np.isin(of_field.numbers[low:high], needed, assume_unique=True)
+        at = low + np.flatnonzero(is_needed)
+        used, places = np.unique(of_field.places[at], return_inverse=True)
+        columns.append(
+            (places + len(files), of_field.starts[at], of_field.sizes[at], np.full(len(at), number))
         )
-        notes = write_notes(self._text, first, chunks)
-        checksum = crc32c(notes)
-        for column in (numbers, starts, sizes, fields):
-            checksum = crc32c(column.astype("<i8"), checksum)
-        told = [[entry.name.hex(), entry.size_bytes, entry.version] for entry in files]
-        return ChunkedShard(
-            samples=end - first,
-            files=files,
-            extents=Extents(files=numbers, starts=starts, sizes=sizes, fields=fields),
-            checksum=crc32c(json.dumps(told).encode(), checksum),
-            units=units,
-            notes=notes,
-        )
+        chunks.append(of_field.numbers[at])
+        files += [of_field.files[place] for place in used.tolist()]
+    # The blob of a remote shard needs a file, even if all its chunks are fill values.
+    files = files or [chosen.hierarchy.documents[0]]
+    numbers, starts, sizes, fields = (
+        np.concatenate(column).astype(np.int64) for column in zip(*columns, strict=True)
+    )
+    notes = write_notes(encoded_fields, rows.start, chunks)
+    checksum = crc32c(notes)
+    for column in (numbers, starts, sizes, fields):
+        checksum = crc32c(column.astype("<i8"), checksum)
+    identity = [[entry.name.hex(), entry.size_bytes, entry.version] for entry in files]
+    return ChunkedShard(
+        samples=len(rows),
+        files=files,
+        extents=Extents(files=numbers, starts=starts, sizes=sizes, fields=fields),
+        checksum=crc32c(json.dumps(identity).encode(), checksum),
+        units=units,
+        notes=notes,
+    )

@@ -1,4 +1,4 @@
-"""What tests of NumPy's files have in common: datasets of them, here and in a store."""
+"""Helpers of tests of NumPy files: upload them, read them, compare all samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def upload(root: Path, place: str) -> None:
-    """Put the files of a folder into memory."""
+    """Copy the files of a folder to the memory file system."""
     memory = fsspec.filesystem("memory")
     for path in root.rglob("*"):
         if path.is_file():
@@ -24,19 +24,19 @@ def upload(root: Path, place: str) -> None:
 
 
 def shuffled(dataset: Dataset, seed: int = 3) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All ids in some order, and their rows."""
+    """Return all ids in a random order, and their rows."""
     ids = np.random.default_rng(seed).permutation(len(dataset))
     return ids, dataset.rows(ids)
 
 
 def dense(dataset: Dataset, name: str, rows: NDArray[np.int64]) -> NDArray[Any]:
-    """One field of some rows."""
+    """Read one field of some rows."""
     found: NDArray[Any] = dataset.read(rows, fields=(name,)).columns[name].values
     return found
 
 
 def check_rows(dataset: Dataset, wanted: dict[str, NDArray[Any]]) -> None:
-    """Every sample of each field, exactly, in another order."""
+    """Check every sample of each field for equality, in a random order."""
     ids, rows = shuffled(dataset)
     assert len(dataset) == len(next(iter(wanted.values())))
     batch = dataset.read(rows, fields=tuple(wanted))

@@ -17,17 +17,19 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=["local", "remote"])
 def opened(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Dataset]]:
-    """Opens what lies in tmp_path / "set", or something in it: here, or in a store by a cache.
-    again: by the one of before."""
+    """Open tmp_path / "set", or a file in it: locally, or from a store with a cache.
+
+    again: with the cache of the last call.
+    """
     place = f"/npy-{tmp_path.name}"
     with contextlib.ExitStack() as stack:
         numbers = itertools.count()
 
-        def open(what: str = "", *, again: bool = False, **options: Any) -> Dataset:
-            where: Any = tmp_path / "set" / what
+        def open(name: str = "", *, again: bool = False, **options: Any) -> Dataset:
+            where: Any = tmp_path / "set" / name
             if request.param == "remote":
                 upload(tmp_path / "set", place)
-                where = f"memory:/{place}/{what}".rstrip("/")
+                where = f"memory:/{place}/{name}".rstrip("/")
             cache = "again" if again else f"cache-{next(numbers)}"
             options.setdefault("cache", tmp_path / cache)
             return stack.enter_context(Dataset(where, **options))

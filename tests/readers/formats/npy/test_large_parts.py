@@ -1,4 +1,4 @@
-"""Parts of arrays that are worth a read of their own: straight into their places."""
+"""Large parts of arrays are read directly into their slots."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ X = np.random.default_rng(5).normal(size=(80, 3, 5)).astype("f4")
 
 @pytest.fixture(autouse=True)
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Each part is large. What is read into slots, in bytes."""
+    """Treat every part as large; record the bytes of each read into a slot."""
     monkeypatch.setattr(npy_format, "RANGE_COST_BYTES", 1)
-    told: list[int] = []
+    recorded: list[int] = []
     read_into = chunk_data.ExtentFiles.read_into
 
     def counted(self: Any, extents: Any, starts: Any, slots: Any) -> None:
-        told.extend(len(slot) for slot in slots)
+        recorded.extend(len(slot) for slot in slots)
         read_into(self, extents, starts, slots)
 
     monkeypatch.setattr(chunk_data.ExtentFiles, "read_into", counted)
-    return told
+    return recorded
 
 
 def write(root: Path) -> None:
@@ -49,7 +49,7 @@ def test_files_are_read_into_their_slots(
     assert sizes == ([X[0].nbytes] * 81 if is_local else [])
 
 
-def test_windows_of_one_file_too(root: Path, sizes: list[int]) -> None:
+def test_windows_of_one_file_are_read_into_their_slots(root: Path, sizes: list[int]) -> None:
     np.save(root / "x.npy", X)
     with Dataset(root / "x.npy", sample=(4,), stride=(4,)) as dataset:
         rows = dataset.rows(np.array([7, 0, 19]))
@@ -58,7 +58,7 @@ def test_windows_of_one_file_too(root: Path, sizes: list[int]) -> None:
     assert sizes == [4 * X[0].nbytes] * 3
 
 
-def test_what_isnt_one_range_or_of_another_byte_order_is_copied(
+def test_parts_of_several_ranges_or_another_byte_order_are_copied(
     root: Path, sizes: list[int]
 ) -> None:
     np.save(root / "x.npy", X)
@@ -76,11 +76,11 @@ def test_what_isnt_one_range_or_of_another_byte_order_is_copied(
     assert not sizes
 
 
-@pytest.mark.parametrize("run_bytes", [1, 2**40])
-def test_files_that_went_or_shrank_are_named(
-    root: Path, run_bytes: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cost", [1, 2**40])
+def test_removed_and_truncated_files_are_named(
+    root: Path, cost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(npy_format, "RANGE_COST_BYTES", run_bytes)
+    monkeypatch.setattr(npy_format, "RANGE_COST_BYTES", cost)
     write(root)
     with Dataset(root / "*.npy", sample="file") as dataset:
         rows = dataset.rows(np.arange(80))

@@ -1,4 +1,4 @@
-"""Arrays in .npy files: rows, windows and whole files, of this machine and of stores."""
+"""Arrays in .npy files: rows, windows and whole files, local and in a store."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_rows_of_several_files(root: Path, opened: Opened) -> None:
     check_rows(opened("{2,4}.npy"), {"array": np.concatenate([X[1:40], X[41:]])})
 
 
-def test_what_isnt_wanted_isnt_fetched(root: Path, opened: Opened) -> None:
+def test_only_needed_bytes_are_fetched(root: Path, opened: Opened) -> None:
     for number in range(20):
         np.save(root / f"{number:02}.npy", RNG.normal(size=(500, 10)))
     dataset = opened("*.npy")
@@ -113,7 +113,7 @@ def test_fields_of_several_files(root: Path, opened: Opened) -> None:
 
 
 def windows(array: Any, window: tuple[int, ...], stride: tuple[int, ...]) -> Any:
-    """All windows, the first axis slowest."""
+    """Return all windows, the first axis slowest."""
     found = sliding_window_view(array, window)[tuple(slice(None, None, s) for s in stride)]
     return found.reshape(-1, *window)
 
@@ -162,7 +162,7 @@ def test_windows_of_a_store(root: Path, opened: Opened) -> None:
     check_rows(opened("x.npy", sample="row"), {"array": array})
 
 
-def test_parts_of_large_steps_are_ranges_of_their_own(root: Path, opened: Opened) -> None:
+def test_large_steps_are_read_as_separate_ranges(root: Path, opened: Opened) -> None:
     array = RNG.integers(0, 255, (4, 300, 1024), dtype="u1")
     np.save(root / "x.npy", array)
     dataset = opened("x.npy", sample=(2, 300, 8), stride=(2, 300, 512))
@@ -170,7 +170,7 @@ def test_parts_of_large_steps_are_ranges_of_their_own(root: Path, opened: Opened
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_a_file_a_sample(root: Path, opened: Opened) -> None:
+def test_each_file_is_one_sample(root: Path, opened: Opened) -> None:
     volumes = [RNG.normal(size=(n % 4 + 1, 3, n % 3 + 2)).astype("f4") for n in range(30)]
     for number, volume in enumerate(volumes):
         np.save(root / f"{number:02}.npy", np.asfortranarray(volume) if number % 2 else volume)
@@ -200,12 +200,12 @@ def test_samples_of_one_shape_and_numbers_in_files(root: Path, opened: Opened) -
     check_rows(ragged, {"array": X[:80].astype("f8")})
 
 
-def test_columns_first(root: Path, opened: Opened) -> None:
+def test_arrays_in_fortran_order(root: Path, opened: Opened) -> None:
     np.save(root / "x.npy", np.asfortranarray(X))
     with pytest.raises(DatasetError, match=r"x.npy.*Fortran.*ascontiguousarray"):
         opened("x.npy").open()
     check_rows(opened("x.npy", sample="file"), {"array": X[None]})
-    np.save(root / "x.npy", np.asfortranarray(X[:, :1, :1]))  # there is no difference
+    np.save(root / "x.npy", np.asfortranarray(X[:, :1, :1]))  # both orders are equal
     check_rows(opened("x.npy"), {"array": X[:, :1, :1]})
 
 
@@ -222,7 +222,7 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_arrays_that_cant_be_samples(root: Path, opened: Opened, what: str) -> None:
+def test_arrays_that_cant_be_samples_are_rejected(root: Path, opened: Opened, what: str) -> None:
     array, reason = BAD[what]
     np.save(root / "x.npy", array)
     with pytest.raises((DatasetError, DatasetNotFoundError), match=f"(?s)x.npy.*{reason}"):
@@ -255,7 +255,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_hostile_file_is_one_named_error(root: Path, opened: Opened, what: str) -> None:
+def test_a_hostile_file_raises_an_error_that_names_it(
+    root: Path, opened: Opened, what: str
+) -> None:
     data, reason = HOSTILE[what]
     (root / "x.npy").write_bytes(data)
     np.save(root / "w.npy", X)
@@ -264,7 +266,7 @@ def test_a_hostile_file_is_one_named_error(root: Path, opened: Opened, what: str
             opened(url).open()
 
 
-def test_drift_is_named(root: Path, opened: Opened) -> None:
+def test_files_that_differ_are_named(root: Path, opened: Opened) -> None:
     np.save(root / "a.npy", X)
     np.save(root / "b.npy", X.astype("f8"))
     with pytest.raises(DatasetError, match=r"b.npy.*float64.*float32.*a.npy"):
@@ -279,7 +281,7 @@ def test_drift_is_named(root: Path, opened: Opened) -> None:
         opened(sample="file").open()
 
 
-def test_words_that_cant_be_are_refused(root: Path, opened: Opened) -> None:
+def test_invalid_arguments_are_rejected(root: Path, opened: Opened) -> None:
     np.save(root / "x.npy", X)
     with pytest.raises(ConfigError, match="names 'y'"):
         opened("x.npy", sample={"y": (2,)}).open()
@@ -296,7 +298,7 @@ def test_words_that_cant_be_are_refused(root: Path, opened: Opened) -> None:
         opened(format="npy").open()
 
 
-def test_a_folder_of_arrays_alone_is_one_of_samples_as_before(root: Path) -> None:
+def test_a_folder_of_npy_files_is_one_sample_per_file(root: Path) -> None:
     for number in range(3):
         np.save(root / f"{number}.npy", X[number])
     with Dataset(root) as dataset:
@@ -309,7 +311,7 @@ def test_a_folder_of_arrays_alone_is_one_of_samples_as_before(root: Path) -> Non
         Dataset(root, format="folder", sample="file").open()
 
 
-def test_a_file_that_changed_is_found(root: Path) -> None:
+def test_a_changed_file_is_indexed_again(root: Path) -> None:
     np.save(root / "x.npy", X)
     with Dataset(root / "x.npy") as dataset:
         assert len(dataset) == 101
@@ -319,7 +321,7 @@ def test_a_file_that_changed_is_found(root: Path) -> None:
         check_rows(dataset, {"array": X[:50]})
 
 
-def test_a_crop_of_a_mapped_array_is_read_as_one(root: Path, opened: Opened) -> None:
+def test_crops_of_a_mapped_array(root: Path, opened: Opened) -> None:
     np.save(root / "x.npy", X)
     with (
         opened("x.npy") as dataset,
@@ -331,7 +333,7 @@ def test_a_crop_of_a_mapped_array_is_read_as_one(root: Path, opened: Opened) -> 
     assert (every == crops[:, None]).all(axis=(2, 3)).any(axis=1).all()
 
 
-def test_what_a_format_has_no_use_for_is_refused(root: Path, opened: Opened) -> None:
+def test_arguments_of_other_formats_are_rejected(root: Path, opened: Opened) -> None:
     np.save(root / "x.npy", X)
     for options, why in (
         ({"dtype": "float32"}, "dtype: .*doesn.t use this argument.*tokens"),

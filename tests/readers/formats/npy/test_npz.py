@@ -1,4 +1,4 @@
-"""Archives of arrays: rows of members, a file a sample, and archives that lie."""
+"""Archives of arrays: rows of members, files as samples, and hostile archives."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_members_without_names_and_mixed_ones(root: Path, opened: Opened) -> Non
 
 
 class Stream(io.RawIOBase):
-    """A file that can't be sought: what is written is told behind it."""
+    """A file without seek: zipfile writes sizes behind the members."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,9 +96,7 @@ class Stream(io.RawIOBase):
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_archives_as_streams_and_large_ones_are_written(
-    root: Path, opened: Opened, method: int
-) -> None:
+def test_archives_written_as_streams_and_as_zip64(root: Path, opened: Opened, method: int) -> None:
     stream = Stream()
     with zipfile.ZipFile(stream, "w", method) as file:
         for name, array in {"x": X, "y": Y}.items():
@@ -122,7 +120,7 @@ def test_a_long_header_and_a_large_directory(root: Path, opened: Opened) -> None
 
 
 @pytest.mark.parametrize("how", SAVES)
-def test_a_file_a_sample(root: Path, opened: Opened, how: str) -> None:
+def test_each_file_is_one_sample(root: Path, opened: Opened, how: str) -> None:
     for number in range(20):
         SAVES[how](root / f"case_{number:05}.npz", x=X[: number + 1], y=Y[:2], z=number)
     for _ in range(2):
@@ -145,7 +143,7 @@ def test_a_file_a_sample(root: Path, opened: Opened, how: str) -> None:
         opened(sample="row", fields={"x": "x", "y": "y"}).open()
 
 
-def test_single_numbers_say_that_files_are_samples(root: Path, opened: Opened) -> None:
+def test_single_numbers_make_files_samples(root: Path, opened: Opened) -> None:
     np.savez(root / "0.npz", x=X[:3], scale=0.5)
     assert list(opened("0.npz").index.schema) == ["x"]
     assert len(opened("0.npz")) == 3
@@ -158,7 +156,7 @@ def test_single_numbers_say_that_files_are_samples(root: Path, opened: Opened) -
     assert len(opened(sample="row")) == 7
 
 
-def test_compressed_columns_are_right(root: Path, opened: Opened) -> None:
+def test_compressed_arrays_in_fortran_order(root: Path, opened: Opened) -> None:
     np.savez_compressed(root / "x.npz", x=np.asfortranarray(X), y=Y)
     check_rows(opened("x.npz"), {"x": X, "y": Y})
 
@@ -175,7 +173,7 @@ def test_a_member_is_decoded_once(root: Path, opened: Opened) -> None:
     assert counts is None or counts.chunks == 2
 
 
-def test_unequal_archives_are_named(root: Path, opened: Opened) -> None:
+def test_archives_that_differ_are_named(root: Path, opened: Opened) -> None:
     np.savez(root / "a.npz", x=X, y=Y)
     np.savez(root / "b.npz", x=X)
     with pytest.raises(DatasetError, match=r"b.npz.*\['x'\].*a.npz.*\['x', 'y'\]"):
@@ -192,7 +190,7 @@ def saved(how: str = "compressed") -> bytearray:
 
 
 def bomb() -> bytes:
-    """Members that share the same compressed bytes."""
+    """Return an archive whose members share the same compressed bytes."""
     kernel = io.BytesIO()
     with zipfile.ZipFile(kernel, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("x.npy", npy(np.zeros(10**6)))
@@ -205,7 +203,7 @@ def bomb() -> bytes:
 
 
 def patched(offset: int, value: bytes, *, mark: bytes = b"PK\1\2") -> bytes:
-    """An archive whose first directory entry says something else."""
+    """Return an archive with other bytes in its first directory entry."""
     data = saved()
     at = data.index(mark) + offset
     data[at : at + len(value)] = value
@@ -273,7 +271,9 @@ def objects() -> bytes:
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_hostile_archive_is_one_named_error(root: Path, opened: Opened, what: str) -> None:
+def test_a_hostile_archive_raises_an_error_that_names_it(
+    root: Path, opened: Opened, what: str
+) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     (root / "x.npz").write_bytes(HOSTILE[what]())
     np.savez(root / "w.npz", x=X, y=Y)
@@ -293,7 +293,7 @@ def test_a_large_compressed_member_is_refused(
 
 
 @pytest.mark.parametrize("how", ["a flip", "a shorter stream"])
-def test_damage_that_decoding_shows_makes_samples_bad(root: Path, how: str) -> None:
+def test_damage_found_by_decoding_makes_samples_bad(root: Path, how: str) -> None:
     data = saved()
     for number in range(2):
         (root / f"{number}.npz").write_bytes(bytes(data))
@@ -316,11 +316,11 @@ def test_damage_that_decoding_shows_makes_samples_bad(root: Path, how: str) -> N
             dataset.read(rows[:3], fields=("x",))
 
 
-def test_a_damaged_file_among_those_of_other_lengths_is_a_bad_sample(root: Path) -> None:
+def test_a_damaged_file_of_ragged_samples_is_a_bad_sample(root: Path) -> None:
     for number in range(4):
         np.savez_compressed(root / f"{number}.npz", x=X[: number + 1])
     data = bytearray((root / "2.npz").read_bytes())
-    data[data.index(b"PK\1\2") + 16] ^= 255  # of its CRC-32
+    data[data.index(b"PK\1\2") + 16] ^= 255  # a byte of its CRC-32
     (root / "2.npz").write_bytes(bytes(data))
     with Dataset(root, sample="file") as dataset:
         bad: dict[int, str] = {}
@@ -332,7 +332,7 @@ def test_a_damaged_file_among_those_of_other_lengths_is_a_bad_sample(root: Path)
 
 
 def outcome(path: Path, index: Path) -> str:
-    """What comes of an archive: "" where all can be read, else the error."""
+    """Read all of an archive; return the error, or "" if there is none."""
     try:
         with Dataset(path, index=index) as dataset:
             bad: dict[int, str] = {}
@@ -342,12 +342,12 @@ def outcome(path: Path, index: Path) -> str:
     return ""
 
 
-def test_every_flip_ends_in_samples_or_an_error(root: Path) -> None:
+def test_any_flipped_bit_gives_samples_or_an_error_that_names_the_file(root: Path) -> None:
     data = saved()
     rng = np.random.default_rng(5)
     for at in rng.integers(0, len(data), 60).tolist() + list(range(len(data) - 120, len(data))):
         flipped = bytearray(data)
         flipped[at] ^= 1 << int(rng.integers(8))
         (root / "x.npz").write_bytes(bytes(flipped))
-        told = outcome(root / "x.npz", root / "index")
-        assert not told or "x.npz" in told
+        error = outcome(root / "x.npz", root / "index")
+        assert not error or "x.npz" in error

@@ -1,4 +1,4 @@
-"""Hierarchies that tests write with zarr-python, and how they are read, here and remote."""
+"""Write hierarchies with zarr-python, and read them locally and from a store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLACES = ("local", "remote")
 
 
 def values(shape: Sequence[int], dtype: str = "uint8") -> NDArray[Any]:
-    """Numbers that are all different where the dtype can."""
+    """Return numbers that repeat only after 251 values."""
     count = int(np.prod(shape))
     return (np.arange(count) * 7 % 251).reshape(shape).astype(dtype)
 
@@ -34,20 +34,20 @@ def values(shape: Sequence[int], dtype: str = "uint8") -> NDArray[Any]:
 def write_group(
     root: Path, arrays: dict[str, NDArray[Any]], *, version: int = 3, **options: Any
 ) -> Path:
-    """A group of arrays. options: of `create_array`, by array where they are dicts."""
+    """Write a group of arrays. options: of `create_array`, each a dict by array."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         group = zarr.open_group(root, mode="w", zarr_format=version)
         for name, data in arrays.items():
-            told = {key: each[name] for key, each in options.items() if name in each}
-            array = group.create_array(name, shape=data.shape, dtype=data.dtype, **told)
+            own = {key: each[name] for key, each in options.items() if name in each}
+            array = group.create_array(name, shape=data.shape, dtype=data.dtype, **own)
             array[...] = data
     return root
 
 
 @contextmanager
 def opened(root: Path, place: str, tmp_path: Path, **options: Any) -> Iterator[Dataset]:
-    """A dataset at its place: "local", or "remote" in another store behind a cache."""
+    """Open a dataset at its place: "local", or "remote" in a store with a cache."""
     if place == "local":
         with Dataset(root, **options) as dataset:
             yield dataset
@@ -62,7 +62,7 @@ def opened(root: Path, place: str, tmp_path: Path, **options: Any) -> Iterator[D
 
 
 def read_all(dataset: Dataset, *, batch: int = 7, seed: int = 3) -> dict[str, NDArray[Any]]:
-    """Every sample, by field, in the order of ids; read in a random order, in batches."""
+    """Read all samples in a random order, in batches; return them by field, sorted by id."""
     order = np.random.default_rng(seed).permutation(len(dataset))
     found: dict[str, list[Any]] = {}
     for first in range(0, len(order), batch):
@@ -78,7 +78,7 @@ def read_all(dataset: Dataset, *, batch: int = 7, seed: int = 3) -> dict[str, ND
 def windows(
     array: NDArray[Any], window: Sequence[int | None], stride: Sequence[int | None] = ()
 ) -> list[NDArray[Any]]:
-    """The windows of an array, as numpy has them."""
+    """Return the windows of an array, computed with slices."""
     lengths = [part or size for part, size in itertools.zip_longest(window, array.shape)]
     steps = [step or part for step, part in itertools.zip_longest(stride, lengths)]
     axes = [
@@ -92,7 +92,7 @@ def windows(
 
 
 def bad_of(dataset: Dataset) -> tuple[SampleBatch, dict[int, str]]:
-    """All samples, and what is wrong with some, by id."""
+    """Read all samples; return the batch, and the reasons of bad ones by id."""
     bad: dict[int, str] = {}
     batch = dataset.read(dataset.contents.rows(np.arange(len(dataset))), bad=bad)
     ids = batch.ids.tolist()
@@ -100,26 +100,26 @@ def bad_of(dataset: Dataset) -> tuple[SampleBatch, dict[int, str]]:
 
 
 class Requests:
-    """Counts what a memory file system is asked; each request could take a while."""
+    """Records the requests to a memory file system."""
 
-    asked: ClassVar[list[tuple[str, str]]] = []
+    requests: ClassVar[list[tuple[str, str]]] = []
 
     @classmethod
     def watch(cls, monkeypatch: Any) -> list[tuple[str, str]]:
-        """Note every request from now on."""
+        """Start to record; return the list of requests."""
         from fsspec.implementations.memory import MemoryFileSystem
 
-        cls.asked = []
+        cls.requests = []
         for name in ("info", "ls", "find", "cat_file", "_open"):
             monkeypatch.setattr(
-                MemoryFileSystem, name, cls._noted(name, getattr(MemoryFileSystem, name))
+                MemoryFileSystem, name, cls._recorded(name, getattr(MemoryFileSystem, name))
             )
-        return cls.asked
+        return cls.requests
 
     @classmethod
-    def _noted(cls, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def ask(self: Any, path: str, *args: Any, **options: Any) -> Any:
-            cls.asked.append((name, path))
+    def _recorded(cls, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def record(self: Any, path: str, *args: Any, **options: Any) -> Any:
+            cls.requests.append((name, path))
             return real(self, path, *args, **options)
 
-        return ask
+        return record

@@ -1,9 +1,9 @@
-"""Writes the Zarr arrays of others that tests read: run it where these libraries are installed.
+"""Write Zarr arrays with other libraries, for tests: run it where these are installed.
 
     pip install 'zarr<3' 'numcodecs<0.16' tensorstore
     python tests/readers/formats/zarr/make_fixtures.py
 
-Each library's arrays go into one zip beside this file; all hold `values(dtype)`.
+Each library's arrays go into one zip file in this folder. All arrays hold `values(dtype)`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SHAPE, CHUNKS = (7, 5, 6), (3, 2, 6)
 
 
 def values(dtype: str) -> np.ndarray[Any, Any]:
-    """What every array holds, in its dtype."""
+    """Return the numbers of every array, in its dtype."""
     numbers = (np.arange(np.prod(SHAPE)) * 7 % 120).reshape(SHAPE)
     numbers[:3, :2] = 0  # a chunk of fill values
     return numbers.astype(dtype)
 
 
 def zarr_2(root: Path) -> None:
-    """Version 2 by zarr-python 2."""
+    """Write version 2 with zarr-python 2."""
     import numcodecs
     import zarr
 
@@ -59,7 +59,7 @@ def zarr_2(root: Path) -> None:
 
 
 def tensorstore(root: Path) -> None:
-    """Versions 2 and 3 by tensorstore."""
+    """Write versions 2 and 3 with tensorstore."""
     import tensorstore as ts  # type: ignore[import-not-found]
 
     def write(name: str, driver: str, metadata: dict[str, Any], dtype: str) -> None:
@@ -74,13 +74,13 @@ def tensorstore(root: Path) -> None:
     for number, codec in enumerate(
         (None, {"id": "zstd", "level": 1}, {"id": "blosc", "cname": "zstd", "shuffle": 2})
     ):
-        told: dict[str, Any] = {
+        metadata: dict[str, Any] = {
             "chunks": list(CHUNKS),
             "dtype": "<f4",
             "compressor": codec,
             "fill_value": 0.0,
         }
-        write(f"v2-{number}", "zarr", {**told, "order": "CF"[number % 2]}, "f4")
+        write(f"v2-{number}", "zarr", {**metadata, "order": "CF"[number % 2]}, "f4")
     inner = [{"name": "bytes", "configuration": {"endian": "little"}}]
     chains: dict[str, list[Any]] = {
         "plain": inner,
@@ -116,18 +116,13 @@ def tensorstore(root: Path) -> None:
         ]
     for name, codecs in chains.items():
         grid = {"name": "regular", "configuration": {"chunk_shape": list(CHUNKS)}}
-        metadata: dict[str, Any] = {
-            "data_type": "int32",
-            "chunk_grid": grid,
-            "codecs": codecs,
-            "fill_value": 0,
-        }
+        metadata = {"data_type": "int32", "chunk_grid": grid, "codecs": codecs, "fill_value": 0}
         keys: Any = {"name": "v2" if name == "plain" else "default"}
         write(f"v3-{name}", "zarr3", {**metadata, "chunk_key_encoding": keys}, "i4")
 
 
 def main() -> None:
-    """Write all."""
+    """Write both zip files."""
     for make in (zarr_2, tensorstore):
         folder = Path(tempfile.mkdtemp())
         make(folder)

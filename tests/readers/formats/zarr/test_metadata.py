@@ -1,4 +1,4 @@
-"""Metadata of Zarr arrays and groups: what they say, and what is refused of hostile ones."""
+"""Metadata of Zarr arrays and groups: parsing it, and rejecting hostile documents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from penstock.readers.formats.zarr import (
     read_document,
     v2_consolidated,
     v2_data_type,
-    v2_node,
     v3_consolidated,
     v3_data_type,
     v3_node,
@@ -65,7 +64,13 @@ def v3(**changes: Any) -> Node:
 
 
 def v2(attributes: dict[str, Any] | None = None, **changes: Any) -> Node:
-    return v2_node("group/x", {**V2, **changes}, attributes or {}, "array")
+    return Node(
+        name="group/x",
+        kind="array",
+        version=2,
+        document={**V2, **changes},
+        attributes=attributes or {},
+    )
 
 
 def parsed(node: Node) -> ArrayMetadata:
@@ -97,14 +102,14 @@ def test_a_chunk_has_a_key() -> None:
     def keys(name: str, **configuration: str) -> list[str]:
         encoding = {"name": name, "configuration": configuration}
         found = parsed(v3(chunk_key_encoding=encoding))
-        return [found.chunk_key((2, 0)), found.chunk_key(())]
+        return [found.keys.key((2, 0)), found.keys.key(())]
 
     assert keys("default") == ["c/2/0", "c"]
     assert keys("default", separator=".") == ["c.2.0", "c"]
     assert keys("v2") == ["2.0", "0"]
     assert keys("v2", separator="/") == ["2/0", "0"]
-    assert parsed(v2()).chunk_key((2, 0)) == "2.0"
-    assert parsed(v2(dimension_separator="/")).chunk_key((2, 0)) == "2/0"
+    assert parsed(v2()).keys.key((2, 0)) == "2.0"
+    assert parsed(v2(dimension_separator="/")).keys.key((2, 0)) == "2/0"
 
 
 def test_an_array_that_is_empty_may_have_empty_chunks() -> None:
@@ -112,7 +117,7 @@ def test_an_array_that_is_empty_may_have_empty_chunks() -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_times_are_integers_that_say_their_unit(version: int) -> None:
+def test_times_are_integers_with_a_unit(version: int) -> None:
     for dtype, unit in (("M8[ns]", "datetime64[ns]"), ("m8[10s]", "timedelta64[10s]")):
         files, _ = written(np.zeros(4, dtype), chunks=(2,), zarr_format=version)
         found = metadata_of(files)
@@ -144,16 +149,16 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("node", "why"), REFUSED, ids=[why for _, why in REFUSED])
-def test_what_cant_be_a_tensor_is_refused_by_name(node: Node, why: str) -> None:
+@pytest.mark.parametrize(("node", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
+def test_an_array_that_cant_be_a_tensor_is_refused_by_name(node: Node, reason: str) -> None:
     found = parse_array(node)
     assert isinstance(found, RefusedArray)
-    assert why in found.why
+    assert reason in found.reason
     assert "group/x" in str(found.error())
-    assert why in str(found.error())
+    assert reason in str(found.error())
 
 
-def test_what_needs_not_be_understood_isnt() -> None:
+def test_unknown_keys_that_neednt_be_understood_are_ignored() -> None:
     assert parsed(v3(later={"must_understand": False, "a": 1})).shape == (10, 4)
 
 
@@ -210,8 +215,8 @@ HOSTILE: list[Node] = [
 
 
 @pytest.mark.parametrize("node", HOSTILE, ids=[str(number) for number in range(len(HOSTILE))])
-def test_hostile_metadata_end_in_an_error_that_names_the_array(node: Node) -> None:
-    with pytest.raises(DatasetError, match=r"group/x: its metadata are damaged"):
+def test_hostile_metadata_raises_an_error_that_names_the_array(node: Node) -> None:
+    with pytest.raises(DatasetError, match=r"group/x: its metadata is damaged"):
         parse_array(node)
 
 
@@ -230,7 +235,7 @@ anything = st.recursive(
 @given(
     key=st.sampled_from(sorted(set(V3) | set(V2))), value=anything, version=st.sampled_from([2, 3])
 )
-def test_whatever_stands_in_metadata_is_read_or_refused(key: str, value: Any, version: int) -> None:
+def test_any_metadata_is_read_or_refused(key: str, value: Any, version: int) -> None:
     try:
         node = v2(**{key: value}) if version == 2 else v3(**{key: value})
         found = parse_array(node)
@@ -258,17 +263,17 @@ FILLS: list[tuple[str, str, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "told", "wanted"), FILLS)
+@pytest.mark.parametrize(("old", "new", "value", "wanted"), FILLS)
 def test_a_fill_value_is_a_number_of_the_arrays_type(
-    old: str, new: str, told: Any, wanted: Any
+    old: str, new: str, value: Any, wanted: Any
 ) -> None:
     for type in (v2_data_type(old), v3_data_type(new)):
-        found = fill_value(told, type)
+        found = fill_value(value, type)
         assert found.dtype == np.dtype(new)
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_a_time_that_is_none_is_the_least_integer() -> None:
+def test_not_a_time_is_the_least_integer() -> None:
     assert fill_value("NaT", v2_data_type("<M8[ns]")) == -(2**63)
 
 
@@ -297,7 +302,7 @@ def test_a_document_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_consolidated_metadata_tell_all_nodes(version: int) -> None:
+def test_consolidated_metadata_has_all_nodes(version: int) -> None:
     store = MemoryStore()
     group = zarr.create_group(store, zarr_format=version, attributes={"who": "us"})
     group.create_array("x", shape=(4, 2), chunks=(2, 2), dtype="f4", attributes={"u": "K"})
@@ -327,26 +332,26 @@ def test_consolidated_metadata_tell_all_nodes(version: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a//b", "a/../b", ".", "a\0b", "x" * 9999])
-def test_names_of_nodes_dont_leave_the_hierarchy(name: str) -> None:
+def test_paths_of_nodes_dont_leave_the_hierarchy(name: str) -> None:
     with pytest.raises(DatasetError, match="names a node"):
         v2_consolidated({"metadata": {f"{name}/.zarray": V2}}, name=".zmetadata")
-    told = {"kind": "inline", "metadata": {name: V3}}
-    group = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": told}
+    metadata = {"kind": "inline", "metadata": {name: V3}}
+    group = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": metadata}
     with pytest.raises(DatasetError, match="names a node"):
         v3_consolidated(v3_node("", group))
 
 
-def test_documents_that_are_no_nodes_are_told() -> None:
+def test_documents_that_arent_nodes_are_rejected() -> None:
     for document in ({}, {"zarr_format": 2}, {"zarr_format": 3, "node_type": "x"}):
-        with pytest.raises(DatasetError, match=r"zarr\.json says"):
+        with pytest.raises(DatasetError, match=r"zarr\.json has"):
             v3_node("x", document)
     with pytest.raises(DatasetError, match="attributes"):
         v3(attributes=[1])
     for nothing in list[Any]([{}, {"metadata": {".zarray": 3}}]):
         with pytest.raises(DatasetError, match=r"\.zmetadata"):
             v2_consolidated(nothing, name=".zmetadata")
-    tolds: list[Any] = [{"kind": "inline"}, {"kind": "inline", "metadata": {"x": 3}}]
-    for told in tolds:
-        group: Any = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": told}
+    damaged: list[Any] = [{"kind": "inline"}, {"kind": "inline", "metadata": {"x": 3}}]
+    for consolidated in damaged:
+        group: Any = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": consolidated}
         with pytest.raises(DatasetError, match="consolidated_metadata"):
             v3_consolidated(v3_node("", json.loads(json.dumps(group))))

@@ -1,4 +1,4 @@
-"""Arrays by zarr-python 2 and tensorstore, as `make_fixtures.py` had them written."""
+"""Arrays that zarr-python 2 and tensorstore wrote (`make_fixtures.py`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_arrays_are_read_equal(kind: str) -> None:
             np.testing.assert_array_equal(found, wanted, err_msg=name)
 
 
-def test_chunks_of_fill_values_arent_there() -> None:
+def test_chunks_of_fill_values_arent_stored() -> None:
     files = files_of("tensorstore")
     for name in ("v2-1", "v3-zstd", "v3-shards-start", "v3-shards-end"):
         metadata = metadata_of(files, name)

@@ -1,4 +1,4 @@
-"""The index of a shard: where inner chunks lie, and what is refused of hostile ones."""
+"""The index of a shard: parsing it, and rejecting hostile ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTHING = 2**64 - 1
 
 
 def sharding(count: int, **changes: Any) -> Sharding:
-    told: dict[str, Any] = {
+    options: dict[str, Any] = {
         "chunk_shape": (1,),
         "counts": (count,),
         "codecs": (),
@@ -27,7 +27,7 @@ def sharding(count: int, **changes: Any) -> Sharding:
         "byte_order": "<",
         **changes,
     }
-    return Sharding(**told)
+    return Sharding(**options)
 
 
 def index_of(pairs: list[tuple[int, int]]) -> np.ndarray:
@@ -51,12 +51,12 @@ def test_shards_are_read_as_zarr_reads_them(location: str, endian: str, has_chec
     files, wanted = written(values, chunks=(4, 6), serializer=serializer, compressors=None)
     found, _ = read(files)
     assert (found == wanted).all()
-    told = metadata_of(files).sharding
-    assert told is not None
-    assert told.counts == (2, 2)
+    layout = metadata_of(files).sharding
+    assert layout is not None
+    assert layout.counts == (2, 2)
     data = np.frombuffer(files["c/0/0"], np.uint8)
-    begin, end = told.index_range(len(data))
-    index_found = told.parse_index(data[begin:end], len(data))
+    begin, end = layout.index_range(len(data))
+    index_found = layout.parse_index(data[begin:end], len(data))
     assert index_found.shape == (2, 2, 2)
     assert (index_found[:, 0] == -1).all()
     assert (index_found[:, 1] >= 0).all()
@@ -67,7 +67,7 @@ def test_shards_are_read_as_zarr_reads_them(location: str, endian: str, has_chec
     seed=st.integers(0, 2**32),
     is_at_end=st.booleans(),
 )
-def test_an_index_says_where_chunks_lie_in_whatever_order(
+def test_an_index_locates_chunks_in_any_order(
     sizes: list[int | None], seed: int, is_at_end: bool
 ) -> None:
     layout = sharding(len(sizes), is_at_end=is_at_end)
@@ -94,24 +94,24 @@ def test_an_index_says_where_chunks_lie_in_whatever_order(
         ([(2**64 - 5, 10), (0, 1)], "outside"),
         ([(0, 50), (49, 5)], "same bytes"),
         ([(0, 50), (0, 50)], "same bytes"),
-        ([(60, 10), (0, 1)], "lies itself"),
+        ([(60, 10), (0, 1)], "the index itself is"),
     ],
 )
-def test_an_index_that_points_where_it_mustnt_is_refused(
+def test_an_index_with_invalid_locations_is_rejected(
     pairs: list[tuple[int, int]], why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):
         sharding(2).parse_index(index_of(pairs), 100)
 
 
-def test_a_damaged_index_is_refused() -> None:
+def test_a_damaged_index_is_rejected() -> None:
     good = index_of([(0, 10), (10, 10)])
     for at in range(len(good)):
         flipped = good.copy()
         flipped[at] ^= 1
         with pytest.raises(ValueError, match="CRC-32C"):
             sharding(2).parse_index(flipped, 100)
-    with pytest.raises(ValueError, match="wanted 36"):
+    with pytest.raises(ValueError, match="expected 36"):
         sharding(2).parse_index(good[:-1], 100)
     with pytest.raises(ValueError, match="its index alone"):
         sharding(2).index_range(35)

@@ -1,4 +1,4 @@
-"""Zarr hierarchies as datasets: fields, windows, stored and missing chunks, here and remote."""
+"""Zarr hierarchies as datasets: fields, windows, stored and missing chunks, local and remote."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def group(root: Path, version: int = 3, **options: Any) -> Path:
 @pytest.mark.parametrize("version", [2, 3])
 def test_arrays_of_a_group_are_fields(version: int, place: str, tmp_path: Path) -> None:
     root = group(tmp_path / "set.zarr", version)
-    for _ in range(2):  # the second time all is in the cache
+    for _ in range(2):  # the second time from the cache
         with opened(root, place, tmp_path) as dataset:
             assert dataset.open().format.name == "zarr"
             assert dict(dataset.schema) == {"x": Array("uint8", (3, 8, 8)), "y": Value("int64")}
@@ -87,7 +87,7 @@ def test_windows_cross_the_borders_of_chunks(
         assert (found == np.stack(wanted)).all()
 
 
-def test_shards_are_cut_between_chunks_and_have_what_their_windows_need(
+def test_shards_are_cut_between_chunks_and_have_all_chunks_of_their_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(zarr_format, "PART_BYTES", 800)
@@ -145,13 +145,13 @@ def test_nested_groups_and_names_by_path(
         assert (read_all(dataset)["image"] == X).all()
     with Dataset(root / "a") as dataset:
         assert set(dataset.fields) == {"x", "deep.y"}
-    with pytest.raises(ConfigError, match=r"no array is there.*'a/deep/y', 'a/x', 'z'"):
+    with pytest.raises(ConfigError, match=r"has no such array.*'a/deep/y', 'a/x', 'z'"):
         Dataset(root, fields={"image": "a/nothing"}).open()
     with pytest.raises(ConfigError, match="path of an array"):
         Dataset(root, fields={"image": "../set.zarr/z"}).open()
 
 
-def test_an_array_keeps_its_name_beside_a_group_with_such_a_part(tmp_path: Path) -> None:
+def test_an_array_and_a_nested_array_may_share_a_field_name(tmp_path: Path) -> None:
     root = write_group(tmp_path / "set.zarr", {"a.b": Y, "a/b": Y + 1, "a/c": Y + 2})
     for _ in range(2):
         with Dataset(root) as dataset:
@@ -192,7 +192,7 @@ def test_dtypes_and_orders_of_version_2(dtype: str, order: Any, tmp_path: Path) 
         assert (found == wanted).all()
 
 
-def test_an_image_of_ome_is_its_finest_level(tmp_path: Path) -> None:
+def test_an_ome_image_is_read_at_its_finest_level(tmp_path: Path) -> None:
     fine, coarse = values((2, 3, 4, 16, 16)), values((2, 3, 4, 8, 8))
     root = write_group(tmp_path / "image.zarr", {"0": fine, "1": coarse, "labels/cells/0": fine})
     image = zarr.open_group(root)
@@ -221,8 +221,8 @@ def test_coordinates_that_follow_the_samples_are_fields(
     }
     made = zarr.open_group(root, mode="w", zarr_format=version)
     for name, (data, dimensions) in arrays.items():
-        told = {"dimension_names": dimensions} if version == 3 else {}
-        array = made.create_array(name, shape=data.shape, dtype=data.dtype, **told)
+        names = {"dimension_names": dimensions} if version == 3 else {}
+        array = made.create_array(name, shape=data.shape, dtype=data.dtype, **names)
         array[...] = data
         if version == 2:
             array.attrs["_ARRAY_DIMENSIONS"] = list(dimensions)
@@ -239,15 +239,15 @@ def test_coordinates_that_follow_the_samples_are_fields(
         assert len(dataset) == 4
 
 
-def test_arrays_of_different_lengths_don_t_belong_together(tmp_path: Path) -> None:
+def test_arrays_of_different_lengths_are_rejected(tmp_path: Path) -> None:
     root = write_group(tmp_path / "set.zarr", {"x": X, "y": Y[:-1]})
-    with pytest.raises(DatasetError, match=r"'x' has 23 samples and 'y' 22"):
+    with pytest.raises(DatasetError, match=r"'x' has 23 samples and 'y' has 22"):
         Dataset(root).open()
     with Dataset(root, fields={"y": "y"}) as dataset:
         assert len(dataset) == 22
 
 
-def test_what_isn_t_there_is_told(tmp_path: Path) -> None:
+def test_missing_hierarchies_arrays_and_samples_raise(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DatasetNotFoundError, match="no Zarr hierarchy"):
         Dataset(tmp_path / "empty", format="zarr").open()
@@ -264,7 +264,7 @@ def test_what_isn_t_there_is_told(tmp_path: Path) -> None:
         Dataset(root, sample={"z": (4,)}).open()
 
 
-def test_data_that_change_are_seen(tmp_path: Path) -> None:
+def test_changed_data_is_indexed_again(tmp_path: Path) -> None:
     root = group(tmp_path / "set.zarr")
     with Dataset(root) as dataset:
         first = dataset.open().fingerprint
@@ -290,20 +290,20 @@ def test_a_hierarchy_is_opened_by_few_requests(
     chunks = sum(path.is_file() for path in root.rglob("*"))
     assert chunks > 1000
     with opened(root, "remote", tmp_path) as dataset:
-        asked = Requests.watch(monkeypatch)
+        requests = Requests.watch(monkeypatch)
         dataset.open()
-        assert [kind for kind, _ in asked].count("find") == 2  # an array each
-        assert len(asked) < 20
-        asked.clear()
+        assert [kind for kind, _ in requests].count("find") == 2  # an array each
+        assert len(requests) < 20
+        requests.clear()
         dataset.read(dataset.contents.rows(np.arange(1)))
-        # The chunks of one sample, and what is filled meanwhile of its part.
-        assert len(asked) < chunks / 2
+        # The chunks of one sample, and those that are filled in the background.
+        assert len(requests) < chunks / 2
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("chunk", [1, 5])
 @pytest.mark.parametrize("is_sharded", [False, True])
-def test_large_samples_that_aren_t_encoded(
+def test_large_samples_of_chunks_without_codecs(
     is_sharded: bool, chunk: int, place: str, tmp_path: Path
 ) -> None:
     large = values((12, 3, 80, 80))

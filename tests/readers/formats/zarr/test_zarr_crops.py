@@ -1,4 +1,4 @@
-"""Parts of the samples of a Zarr array: only their chunks are needed, read and decoded."""
+"""Crops of the samples of a Zarr array: only their chunks are read and decoded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def corners(rows: int, whole: tuple[int, ...], part: tuple[int, ...]) -> np.ndar
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("chunks", [(1, 4, 12, 16), (2, 2, 5, 4), (1, 4, 4, 4)])
-def test_parts_are_those_of_whole_samples(
+def test_crops_equal_those_of_whole_samples(
     chunks: tuple[int, ...], place: str, tmp_path: Path
 ) -> None:
     root = write_group(tmp_path / "set.zarr", {"x": X}, chunks={"x": chunks})
@@ -43,7 +43,7 @@ def test_parts_are_those_of_whole_samples(
             assert (sample == X[id][where]).all()
 
 
-def test_parts_of_windows(tmp_path: Path) -> None:
+def test_crops_of_windows(tmp_path: Path) -> None:
     root = write_group(tmp_path / "set.zarr", {"x": X}, chunks={"x": (2, 2, 5, 4)})
     part = (2, 2, 5, 6)
     with Dataset(root, sample=(3,), stride=(2,)) as dataset:
@@ -56,7 +56,7 @@ def test_parts_of_windows(tmp_path: Path) -> None:
             assert (sample == window[where]).all()
 
 
-def test_only_the_chunks_of_parts_are_needed(tmp_path: Path) -> None:
+def test_only_the_chunks_of_crops_are_needed(tmp_path: Path) -> None:
     options = {"chunks": {"x": (1, 4, 4, 4)}, "compressors": {"x": None}}
     root = write_group(tmp_path / "set.zarr", {"x": X}, **options)
     with Dataset(root) as dataset:

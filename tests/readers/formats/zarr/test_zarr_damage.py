@@ -1,4 +1,4 @@
-"""Hierarchies that are damaged, hostile, or of what isn't installed: one named error each."""
+"""Damaged and hostile hierarchies, and missing codecs: one error each, which names the cause."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def root(tmp_path: Path) -> Path:
     return write_group(tmp_path / "set.zarr", {"x": X}, chunks={"x": (2, 3, 8, 8)})
 
 
-def change(path: Path, **told: Any) -> None:
-    """Say something else in a document."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | told))
+def change(path: Path, **values: Any) -> None:
+    """Replace values of a document."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def grid(*shape: int) -> dict[str, Any]:
@@ -46,24 +46,24 @@ def grid(*shape: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("values", "why"),
     [
-        ({"chunk_grid": grid(2**20, 3, 1024, 1024)}, "bytes each once decoded"),
+        ({"chunk_grid": grid(2**20, 3, 1024, 1024)}, "bytes each when decoded"),
         ({"shape": [2**61, 3, 8, 8]}, "more than 2\\^62 bytes"),
-        ({"shape": [2**40, 3, 8, 8], "chunk_grid": grid(1, 1, 1, 1)}, "samples, wanted at most"),
+        ({"shape": [2**40, 3, 8, 8], "chunk_grid": grid(1, 1, 1, 1)}, "samples, expected at most"),
         ({"shape": [2**30, 3, 8, 8], "chunk_grid": grid(1, 1, 1, 1)}, "cut into shards"),
         ({"shape": [2, 2**20, 2**20, 2**10], "chunk_grid": grid(1, 1, 1, 1)}, "a sample of 'x'"),
         ({"chunk_grid": grid(0, 3, 8, 8)}, "chunk shape"),
         ({"codecs": [{"name": "bytes"}, {"name": "zstd"}] * 20}, "codecs"),
     ],
 )
-def test_what_metadata_claim_is_bounded(told: Any, why: str, root: Path) -> None:
-    change(root / "x/zarr.json", **told)
+def test_claims_of_metadata_are_bounded(values: Any, why: str, root: Path) -> None:
+    change(root / "x/zarr.json", **values)
     with pytest.raises(DatasetError, match=why):
         Dataset(root).open()
 
 
-def test_documents_that_are_none(root: Path) -> None:
+def test_files_that_arent_documents_are_rejected(root: Path) -> None:
     (root / "x/zarr.json").write_bytes(b"{" * 100)
     with pytest.raises(DatasetError, match="isn't JSON"):
         Dataset(root).open()
@@ -110,14 +110,14 @@ def test_a_damaged_chunk_marks_its_samples(damage: Callable[[Path], None], tmp_p
             dataset.read(dataset.contents.rows(np.arange(8)))
 
 
-def test_a_sample_that_is_a_damaged_chunk(tmp_path: Path) -> None:
+def test_a_sample_that_is_a_damaged_chunk_is_bad(tmp_path: Path) -> None:
     root = write_group(tmp_path / "set.zarr", {"x": X}, chunks={"x": (1, 3, 8, 8)})
     truncate(root / "x/c/5/0/0/0")
     with Dataset(root) as dataset:
         assert sorted(bad_of(dataset)[1]) == [5]
 
 
-def test_a_chunk_that_changes_while_it_is_read_is_told(root: Path) -> None:
+def test_a_chunk_that_changed_after_indexing_raises(root: Path) -> None:
     with Dataset(root) as dataset:
         dataset.open()
         truncate(root / "x/c/1/0/0/0")
@@ -151,21 +151,21 @@ def rewrite_index(path: Path, entries: dict[int, tuple[int, int]], *, seal: bool
         ({}, "CRC-32C"),
     ],
 )
-def test_a_shard_s_index_that_lies(entries: Any, why: str, tmp_path: Path) -> None:
+def test_a_damaged_index_of_a_shard_is_rejected(entries: Any, why: str, tmp_path: Path) -> None:
     path = sharded(tmp_path / "set.zarr")
     rewrite_index(path, entries, seal=bool(entries))
     with pytest.raises(DatasetError, match=f"c/0/0/0/0.*{why}"):
         Dataset(tmp_path / "set.zarr").open()
 
 
-def test_a_shard_that_is_too_short(tmp_path: Path) -> None:
+def test_a_shard_that_is_too_short_is_rejected(tmp_path: Path) -> None:
     path = sharded(tmp_path / "set.zarr")
     path.write_bytes(b"short")
     with pytest.raises(DatasetError, match="its index alone takes"):
         Dataset(tmp_path / "set.zarr").open()
 
 
-def test_a_codec_that_isn_t_installed_is_named_and_other_fields_are_read(
+def test_a_missing_codec_is_named_and_other_fields_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = write_group(tmp_path / "set.zarr", {"x": X, "y": np.arange(8)}, compressors={"y": None})
@@ -174,14 +174,13 @@ def test_a_codec_that_isn_t_installed_is_named_and_other_fields_are_read(
         raise MissingDependencyError(f"{name}: {codec} needs the extra zarr")
 
     monkeypatch.setattr(zarr_codecs, "numcodecs_module", missing)
-    zarr_codecs._decompress.cache_clear()
     with Dataset(root) as dataset:
         with pytest.raises(MissingDependencyError, match="extra zarr"):
             dataset.read(dataset.contents.rows(np.arange(8)))
         assert (read_all(dataset.select("y"))["y"] == np.arange(8)).all()
 
 
-def test_what_can_t_be_a_tensor_is_left_out_and_refused_by_name(
+def test_an_array_that_cant_be_a_tensor_is_left_out_and_refused_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = write_group(tmp_path / "set.zarr", {"x": X}, version=2)
@@ -201,7 +200,7 @@ def test_what_can_t_be_a_tensor_is_left_out_and_refused_by_name(
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "a//x"])
-def test_names_that_lead_out(name: str, tmp_path: Path) -> None:
+def test_paths_that_lead_out_of_the_hierarchy_are_rejected(name: str, tmp_path: Path) -> None:
     root = write_group(tmp_path / "set.zarr", {"x": X})
     document = json.loads((root / "x/zarr.json").read_text())
     told = {"kind": "inline", "must_understand": False, "metadata": {name: document}}
@@ -210,7 +209,7 @@ def test_names_that_lead_out(name: str, tmp_path: Path) -> None:
         Dataset(root).open()
 
 
-def test_a_chunk_that_a_link_leads_out_to(root: Path, tmp_path: Path) -> None:
+def test_a_link_that_leads_out_of_the_hierarchy_is_rejected(root: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     (root / "x/c/1").rename(outside)
     (root / "x/c/1").symlink_to(outside)
@@ -218,7 +217,7 @@ def test_a_chunk_that_a_link_leads_out_to(root: Path, tmp_path: Path) -> None:
         dataset.read(dataset.contents.rows(np.arange(8)))
 
 
-def test_an_object_that_is_gone_since_it_was_listed_is_fill_values(tmp_path: Path) -> None:
+def test_an_object_removed_after_indexing_is_fill_values(tmp_path: Path) -> None:
     import fsspec
 
     root = write_group(
@@ -233,7 +232,7 @@ def test_an_object_that_is_gone_since_it_was_listed_is_fill_values(tmp_path: Pat
         assert (read_all(dataset)["x"] == wanted).all()
 
 
-def test_a_local_file_that_is_gone_since_it_was_listed_is_fill_values(tmp_path: Path) -> None:
+def test_a_local_file_removed_after_indexing_is_fill_values(tmp_path: Path) -> None:
     options = {"chunks": {"x": (1, 3, 8, 8)}, "fill_value": {"x": 9}}
     root = write_group(tmp_path / "set.zarr", {"x": X}, **options)
     with Dataset(root) as dataset:
@@ -244,7 +243,7 @@ def test_a_local_file_that_is_gone_since_it_was_listed_is_fill_values(tmp_path: 
         assert (read_all(dataset)["x"] == wanted).all()
 
 
-def test_a_file_that_can_t_be_opened_closes_no_other(tmp_path: Path) -> None:
+def test_a_failed_open_leaks_no_file_descriptor(tmp_path: Path) -> None:
     import os
 
     root = write_group(tmp_path / "set.zarr", {"x": X}, chunks={"x": (1, 3, 8, 8)})
@@ -262,7 +261,7 @@ def test_a_file_that_can_t_be_opened_closes_no_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("steps", "lost"), [(1, [1]), (2, [2, 3])])
 @pytest.mark.parametrize("where", ["local", "remote"])
-def test_a_chunk_of_no_bytes_is_damage_and_no_fill_values(
+def test_an_empty_chunk_file_is_damage_and_not_fill_values(
     where: str, steps: int, lost: list[int], tmp_path: Path
 ) -> None:
     options = {"chunks": {"x": (steps, 3, 8, 8)}, "fill_value": {"x": 9}}
@@ -274,11 +273,9 @@ def test_a_chunk_of_no_bytes_is_damage_and_no_fill_values(
         assert all("it has no bytes" in reason for reason in bad.values())
 
 
-def test_more_axes_or_fields_than_can_be_are_refused(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_axes_or_fields_are_rejected(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"5 axes, and the arrays of .* have 4 at most"):
         Dataset(root, sample=(1, 1, 1, 1, 1)).open()
     monkeypatch.setattr(zarr_fields, "MAX_FIELDS", 0)
-    with pytest.raises(DatasetError, match="1 arrays that can be fields, wanted at most 0"):
+    with pytest.raises(DatasetError, match="1 arrays that can be fields, expected at most 0"):
         Dataset(root).open()

@@ -1,7 +1,7 @@
-"""`python write_others.py zarr2 | xarray | tensorstore DIR`: the hierarchies of others.zip.
+"""Write the hierarchies of others.zip: `python write_others.py zarr2 | xarray | tensorstore DIR`.
 
-Run by hand, each where that library is installed (zarr 2.18, xarray 2026.9 beside it, tensorstore
-0.1); the files go into others.zip, one folder a hierarchy.
+Run it by hand, each command where its library is installed (zarr 2.18, also with xarray 2026.9;
+tensorstore 0.1), and put the files into others.zip, one folder for each hierarchy.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 
 
 def values(shape: tuple[int, ...], dtype: str) -> Any:
-    """As those of `hierarchies`."""
+    """Return the same numbers as `values` in hierarchies.py."""
     count = int(np.prod(shape))
     return (np.arange(count) * 7 % 251).reshape(shape).astype(dtype)
 
 
 def by_zarr2(root: Path) -> None:
-    """Version 2 by the library that defined it: its defaults, and what is rare."""
+    """Write version 2 with the library that defined it: its defaults and rare features."""
     zarr: Any = import_module("zarr")
     codecs: Any = import_module("numcodecs")
     group = zarr.open_group(str(root / "zarr2.zarr"), mode="w")
@@ -40,7 +40,7 @@ def by_zarr2(root: Path) -> None:
 
 
 def by_xarray(root: Path) -> None:
-    """A dataset with coordinates."""
+    """Write a dataset with coordinates."""
     xarray: Any = import_module("xarray")
     t2m = values((6, 4, 8), "f4")
     data = xarray.Dataset(
@@ -55,7 +55,7 @@ def by_xarray(root: Path) -> None:
 
 
 def by_tensorstore(root: Path) -> None:
-    """Versions 2 and 3 by the implementation in C++; shards with their index in front."""
+    """Write versions 2 and 3 with the C++ implementation; shards with their index at the start."""
     ts: Any = import_module("tensorstore")
     x = values((9, 3, 8, 8), "u2")
     inner = [{"name": "bytes", "configuration": {"endian": "big"}}, {"name": "crc32c"}]

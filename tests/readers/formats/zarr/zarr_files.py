@@ -1,4 +1,4 @@
-"""Zarr hierarchies in memory, and whole arrays of them read by our metadata and codecs."""
+"""Write Zarr hierarchies in memory, and read whole arrays with our metadata and codecs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from penstock.readers.formats.zarr import (
     decoder_of,
     parse_array,
     read_document,
-    v2_node,
     v3_node,
 )
 
@@ -31,7 +30,7 @@ Files = dict[str, bytes]
 
 
 def written(values: NDArray[Any], **options: Any) -> tuple[Files, NDArray[Any]]:
-    """An array by zarr-python: its files, and what zarr-python reads of them."""
+    """Write an array with zarr-python; return its files, and what zarr-python reads from them."""
     store = MemoryStore()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -47,7 +46,7 @@ def node(files: Mapping[str, bytes], name: str = "") -> Node:
         return v3_node(name, read_document(files[f"{prefix}zarr.json"], name=name))
     document = read_document(files[f"{prefix}.zarray"], name=name)
     attributes = read_document(files.get(f"{prefix}.zattrs", b"{}"), name=name)
-    return v2_node(name, document, attributes, "array")
+    return Node(name=name, kind="array", version=2, document=document, attributes=attributes)
 
 
 def metadata_of(files: Mapping[str, bytes], name: str = "") -> ArrayMetadata:
@@ -59,10 +58,10 @@ def metadata_of(files: Mapping[str, bytes], name: str = "") -> ArrayMetadata:
 def chunks(
     files: Mapping[str, bytes], metadata: ArrayMetadata
 ) -> Iterator[tuple[tuple[int, ...], NDArray[np.uint8]]]:
-    """The encoded chunks that are there, with their coordinates."""
+    """Yield the stored chunks, encoded, with their coordinates."""
     prefix = f"{metadata.name}/" if metadata.name else ""
     for place in itertools.product(*map(range, metadata.files)):
-        found = files.get(prefix + metadata.chunk_key(place))
+        found = files.get(prefix + metadata.keys.key(place))
         if found is None:
             continue
         data = np.frombuffer(found, np.uint8)
@@ -80,17 +79,17 @@ def chunks(
 
 
 def read(files: Mapping[str, bytes], name: str = "") -> tuple[NDArray[Any], Decoder]:
-    """A whole array, each chunk decoded both ways: anew, and into given room."""
+    """Read a whole array; decode each chunk into a new array and into a given one."""
     metadata = metadata_of(files, name)
     decoder = decoder_of(metadata)
     shape = np.multiply(metadata.chunks, metadata.chunk_shape)
     whole = np.full(shape, metadata.fill_value, metadata.dtype)
     for place, data in chunks(files, metadata):
-        room = np.empty(metadata.chunk_shape, metadata.dtype)
-        assert decoder.decode(data, room) is room
+        buffer = np.empty(metadata.chunk_shape, metadata.dtype)
+        assert decoder.decode(data, buffer) is buffer
         found = decoder.decode(data)
         assert found.dtype == metadata.dtype
-        np.testing.assert_array_equal(found, room)
+        np.testing.assert_array_equal(found, buffer)
         corner = np.multiply(place, metadata.chunk_shape)
         if np.all(corner < shape):
             whole[tuple(map(slice, corner, corner + metadata.chunk_shape))] = found

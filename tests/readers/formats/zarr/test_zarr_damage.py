@@ -186,8 +186,8 @@ def test_an_array_that_cant_be_a_tensor_is_left_out_and_refused_by_name(
     root = write_group(tmp_path / "set.zarr", {"x": X}, version=2)
     document = json.loads((root / "x/.zarray").read_text())
     (root / "names").mkdir()
-    told = {"dtype": "|O", "shape": [8], "chunks": [8], "filters": [{"id": "pickle"}]}
-    (root / "names/.zarray").write_text(json.dumps(document | told))
+    changes = {"dtype": "|O", "shape": [8], "chunks": [8], "filters": [{"id": "pickle"}]}
+    (root / "names/.zarray").write_text(json.dumps(document | changes))
     with caplog.at_level("INFO", logger="penstock"), Dataset(root) as dataset:
         assert dataset.fields == ("x",)
         assert (read_all(dataset)["x"] == X).all()
@@ -203,8 +203,8 @@ def test_an_array_that_cant_be_a_tensor_is_left_out_and_refused_by_name(
 def test_paths_that_lead_out_of_the_hierarchy_are_rejected(name: str, tmp_path: Path) -> None:
     root = write_group(tmp_path / "set.zarr", {"x": X})
     document = json.loads((root / "x/zarr.json").read_text())
-    told = {"kind": "inline", "must_understand": False, "metadata": {name: document}}
-    change(root / "zarr.json", consolidated_metadata=told)
+    changes = {"kind": "inline", "must_understand": False, "metadata": {name: document}}
+    change(root / "zarr.json", consolidated_metadata=changes)
     with pytest.raises(DatasetError, match="names a node"):
         Dataset(root).open()
 

@@ -25,7 +25,7 @@ from penstock.readers.fields import (
     number_dtype,
 )
 from penstock.readers.formats.array_windows import ArrayWindows, ChunkGrid, windows_of
-from penstock.readers.formats.dataset_arguments import EVERY, Sampling, given_types
+from penstock.readers.formats.dataset_arguments import ALL_FIELDS, Sampling, given_types
 from penstock.readers.formats.shard_summary import MAX_SAMPLES
 from penstock.readers.formats.zarr.zarr_hierarchy import HierarchyReader
 from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, parse_array
@@ -190,7 +190,9 @@ class _Chooser:
                 f"{MAX_FIELDS:,}. Name those that you want: fields={{name: path}}."
             )
         sampling = self._sampling
-        if unknown := sorted({*sampling.sample, *sampling.stride, *self._types} - {EVERY, *arrays}):
+        if unknown := sorted(
+            {*sampling.sample, *sampling.stride, *self._types} - {ALL_FIELDS, *arrays}
+        ):
             raise ConfigError(
                 f"{self._url}: sample=, stride= or schema= names {unknown[0]!r}, and its arrays "
                 f"are {_some(list(arrays))}."

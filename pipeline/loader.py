@@ -20,7 +20,7 @@ import inspect
 import os
 import weakref
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.utils.data
@@ -50,10 +50,23 @@ from penstock.pipeline.torch_private import overwrite, show_as_stream, without_w
 from penstock.readers import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
+    from typing_extensions import TypeVar
+
+    from penstock.augment import Recipes
+    from penstock.pipeline.options import TorchDataOptions
+    from penstock.pipeline.report import Statistics
+    from penstock.pipeline.torch_data import TorchEngine
+
+    T_co = TypeVar("T_co", covariant=True, default=Any)
+    Engine = NativeEngine | TorchEngine
+else:
+    from typing import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True)
 
 _CHECKED_ELEMENTS = 64  # elements of a list
 _WRAPPERS_OF_SEVERAL = (
@@ -135,17 +148,6 @@ def _is_native(part: Any) -> bool:
     return isinstance(part, Source) or any(_is_native(inner) for inner in _inner_datasets(part))
 
 
-class EpochOrder(Protocol):
-    """The order of an epoch, as an engine knows it."""
-
-    @property
-    def epoch(self) -> int: ...
-    def set_epoch(self, epoch: int) -> None: ...
-    def epoch_batches(self) -> Iterator[list[int]]: ...
-    def epoch_samples(self) -> int: ...
-    def __len__(self) -> int: ...
-
-
 class PlanSampler(torch.utils.data.DistributedSampler[int]):
     """Sample ids of this rank in the loader's current epoch, in order.
 
@@ -153,7 +155,7 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
     that.
     """
 
-    def __init__(self, engine: EpochOrder | None, world: World) -> None:
+    def __init__(self, engine: Engine | None, world: World) -> None:
         """The engine may come later, by `follow`."""
         self._engine = None if engine is None else weakref.ref(engine)
         self.place(world)
@@ -163,11 +165,11 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
         """Show the place of this rank from now on."""
         self.rank, self.num_replicas = world.rank, world.size
 
-    def follow(self, engine: EpochOrder) -> None:
+    def follow(self, engine: Engine) -> None:
         """Show this engine's order from now on."""
         self._engine = weakref.ref(engine)
 
-    def _order(self) -> EpochOrder | None:
+    def _order(self) -> Engine | None:
         return None if self._engine is None else self._engine()
 
     @property
@@ -295,120 +297,7 @@ def fixed_argument_error(name: str) -> ConfigError:
     )
 
 
-class JobSteps:
-    """A loader's methods that count global batches since the job's start, on all ranks alike.
-
-    It is a part of `DataLoader`, which has what stands in its first lines.
-    """
-
-    _engine: Any
-    _arguments: LoaderArguments
-    if TYPE_CHECKING:
-
-        def _settle(self, *, begins: bool) -> None: ...
-        def _show(self, batch_size: int | None) -> None: ...
-
-    @property
-    def step(self) -> int:
-        """The number of the next global batch, counted from the job's start over all epochs.
-
-        It is in the state, and the same whatever worlds and batches the job was resumed with.
-        Native datasets only. Raises PlanError while the world isn't known.
-        """
-        return self._steps_of_plan("step").step
-
-    def samples_of(self, step: int, *, rank: int | None = None) -> NDArray[np.int64]:
-        """Ids of the samples in the global batch of that number, past or future.
-
-        rank: those of one rank of this world; None: of all, in the order in which the ranks take
-        slices of them. int64, shape (n,), the caller's own. It costs the same for any step, and no
-        reading (`dataset.names` tells the files). Samples that were found bad stand in it as
-        planned. Native datasets only. Raises ConfigError, PlanError for what isn't there.
-        """
-        return self._steps_of_plan("samples_of").samples_of(step, rank=rank)
-
-    def skip(self, steps: int) -> None:
-        """Go on so many global batches later, on every rank alike: past a loss that explodes.
-
-        An iterator that runs goes on there if that is in its epoch, else it ends, and the next one
-        begins there. What was skipped counts as handed out. Native datasets only. Raises
-        ConfigError for a negative number.
-        """
-        self._steps_of_plan("skip").skip(steps)
-
-    def rejoin(self, world: World, *, step: int, store: Any = None) -> None:
-        """Go on at a global batch of the job as a rank of another world, without a restart.
-
-        All ranks of the new world call it with the same step, the number of the next global batch:
-        one that was handed out but never committed, or one ahead. Global batches stay the job's,
-        also where `batch_size` was given, so a rank may get more or fewer samples of each. An
-        iterator that runs goes on there if the step is in its epoch, else it ends, and the next one
-        begins there. It costs the same for any step.
-
-        world: rank and size, from World.detect() or from whatever manages the ranks.
-        store: any of torch's stores that all of the new ranks reach, of these ranks alone (a
-        PrefixStore of the quorum): through it they compare what they read, and agree on what their
-        caches hold. None: the ranks before are compared with if their store still answers, and who
-        reads what stays; so a process that is new must have loaded another one's state_dict().
-        A process that is new makes its loader, loads such a state and calls this.
-
-        Native datasets only. Raises ConfigError and PlanError for a world or a step that can't be,
-        for a global batch below the world, and where ranks differ; StalledError naming the ranks
-        that don't come to the store. The loader is then unchanged.
-        """
-        if not isinstance(world, World):
-            raise ConfigError(f"rejoin: got {world!r}, wanted World(rank, size).")
-        step = check_count("step", step, least=0)
-        if store is not None and not hasattr(store, "compare_set"):
-            raise ConfigError(
-                f"rejoin: got store={store!r}, wanted one of torch.distributed's stores, such as "
-                "PrefixStore(quorum, store), or None."
-            )
-        engine = self._numbered("rejoin")
-        arguments = self._arguments.rejoined(world, seed=engine.options.seed)
-        live = {name: getattr(self, name) for name in SHOWN_ARGUMENTS}
-        job_store = None if store is None else JobStore.of(store)
-        engine.rejoin(arguments.native(live), step=step, store=job_store)
-        self._arguments = arguments
-        self._show(engine.batch_size)
-
-    def _steps_of_plan(self, name: str) -> NativeEngine:
-        """The engine that numbers steps, for the world as it is now."""
-        engine = self._numbered(name)
-        if not engine.has_begun:
-            self._settle(begins=False)
-        return engine
-
-    def _numbered(self, name: str) -> NativeEngine:
-        engine = self._engine
-        if not isinstance(engine, NativeEngine):
-            raise ConfigError(
-                f"loader.{name} works on native datasets (penstock.Dataset), and this is a torch "
-                "dataset, whose state keeps no history of its batches. Count its steps in your "
-                "loop, or point penstock.Dataset at the files."
-            )
-        return engine
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from typing_extensions import TypeVar
-
-    from penstock.augment import Recipes
-    from penstock.pipeline.options import TorchDataOptions
-    from penstock.pipeline.report import Meter, Statistics
-    from penstock.pipeline.torch_data import PassSetup, Ranks, TorchEngine
-
-    T_co = TypeVar("T_co", covariant=True, default=Any)
-    Engine = NativeEngine | TorchEngine
-else:
-    from typing import TypeVar
-
-    T_co = TypeVar("T_co", covariant=True)
-
-
-class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
+class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Batches of a dataset, in torch's shape, resumable exactly.
 
     Arguments up to in_order are torch's; snapshot_every_n_steps is torchdata's and changes nothing
@@ -591,7 +480,7 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
         if own.augment is not None:
             # Whoever rebuilds this loader would get images without augmentation.
             self.collate_fn = needs_our_loader
-        engine = TorchEngine(dataset, self._torch_data_options(), join_ranks=_join_ranks)
+        engine = TorchEngine(dataset, self._torch_data_options())
         self._engine = engine
         if sampler is not None:
             sampler.follow(engine)
@@ -714,6 +603,89 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
         if isinstance(self._engine, NativeEngine):
             self._show(self._engine.batch_size)
 
+    # -- steps of the job
+
+    @property
+    def step(self) -> int:
+        """The number of the next global batch, counted from the job's start over all epochs.
+
+        It is in the state, and the same whatever worlds and batches the job was resumed with.
+        Native datasets only. Raises PlanError while the world isn't known.
+        """
+        return self._steps_of_plan("step").step
+
+    def samples_of(self, step: int, *, rank: int | None = None) -> NDArray[np.int64]:
+        """Ids of the samples in the global batch of that number, past or future.
+
+        rank: those of one rank of this world; None: of all, in the order in which the ranks take
+        slices of them. int64, shape (n,), the caller's own. It costs the same for any step, and no
+        reading (`dataset.names` tells the files). Samples that were found bad stand in it as
+        planned. Native datasets only. Raises ConfigError, PlanError for what isn't there.
+        """
+        return self._steps_of_plan("samples_of").samples_of(step, rank=rank)
+
+    def skip(self, steps: int) -> None:
+        """Go on so many global batches later, on every rank alike: past a loss that explodes.
+
+        An iterator that runs goes on there if that is in its epoch, else it ends, and the next one
+        begins there. What was skipped counts as handed out. Native datasets only. Raises
+        ConfigError for a negative number.
+        """
+        self._steps_of_plan("skip").skip(steps)
+
+    def rejoin(self, world: World, *, step: int, store: Any = None) -> None:
+        """Go on at a global batch of the job as a rank of another world, without a restart.
+
+        All ranks of the new world call it with the same step, the number of the next global batch:
+        one that was handed out but never committed, or one ahead. Global batches stay the job's,
+        also where `batch_size` was given, so a rank may get more or fewer samples of each. An
+        iterator that runs goes on there if the step is in its epoch, else it ends, and the next one
+        begins there. It costs the same for any step.
+
+        world: rank and size, from World.detect() or from whatever manages the ranks.
+        store: any of torch's stores that all of the new ranks reach, of these ranks alone (a
+        PrefixStore of the quorum): through it they compare what they read, and agree on what their
+        caches hold. None: the ranks before are compared with if their store still answers, and who
+        reads what stays; so a process that is new must have loaded another one's state_dict().
+        A process that is new makes its loader, loads such a state and calls this.
+
+        Native datasets only. Raises ConfigError and PlanError for a world or a step that can't be,
+        for a global batch below the world, and where ranks differ; StalledError naming the ranks
+        that don't come to the store. The loader is then unchanged.
+        """
+        if not isinstance(world, World):
+            raise ConfigError(f"rejoin: got {world!r}, wanted World(rank, size).")
+        step = check_count("step", step, least=0)
+        if store is not None and not hasattr(store, "compare_set"):
+            raise ConfigError(
+                f"rejoin: got store={store!r}, wanted one of torch.distributed's stores, such as "
+                "PrefixStore(quorum, store), or None."
+            )
+        engine = self._numbered("rejoin")
+        arguments = self._arguments.rejoined(world, seed=engine.options.seed)
+        live = {name: getattr(self, name) for name in SHOWN_ARGUMENTS}
+        job_store = None if store is None else JobStore.of(store)
+        engine.rejoin(arguments.native(live), step=step, store=job_store)
+        self._arguments = arguments
+        self._show(engine.batch_size)
+
+    def _steps_of_plan(self, name: str) -> NativeEngine:
+        """The engine that numbers steps, for the world as it is now."""
+        engine = self._numbered(name)
+        if not engine.has_begun:
+            self._settle(begins=False)
+        return engine
+
+    def _numbered(self, name: str) -> NativeEngine:
+        engine = self._engine
+        if not isinstance(engine, NativeEngine):
+            raise ConfigError(
+                f"loader.{name} works on native datasets (penstock.Dataset), and this is a torch "
+                "dataset, whose state keeps no history of its batches. Count its steps in your "
+                "loop, or point penstock.Dataset at the files."
+            )
+        return engine
+
     def statistics(self) -> Statistics:
         """What was measured so far, and the one-line verdict."""
         return self._engine.statistics()
@@ -744,14 +716,6 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
     def device(self) -> torch.device:
         """The device on which the tensors lie."""
         return self._arguments.device
-
-
-def _join_ranks(setup: PassSetup, meter: Meter) -> Ranks | None:
-    if setup.world.processes == 1:
-        return None
-    from penstock.pipeline.job_ranks import join_job  # a process alone needs none of it
-
-    return join_job(setup, meter)
 
 
 _ARGUMENTS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {

@@ -21,7 +21,7 @@ ORDER = """
 pipeline.cli
 pipeline.bench
 pipeline.loader
-pipeline.loader_arguments pipeline.job_ranks
+pipeline.loader_arguments
 pipeline.torch_data pipeline.feed
 pipeline.members
 pipeline.options

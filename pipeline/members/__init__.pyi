@@ -1,12 +1,12 @@
 from . import lane_agreement as lane_agreement
 from .handshake import FirstBatchBarrier as FirstBatchBarrier, SharedFacts as SharedFacts
 from .handshake import check_replicas as check_replicas, check_same_plan as check_same_plan
-from .handshake import recipe_text as recipe_text
+from .handshake import ranks_words as ranks_words, recipe_text as recipe_text
 from .job_waits import JobWaits as JobWaits
-from .lane_agreement import agreed_lane_order as agreed_lane_order, held_of_groups as held_of_groups
+from .lane_agreement import agreed_lane_order as agreed_lane_order, exchange as exchange
+from .lane_agreement import held_of_groups as held_of_groups
 from .loader_channel import ENDING_TIMEOUT_S as ENDING_TIMEOUT_S, LoaderChannel as LoaderChannel
 from .loader_channel import open_channel as open_channel, publish_count as publish_count
 from .loader_channel import published_counts as published_counts
-from .rank_exchange import exchange as exchange, ranks_words as ranks_words
 from .rank_membership import RankMembership as RankMembership, join_ranks as join_ranks
 from .rank_membership import refuse_unbuilt as refuse_unbuilt, rejoin_ranks as rejoin_ranks

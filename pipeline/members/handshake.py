@@ -25,12 +25,14 @@ import numpy as np
 
 from penstock.cache import JobStoreError, PenstockError, PlanError, RankFailedError, StalledError
 from penstock.pipeline.members.loader_channel import LoaderChannel, built_key
-from penstock.pipeline.members.rank_exchange import EXCHANGE_TIMEOUT_S, RankRefusals, ranks_words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.cache import JobStore
     from penstock.pipeline.plan import World
 
+_MOST_RUNS = 12  # of ranks, that a message names
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -187,12 +189,100 @@ def _fact_words(facts: dict[str, Any], differ: list[str]) -> str:
 
 log = logging.getLogger("penstock")
 
+EXCHANGE_TIMEOUT_S = 600.0
+"""How long a rank waits for the others at its first batch: as long as NCCL lets a collective wait
+unless told, so whoever comes later than that would have ended the job anyway."""
+
 MEET_TIMEOUT_S = 5.0
 """How long rank 0 waits where no other rank has built its loader: it may have one alone."""
 
 _TOLD_AFTER_S = 60.0  # then a rank says whom it waits for
 _MOST_DATASETS = 64  # of loaders in order, that are compared with
 _NAMED = 32  # characters of a dataset's fingerprint in keys, as `join` takes
+
+
+def ranks_words(ranks: Sequence[int]) -> str:
+    """Some ranks for people: "ranks 0, 4 to 7 and 12"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    words = [str(low) if low == high else f"{low} to {high}" for low, high in runs]
+    shown = words if len(words) <= _MOST_RUNS else [*words[: _MOST_RUNS - 1], "others"]
+    listed = ", ".join(shown[:-1]) + (" and " if len(shown) > 1 else "") + shown[-1]
+    return f"rank{'s' * (len(ranks) > 1)} {listed}"
+
+
+STANDS_AFTER_S = 3.0
+"""A refusal that was seen and still stands so much later ends who waits: time for a second try."""
+
+_MOST_HEARD = 64  # refusals that are looked at
+_MOST_REASON = 2000  # characters that the other ranks are told
+
+
+class RankRefusals:
+    """Speaks of refusals with the ranks of one loader. Every method raises JobStoreError.
+
+    was_refused: this rank was; then it goes by no other's, as where all were all go on alike.
+    """
+
+    def __init__(self, store: JobStore, world: World) -> None:
+        """store: the loader's part of the job's."""
+        self._store = store
+        self._world = world
+        self.was_refused = False
+        self._seen: set[int] = set()
+
+    def tell(self, reason: str) -> None:
+        """Tell that this process was refused what its user asked."""
+        self.was_refused = True
+        told = {
+            "process": self._world.process,
+            "rank": self._world.rank,
+            "label": self._world.label,
+            "reason": reason[:_MOST_REASON],
+        }
+        self._store.set(_key(self._store.add("refusals", 1)), json.dumps(told))
+
+    def withdraw(self) -> None:
+        """Tell that this process goes on after all."""
+        for number, told in self._standing():
+            if told.get("process") == self._world.process:
+                self._store.set(_key(number), "")
+
+    def look(self) -> float | None:
+        """Between two waits: how long the next one should be, None for any; 0 where a refusal stood
+        for a while, so that waiting has no sense."""
+        if self.was_refused:
+            return None
+        standing = {number for number, _ in self._standing()}
+        if standing & self._seen:
+            return 0.0
+        self._seen = standing
+        return STANDS_AFTER_S if standing else None
+
+    def error(self) -> RankFailedError | None:
+        """What a rank raises that waits, of the first refusal that `look` saw stand."""
+        for number, told in self._standing():
+            if number in self._seen and not self.was_refused:
+                label = str(told.get("label", "another rank")).capitalize()
+                return RankFailedError(
+                    f"{label} was refused and hasn't come to its first batch, so every rank stops "
+                    f"here: {told.get('reason')}",
+                    rank=int(told.get("rank", 0)),
+                )
+        return None
+
+    def _standing(self) -> list[tuple[int, dict[str, Any]]]:
+        count = min(self._store.add("refusals", 0), _MOST_HEARD)
+        told = ((number, self._store.get(_key(number))) for number in range(1, count + 1))
+        return [(number, json.loads(text)) for number, text in told if text]
+
+
+def _key(number: int) -> str:
+    return f"refusal-{number}"
 
 
 class FirstBatchBarrier:

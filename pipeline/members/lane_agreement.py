@@ -8,17 +8,19 @@ keeps the order that the job has. The contents of a global batch stay the same.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache import PlanError
+from penstock.cache import JobStoreError, PenstockError, PlanError, RankFailedError, StalledError
 from penstock.cache.base import format_size
 from penstock.cache.disk import boot_id
-from penstock.pipeline.members.rank_exchange import EXCHANGE_TIMEOUT_S, exchange
+from penstock.pipeline.members.handshake import EXCHANGE_TIMEOUT_S, ranks_words
 from penstock.pipeline.plan import (
     LaneGroups,
     LaneOrder,
+    Nodes,
     ProcessReport,
     choose_lane_order,
     held_bytes_of_lanes,
@@ -26,20 +28,31 @@ from penstock.pipeline.plan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from penstock.cache import JobStore
     from penstock.cache.disk import DiskCache
-    from penstock.pipeline.members.rank_exchange import RankRefusals
+    from penstock.pipeline.members.handshake import RankRefusals
     from penstock.pipeline.options import NativeOptions
-    from penstock.pipeline.plan import Cursor, JobOrder, Nodes
+    from penstock.pipeline.plan import Cursor, JobOrder, World
 
     Ints = NDArray[np.int64]
 
 log = logging.getLogger("penstock")
+
+_TOLD_AFTER_S = 60.0  # then a rank says what it waits for
+_ANSWER_SPARE_S = 30.0  # beyond rank 0's own limit, so that its reason is heard
+
+_ALL, _ANSWER = "all", "answer"
+_REMEDY = (
+    "All ranks decide together which of them reads what of each batch, when the first pass over a "
+    "loader begins: build and iterate the same loaders on every rank, and load the same state; for "
+    "a loader that is one rank's own pass world=World(0, 1). Where ranks start that far apart, "
+    'raise timeout=; order=Order(slots="rank") asks nobody.'
+)
 
 
 def agreed_lane_order(
@@ -146,3 +159,131 @@ def _cache_name(caches: Sequence[DiskCache], process: int) -> str:
     if not places:
         return f"process {process}"
     return hashlib.sha256(f"{boot_id()} {sorted(places)}".encode()).hexdigest()[:24]
+
+
+def exchange(
+    store: JobStore,
+    world: World,
+    word: ProcessReport,
+    *,
+    groups: int,
+    decide: Callable[[Nodes | None], dict[str, Any]],
+    timeout_s: float = EXCHANGE_TIMEOUT_S,
+    refusals: RankRefusals | None = None,
+) -> dict[str, Any]:
+    """Say this process's word, and wait for the answer: what rank 0 decided, as JSON types. Ranks
+    in messages are processes, which are more where several share one.
+
+    store: for this one exchange. groups: of lanes. decide: called on rank 0 alone, with None where
+    the ranks of a node aren't numbered in a row. refusals: of ranks that may not come.
+
+    Raises StalledError on each rank that waits where some don't come within the time limit, naming
+    them; RankFailedError where one was refused and doesn't come; JobStoreError where the store
+    doesn't answer; PlanError for a word that can't be read.
+    """
+    store.set(_word(world.process), word.text())
+    if store.add("came", 1) == world.processes:
+        store.set(_ALL, "1")
+    if world.process == 0:
+        asked = _answer(store, world, groups, decide, timeout_s=timeout_s, refusals=refusals)
+        store.set_once(_ANSWER, asked)
+    elif not _wait(store, _ANSWER, world, timeout_s=timeout_s + _ANSWER_SPARE_S, refusals=refusals):
+        if refusals is not None and (error := refusals.error()) is not None:
+            raise error
+        missing = _missing(store, world)
+        raise _stalled(world, missing or [0], timeout_s=timeout_s + _ANSWER_SPARE_S)
+    told = json.loads(store.get(_ANSWER) or "{}")
+    if "refused" in told:
+        raise RankFailedError(str(told["refused"]), rank=int(told["rank"]))
+    if (missing := told.get("missing")) is not None:
+        raise _stalled(world, missing, timeout_s=timeout_s)
+    if "failed" in told:
+        raise PlanError(f"The ranks can't decide who reads what: {told['failed']}")
+    if "decision" not in told:
+        raise JobStoreError("The process group's store lost what rank 0 told: look at rank 0.")
+    decision: dict[str, Any] = told["decision"]
+    return decision
+
+
+def give_up(store: JobStore, reason: str) -> None:
+    """Tell those that wait, or will, that this rank doesn't come. Raises JobStoreError."""
+    store.set_once(_ANSWER, json.dumps({"failed": reason}))
+    store.set(_ALL, "1")
+
+
+def _answer(
+    store: JobStore,
+    world: World,
+    groups: int,
+    decide: Callable[[Nodes | None], dict[str, Any]],
+    *,
+    timeout_s: float,
+    refusals: RankRefusals | None,
+) -> str:
+    """What rank 0 publishes: the decision, or who is missing."""
+    if not _wait(store, _ALL, world, timeout_s=timeout_s, refusals=refusals):
+        if refusals is not None and (error := refusals.error()) is not None:
+            return json.dumps({"refused": str(error), "rank": error.rank})
+        missing = _missing(store, world)
+        if missing:
+            return json.dumps({"missing": missing})
+    if (given_up := store.get(_ANSWER)) is not None:
+        return given_up
+    texts = store.get_all([_word(process) for process in range(world.processes)])
+    try:
+        words = [ProcessReport.parse(text, groups=groups) for text in texts]
+        _check_alike(words)
+        nodes = Nodes.of_reports(words, size=world.size, groups=groups)
+        return json.dumps({"decision": decide(nodes)})
+    except PenstockError as error:  # told to all, and raised on all
+        return json.dumps({"failed": str(error)})
+
+
+def _check_alike(words: Sequence[ProcessReport]) -> None:
+    """Raise PlanError unless all go on from the same place with the same order."""
+    for word in words:
+        if word.goes_on != words[0].goes_on:
+            others = [n for n, other in enumerate(words) if other.goes_on == word.goes_on]
+            raise PlanError(
+                f"{ranks_words(others).capitalize()} would go on from {word.goes_on}, rank 0 from "
+                f"{words[0].goes_on}: load the same state on every rank."
+            )
+
+
+def _wait(
+    store: JobStore, key: str, world: World, *, timeout_s: float, refusals: RankRefusals | None
+) -> bool:
+    """Whether a key was told within the time limit; says after a while who is waited for. No longer
+    than until a rank's refusal stands."""
+    first_s, look = min(_TOLD_AFTER_S, timeout_s), None if refusals is None else refusals.look
+    if not store.wait([key], timeout_s=first_s, look=look):
+        return True
+    if refusals is not None and refusals.error() is not None:
+        return False
+    if timeout_s > first_s:
+        missing = _missing(store, world)
+        log.warning(
+            "rank %d has waited %.0f s for %s; it waits %.0f s more",
+            world.process,
+            first_s,
+            f"{ranks_words(missing)} to begin a pass"
+            if missing
+            else "rank 0 to decide who reads what",
+            timeout_s - first_s,
+        )
+    return not store.wait([key], timeout_s=timeout_s - first_s, look=look)
+
+
+def _missing(store: JobStore, world: World) -> list[int]:
+    return [rank for rank in range(world.processes) if store.get(_word(rank)) is None]
+
+
+def _word(process: int) -> str:
+    return f"word-{process}"
+
+
+def _stalled(world: World, missing: Sequence[int], *, timeout_s: float) -> StalledError:
+    return StalledError(
+        f"Rank {world.process} of {world.processes} waited {timeout_s:.0f} s for "
+        f"{ranks_words(missing)} to begin the first pass over this loader. {_REMEDY}"
+    )

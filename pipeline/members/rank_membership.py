@@ -83,8 +83,7 @@ class RankMembership:
         other ranks stop too.
         """
         # Others need none of it.
-        from penstock.pipeline.members.lane_agreement import agreed_lane_order
-        from penstock.pipeline.members.rank_exchange import give_up
+        from penstock.pipeline.members.lane_agreement import agreed_lane_order, give_up
 
         store = self.agreement.store
         if store is None:  # nobody can be asked any more, which was said
@@ -171,9 +170,7 @@ def refuse_unbuilt(source: Source, options: NativeOptions, error: Exception) -> 
     store = JobStore.of_group() if options.agrees and world.processes > 1 else None
     if store is None:
         return
-    from penstock.pipeline.members.rank_exchange import (
-        RankRefusals,  # a process alone needs none of it
-    )
+    from penstock.pipeline.members.handshake import RankRefusals  # a process alone needs none of it
 
     kind = store.under(store_section(_dataset_label(source), shuffle=options.shuffle))
     with contextlib.suppress(JobStoreError):
@@ -189,7 +186,7 @@ def _dataset_label(source: Source) -> str:
 
 def _give_up(agreement: LoaderChannel, reason: str) -> None:
     """Have nobody wait for this rank, at the first pass or in a rejoin."""
-    from penstock.pipeline.members.rank_exchange import give_up  # others need none of it
+    from penstock.pipeline.members.lane_agreement import give_up  # others need none of it
 
     if (store := agreement.store) is not None:
         with contextlib.suppress(JobStoreError):

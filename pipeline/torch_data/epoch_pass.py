@@ -9,36 +9,32 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from penstock.cache import PenstockWarning, TooManyBadSamplesError, check_process, watch
-from penstock.pipeline.report import QuarantineFile
-from penstock.pipeline.torch_data.mark import Mark, WorkerPosition, description_of, has_state
+from penstock.cache import TooManyBadSamplesError, check_process, watch
+from penstock.pipeline.torch_data.mark import Mark, WorkerPosition, has_state
 from penstock.pipeline.torch_data.random_states import freeze, thaw
 from penstock.pipeline.torch_data.torch_loaders import TorchIterator
 from penstock.pipeline.torch_data.worker import WorkerRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan import World
     from penstock.pipeline.report import Meter
     from penstock.pipeline.torch_data.index_order import PassRequests
+    from penstock.pipeline.torch_data.job_ranks import JobRanks
     from penstock.pipeline.torch_data.pass_setup import PassSetup
-    from penstock.pipeline.torch_data.sample_faults import BadRow
+    from penstock.pipeline.torch_data.sample_faults import BadRow, BadTally
     from penstock.pipeline.torch_data.torch_loaders import TorchLoaders
     from penstock.pipeline.torch_data.worker import WorkerMessage
-
-    JoinRanks = Callable[[PassSetup, Meter], "Ranks | None"]
 
 
 class Bookmark:
@@ -146,79 +142,6 @@ class DatasetEpoch:
             self._latest = epoch
 
 
-_NAMED = 10
-
-
-class BadTally:
-    """Counts and reports bad samples as batches are handed out; the thread that does so calls.
-
-    How many there were in the epoch stands in the mark; here is what they were.
-    """
-
-    def __init__(self, dataset: Any, *, max_bad: float, meter: Meter) -> None:
-        """max_bad: share of this rank's samples of an epoch, past which it stops."""
-        self._dataset = dataset
-        self._max_bad = max_bad
-        self._meter = meter
-        self._met: dict[int, str] = {}  # in any epoch
-        self._of_epoch: dict[int, str] = {}
-        self._epoch = -1
-        self._report: QuarantineFile | None = None
-
-    def check(self, mark: Mark, world: World) -> None:
-        """Raise TooManyBadSamplesError once an epoch has had more than is allowed."""
-        own = len(self._dataset) / world.size
-        if mark.bad <= self._max_bad * own:
-            return
-        known = self._of_epoch if self._epoch == mark.epoch else {}
-        named = "; ".join(f"{i} ({known[i]})" for i in sorted(known)[:_NAMED])
-        more = len(known) - _NAMED
-        file = f" All of them: {self._meter.quarantine}." if self._meter.quarantine else ""
-        raise TooManyBadSamplesError(
-            f"{mark.bad} bad samples in epoch {mark.epoch} are more than max_bad={self._max_bad} "
-            f"of the {own:,.0f} samples of rank {world.rank}'s share of "
-            f"{description_of(self._dataset)}. Bad: {named or 'met before this start'}"
-            f"{f'; and {more} more' if more > 0 else ''}.{file} Look at why; then leave them out "
-            "of the dataset, or raise max_bad=.",
-            sample_ids=tuple(sorted(known)),
-        )
-
-    def count(self, bad: Sequence[BadRow], *, epoch: int, world: World) -> int:
-        """Count and report the bad samples of a batch that is handed out; how many there are."""
-        if epoch != self._epoch:
-            self._epoch, self._of_epoch = epoch, {}
-        new = {row.sample_id: row.reason for row in bad if row.sample_id not in self._met}
-        self._of_epoch |= {row.sample_id: row.reason for row in bad}
-        self._meter.bad += len(bad)
-        is_first = not self._met
-        self._met |= new
-        if new:
-            self._write(new, epoch, world)
-            if is_first:
-                self._warn(bad[0])
-        return len(bad)
-
-    def _write(self, bad: dict[int, str], epoch: int, world: World) -> None:
-        if self._report is None:
-            name = f"{type(self._dataset).__name__}-{world.file_label}.jsonl"
-            self._report = QuarantineFile(None, name=name)
-        self._report.append(
-            [{"id": i, "name": "", "reason": why, "epoch": epoch} for i, why in bad.items()]
-        )
-        self._meter.quarantine = self._report.path
-
-    def _warn(self, row: BadRow) -> None:
-        where = f", listed in {self._meter.quarantine}" if self._meter.quarantine else ""
-        warnings.warn(
-            f"Sample {row.sample_id} of {description_of(self._dataset)} is bad: {row.reason}. It "
-            'and others like it are replaced by other samples (pad="mask": and marked '
-            f"valid=False){where}. The loader stops when more than max_bad={self._max_bad} of an "
-            "epoch are bad.",
-            PenstockWarning,
-            stacklevel=6,
-        )
-
-
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor on the device, in containers of the same kind."""
     if isinstance(batch, torch.Tensor):
@@ -267,7 +190,7 @@ class Pass:
         dataset_epoch: DatasetEpoch,
         meter: Meter,
         tally: BadTally | None,
-        ranks: Ranks | None = None,
+        ranks: JobRanks | None = None,
     ) -> None:
         self._ranks = ranks
         self.number = number
@@ -533,31 +456,3 @@ def restoring(stream: Iterable[WorkerRequest], mark: Mark) -> Iterator[WorkerReq
     later = iter(states[mark.next_worker :])
     for request in stream:
         yield replace(request, restore=next(later, None))
-
-
-class Ranks(Protocol):
-    """One loader's place among the ranks of its job. The thread that iterates calls."""
-
-    def begin_pass(self) -> None:
-        """The user goes on, whatever was refused."""
-
-    def ask(self, epoch: int) -> None:
-        """A batch of an epoch is asked for. Raises what the other ranks told to stop for."""
-
-    def count_batch(self, *, ended: int | None) -> None:
-        """A batch is handed out. ended: the epoch whose last one it is."""
-
-    def fail(self, error: Exception) -> None:
-        """Tell the other ranks that this one can't go on."""
-
-    def compare_state(self, mark: Mark) -> None:
-        """All ranks load a state now: the same. Raises PlanError."""
-
-    def restart(self) -> None:
-        """A state was loaded."""
-
-    def refuse(self, error: Exception) -> None:
-        """Tell the ranks that wait for this one that a state was refused."""
-
-    def close(self) -> None:
-        """The loader is closed. Safe to call twice."""

@@ -25,11 +25,12 @@ from penstock.cache import (
 from penstock.pipeline.options import check_epoch
 from penstock.pipeline.plan import not_a_torch_state
 from penstock.pipeline.report import Meter
-from penstock.pipeline.torch_data.epoch_pass import BadTally, Bookmark, DatasetEpoch, Pass
+from penstock.pipeline.torch_data.epoch_pass import Bookmark, DatasetEpoch, Pass
 from penstock.pipeline.torch_data.index_order import PlannedOrder, TorchOrder, planned_order
 from penstock.pipeline.torch_data.mark import Mark, WorkerPosition, length_of
 from penstock.pipeline.torch_data.pass_setup import PassSetup
 from penstock.pipeline.torch_data.random_states import NAMES, freeze
+from penstock.pipeline.torch_data.sample_faults import BadTally
 from penstock.pipeline.torch_data.torch_loaders import TorchLoaders
 from penstock.pipeline.torch_data.worker import fresh_seed
 
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan import World
     from penstock.pipeline.report import Statistics
     from penstock.pipeline.torch_data.augmenter import Augmenter
-    from penstock.pipeline.torch_data.epoch_pass import JoinRanks, Ranks
     from penstock.pipeline.torch_data.index_order import IndexOrder
+    from penstock.pipeline.torch_data.job_ranks import JobRanks
 
 STATE_VERSION = 1
 
@@ -201,10 +202,7 @@ class TorchEngine:
     shards_itself: Penstock orders the samples and shares them out over the ranks.
     """
 
-    def __init__(
-        self, dataset: Any, options: TorchDataOptions, *, join_ranks: JoinRanks | None = None
-    ) -> None:
-        """join_ranks: what finds the loader's place among the job's ranks, and compares it."""
+    def __init__(self, dataset: Any, options: TorchDataOptions) -> None:
         augmenter = _augmenter_of(options)
         order = _order_of(dataset, options)
         # Replaced when the loader works by other options: a pass takes those of its beginning.
@@ -221,8 +219,7 @@ class TorchEngine:
             if max_bad is not None and self.shards_itself
             else None
         )
-        self._join_ranks = join_ranks
-        self._ranks: Ranks | None = None
+        self._ranks: JobRanks | None = None
         self._join()
         self._bookmark = Bookmark()
         self._loaders = TorchLoaders()
@@ -256,8 +253,11 @@ class TorchEngine:
 
     def _join(self) -> None:
         """Have a place among the job's ranks, if there is any by now. Raises PlanError."""
-        if self.shards_itself and self._ranks is None and self._join_ranks is not None:
-            self._ranks = self._join_ranks(self._setup, self.meter)
+        if self.shards_itself and self._ranks is None and self.world.processes > 1:
+            # A process that is alone needs none of it.
+            from penstock.pipeline.torch_data.job_ranks import JobRanks
+
+            self._ranks = JobRanks.join(self._setup, self.meter)
 
     @property
     def world(self) -> World:

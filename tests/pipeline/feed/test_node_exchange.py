@@ -116,7 +116,7 @@ def test_who_does_not_come_is_named_on_each_rank_and_late_ones_hear_it_too() -> 
 
 
 def test_rank_0_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.members.rank_exchange._ANSWER_SPARE_S", 0.0)
+    monkeypatch.setattr("penstock.pipeline.members.lane_agreement._ANSWER_SPARE_S", 0.0)
     error = meet({1: word("a", [0] * GROUPS)}, 2, timeout_s=0.05)[1]
     assert isinstance(error, StalledError)
     assert "for rank 0 to begin" in str(error)

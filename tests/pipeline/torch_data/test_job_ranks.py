@@ -17,7 +17,7 @@ def _one_store(monkeypatch: pytest.MonkeyPatch) -> None:
     store = JobStore(dist.HashStore())  # type: ignore[attr-defined]
     monkeypatch.setattr(JobStore, "of_group", classmethod(lambda _: store))
     monkeypatch.setattr("penstock.pipeline.members.handshake.MEET_TIMEOUT_S", 0.02)
-    monkeypatch.setattr("penstock.pipeline.members.rank_exchange.STANDS_AFTER_S", 0.01)
+    monkeypatch.setattr("penstock.pipeline.members.handshake.STANDS_AFTER_S", 0.01)
 
 
 def loader(rank: int, *, dataset: Any = None, **more: Any) -> DataLoader:

@@ -21,11 +21,12 @@ from penstock.pipeline.members import (
     open_channel,
     recipe_text,
 )
-from penstock.pipeline.torch_data import PlannedOrder
+from penstock.pipeline.torch_data.index_order import PlannedOrder
 
 if TYPE_CHECKING:
     from penstock.pipeline.report import Meter
-    from penstock.pipeline.torch_data import Mark, PassSetup
+    from penstock.pipeline.torch_data.mark import Mark
+    from penstock.pipeline.torch_data.pass_setup import PassSetup
 
 _RECIPE_SHOWN = 200  # characters
 
@@ -41,14 +42,14 @@ class JobRanks:
         self._waits = waits
 
     @classmethod
-    def join(cls, setup: PassSetup, order: PlannedOrder, meter: Meter) -> JobRanks | None:
+    def join(cls, setup: PassSetup, meter: Meter) -> JobRanks | None:
         """Speak for this process's loader, and compare it with the others'. Waits for nobody; None
         where no process group stands. Raises PlanError where they differ."""
         world = setup.world
         store = JobStore.of_group() if setup.options.agrees and world.processes > 1 else None
         if store is None:
             return None
-        facts, shuffles = _facts(setup, order), bool(setup.options.torch_options.shuffle)
+        facts, shuffles = _facts(setup), bool(setup.options.torch_options.shuffle)
         # Apart from native loaders, which number theirs.
         agreement = open_channel(
             dataset=facts.dataset, shuffle=shuffles, world=world, store=store.under("torch")
@@ -106,15 +107,9 @@ class JobRanks:
         self._meeting.refuse(f"{type(error).__name__}: {error}")
 
 
-def join_job(setup: PassSetup, meter: Meter) -> JobRanks | None:
-    """The loader's place among the ranks, as `JobRanks.join`; None where its order isn't ours."""
-    if not isinstance(setup.order, PlannedOrder):
-        return None
-    return JobRanks.join(setup, setup.order, meter)
-
-
-def _facts(setup: PassSetup, order: PlannedOrder) -> SharedFacts:
-    options = setup.options
+def _facts(setup: PassSetup) -> SharedFacts:
+    options, order = setup.options, setup.order
+    assert isinstance(order, PlannedOrder)
     recipe = recipe_text(options.own.augment)
     kind, samples = type(setup.dataset).__name__, order.walk.samples
     shuffles = bool(options.torch_options.shuffle)

@@ -96,7 +96,7 @@ def _assembly(
     membership: RankMembership,
     fingerprint: str,
 ) -> Assembly:
-    agreement, seed = membership.agreement, order.settings.seed
+    agreement, seed = membership.channel, order.settings.seed
     threads = options.threads or options.world.threads(usable_cores())
     mapped = mapped_fields(dataset, options)
     recipes = make_recipes(dataset, options, mapped)

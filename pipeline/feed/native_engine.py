@@ -182,11 +182,11 @@ class NativeSetup:
         options = user_options.resumed(state, warns=False)
         lane_order = _lane_order_of(state)
         order = freeze_order(self._dataset, options, state.plan, lane_order)
-        old = None if self.assembly is None else self.assembly.membership.agreement
+        old = None if self.assembly is None else self.assembly.membership.channel
         membership = rejoin_ranks(order, options, state, store=store, old=old)
         if membership.follows_data and store is not None:
             lane_order = membership.lane_order(order, options, state.cursor, number=0)
-        state = replace(state, bad=membership.agreement.first_told("bad", state.bad))
+        state = replace(state, bad=membership.channel.first_value("bad", state.bad))
         self._rebuild(
             options, state.plan, lane_order=lane_order, membership=membership, goes_on=True
         )
@@ -245,7 +245,7 @@ class NativeSetup:
     def leave(self) -> None:
         """Let the other ranks know that the loader is closed."""
         if self.assembly is not None:
-            self.assembly.membership.agreement.close()
+            self.assembly.membership.channel.close()
 
     def stop(self) -> None:
         """Stop what runs and release it. Safe to call twice."""

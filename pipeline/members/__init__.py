@@ -1,4 +1,4 @@
-"""Connect a loader to the ranks of its job: membership, agreement, lane order, waits."""
+"""Connect a loader to the ranks of its job: membership, channel, lane order, waits."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""Publish what this process waits for to the job's other processes, and read what they published.
+"""Publish how long this process waits for data, and read what the job's other processes published.
 
-The training thread publishes rarely and never waits: a text of less than 300 bytes a minute. What
-the others published is read only when somebody asks for statistics.
+The training thread publishes at most 300 bytes a minute and never waits. The other processes' texts
+are read only when statistics are asked for.
 """
 
 from __future__ import annotations
@@ -14,63 +14,61 @@ from penstock.pipeline.report import JobStatistics, RankWaits
 if TYPE_CHECKING:
     from penstock.pipeline.members.loader_channel import LoaderChannel
     from penstock.pipeline.plan import World
-    from penstock.pipeline.report import Meter, Statistics
+    from penstock.pipeline.report import Meter
 
-TELL_EVERY_S = 60.0
-# Also at an epoch's end, but not of epochs that end all the time.
-_TELL_AT_MOST_EVERY_S = 5.0
+PUBLISH_EVERY_S = 60.0
+# Waits are also published at an epoch's end, unless epochs are shorter than this.
+_LEAST_INTERVAL_S = 5.0
 
 
 class JobWaits:
-    """Speaks of one loader's waits with the job's other processes. The training thread counts;
-    any thread may ask."""
+    """The waiting times of one loader on all processes of its job.
 
-    def __init__(self, agreement: LoaderChannel, meter: Meter, world: World) -> None:
-        self._agreement = agreement
+    The training thread counts batches; any thread may call `statistics`.
+    """
+
+    def __init__(self, channel: LoaderChannel, meter: Meter, world: World) -> None:
+        self._channel = channel
         self._meter = meter
         self._world = world
-        self._told_s: float | None = None
-        self._due_s = time.monotonic() + TELL_EVERY_S
+        self._published_s: float | None = None
+        self._due_s = time.monotonic() + PUBLISH_EVERY_S
 
     def count_batch(self, *, ended: int | None) -> None:
-        """Tell now, if it is time to. ended: the epoch whose last batch it is."""
+        """Publish this process's waiting times if they are due. ended: the epoch whose last batch
+        it is."""
         if ended is not None:
-            self._agreement.end_epoch(ended)
+            self._channel.end_epoch(ended)
         now = time.monotonic()
         if now < self._due_s and ended is None:
             return
-        if self._told_s is not None and now < self._told_s + _TELL_AT_MOST_EVERY_S:
+        if self._published_s is not None and now < self._published_s + _LEAST_INTERVAL_S:
             return
-        self._told_s, self._due_s = now, now + TELL_EVERY_S
-        found = self._meter.snapshot(briefly=True)
-        own = _waits_of(found, self._world)
-        self._agreement.tell_waits(own.text())
+        self._published_s, self._due_s = now, now + PUBLISH_EVERY_S
+        found, world = self._meter.snapshot(briefly=True), self._world
+        waits = RankWaits(
+            rank=world.rank,
+            process=world.process,
+            step=found.batches,
+            step_s=(found.step_s + found.wait_s) / max(1, found.batches - 1),
+            wait_share=found.wait_share,
+            wait_p50_s=found.wait_p50_s,
+            wait_p99_s=found.wait_p99_s,
+            bytes_disk=found.bytes_disk,
+            bytes_peers=found.bytes_peers,
+            bytes_remote=found.bytes_remote,
+            limit=found.limit,
+            cause=found.cause,
+        )
+        self._channel.publish_waits(waits.text())
 
     def statistics(self) -> JobStatistics | None:
-        """What all have told; None where they can't be reached."""
-        told = self._agreement.all_waits()
-        if told is None:
+        """Return what all processes have published; None if the job's store can't be reached."""
+        texts = self._channel.all_waits()
+        if texts is None:
             return None
         return JobStatistics.of(
-            [one for text in told if (one := RankWaits.parse(text)) is not None],
+            [waits for text in texts if (waits := RankWaits.parse(text)) is not None],
             processes=self._world.processes,
             step=self._meter.batches,
         )
-
-
-def _waits_of(found: Statistics, world: World) -> RankWaits:
-    """What a process has to tell. found: its own statistics."""
-    return RankWaits(
-        rank=world.rank,
-        process=world.process,
-        step=found.batches,
-        step_s=(found.step_s + found.wait_s) / max(1, found.batches - 1),
-        wait_share=found.wait_share,
-        wait_p50_s=found.wait_p50_s,
-        wait_p99_s=found.wait_p99_s,
-        bytes_disk=found.bytes_disk,
-        bytes_peers=found.bytes_peers,
-        bytes_remote=found.bytes_remote,
-        limit=found.limit,
-        cause=found.cause,
-    )

@@ -1,8 +1,12 @@
-"""Agree on the lane order of a job: which rank reads which lanes, by what the nodes' caches hold.
+"""Agree on a job's lane order: which rank reads which lanes, by what the nodes' caches hold.
 
-The first process of each node publishes how much of each group of lanes its cache holds. Rank 0
-chooses the order by which the nodes hold most of what they will read; if none gains anything, it
-keeps the order that the job has. The contents of a global batch stay the same.
+Every process publishes a report through the job's store; the first process of each node adds how
+many bytes of each group of lanes its cache holds. Rank 0 waits for all reports, chooses the lane
+order with which the nodes hold most of what they will read, and publishes it once. If no order
+gains anything, it keeps the job's order. The contents of a global batch stay the same.
+
+All ranks follow the published order. A rank that continued alone would read other samples than the
+others assume, so a rank that doesn't report is an error on all of them, which names it.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache import JobStoreError, PenstockError, PlanError, RankFailedError, StalledError
 from penstock.cache.base import format_size
 from penstock.cache.disk import boot_id
-from penstock.pipeline.members.handshake import EXCHANGE_TIMEOUT_S, ranks_words
+from penstock.pipeline.members.handshake import EXCHANGE_TIMEOUT_S, format_ranks
 from penstock.pipeline.plan import (
     LaneGroups,
     LaneOrder,
@@ -43,15 +47,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
-_TOLD_AFTER_S = 60.0  # then a rank says what it waits for
-_ANSWER_SPARE_S = 30.0  # beyond rank 0's own limit, so that its reason is heard
+_WARN_AFTER_S = 60.0  # a rank that has waited this long logs the ranks that it waits for
+ANSWER_SPARE_S = 30.0  # beyond rank 0's own limit, so that rank 0 can still publish its reason
 
 _ALL, _ANSWER = "all", "answer"
 _REMEDY = (
-    "All ranks decide together which of them reads what of each batch, when the first pass over a "
-    "loader begins: build and iterate the same loaders on every rank, and load the same state; for "
-    "a loader that is one rank's own pass world=World(0, 1). Where ranks start that far apart, "
-    'raise timeout=; order=Order(slots="rank") asks nobody.'
+    "When the first pass over a loader begins, all ranks decide together which of them reads which "
+    "part of each batch. Build and iterate the same loaders on every rank, and load the same "
+    "state; for a loader that only one rank has, pass world=World(0, 1). If ranks start that far "
+    'apart, raise timeout=, or pass order=Order(slots="rank"), with which ranks don\'t wait.'
 )
 
 
@@ -63,40 +67,44 @@ def agreed_lane_order(
     *,
     refusals: RankRefusals | None = None,
 ) -> LaneOrder | None:
-    """The order of lanes that all ranks go by, None for the identity.
+    """Return the lane order that all ranks follow; None for the identity.
 
-    store: for this one agreement. order: with the last order of lanes. at: where the job goes on;
-    both the same on every rank. refusals: of those ranks. Raises what `exchange` raises.
+    store: for this agreement alone. order: with the latest lane order. at: where the job continues;
+    both are the same on every rank. refusals: of these ranks. Raises what `exchange` raises, and
+    PlanError if the answer can't be read.
     """
     world, lanes, last = options.world, order.settings.lanes, order.lane_order
     remote = order.source.remote_shards
-    word = ProcessReport(
+    report = ProcessReport(
         rank=world.rank,
         cache=_cache_name(() if remote is None else remote.caches, world.process),
         goes_on=_resume_place(order, at),
         held=held_of_groups(order, at.epoch) if world.is_first_on_node else None,
     )
-    told = exchange(
+    answer = exchange(
         store,
         world,
-        word,
+        report,
         groups=len(LaneGroups(lanes)),
         decide=lambda nodes: _decide(nodes, last, ranks=world.size, lanes=lanes),
         timeout_s=options.timeout_s or EXCHANGE_TIMEOUT_S,
         refusals=refusals,
     )
     try:
-        decided = LaneOrder.parse(told["lane_order"], lanes=lanes)
-        held, before = int(told["held"]), int(told["before"])
+        decided = LaneOrder.parse(answer["lane_order"], lanes=lanes)
+        held, before = int(answer["held"]), int(answer["before"])
     except (KeyError, TypeError, ValueError) as error:
-        raise PlanError(f"What rank 0 told of the order of lanes can't be read: {error}") from None
+        raise PlanError(
+            f"The lane order that rank 0 published can't be read ({error}). Run the same release "
+            "of Penstock on every rank."
+        ) from None
     if world.is_first_on_node:
         _log_lane_order(decided, last, held_bytes=held, before_bytes=before)
     return None if decided.is_identity else decided
 
 
 def held_of_groups(order: JobOrder, epoch: int) -> Ints:
-    """Bytes of each group of lanes that this node's caches hold, int64, shape (groups,)."""
+    """Return the bytes of each group of lanes that this node's caches hold: int64, (groups,)."""
     remote, contents = order.source.remote_shards, order.source.contents
     held = contents.shard_bytes * 0
     if remote is not None:
@@ -107,10 +115,10 @@ def held_of_groups(order: JobOrder, epoch: int) -> Ints:
 def _decide(
     nodes: Nodes | None, last: LaneOrder | None, *, ranks: int, lanes: int
 ) -> dict[str, Any]:
-    """What rank 0 publishes: the order, and the bytes that nodes hold of what they read, with it
-    and with the last one."""
+    """Return what rank 0 publishes: the lane order, and the bytes that nodes hold of what they will
+    read, with this order and with the latest one."""
     if nodes is None:
-        log.info("nodes' ranks aren't numbered in a row, so the order of lanes stays")
+        log.info("the ranks of a node aren't numbered consecutively, so the lane order stays")
         stays = last or LaneOrder(tuple(range(lanes)))
         return {"lane_order": stays.text, "held": 0, "before": 0}
     firsts, held = nodes.shares()
@@ -122,21 +130,22 @@ def _decide(
 def _log_lane_order(
     decided: LaneOrder, last: LaneOrder | None, *, held_bytes: int, before_bytes: int
 ) -> None:
-    """Say, once a node, that ranks read other slots than their numbers say."""
+    """Log, once per node, that ranks read other slots than their numbers imply."""
     if decided.is_identity and last is None:
         return
     stays = decided == last or (last is None and decided.is_identity)
     log.info(
-        "slots follow the data: %s; nodes hold %s of what they read, %s. Global batches stay the "
-        "same; which rank has which part of them differs, and so may sums of floats",
-        "the order of lanes that the job had stays" if stays else "another order of lanes is taken",
+        "slots follow the data: %s; nodes hold %s of what they will read%s. Global batches stay "
+        "the same, but other ranks read parts of them, so sums of floats may differ slightly",
+        "the job keeps its lane order" if stays else "the job changes its lane order",
         format_size(held_bytes),
-        "as before" if stays else f"where it would be {format_size(before_bytes)}",
+        "" if stays else f", instead of {format_size(before_bytes)}",
     )
 
 
 def _resume_place(order: JobOrder, at: Cursor) -> str:
-    """From where and how this rank goes on, for people and for comparing."""
+    """Return the place and the settings with which this rank continues, as text to show and to
+    compare."""
     last = order.lane_order
     lanes = (
         hashlib.sha256(last.text.encode()).hexdigest()[:12] if last is not None else "as numbered"
@@ -144,13 +153,15 @@ def _resume_place(order: JobOrder, at: Cursor) -> str:
     coming = order.walk.schedule.entries[order.walk.schedule.history :]
     return (
         f"epoch {at.epoch}, position {at.position} with global batches of "
-        f"{', '.join(str(size) for _, size in coming[:4])} (order of lanes {lanes})"
+        f"{', '.join(str(size) for _, size in coming[:4])} (lane order {lanes})"
     )
 
 
 def _cache_name(caches: Sequence[DiskCache], process: int) -> str:
-    """What names the folders of caches, the same for all processes that share them, in a short
-    text; a process that has none is a node of its own."""
+    """Return a short name of the caches' folders, the same for all processes that share them.
+
+    A process without a cache counts as a node of its own.
+    """
     places = []
     for cache in caches:
         if cache.can_be_used:
@@ -164,49 +175,51 @@ def _cache_name(caches: Sequence[DiskCache], process: int) -> str:
 def exchange(
     store: JobStore,
     world: World,
-    word: ProcessReport,
+    report: ProcessReport,
     *,
     groups: int,
     decide: Callable[[Nodes | None], dict[str, Any]],
     timeout_s: float = EXCHANGE_TIMEOUT_S,
     refusals: RankRefusals | None = None,
 ) -> dict[str, Any]:
-    """Say this process's word, and wait for the answer: what rank 0 decided, as JSON types. Ranks
-    in messages are processes, which are more where several share one.
+    """Publish this process's report, wait for rank 0's decision, and return it as JSON types.
 
-    store: for this one exchange. groups: of lanes. decide: called on rank 0 alone, with None where
-    the ranks of a node aren't numbered in a row. refusals: of ranks that may not come.
+    Ranks in messages are process numbers, because several processes may share a rank. store: for
+    this exchange alone. groups: the number of groups of lanes. decide: called on rank 0 alone, with
+    None if the ranks of a node aren't numbered consecutively. refusals: of these ranks.
 
-    Raises StalledError on each rank that waits where some don't come within the time limit, naming
-    them; RankFailedError where one was refused and doesn't come; JobStoreError where the store
-    doesn't answer; PlanError for a word that can't be read.
+    Raises StalledError, which names the missing ranks, on each rank that waits past the time limit;
+    RankFailedError if one of them published a refusal; JobStoreError if the store doesn't answer;
+    PlanError if a report can't be read.
     """
-    store.set(_word(world.process), word.text())
+    store.set(_report_key(world.process), report.text())
     if store.add("came", 1) == world.processes:
         store.set(_ALL, "1")
     if world.process == 0:
-        asked = _answer(store, world, groups, decide, timeout_s=timeout_s, refusals=refusals)
-        store.set_once(_ANSWER, asked)
-    elif not _wait(store, _ANSWER, world, timeout_s=timeout_s + _ANSWER_SPARE_S, refusals=refusals):
+        text = _answer(store, world, groups, decide, timeout_s=timeout_s, refusals=refusals)
+        store.set_once(_ANSWER, text)
+    elif not _wait(store, _ANSWER, world, timeout_s=timeout_s + ANSWER_SPARE_S, refusals=refusals):
         if refusals is not None and (error := refusals.error()) is not None:
             raise error
         missing = _missing(store, world)
-        raise _stalled(world, missing or [0], timeout_s=timeout_s + _ANSWER_SPARE_S)
-    told = json.loads(store.get(_ANSWER) or "{}")
-    if "refused" in told:
-        raise RankFailedError(str(told["refused"]), rank=int(told["rank"]))
-    if (missing := told.get("missing")) is not None:
+        raise _stalled(world, missing or [0], timeout_s=timeout_s + ANSWER_SPARE_S)
+    answer = json.loads(store.get(_ANSWER) or "{}")
+    if "refused" in answer:
+        raise RankFailedError(str(answer["refused"]), rank=int(answer["rank"]))
+    if (missing := answer.get("missing")) is not None:
         raise _stalled(world, missing, timeout_s=timeout_s)
-    if "failed" in told:
-        raise PlanError(f"The ranks can't decide who reads what: {told['failed']}")
-    if "decision" not in told:
-        raise JobStoreError("The process group's store lost what rank 0 told: look at rank 0.")
-    decision: dict[str, Any] = told["decision"]
+    if "failed" in answer:
+        raise PlanError(f"The ranks can't decide which rank reads what: {answer['failed']}")
+    if "decision" not in answer:
+        raise JobStoreError(
+            "The process group's store lost the decision of rank 0. See the output of rank 0."
+        )
+    decision: dict[str, Any] = answer["decision"]
     return decision
 
 
 def give_up(store: JobStore, reason: str) -> None:
-    """Tell those that wait, or will, that this rank doesn't come. Raises JobStoreError."""
+    """Publish that this rank won't come, so that no rank waits for it. Raises JobStoreError."""
     store.set_once(_ANSWER, json.dumps({"failed": reason}))
     store.set(_ALL, "1")
 
@@ -220,7 +233,7 @@ def _answer(
     timeout_s: float,
     refusals: RankRefusals | None,
 ) -> str:
-    """What rank 0 publishes: the decision, or who is missing."""
+    """Return what rank 0 publishes: the decision, or which ranks are missing."""
     if not _wait(store, _ALL, world, timeout_s=timeout_s, refusals=refusals):
         if refusals is not None and (error := refusals.error()) is not None:
             return json.dumps({"refused": str(error), "rank": error.rank})
@@ -229,33 +242,36 @@ def _answer(
             return json.dumps({"missing": missing})
     if (given_up := store.get(_ANSWER)) is not None:
         return given_up
-    texts = store.get_all([_word(process) for process in range(world.processes)])
+    texts = store.get_all([_report_key(process) for process in range(world.processes)])
     try:
-        words = [ProcessReport.parse(text, groups=groups) for text in texts]
-        _check_alike(words)
-        nodes = Nodes.of_reports(words, size=world.size, groups=groups)
+        reports = [ProcessReport.parse(text, groups=groups) for text in texts]
+        _check_same_place(reports)
+        nodes = Nodes.of_reports(reports, size=world.size, groups=groups)
         return json.dumps({"decision": decide(nodes)})
-    except PenstockError as error:  # told to all, and raised on all
+    except PenstockError as error:  # published, and raised on every rank
         return json.dumps({"failed": str(error)})
 
 
-def _check_alike(words: Sequence[ProcessReport]) -> None:
-    """Raise PlanError unless all go on from the same place with the same order."""
-    for word in words:
-        if word.goes_on != words[0].goes_on:
-            others = [n for n, other in enumerate(words) if other.goes_on == word.goes_on]
+def _check_same_place(reports: Sequence[ProcessReport]) -> None:
+    """Raise PlanError unless all ranks continue from the same place with the same order."""
+    first = reports[0].goes_on
+    for report in reports:
+        if report.goes_on != first:
+            others = [n for n, other in enumerate(reports) if other.goes_on == report.goes_on]
             raise PlanError(
-                f"{ranks_words(others).capitalize()} would go on from {word.goes_on}, rank 0 from "
-                f"{words[0].goes_on}: load the same state on every rank."
+                f"{format_ranks(others).capitalize()} would continue from {report.goes_on}, rank 0 "
+                f"from {first}. Load the same state on every rank."
             )
 
 
 def _wait(
     store: JobStore, key: str, world: World, *, timeout_s: float, refusals: RankRefusals | None
 ) -> bool:
-    """Whether a key was told within the time limit; says after a while who is waited for. No longer
-    than until a rank's refusal stands."""
-    first_s, look = min(_TOLD_AFTER_S, timeout_s), None if refusals is None else refusals.look
+    """Wait for a key, and return True if it was published within the time limit.
+
+    After a while, logs which ranks are missing. Ends early if a rank's refusal stands.
+    """
+    first_s, look = min(_WARN_AFTER_S, timeout_s), None if refusals is None else refusals.look
     if not store.wait([key], timeout_s=first_s, look=look):
         return True
     if refusals is not None and refusals.error() is not None:
@@ -263,27 +279,27 @@ def _wait(
     if timeout_s > first_s:
         missing = _missing(store, world)
         log.warning(
-            "rank %d has waited %.0f s for %s; it waits %.0f s more",
+            "rank %d has waited %.0f s for %s; it waits at most %.0f s more",
             world.process,
             first_s,
-            f"{ranks_words(missing)} to begin a pass"
+            f"{format_ranks(missing)} to begin a pass"
             if missing
-            else "rank 0 to decide who reads what",
+            else "rank 0 to decide which rank reads what",
             timeout_s - first_s,
         )
     return not store.wait([key], timeout_s=timeout_s - first_s, look=look)
 
 
 def _missing(store: JobStore, world: World) -> list[int]:
-    return [rank for rank in range(world.processes) if store.get(_word(rank)) is None]
+    return [n for n in range(world.processes) if store.get(_report_key(n)) is None]
 
 
-def _word(process: int) -> str:
+def _report_key(process: int) -> str:
     return f"word-{process}"
 
 
 def _stalled(world: World, missing: Sequence[int], *, timeout_s: float) -> StalledError:
     return StalledError(
         f"Rank {world.process} of {world.processes} waited {timeout_s:.0f} s for "
-        f"{ranks_words(missing)} to begin the first pass over this loader. {_REMEDY}"
+        f"{format_ranks(missing)} to begin the first pass over this loader. {_REMEDY}"
     )

@@ -1,13 +1,13 @@
 """Exchange facts between the ranks of one loader through the store of torch's process group.
 
-It is never a collective, because rank 0 alone may build a loader. A rank asks the store one
-question a batch, on a connection of its own with a short time limit, so that a store whose server
-died is noticed and not waited for. A job whose first process was killed then stops on every rank.
-Where that process ended normally, or nobody knows, each rank counts for itself from then on.
+A collective can't be used, because rank 0 alone may build a loader. A rank sends the store one
+request per batch, on a connection of its own with a short time limit, so that it notices a store
+whose server has died. If the job's first process was killed, every rank stops. If that process
+ended normally, or the reason is unknown, each rank then counts for itself.
 
-A count over all ranks can be asked for at any place of the stream, and nobody waits for it. Each
-addition is published with the place where it was made, under the total that it led to: totals
-differ from one another, and lead back to the first addition.
+A count over all ranks can be read at any place of the stream without waiting. Each addition is
+published with its place, under the total that it led to. Totals are unique and lead back to the
+first addition.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ T = TypeVar("T")
 
 _ALL_THERE = "all-there"
 
-# How long a rank that stops waits for those that are still in the step before: as long as one step
-# may take, and no longer than somebody would look at a job that has ended.
+# A rank that stops waits this long for ranks that are still in the step before: about as long as a
+# step may take.
 ENDING_TIMEOUT_S = 30.0
-_MOST_REASON = 2000  # characters of a reason that the other ranks are told
+MOST_REASON = 2000  # characters of a reason that is published to other ranks
 
 
 class LoaderChannel:
-    """Speaks for one loader with those of the job's other ranks; without a store, with itself.
+    """The channel of one loader to the same loader on other ranks; without a store it has only
+    itself.
 
     Several loaders of a job don't mix: each has its own keys, by dataset and number.
     """
@@ -50,81 +51,84 @@ class LoaderChannel:
         *,
         rank: int = 0,
         size: int = 1,
-        whole: JobStore | None = None,
-        room: str = "",
+        job_store: JobStore | None = None,
+        section: str = "",
     ) -> None:
-        """store: this loader's part of it; whole: all of it; room: of this and like loaders, in it.
-        size: ranks of the job, whether or not there is a store to reach them by."""
+        """store: this loader's part of the job's store. job_store: all of it. section: the name of
+        the part that holds this and similar loaders. size: ranks of the job, reachable or not."""
         self._store = store
-        self._whole = whole
-        self.room = room
+        self._job_store = job_store
+        self.section = section
         self.rank = rank
         self.size = size
-        self.number_of_rank = 1  # this process's, among those that have its rank, as they came
+        self.number_of_rank = 1  # of this process, among those with its rank, in order of arrival
         self._counts: dict[str, int] = {}
         self._notice: dict[str, Any] | None = None
         self._round = 0
         self._notices: FirstProcessNotices | None = None  # in process 0
         self._watch: FirstProcessWatch | None = None  # in any other
-        self._told_waits = 0  # this process's number among those that told, from 1
+        self._waits_number = 0  # of this process, among those that published waits, from 1
 
     @property
     def store(self) -> JobStore | None:
-        """This loader's part of the job's store; None where the ranks can't reach one another."""
+        """This loader's part of the job's store; None if the ranks can't reach one another."""
         return self._store
 
     @property
     def is_shared(self) -> bool:
-        """Whether other ranks hear what this one says."""
+        """True if other ranks can read what this one publishes."""
         return self._store is not None
 
     @property
-    def whole_store(self) -> JobStore | None:
-        """The job's store; None where nobody answers, as far as is known."""
-        return None if self._store is None else self._whole
+    def job_store(self) -> JobStore | None:
+        """The job's store; None if it isn't known to answer."""
+        return None if self._store is None else self._job_store
 
     @property
     def speaks_for_rank(self) -> bool:
-        """Whether this process does, of those that have its rank."""
+        """True if this process is the first of those that have its rank."""
         return self.number_of_rank == 1
 
     def follow_first(self, world: World, *, is_expected: bool) -> None:
-        """Stop with the job's first process where it is killed and the store with it; be that
-        process for the others. is_expected: all processes have this loader."""
+        """Stop when the job's first process is killed; in that process, publish its end to the
+        others.
+
+        is_expected: all processes have this loader.
+        """
         if self._store is None or world.processes == 1:
             return
-        connection = self._ask(lambda store: store.separate(), None)
+        connection = self._request(lambda store: store.separate(), None)
         if connection is None or self._store is None:
             return
         from penstock.pipeline.members.first_process import FirstProcessNotices, FirstProcessWatch
 
         store = self._store
-        with contextlib.suppress(JobStoreError):  # the next question says so
+        with contextlib.suppress(JobStoreError):  # the next request reports it
             if world.process == 0:
                 self._notices = FirstProcessNotices(store)
             else:
                 self._watch = FirstProcessWatch(store, connection, is_expected=is_expected)
 
     def begin_pass(self) -> None:
-        """A pass begins."""
+        """Record that a pass begins."""
         if self._notices is not None:
             self._notices.stay()
 
     def end_epoch(self, epoch: int) -> None:
-        """The last batch of an epoch is handed out."""
+        """Record that the last batch of an epoch is delivered."""
         if self._notices is not None:
             self._notices.end_epoch(epoch)
 
     def close(self) -> None:
-        """This process's loader is closed. Safe to call twice."""
+        """Publish that this process has closed its loader. Safe to call twice."""
         if self._notices is not None:
             self._notices.leave()
         elif self._watch is not None:
             self._watch.close()
 
     def begin(self) -> None:
-        """Forget what was told so far: the job goes on from a state. All ranks do so together. That
-        ranks' loaders differ stays."""
+        """Start a new round of keys, because all ranks load a state. A notice of differing loaders
+        stays."""
         notice = self.stop_notice()
         if self._notices is not None:
             self._notices.stay(begins=True)
@@ -132,167 +136,173 @@ class LoaderChannel:
         self._notice = notice if notice is not None and notice.get("differs") else None
 
     def compare(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """What the first rank that came here said; this rank's own facts if it is the first."""
+        """Return the facts of the first rank that called this; this rank's own facts if it is the
+        first."""
         mine = json.dumps(facts, sort_keys=True)
-        theirs = json.loads(self._ask(lambda store: store.set_once(self._key("plan"), mine), mine))
+        key = self._key("plan")
+        theirs = json.loads(self._request(lambda store: store.set_once(key, mine), mine))
         return theirs if isinstance(theirs, dict) else facts
 
     def add(self, name: str, count: int) -> int:
-        """Add to a counter of all ranks; its new value."""
+        """Add to a counter of all ranks and return its new value."""
         own = self._counts[name] = self._counts.get(name, 0) + count
-        return self._ask(lambda store: store.add(self._key(name), count), own)
+        return self._request(lambda store: store.add(self._key(name), count), own)
 
     def count_at(self, place: str, name: str) -> int | None:
-        """A counter's value at a place of the stream, the same on every rank whenever it asks.
+        """Return a counter's value at a place of the stream, the same on every rank at any time.
 
-        The first rank that asks for a place decides it from what all have told by then, and the
-        others take that: nobody waits. None where the ranks can't reach one another.
+        The first rank that asks for a place decides the value from the additions so far, and the
+        others use it, so no rank waits. None if the ranks can't reach one another.
         """
         if not self.is_shared:
             return self._counts.get(name, 0) if self.size == 1 else None
         mine = str(self.add(name, 0))
-        first = self._ask(lambda store: store.set_once(self._key(f"at-{place}"), mine), "")
+        first = self._request(lambda store: store.set_once(self._key(f"at-{place}"), mine), "")
         return int(first) if first else None
 
-    def first_told(self, name: str, value: int) -> int:
-        """What the first rank told that came here; this rank's own where nobody answers."""
-        return int(self._ask(lambda store: store.set_once(self._key(name), str(value)), str(value)))
+    def first_value(self, name: str, value: int) -> int:
+        """Return the value of the first rank that called this; this rank's own if the store is
+        gone."""
+        key, text = self._key(name), str(value)
+        return int(self._request(lambda store: store.set_once(key, text), text))
 
     def stop(self, notice: dict[str, Any]) -> None:
-        """Tell every rank to stop when it asks for its next batch; the first notice stays."""
+        """Publish a notice that stops every rank at its next batch. Only the first one counts."""
         self._notice = self._notice or notice
         text = json.dumps(notice)
-        self._ask(lambda store: store.set_once(self._key("stop"), text), "")
+        self._request(lambda store: store.set_once(self._key("stop"), text), "")
 
     def fail(self, reason: str, *, differs: bool = False) -> None:
-        """Tell every rank that this one can't go on: whatever step they are at, they end there.
+        """Publish that this rank failed: all ranks stop, at any step.
 
-        differs: as its loader isn't as theirs; then those too that have gone on from a state since.
+        differs: the loaders differ, so ranks that have loaded a state since stop too.
         """
         if not self.is_shared:
             return
-        told = {"rank": self.rank, "failed": reason[:_MOST_REASON], "last": [-1, 0]}
-        notice = {**told, "differs": differs}
-        self.stop(notice)
-        self._ask(lambda store: store.set(self._key(_ALL_THERE), "1"), None)
+        self.stop(self._failure(reason, differs=differs))
+        self._request(lambda store: store.set(self._key(_ALL_THERE), "1"), None)
         if differs:
             self.fail_next(reason, differs=True)
 
     def fail_next(self, reason: str, *, differs: bool = False) -> None:
-        """Tell that this one can't go on to those that have loaded the next state already."""
-        told = {"rank": self.rank, "failed": reason[:_MOST_REASON], "last": [-1, 0]}
-        text, before = json.dumps({**told, "differs": differs}), f"{self._round + 1}/"
-        self._ask(lambda store: store.set_once(f"{before}stop", text), "")
-        self._ask(lambda store: store.set(f"{before}{_ALL_THERE}", "1"), None)
+        """Publish that this rank failed to the ranks that have already loaded the next state."""
+        text, prefix = json.dumps(self._failure(reason, differs=differs)), f"{self._round + 1}/"
+        self._request(lambda store: store.set_once(f"{prefix}stop", text), "")
+        self._request(lambda store: store.set(f"{prefix}{_ALL_THERE}", "1"), None)
+
+    def _failure(self, reason: str, *, differs: bool) -> dict[str, Any]:
+        notice = {"rank": self.rank, "failed": reason[:MOST_REASON], "last": [-1, 0]}
+        return {**notice, "differs": differs}
 
     def compare_next(self, text: str) -> str:
-        """What the first rank told that loaded the next state, of that; this one's own if it is the
-        first."""
+        """Return the text of the first rank that loaded the next state; this rank's own if it is
+        the first."""
         key = f"{self._round + 1}/state"
-        return self._ask(lambda store: store.set_once(key, text), text)
+        return self._request(lambda store: store.set_once(key, text), text)
 
     def arrive(self, processes: int, *, process: int) -> None:
-        """Tell that this one's loader is as the others'; again behind `begin`. processes: that have
-        one, if all do; process: this one's number."""
-        self._ask(lambda store: store.set(self._key(f"here-{process}"), "1"), None)
-        if self._ask(lambda store: store.add(self._key("there"), 1), 0) == processes:
-            self._ask(lambda store: store.set(self._key(_ALL_THERE), "1"), None)
+        """Publish that this process has its loader; call it again after `begin`.
+
+        processes: the number of processes that have the loader. process: this one's number.
+        """
+        self._request(lambda store: store.set(self._key(f"here-{process}"), "1"), None)
+        if self._request(lambda store: store.add(self._key("there"), 1), 0) == processes:
+            self._request(lambda store: store.set(self._key(_ALL_THERE), "1"), None)
 
     def others_arrived(self) -> bool:
-        """Whether any other process ever has."""
-        return self._ask(lambda store: store.add("0/there", 0), 0) > 1
+        """Return True if any other process has ever arrived."""
+        return self._request(lambda store: store.add("0/there", 0), 0) > 1
 
     def missing(self, processes: int) -> list[int]:
-        """The processes that haven't arrived."""
+        """Return the processes that haven't arrived."""
 
-        def asked(store: JobStore) -> list[int]:
+        def request(store: JobStore) -> list[int]:
             keys = [self._key(f"here-{process}") for process in range(processes)]
             return [process for process, key in enumerate(keys) if store.get(key) is None]
 
-        nobody: list[int] = []
-        return self._ask(asked, nobody)
+        return self._request(request, list[int]())
 
     def meet(self, *, timeout_s: float, look: Callable[[], float | None] | None = None) -> bool:
-        """Wait until all have arrived or one has failed; whether that came within the time.
+        """Wait until all processes have arrived or one has failed; return False at the time limit.
 
-        look: as of `JobStore.wait`."""
-        keys = [self._key(_ALL_THERE)]
-        nobody: list[str] = []
-        return not self._ask(lambda store: store.wait(keys, timeout_s=timeout_s, look=look), nobody)
+        look: as in `JobStore.wait`.
+        """
+        keys, none = [self._key(_ALL_THERE)], list[str]()
+        return not self._request(lambda s: s.wait(keys, timeout_s=timeout_s, look=look), none)
 
     def stop_notice(self) -> dict[str, Any] | None:
-        """The notice, if a rank told all to stop."""
+        """Return the notice to stop, if a rank has published one."""
         if self._notice is None:
-            text = self._ask(lambda store: store.get(self._key("stop")), None)
+            text = self._request(lambda store: store.get(self._key("stop")), None)
             if text is not None:
                 self._notice = json.loads(text)
         return self._notice
 
-    def tell_waits(self, text: str) -> None:
-        """Tell all what this process waits for; the text before is forgotten."""
-        if not self._told_waits:
-            self._told_waits = self._ask(lambda store: store.add("tellers", 1), 0)
-        key = _waits_key(self._told_waits)
-        self._ask(lambda store: store.set(key, text), None)
+    def publish_waits(self, text: str) -> None:
+        """Publish this process's waiting times in place of its earlier ones."""
+        if not self._waits_number:
+            self._waits_number = self._request(lambda store: store.add("tellers", 1), 0)
+        key = f"waits-{self._waits_number}"
+        self._request(lambda store: store.set(key, text), None)
 
     def all_waits(self) -> list[str] | None:
-        """What all processes told of their waits; None where nobody can be asked."""
+        """Return the waiting times that all processes published; None if the store is gone."""
 
-        def heard(store: JobStore) -> list[str]:
-            keys = [_waits_key(number + 1) for number in range(store.add("tellers", 0))]
-            if not store.has_all(keys):  # somebody has a number and is about to tell
+        def request(store: JobStore) -> list[str]:
+            keys = [f"waits-{number + 1}" for number in range(store.add("tellers", 0))]
+            if not store.has_all(keys):  # a process has its number and will publish next
                 keys = [key for key in keys if store.has_all([key])]
             return store.get_all(keys) if keys else []
 
-        return self._ask(heard, None)
+        return self._request(request, None)
 
     def join(self) -> None:
         """Count this rank among those that `end_together` waits for."""
-        self._ask(lambda store: store.add("members", 1), 0)
+        self._request(lambda store: store.add("members", 1), 0)
 
     def end_together(self) -> None:
-        """Wait until every rank that joined comes here too, or for half a minute.
+        """Wait until every rank that joined has called this, or for half a minute.
 
-        The rank whose process holds the store takes it away when it exits, and any rank its
-        connections: one that is still in its last step would end with a network's error in place
-        of the reason why all stop.
+        The store ends with the process that holds it, and connections end with any rank. A rank
+        that is still in its last step would otherwise raise a network error instead of the reason
+        to stop.
         """
-        members = self._ask(lambda store: store.add("members", 0), 0)
-        here = self._ask(lambda store: store.add(self._key("ended"), 1), members)
+        members = self._request(lambda store: store.add("members", 0), 0)
+        here = self._request(lambda store: store.add(self._key("ended"), 1), members)
         key = self._key("all-ended")
         if here >= members:
-            self._ask(lambda store: store.set(key, "1"), None)
+            self._request(lambda store: store.set(key, "1"), None)
         elif self._store is not None:
-            with contextlib.suppress(JobStoreError):  # the store is gone, so its rank has ended
+            with contextlib.suppress(JobStoreError):  # the store is gone: its process has ended
                 self._store.wait([key], timeout_s=ENDING_TIMEOUT_S)
 
-    def _key(self, what: str) -> str:
-        return f"{self._round}/{what}"
+    def _key(self, name: str) -> str:
+        return f"{self._round}/{name}"
 
-    def _ask(self, question: Callable[[JobStore], T], otherwise: T) -> T:
+    def _request(self, request: Callable[[JobStore], T], default: T) -> T:
         if self._store is None:
-            return otherwise
+            return default
         try:
-            return question(self._store)
+            return request(self._store)
         except JobStoreError as error:
             self._store = None
             self._lose(error)
-            return otherwise
+            return default
 
     def _lose(self, error: JobStoreError) -> None:
-        """The store is gone: stop with the first process, or go on alone."""
-        more = "Ranks can't exchange counts of bad samples and waits any more: each counts its own."
+        """Handle the loss of the store: stop if the first process failed, else continue alone."""
+        more = (
+            "Ranks no longer exchange counts of bad samples and waiting times: each counts its own."
+        )
         if self._watch is None:
             warnings.warn(f"{error} {more}", PenstockWarning, stacklevel=3)
-        elif (after := self._watch.missed_after()) is None:
-            log.info(
-                "Rank 0 has closed its loader and ended, and the job's store with it. %s", more
-            )
+        elif (after := self._watch.last_place()) is None:
+            log.info("Rank 0 has closed its loader and ended, and so has the job's store. %s", more)
         else:
             reason = (
-                f"it was killed, or can't be reached: {error} See its own output and its node's "
-                "`dmesg`, then start the job again from its last state. A rank 0 that may end "
-                "before the others calls loader.close() first."
+                f"it was killed, or can't be reached: {error} See its output and `dmesg` on its "
+                "node, then restart the job from its last state. If rank 0 may end before the "
+                "other ranks, let it call loader.close() first."
             )
             self._notice = self._notice or {
                 "rank": 0,
@@ -302,64 +312,58 @@ class LoaderChannel:
             }
 
 
-def _waits_key(number: int) -> str:
-    return f"waits-{number}"
-
-
 def store_section(dataset: str, *, shuffle: bool) -> str:
-    """The part of a job's store for loaders that may belong together, as `join` says."""
+    """Return the name of the part of a job's store for loaders that may belong together."""
     return "shuffled" if shuffle else f"in-order/{dataset[:32]}"
 
 
 def built_key(process: int) -> str:
-    """The key, in such a part, of how many loaders a process has built of it."""
-    return f"0/{_built(process)}"
-
-
-def _built(process: int) -> str:
-    return f"loaders-{process}"
+    """Return the key, in such a part, of how many loaders a process has built there."""
+    return f"0/loaders-{process}"
 
 
 def open_channel(
     *, dataset: str, shuffle: bool, world: World, store: JobStore | None = None
 ) -> LoaderChannel:
-    """Speak for this process's next loader; for it alone where no process group stands.
+    """Open the channel of this process's next loader; without a process group it reaches no rank.
 
-    dataset: that belongs together: its fingerprint, or that of the whole where it is a part. A
-    process's k-th shuffled loader belongs to the others' k-th, and its k-th loader in order of a
-    dataset to the others' k-th of that: rank 0 alone may evaluate. store: of a membership; None is
-    the process group's.
+    dataset: the name by which loaders belong together: the dataset's fingerprint, or that of the
+    whole of which it is a part. A process's k-th shuffled loader belongs to the others' k-th, and
+    its k-th loader in index order of a dataset to the others' k-th of the same dataset, because
+    rank 0 alone may evaluate. store: a membership's own store; None is the process group's.
     """
     rank, size = world.rank, world.size
     store = store or JobStore.of_group()
     if store is None:
         return LoaderChannel(rank=rank, size=size)
-    room = store_section(dataset, shuffle=shuffle)
-    kind = store.under(room)
-    number = LoaderChannel(kind, rank=rank).add(_built(world.process), 1)
-    agreement = LoaderChannel(kind.under(str(number)), rank=rank, size=size, whole=store, room=room)
+    section = store_section(dataset, shuffle=shuffle)
+    kind = store.under(section)
+    number = LoaderChannel(kind, rank=rank).add(f"loaders-{world.process}", 1)  # `built_key`
+    channel = LoaderChannel(
+        kind.under(str(number)), rank=rank, size=size, job_store=store, section=section
+    )
     if world.place is not None:
-        agreement.number_of_rank = agreement.add(f"of-rank-{rank}", 1)
-    agreement.join()
-    return agreement
+        channel.number_of_rank = channel.add(f"of-rank-{rank}", 1)
+    channel.join()
+    return channel
 
 
 def publish_count(store: JobStore, name: str, *, total: int, place: int, count: int) -> None:
-    """Tell where so many were added. total: behind them. Raises JobStoreError."""
+    """Publish an addition of `count` at a place. total: the sum after it. Raises JobStoreError."""
     store.set(f"{name}-{total}", f"{place} {count}")
 
 
 def published_counts(store: JobStore, name: str, *, total: int) -> list[tuple[int, int]] | None:
-    """Each addition's place and count; None where one isn't told yet.
+    """Return the place and the count of each addition; None if one isn't published yet.
 
-    total: of all by now. It asks once for each addition. Raises JobStoreError.
+    total: the sum of all. Sends one request per addition. Raises JobStoreError.
     """
     found = []
     while total > 0:
-        told = store.get(f"{name}-{total}")
-        if told is None:
+        text = store.get(f"{name}-{total}")
+        if text is None:
             return None
-        place, count = map(int, told.split())
+        place, count = map(int, text.split())
         found.append((place, count))
         total -= count
     return found

@@ -1,8 +1,8 @@
-"""Join a loader to the ranks of its job: who they are, whether they agree, and who reads what.
+"""Join a loader to the ranks of its job: compare the loaders, and agree on which rank reads what.
 
-A membership begins with a loader, and anew with `rejoin`. Its ranks compare at once what they were
-built with, without waiting. They wait for one another only where slots follow the data, when a pass
-begins.
+A membership begins with a loader, and a new one with each `rejoin`. Its ranks compare what they
+were built with at once, without waiting. They wait for one another when a pass begins only if slots
+follow the data.
 """
 
 from __future__ import annotations
@@ -32,82 +32,83 @@ _RECIPE_SHOWN = 200  # characters
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankMembership:
-    """A loader's place among the ranks of its job.
+    """A loader's membership in the ranks of its job.
 
-    follows_data: whether its ranks decide by what their caches hold which of them reads what; the
-    same on all of them. meeting: of the ranks at their first batch; None where nobody can be asked.
-    is_again: it began with `rejoin`.
+    follows_data: the ranks decide by their caches' contents which of them reads what; the same on
+    all ranks. barrier: at the first batch; None if no other rank can be reached. is_again: it began
+    with `rejoin`.
     """
 
-    agreement: LoaderChannel
+    channel: LoaderChannel
     follows_data: bool
-    meeting: FirstBatchBarrier | None = None
+    barrier: FirstBatchBarrier | None = None
     is_again: bool = False
 
     def meet(self, *, has_begun: bool) -> None:
-        """A batch is asked for: if it is the first, look whether all ranks are there and read the
-        same. has_begun: this loader handed batches out, be it among other ranks.
+        """Wait for the other ranks and compare with them, if the first batch is asked for.
 
-        Raises what `Meeting.begin` raises."""
-        if self.meeting is not None:
-            self.meeting.begin(waits=not (has_begun and self.is_again))
+        has_begun: this loader has delivered batches, perhaps among other ranks. Raises what
+        `FirstBatchBarrier.begin` raises.
+        """
+        if self.barrier is not None:
+            self.barrier.begin(waits=not (has_begun and self.is_again))
 
     def refuse(self, error: Exception) -> None:
-        """Tell the ranks that wait for this one that its user's wish couldn't be done."""
-        if self.meeting is not None:
-            self.meeting.refuse(f"{type(error).__name__}: {error}")
+        """Publish that this rank refused its user's request, to the ranks that wait for it."""
+        if self.barrier is not None:
+            self.barrier.refuse(f"{type(error).__name__}: {error}")
 
     def compare_state(self, state: LoaderState) -> None:
-        """All ranks load a state now: the same. Raises PlanError."""
-        if self.meeting is not None:
-            self.meeting.compare_state(_state_words(state))
+        """Raise PlanError unless all ranks load the same state."""
+        if self.barrier is not None:
+            self.barrier.compare_state(_describe_state(state))
 
     def restart(self) -> None:
-        """A state was loaded."""
-        if self.meeting is not None:
-            self.meeting.arrive()
+        """Publish that this rank has loaded a state."""
+        if self.barrier is not None:
+            self.barrier.arrive()
 
     def begin_pass(self) -> None:
-        """The user goes on, whatever was refused."""
-        self.agreement.begin_pass()
-        if self.meeting is not None:
-            self.meeting.come_back()
+        """Record that a pass begins, and withdraw this rank's refusal."""
+        self.channel.begin_pass()
+        if self.barrier is not None:
+            self.barrier.come_back()
 
     def lane_order(
         self, order: JobOrder, options: NativeOptions, at: Cursor, *, number: int
     ) -> LaneOrder | None:
-        """The order of lanes that all its ranks go by; None for the identity. Waits for them.
+        """Wait for all ranks, and return the lane order that they follow; None for the identity.
 
-        order: with the last one. at: where they go on. number: of such decisions in this
-        membership. Raises what `exchange` raises, and what looking into the cache raises; then the
-        other ranks stop too.
+        order: with the latest lane order. at: where the ranks continue. number: of this decision
+        within the membership. Raises what `exchange` raises and what reading the cache raises; the
+        other ranks then stop too.
         """
-        # Others need none of it.
+        # Imported here: most jobs never use it.
         from penstock.pipeline.members.lane_agreement import agreed_lane_order, give_up
 
-        store = self.agreement.store
-        if store is None:  # nobody can be asked any more, which was said
+        store = self.channel.store
+        if store is None:  # lost since; the channel has reported it
             return order.lane_order
-        if self.meeting is not None:
-            self.meeting.check()
-        asked = store.under(f"lanes-{number}")
-        refusals = None if self.meeting is None else self.meeting.refusals
+        if self.barrier is not None:
+            self.barrier.check()
+        lanes_store = store.under(f"lanes-{number}")
+        refusals = None if self.barrier is None else self.barrier.refusals
         try:
-            return agreed_lane_order(asked, order, options, at, refusals=refusals)
-        except BaseException as error:  # an interrupt, too: nobody waits for who doesn't come
+            return agreed_lane_order(lanes_store, order, options, at, refusals=refusals)
+        except BaseException as error:  # an interrupt too: the other ranks must not wait
             reason = f"{type(error).__name__}: {error}"
             with contextlib.suppress(JobStoreError):
-                give_up(asked, f"{options.world.label}: {reason}")
+                give_up(lanes_store, f"{options.world.label}: {reason}")
             if isinstance(error, PenstockError):
-                self.agreement.fail(reason)
+                self.channel.fail(reason)
             raise
 
 
 def single_rank_membership(options: NativeOptions) -> RankMembership:
-    """The membership of a rank that can't reach the others, or has none."""
+    """Return the membership of a rank that has no other ranks or can't reach them."""
     world = options.world
     return RankMembership(
-        agreement=LoaderChannel(rank=world.rank, size=world.size), follows_data=False
+        channel=LoaderChannel(rank=world.rank, size=world.size), follows_data=False
     )
 
 
@@ -119,22 +120,22 @@ def join_ranks(
     store: JobStore | None = None,
     at: str = "",
 ) -> RankMembership:
-    """Speak for this rank's loader, and compare it with the others'. Waits for nobody.
+    """Join this rank's loader to the job's, and compare it with the others' without waiting.
 
-    plan: the order's fingerprint. store: of a membership of its own; None is the process group's.
-    at: where the loader goes on with others. Raises PlanError where they differ.
+    plan: the order's fingerprint. store: the membership's own store; None is the process group's.
+    at: where a loader that rejoins continues. Raises PlanError if the loaders differ.
     """
     world = options.world
     if store is None and not options.agrees:
         return single_rank_membership(options)
-    agreement = open_channel(
+    channel = open_channel(
         dataset=_dataset_label(order.source),
         shuffle=order.settings.shuffle,
         world=world,
         store=store,
     )
-    if not agreement.is_shared:
-        return RankMembership(agreement=agreement, follows_data=False)
+    if not channel.is_shared:
+        return RankMembership(channel=channel, follows_data=False)
     from penstock.pipeline.members.handshake import (
         FirstBatchBarrier,
         check_replicas,
@@ -144,28 +145,27 @@ def join_ranks(
     facts = _shared_facts(order, options, plan=plan, at=at)
     follows_data = _follows_data(order, options)
     try:
-        follows = check_same_plan(agreement, facts, label=world.label, follows_data=follows_data)
-        check_replicas(agreement, world)
+        follows = check_same_plan(channel, facts, label=world.label, follows_data=follows_data)
+        check_replicas(channel, world)
     except PlanError as error:
-        _give_up(agreement, str(error))
+        _give_up(channel, str(error))
         raise
     if store is None:
-        agreement.follow_first(world, is_expected=order.settings.shuffle)
-    meeting = FirstBatchBarrier(
-        agreement,
+        channel.follow_first(world, is_expected=order.settings.shuffle)
+    barrier = FirstBatchBarrier(
+        channel,
         facts,
         world=world,
         waits=order.settings.shuffle and world.size > 1,
         timeout_s=None if at else options.timeout_s,
     )
-    meeting.arrive()
-    return RankMembership(
-        agreement=agreement, follows_data=follows, meeting=meeting, is_again=bool(at)
-    )
+    barrier.arrive()
+    return RankMembership(channel=channel, follows_data=follows, barrier=barrier, is_again=bool(at))
 
 
 def refuse_unbuilt(source: Source, options: NativeOptions, error: Exception) -> None:
-    """Tell the other ranks that this one's loader, its next, can't be made: they would wait."""
+    """Publish that this rank's next loader can't be built, because the other ranks would wait for
+    it."""
     world = options.world
     store = JobStore.of_group() if options.agrees and world.processes > 1 else None
     if store is None:
@@ -175,20 +175,23 @@ def refuse_unbuilt(source: Source, options: NativeOptions, error: Exception) -> 
     kind = store.under(store_section(_dataset_label(source), shuffle=options.shuffle))
     with contextlib.suppress(JobStoreError):
         number = int(kind.get(built_key(world.process)) or 0) + 1
-        RankRefusals(kind.under(str(number)), world).tell(f"{type(error).__name__}: {error}")
+        RankRefusals(kind.under(str(number)), world).publish(f"{type(error).__name__}: {error}")
 
 
 def _dataset_label(source: Source) -> str:
-    """What loaders in order belong together by: parts may be what each rank has cut for itself."""
+    """Return the name by which loaders in index order belong together.
+
+    Parts of one dataset count as that dataset, because each rank may have cut its own.
+    """
     whole = source.part_of
     return source.contents.fingerprint if whole is None else f"part-{whole}"
 
 
-def _give_up(agreement: LoaderChannel, reason: str) -> None:
-    """Have nobody wait for this rank, at the first pass or in a rejoin."""
+def _give_up(channel: LoaderChannel, reason: str) -> None:
+    """Publish that this rank won't come to the first pass or to a rejoin."""
     from penstock.pipeline.members.lane_agreement import give_up  # others need none of it
 
-    if (store := agreement.store) is not None:
+    if (store := channel.store) is not None:
         with contextlib.suppress(JobStoreError):
             for number in range(2):
                 give_up(store.under(f"lanes-{number}"), reason)
@@ -214,7 +217,7 @@ def _shared_facts(order: JobOrder, options: NativeOptions, *, plan: str, at: str
         lanes=settings.lanes,
         window=settings.window,
         reshuffle=float(settings.reshuffle),
-        batch="" if at else batch,  # of those that join later only what is to come is sure
+        batch="" if at else batch,  # ranks that rejoin know only the batches to come (`at`)
         ends=f"drop_last={walk.drop_last}, pad={'mask' if options.pad else None}",
         recipe=hashlib.sha256(recipe.encode()).hexdigest(),
         recipe_words=recipe[:_RECIPE_SHOWN],
@@ -222,8 +225,8 @@ def _shared_facts(order: JobOrder, options: NativeOptions, *, plan: str, at: str
 
 
 def _follows_data(order: JobOrder, options: NativeOptions) -> bool:
-    """Whether it matters who reads what: on several nodes with caches that stay. As far as this
-    rank knows."""
+    """Return True if the ranks' caches matter, as far as this rank knows: several nodes with caches
+    that are kept."""
     world, remote, settings = options.world, order.source.remote_shards, order.settings
     return (
         options.order.slots == "data"
@@ -243,28 +246,30 @@ def rejoin_ranks(
     store: JobStore | None,
     old: LoaderChannel | None,
 ) -> RankMembership:
-    """Speak for this rank among others than before, and compare it with them. Waits for nobody.
+    """Join this rank to a changed set of ranks, and compare it with them without waiting.
 
-    state: where they go on. store: of the new ranks. old: of the ranks before; if it still answers,
-    it serves where no other store is given. Raises PlanError where they differ.
+    state: where they continue. store: of the new ranks. old: the channel of the ranks before, whose
+    store is used if no other is given and it still answers. Raises PlanError if the loaders differ.
     """
-    whole = store or (None if old is None else old.whole_store)
-    if whole is None:
+    job_store = store or (None if old is None else old.job_store)
+    if job_store is None:
         return single_rank_membership(options)
     schedule = order.walk.schedule
     sizes = ", ".join(str(size) for _, size in schedule.entries[schedule.history :][:4])
-    found = join_ranks(
+    membership = join_ranks(
         order,
         options,
         plan=state.fingerprint,
-        store=whole.under("rejoined"),
+        store=job_store.under("rejoined"),
         at=f"step {state.step} ({state.cursor}) with global batches of {sizes}",
     )
-    return found if store is not None else replace(found, follows_data=False, meeting=None)
+    if store is not None:
+        return membership
+    return replace(membership, follows_data=False, barrier=None)
 
 
-def _state_words(state: LoaderState) -> str:
-    """Where and how a state goes on, for people and for comparing."""
+def _describe_state(state: LoaderState) -> str:
+    """Return where and how a state continues, as text to show and to compare."""
     kept = {name: value for name, value in state.to_dict().items() if name != "bad"}
     digest = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
     return f"epoch {state.epoch}, position {state.position} ({digest[:8]})"

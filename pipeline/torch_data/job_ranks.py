@@ -34,11 +34,9 @@ _RECIPE_SHOWN = 200  # characters
 class JobRanks:
     """One loader's place among the ranks of its job. The thread that iterates calls."""
 
-    def __init__(
-        self, agreement: LoaderChannel, meeting: FirstBatchBarrier, waits: JobWaits
-    ) -> None:
-        self._agreement = agreement
-        self._meeting = meeting
+    def __init__(self, channel: LoaderChannel, barrier: FirstBatchBarrier, waits: JobWaits) -> None:
+        self._channel = channel
+        self._barrier = barrier
         self._waits = waits
 
     @classmethod
@@ -51,35 +49,35 @@ class JobRanks:
             return None
         facts, shuffles = _facts(setup), bool(setup.options.torch_options.shuffle)
         # Apart from native loaders, which number theirs.
-        agreement = open_channel(
+        channel = open_channel(
             dataset=facts.dataset, shuffle=shuffles, world=world, store=store.under("torch")
         )
-        check_same_plan(agreement, facts, label=world.label)
-        check_replicas(agreement, world)
-        agreement.follow_first(world, is_expected=shuffles)
-        meeting = FirstBatchBarrier(
-            agreement,
+        check_same_plan(channel, facts, label=world.label)
+        check_replicas(channel, world)
+        channel.follow_first(world, is_expected=shuffles)
+        barrier = FirstBatchBarrier(
+            channel,
             facts,
             world=world,
             waits=shuffles and world.size > 1,
             timeout_s=float(setup.options.torch_options.timeout),
         )
-        meeting.arrive()
-        waits = JobWaits(agreement, meter, world)
+        barrier.arrive()
+        waits = JobWaits(channel, meter, world)
         meter.job = waits.statistics
-        return cls(agreement, meeting, waits)
+        return cls(channel, barrier, waits)
 
     def begin_pass(self) -> None:
         """The user goes on, whatever was refused."""
-        self._agreement.begin_pass()
-        self._meeting.come_back()
+        self._channel.begin_pass()
+        self._barrier.come_back()
 
     def ask(self, epoch: int) -> None:
         """A batch of an epoch is asked for. Raises RankFailedError where a rank told all to stop,
-        and what `Meeting.begin` raises."""
-        self._meeting.check(epoch)
-        if self._meeting.begin():
-            self._meeting.check(epoch)
+        and what `FirstBatchBarrier.begin` raises."""
+        self._barrier.check(epoch)
+        if self._barrier.begin():
+            self._barrier.check(epoch)
 
     def count_batch(self, *, ended: int | None) -> None:
         """A batch is handed out. ended: the epoch whose last one it is."""
@@ -87,24 +85,24 @@ class JobRanks:
 
     def close(self) -> None:
         """The loader is closed. Safe to call twice."""
-        self._agreement.close()
+        self._channel.close()
 
     def fail(self, error: Exception) -> None:
         """Tell the other ranks that this one can't go on."""
-        self._agreement.fail(f"{type(error).__name__}: {error}")
+        self._channel.fail(f"{type(error).__name__}: {error}")
 
     def compare_state(self, mark: Mark) -> None:
         """All ranks load a state now: the same. Raises PlanError."""
-        self._meeting.compare_state(f"epoch {mark.epoch}, position {mark.position}")
+        self._barrier.compare_state(f"epoch {mark.epoch}, position {mark.position}")
 
     def restart(self) -> None:
         """A state was loaded."""
-        self._agreement.begin()
-        self._meeting.arrive()
+        self._channel.begin()
+        self._barrier.arrive()
 
     def refuse(self, error: Exception) -> None:
         """Tell the ranks that wait for this one that a state was refused."""
-        self._meeting.refuse(f"{type(error).__name__}: {error}")
+        self._barrier.refuse(f"{type(error).__name__}: {error}")
 
 
 def _facts(setup: PassSetup) -> SharedFacts:

@@ -59,7 +59,7 @@ def pair() -> tuple[LoaderChannel, LoaderChannel]:
         ({"batch": "16"}, r"batches of 8; .* batches of 16.*global_batch_size="),
         ({"ends": "drop_last=False, pad=mask"}, r"drop_last=True.*pad=mask.*drop_last="),
         ({"recipe": "s", "recipe_words": "[]"}, r"Normalize.*recipe s, \[\].*augment="),
-        ({"size": 3}, r"for 2 ranks; .* for 3 ranks.*one world"),
+        ({"size": 3}, r"for 2 ranks; .* for 3 ranks.*same size"),
         ({"at": "step 7"}, r"at its beginning; .* at step 7.*rejoin with the same step"),
         ({"plan": "q"}, r"with plan p; .* plan q"),
     ],

@@ -72,7 +72,7 @@ def test_ranks_that_are_dealt_anew_keep_what_their_nodes_hold(
         states = [loader.state_dict() for loader in loaders]
         assert all(state == states[0] for state in states)
         assert states[0]["lane_order"]
-    assert caplog.text.count("another order of lanes is taken") == len(nodes)  # once a node
+    assert caplog.text.count("the job changes its lane order") == len(nodes)  # once a node
     assert global_batches(found) == global_batches(wanted)
     assert found != wanted
 

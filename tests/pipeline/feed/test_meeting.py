@@ -52,7 +52,7 @@ def meeting(
 
 
 def notice(one: FirstBatchBarrier) -> str:
-    told = one._agreement.stop_notice()
+    told = one._channel.stop_notice()
     return "" if told is None else str(told["failed"])
 
 
@@ -83,7 +83,7 @@ class TestLateRanks:
         for one in ranks:
             one.begin()
         for one in ranks[:2]:
-            one._agreement.begin()
+            one._channel.begin()
             one.arrive()
         with pytest.raises(StalledError, match=r"rank 2 to build .*, or to load the state"):
             ranks[0].begin()
@@ -96,7 +96,7 @@ class TestLateRanks:
         first.compare_state("epoch 1, position 8 (ab)")
         with pytest.raises(PlanError, match=r"^Rank 0 loaded .*position 8.* rank 1 one of epoch 0"):
             second.compare_state("epoch 0, position 8 (cd)")
-        first._agreement.begin()
+        first._channel.begin()
         assert "rank 1 one of epoch 0" in notice(first)
         with pytest.raises(RankFailedError, match=r"Rank 1 failed"):
             first.check()
@@ -108,7 +108,7 @@ class TestRefusals:
         late = open_channel(dataset="d", shuffle=True, world=World(2, 3), store=store)
         refused = FirstBatchBarrier(late, FACTS, world=World(2, 3), waits=True, timeout_s=600.0)
         refused.refuse("ResumeError: another dataset")
-        with pytest.raises(RankFailedError, match=r"^Rank 2 was refused .*another") as told:
+        with pytest.raises(RankFailedError, match=r"^Rank 2 raised an error .*another") as told:
             ranks[0].begin()
         assert told.value.rank == 2
         ranks[1].begin()
@@ -144,7 +144,7 @@ class TestDatasetsInOrder:
             words = rf"^Rank {other} reads dataset set-{other} \(10 samples.* rank {rank} has no"
             with pytest.raises(PlanError, match=words):
                 ranks[rank].begin()
-            assert f"that reads set-{rank} (10 samples" in notice(ranks[rank])
+            assert f"rank {rank} reads set-{rank} (10 samples" in notice(ranks[rank])
         assert "rank 1 has no loader" in notice(ranks[0])
 
     def test_rank_0_may_have_one_alone(self, store: JobStore) -> None:
@@ -179,12 +179,12 @@ def test_a_state_that_is_refused_is_told(pack: Path, monkeypatch: pytest.MonkeyP
     first.load_state_dict(state)
     with pytest.raises(ResumeError):
         second.load_state_dict({**state, "dataset": "another"})
-    with pytest.raises(RankFailedError, match=r"Rank 1 was refused .*ResumeError"):
+    with pytest.raises(RankFailedError, match=r"Rank 1 raised an error .*ResumeError"):
         next(iter(first))
     with pytest.raises(PlanError, match="no step"):
         loader(1, global_batch_size=10**6)
     third = loader(0)
-    with pytest.raises(RankFailedError, match=r"Rank 1 was refused .*PlanError"):
+    with pytest.raises(RankFailedError, match=r"Rank 1 raised an error .*PlanError"):
         next(iter(third))
     for one in (first, second, third):
         one.close()

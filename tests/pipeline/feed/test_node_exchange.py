@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from penstock.cache import JobStore, JobStoreError, PlanError, StalledError
-from penstock.pipeline.members import exchange, ranks_words
+from penstock.pipeline.members import exchange, format_ranks
 from penstock.pipeline.plan import Nodes, ProcessReport, World, level_text, levels_of
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def test_ranks_that_go_on_from_elsewhere_are_named_on_each_rank() -> None:
     words[2] = words[3] = word("b", goes_on="step 0")
     for error in meet(words, 4).values():
         assert isinstance(error, PlanError)
-        assert "Ranks 2 to 3 would go on from step 0, rank 0 from step 7" in str(error)
+        assert "Ranks 2 to 3 would continue from step 0, rank 0 from step 7" in str(error)
 
 
 def test_who_does_not_come_is_named_on_each_rank_and_late_ones_hear_it_too() -> None:
@@ -116,7 +116,7 @@ def test_who_does_not_come_is_named_on_each_rank_and_late_ones_hear_it_too() -> 
 
 
 def test_rank_0_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.members.lane_agreement._ANSWER_SPARE_S", 0.0)
+    monkeypatch.setattr("penstock.pipeline.members.lane_agreement.ANSWER_SPARE_S", 0.0)
     error = meet({1: word("a", [0] * GROUPS)}, 2, timeout_s=0.05)[1]
     assert isinstance(error, StalledError)
     assert "for rank 0 to begin" in str(error)
@@ -170,6 +170,6 @@ def test_words_are_short() -> None:
 
 
 def test_ranks_are_listed_in_runs() -> None:
-    assert ranks_words([3]) == "rank 3"
-    assert ranks_words([0, 1, 2, 5]) == "ranks 0 to 2 and 5"
-    assert ranks_words(range(0, 100, 2)).endswith("and others")
+    assert format_ranks([3]) == "rank 3"
+    assert format_ranks([0, 1, 2, 5]) == "ranks 0 to 2 and 5"
+    assert format_ranks(range(0, 100, 2)).endswith("and others")

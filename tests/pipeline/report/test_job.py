@@ -92,11 +92,11 @@ def test_who_has_a_number_and_has_not_told_yet_holds_nobody_up() -> None:
     store = JobStore(dist.HashStore())  # type: ignore[attr-defined]
     first, second = (LoaderChannel(store, rank=rank, size=2) for rank in range(2))
     assert first.all_waits() == []
-    first.tell_waits("a")
+    first.publish_waits("a")
     store.add("tellers", 1)  # a third one, on its way
-    second.tell_waits("b")
+    second.publish_waits("b")
     assert first.all_waits() == ["a", "b"]
-    first.tell_waits("c")
+    first.publish_waits("c")
     assert second.all_waits() == ["c", "b"]
     assert LoaderChannel(rank=0, size=1).all_waits() is None
 
@@ -104,7 +104,7 @@ def test_who_has_a_number_and_has_not_told_yet_holds_nobody_up() -> None:
 def test_the_waits_of_a_thousand_ranks_take_three_requests() -> None:
     kept = dist.HashStore()  # type: ignore[attr-defined]
     for rank in range(1024):
-        LoaderChannel(JobStore(kept), rank=rank, size=1024).tell_waits(ONE.text())
+        LoaderChannel(JobStore(kept), rank=rank, size=1024).publish_waits(ONE.text())
     asked: list[str] = []
 
     class Counted:

@@ -63,7 +63,7 @@ def test_a_state_that_one_rank_refuses_ends_the_other() -> None:
     first.load_state_dict(state)
     with pytest.raises(ResumeError):
         second.load_state_dict({**state, "seed": 9})
-    with pytest.raises(RankFailedError, match=r"Rank 1 was refused .*ResumeError"):
+    with pytest.raises(RankFailedError, match=r"Rank 1 raised an error .*ResumeError"):
         next(iter(first))
 
 

@@ -1,17 +1,16 @@
-"""Provide the DataLoader, which puts torch's names and meanings in front of two engines.
+"""Provide the DataLoader: torch's arguments and behaviour in front of two engines.
 
-It is a subclass of torch's because trainers ask for one. For a native dataset torch's constructor
-is never called and nothing of its machinery (worker processes, pin threads) is started; a torch
-dataset goes through torch's constructor, which checks its arguments as users know it, and through
+It subclasses torch's DataLoader because trainers check for that class. With a native dataset,
+torch's constructor is never called, and none of its worker processes and pinning threads are
+started. A torch dataset goes through torch's constructor, which checks its arguments, and through
 torch's own workers.
 
-Beside the class stand what trainers expect of it and what it refuses: - An object that can't be a
-dataset is refused when the loader is made. - Samplers show the loader's order and forward
-set_epoch. The loader itself doesn't draw from them; they hold its engine weakly, so that a
-dropped loader stops its threads at once. - Attributes that torch reads again when a pass begins
-may be set later, as programs and trainers do (Lightning's `seed_everything(workers=True)` sets
-worker_init_fn). Every other argument of the constructor has done its work by then, and setting it
-is an error. - `JobSteps` has the methods that count global batches from the job's start.
+- An object that can't be a dataset is an error when the loader is made.
+- Samplers show the loader's order and forward set_epoch. The loader doesn't draw from them. They
+  hold its engine weakly, so that a dropped loader stops its threads at once.
+- Attributes that torch reads again when a pass begins may be set later, as programs and trainers do
+  (Lightning's `seed_everything(workers=True)` sets worker_init_fn). All other arguments have no
+  effect by then, and setting them is an error.
 """
 
 from __future__ import annotations
@@ -68,25 +67,25 @@ else:
 
     T_co = TypeVar("T_co", covariant=True)
 
-_CHECKED_ELEMENTS = 64  # elements of a list
+_CHECKED_ELEMENTS = 64  # of a list or dict
 _WRAPPERS_OF_SEVERAL = (
     torch.utils.data.ConcatDataset,
     torch.utils.data.ChainDataset,
     torch.utils.data.StackDataset,
 )
 _PART_REMEDY = (
-    "take dataset.subset(ids), or dataset.split(0.9, 0.1, seed=0), and give that to the DataLoader"
+    "pass dataset.subset(ids), or a part of dataset.split(0.9, 0.1, seed=0), to the DataLoader"
 )
 _SEVERAL_REMEDY = (
-    "give penstock.concat([a, b]) to one DataLoader to read them end to end, or make a DataLoader "
-    "for each"
+    "pass penstock.concat([a, b]) to one DataLoader to read them end to end, or make one "
+    "DataLoader per dataset"
 )
 
 
 def check_dataset(dataset: Any) -> None:
-    """Raise ConfigError for what isn't a dataset, DatasetError for a native one inside another.
+    """Raise ConfigError if this isn't a dataset, DatasetError if it holds a native one.
 
-    A torch dataset passes, and whatever has samples by index, as with torch.
+    Torch datasets pass, and objects with samples by index, as with torch.
     """
     if isinstance(dataset, str | bytes | os.PathLike):
         shown = os.fsdecode(dataset)
@@ -108,8 +107,8 @@ def check_dataset(dataset: Any) -> None:
     is_known = isinstance(dataset, torch.utils.data.Dataset)
     if not is_known and not any(hasattr(dataset, n) for n in ("__getitem__", "__getitems__")):
         remedy = (
-            "One that is only iterated must be a torch.utils.data.IterableDataset: wrap it in one "
-            "whose __iter__ gives its samples"
+            "An object that can only be iterated must be a torch.utils.data.IterableDataset: wrap "
+            "it in one whose __iter__ yields its samples"
             if hasattr(dataset, "__iter__")
             else "Pass a penstock.Dataset, a torch dataset, or an object with __getitem__ and "
             "__len__"
@@ -120,14 +119,13 @@ def check_dataset(dataset: Any) -> None:
 
 
 def _refuse_wrapped(dataset: Any) -> None:
-    inside = _inner_datasets(dataset)
-    if not any(_is_native(part) for part in inside):
+    if not any(_is_native(part) for part in _inner_datasets(dataset)):
         return
     name = type(dataset).__name__
     remedy = _PART_REMEDY if isinstance(dataset, torch.utils.data.Subset) else _SEVERAL_REMEDY
     raise DatasetError(
-        f"{name} holds a native dataset (penstock.Dataset), which is read whole and by shards, "
-        f"never by index, so torch's wrappers and lists can't hold one. Instead {remedy}."
+        f"{name} holds a native dataset (penstock.Dataset), which is read by shards and not by "
+        f"index, so torch's wrappers and lists can't hold one. Instead {remedy}."
     )
 
 
@@ -135,8 +133,8 @@ def _inner_datasets(dataset: Any) -> list[Any]:
     if isinstance(dataset, torch.utils.data.Subset):
         return [dataset.dataset]
     if isinstance(dataset, _WRAPPERS_OF_SEVERAL):
-        inside: Any = dataset.datasets
-        return list(inside.values() if isinstance(inside, dict) else inside)
+        inner: Any = dataset.datasets
+        return list(inner.values() if isinstance(inner, dict) else inner)
     if type(dataset) in (list, tuple):
         return list(dataset[:_CHECKED_ELEMENTS])
     if type(dataset) is dict:
@@ -149,24 +147,23 @@ def _is_native(part: Any) -> bool:
 
 
 class PlanSampler(torch.utils.data.DistributedSampler[int]):
-    """Sample ids of this rank in the loader's current epoch, in order.
+    """The sample ids of this rank in the loader's current epoch, in order.
 
-    A DistributedSampler, because it is one: trainers that shard what isn't sharded yet look for
-    that.
+    It is a DistributedSampler, so that trainers don't shard the samples again.
     """
 
     def __init__(self, engine: Engine | None, world: World) -> None:
-        """The engine may come later, by `follow`."""
+        """engine: None if `follow` sets it later."""
         self._engine = None if engine is None else weakref.ref(engine)
         self.place(world)
         self.shuffle, self.drop_last, self.seed = True, False, 0
 
     def place(self, world: World) -> None:
-        """Show the place of this rank from now on."""
+        """Set the rank and the number of ranks to show."""
         self.rank, self.num_replicas = world.rank, world.size
 
     def follow(self, engine: Engine) -> None:
-        """Show this engine's order from now on."""
+        """Set the engine whose order is shown."""
         self._engine = weakref.ref(engine)
 
     def _order(self) -> Engine | None:
@@ -180,7 +177,7 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]  # an attribute of torch's
-        """How many samples this rank has in an epoch."""
+        """The number of this rank's samples in an epoch."""
         return len(self)
 
     def __iter__(self) -> Iterator[int]:
@@ -188,12 +185,12 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
             yield from batch
 
     def batches(self) -> Iterator[list[int]]:
-        """Sample ids of this rank in the current epoch, a batch at a time."""
+        """Return this rank's sample ids in the current epoch, batch by batch."""
         engine = self._order()
         return iter(()) if engine is None else engine.epoch_batches()
 
     def steps(self) -> int:
-        """How many batches an epoch has."""
+        """Return the number of batches in an epoch."""
         engine = self._order()
         return 0 if engine is None else len(engine)
 
@@ -202,14 +199,14 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
         return 0 if engine is None else engine.epoch_samples()
 
     def set_epoch(self, epoch: int) -> None:
-        """Forward to the loader; trainers whose only epoch hook is `.sampler.set_epoch` use it."""
+        """Forward to the loader, for trainers whose only epoch hook is `.sampler.set_epoch`."""
         engine = self._order()
         if engine is not None:
             engine.set_epoch(epoch)
 
 
 class PlanBatches(torch.utils.data.BatchSampler):
-    """Sample ids of this rank in batches; some trainers' hook is `.batch_sampler.set_epoch`."""
+    """The sample ids of this rank in batches, for trainers that call `.batch_sampler.set_epoch`."""
 
     sampler: PlanSampler
 
@@ -217,7 +214,8 @@ class PlanBatches(torch.utils.data.BatchSampler):
         super().__init__(sampler, batch_size, drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches as they are: torch would cut equal ones, but a rank's may differ by one."""
+        """Return the batches of the plan: torch would cut equal ones, but a rank's may differ by
+        one."""
         return self.sampler.batches()
 
     def __len__(self) -> int:
@@ -228,11 +226,11 @@ class PlanBatches(torch.utils.data.BatchSampler):
         self.sampler.set_epoch(epoch)
 
 
-# torch's arguments about workers and pinning, which its own loader inside is made with.
+# torch's arguments about workers and pinning, with which the inner torch loader is made.
 WORKER_OPTIONS = tuple(field.name for field in fields(WorkerOptions))
-# Those of torch's arguments that torch honours in a loader's attributes.
+# torch's arguments that torch reads from a loader's attributes.
 LIVE_OPTIONS = (*WORKER_OPTIONS, "generator")
-# Shown by a native loader as they were given.
+# Attributes that a native loader shows as they were passed.
 SHOWN_ARGUMENTS = (
     "num_workers",
     "pin_memory",
@@ -243,25 +241,25 @@ SHOWN_ARGUMENTS = (
     "pin_memory_device",
     "in_order",
 )
-# Read again when a pass begins.
+# Attributes that are read again when a pass begins.
 _LIVE_NATIVE = ("num_workers", "prefetch_factor", "timeout", "pin_memory", "in_order")
 _LIVE_TORCH = (*(set(WORKER_OPTIONS) - {"persistent_workers"}), "collate_fn", "generator")
 
 _NEW_LOADER_REMEDY = (
-    "Make another DataLoader, and hand it this one's state_dict() to go on from here"
+    "Make another DataLoader, and load this one's state_dict() into it to continue from here"
 )
 
 
-def is_unchanged(value: Any, there: Any) -> bool:
-    """Whether setting a value in place of the one there would change nothing."""
+def is_unchanged(value: Any, current: Any) -> bool:
+    """Return True if setting the value in place of the current one changes nothing."""
     plain = bool | int | float | str
-    return value is there or (
-        isinstance(value, plain) and type(value) is type(there) and value == there
+    return value is current or (
+        isinstance(value, plain) and type(value) is type(current) and value == current
     )
 
 
 def check_native_attribute(name: str, value: Any) -> None:
-    """Raise ConfigError unless a native loader honours the value from its next pass on."""
+    """Raise ConfigError unless a native loader uses the value from its next pass on."""
     refuse_torch_arguments({name: value})
     if name not in _LIVE_NATIVE:
         raise fixed_argument_error(name)
@@ -272,10 +270,10 @@ def check_native_attribute(name: str, value: Any) -> None:
 
 
 def check_torch_attribute(name: str, value: Any, *, is_ordered: bool, keeps_workers: bool) -> None:
-    """Raise ConfigError unless a loader over a torch dataset honours the value from now on.
+    """Raise ConfigError unless a loader over a torch dataset uses the value from its next pass on.
 
-    is_ordered: by a seed. keeps_workers: persistent workers are alive, which were started with what
-    stood there then.
+    is_ordered: a seed orders the samples. keeps_workers: persistent workers are alive, which keep
+    the values that they were started with.
     """
     if name not in _LIVE_TORCH:
         raise fixed_argument_error(name)
@@ -290,59 +288,59 @@ def check_torch_attribute(name: str, value: Any, *, is_ordered: bool, keeps_work
 
 
 def fixed_argument_error(name: str) -> ConfigError:
-    """The error for an argument that can't change."""
+    """Return the error for an argument that can't change."""
     return ConfigError(
-        f"{name} should not be set once the loader is made: it would change nothing. "
+        f"{name} should not be set once the loader is made: it would have no effect. "
         f"{_NEW_LOADER_REMEDY}."
     )
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
-    """Batches of a dataset, in torch's shape, resumable exactly.
+    """Batches of a dataset, as torch's DataLoader yields them, resumable exactly at any position.
 
-    Arguments up to in_order are torch's; snapshot_every_n_steps is torchdata's and changes nothing
-    (states are exact at every step); the rest are Penstock's. docs/datasets.md says how each
-    behaves with native and with torch datasets.
+    Arguments up to in_order are torch's. snapshot_every_n_steps is torchdata's and changes nothing:
+    states are exact at every step. The rest are Penstock's. docs/datasets.md describes each with
+    native and with torch datasets.
 
-    dataset: a `penstock.Dataset` (native: decoded and augmented by DALI), a part of one (`subset`,
+    dataset: a `penstock.Dataset` (native: DALI decodes and augments it), a part of one (`subset`,
         `split`) or several end to end (`concat`); or any torch dataset, which torch's workers read.
-    batch_size: samples of this rank's batch; global_batch_size is the alternative, over all ranks:
+    batch_size: samples of this rank's batch. The alternative is global_batch_size, over all ranks:
         a number, or {0: 8192, 50_000_000: 16384}, sizes by the job's sample from which they hold.
     shuffle: draw the order from the seed; otherwise samples come in index order.
-    num_workers: native: decode threads of this rank, 0 is this rank's share of the usable cores.
-        torch datasets: worker processes, 0 reads in this one.
-    drop_last, pad: the end of an epoch. One of them is needed on several ranks; pad="mask" fills
-        the last batch up and appends a bool tensor `valid` of shape (n,) to every batch.
-    timeout: seconds to wait for the bytes of a batch; 0 stands for 300 (torch datasets: for ever).
-        Also for ranks that are late where all must agree; 0 stands for 600 there.
-    prefetch_factor: native: batches decoded ahead, None is 2 when shuffling, else 1.
-    seed: of order and draws. Native: None takes one from torch's generator, as torch does; several
-        ranks need the same, so there it must be given. torch datasets: None leaves order and
-        randomness to torch; a seed gives Penstock's order, shared out over the ranks.
+    num_workers: native: decode threads of this rank; 0 is this rank's share of the usable cores.
+        torch datasets: worker processes; 0 reads in this process.
+    drop_last, pad: the end of an epoch. Several ranks need one of them. pad="mask" fills the last
+        batch and appends a bool tensor `valid` of shape (n,) to every batch.
+    timeout: seconds to wait for the bytes of a batch; 0 is 300 (torch datasets: no limit). Also
+        the seconds to wait for other ranks when all must agree; 0 is 600 there.
+    prefetch_factor: native: batches decoded ahead; None is 2 if shuffled, else 1.
+    seed: of order and draws. Native: None draws one from torch's generator, as torch does; several
+        ranks need the same seed, so they must pass one. torch datasets: None leaves order and
+        randomness to torch; with a seed, Penstock orders the samples and shares them out.
     augment: operations, such as `imagenet_train(224)`, or such a list by field or tuple of fields
-        (docs/augment.md). None gives uint8 images as they are, if all are of one size.
-    device: "cpu", "cuda" or "cuda:1": native images are decoded there; every tensor lies there.
-    world: rank and size; None reads torch's process group, else the launcher's environment, again
-        with each pass until one has begun: a trainer may start the group later.
-    data_parallel: (rank, size) of this process's replica, where several processes share a model
-        (tensor, pipeline, context parallel) and get the same batches; or `World.from_mesh`.
-    max_bad: share of the samples that may be bad in an epoch, replaced by others, before every rank
-        stops; None: 0.001. A map-style dataset with seed=: None makes each an error.
-    deterministic: bit-exact pixels on CUDA too, for speed.
-    order: `Order(lanes=, window=, reshuffle=, slots=)`: settings of the order, where what follows
-        from the dataset and the batch doesn't fit (docs/order.md).
+        (docs/augment.md). None returns uint8 images unchanged, if all are of one size.
+    device: "cpu", "cuda" or "cuda:1": native images are decoded there, and every tensor is on it.
+    world: rank and size. None reads torch's process group, else the launcher's environment; it is
+        read again at each pass until one has begun, because a trainer may start the group later.
+    data_parallel: (rank, size) of this process's replica, if several processes share a model
+        (tensor, pipeline, context parallel) and get the same batches; or use `World.from_mesh`.
+    max_bad: the share of an epoch's samples that may be bad and are replaced by others before
+        every rank stops; None is 0.001. With a map-style dataset, None makes each one an error.
+    deterministic: bit-exact pixels on CUDA too; slower.
+    order: `Order(lanes=, window=, reshuffle=, slots=)`: settings of the order that replace those
+        chosen from the dataset and the batch (docs/order.md).
     resident: native: keep decoded images in memory, on the device; each is read, checked and
-        decoded once a job. True, False, or "auto": if they are small (docs/datasets.md).
-    as_dict: native: batches are dicts by field, not tuples.
-    batch_tokens: native, in batch_size's place: tokens of this rank's batch at most, of samples of
-        about one length (docs/batches.md); {"tokens": 8192} says whose lengths count.
-    read: how a sample's bytes come from its file: "copy", "pread" or "mmap" (docs/cache.md).
+        decoded once per job. True, False, or "auto": if they are small (docs/datasets.md).
+    as_dict: native: batches are dicts by field instead of tuples.
+    batch_tokens: native, instead of batch_size: the most tokens of this rank's batch, of samples of
+        similar length (docs/batches.md); {"tokens": 8192} names the field whose lengths count.
+    read: how a sample's bytes are read from its file: "copy", "pread" or "mmap" (docs/cache.md).
 
-    Yields, for a native dataset, tuples in the order of `dataset.fields`, or with as_dict=True
-    dicts; docs/batches.md says of each type what comes. For a torch dataset what torch yields. A
-    batch is the user's; no buffer is reused.
+    Yields, for a native dataset, tuples in the order of `dataset.fields`, or dicts with
+    as_dict=True; docs/batches.md describes the value of each type. For a torch dataset it yields
+    what torch yields. A batch belongs to the user; no buffer is reused.
 
-    Raises: ConfigError, PlanError and RecipeError (all ValueErrors) for arguments that don't fit,
+    Raises ConfigError, PlanError and RecipeError (all ValueErrors) for arguments that don't fit,
     before any work starts; torch's own errors for torch's arguments with a torch dataset;
     DatasetError for a dataset that can't be read.
     """
@@ -431,8 +429,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             own.check_torch_dataset()
             self._init_torch(dataset)
         if self._engine.shards_itself:
-            # Accelerate hands such loaders back as they are; what it would build in their place
-            # shards again, and half of the samples would be lost.
+            # Accelerate returns such loaders unchanged. The loader that it would otherwise build
+            # shards again, and samples would be lost.
             self._is_accelerate_prepared = True
             self.use_stateful_dataloader = True
         self._is_made = True
@@ -459,7 +457,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.batch_sampler = PlanBatches(self.sampler, engine.batch_size, self.drop_last)
 
     def _init_torch(self, dataset: Any) -> None:
-        # Here and below: a native loader starts without these modules.
+        # Imported here and below, because a native loader doesn't need these modules.
         from penstock.pipeline.torch_data import TorchEngine, needs_our_loader
 
         arguments = self._arguments
@@ -478,7 +476,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._collate: Any = self.collate_fn
         arguments.choose_seed(self.generator, draws=own.augment is not None)
         if own.augment is not None:
-            # Whoever rebuilds this loader would get images without augmentation.
+            # A framework that rebuilds this loader would get images without augmentation.
             self.collate_fn = needs_our_loader
         engine = TorchEngine(dataset, self._torch_data_options())
         self._engine = engine
@@ -503,10 +501,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             is_sharded=shards_by_rank(indices),
         )
 
-    # -- what may change once the loader is made
+    # -- attributes that may change once the loader is made
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As with torch: what a pass reads may be set before it; the rest raises ConfigError."""
+        """Set an attribute; raises ConfigError for an argument that no later pass reads."""
         is_late = self._is_made and name in _ARGUMENTS
         if is_late and not is_unchanged(value, getattr(self, name, self)):
             engine = self._engine
@@ -524,11 +522,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         super().__setattr__(name, value)
 
     def _settle(self, *, begins: bool) -> None:
-        """Look where this process stands, and work for another world than before if it is one.
+        """Search for this process's world again, and let the engine use it if it has changed.
 
-        begins: a pass does, so that the world must be known, and attributes that were set count.
-        Raises PlanError as `LateWorld.settle`; ConfigError and PlanError for arguments that don't
-        fit that world.
+        begins: a pass begins, so the world must be known, and attributes that were set take effect.
+        Raises what `LateWorld.settle` raises, and ConfigError and PlanError for arguments that
+        don't fit that world.
         """
         engine, arguments = self._engine, self._arguments
         arguments.settle(
@@ -544,7 +542,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._show(engine.batch_size)
 
     def _show(self, batch_size: int | None) -> None:
-        """Where others look for them: the batch size, and this rank's place."""
+        """Update the attributes that trainers read: the batch size, and this rank's place."""
         overwrite(self, "batch_size", batch_size)
         if isinstance(self.sampler, PlanSampler):
             self.sampler.place(self._arguments.world)
@@ -554,9 +552,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     # -- iteration
 
     def __len__(self) -> int:
-        """Batches of a whole epoch on this rank; equal on all ranks.
+        """Return the number of batches of a whole epoch on this rank; it is equal on all ranks.
 
-        Before a trainer has started the process group that is for one rank; it is asked again.
+        Before a trainer has started the process group, it is the number for a single rank.
         """
         self._settle(begins=False)
         return len(self._engine) if self._engine.shards_itself else super().__len__()
@@ -564,8 +562,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Begin the current epoch at its start, or at a restored position.
 
-        Nothing is consumed before the first next(): some trainers call iter() once more to look.
-        The world, and attributes that were set, count from here on.
+        Nothing is consumed before the first next(), because some trainers call iter() once more.
+        The world, and attributes that were set, take effect here.
         """
         self._settle(begins=True)
         return self._engine.begin()
@@ -574,27 +572,31 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to; it moves on with the last batch of an epoch."""
+        """The epoch of the next batch; it changes with the last batch of an epoch."""
         return self._engine.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch. The current epoch again changes nothing, so that a restored
-        position stays. Raises ConfigError for a negative epoch."""
+        """Go to the start of an epoch; raises ConfigError for a negative one.
+
+        The current epoch changes nothing, so that a restored position stays.
+        """
         self._engine.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was handed out, as JSON types, under 10 kB; with a native dataset or a seed the same
-        on every rank. What a torch dataset or sampler of the user's gives as its own state is kept
-        in it as it is."""
+        """Return the position behind the last delivered batch, as JSON types, under 10 kB.
+
+        With a native dataset or a seed, it is the same on every rank. The states that a torch
+        dataset or sampler returns of itself are kept in it unchanged.
+        """
         if not self._engine.has_begun:
             self._settle(begins=False)
         return self._engine.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly behind the last batch that the saved loader handed out.
+        """Continue exactly behind the last batch that the saved loader delivered.
 
-        With a native dataset the state's plan is taken over (seed, lanes, window); the world and
-        the batch size may differ. Raises ResumeError for a state of another dataset, seed, plan or
+        With a native dataset the state's plan is used (seed, lanes, window), and the world and the
+        batch size may differ. Raises ResumeError for a state of another dataset, seed, plan or
         version; the loader is then unchanged.
         """
         if not self._engine.has_begun:
@@ -609,49 +611,50 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def step(self) -> int:
         """The number of the next global batch, counted from the job's start over all epochs.
 
-        It is in the state, and the same whatever worlds and batches the job was resumed with.
-        Native datasets only. Raises PlanError while the world isn't known.
+        It is in the state, and it is the same for any worlds and batch sizes with which the job was
+        resumed. Native datasets only. Raises PlanError while the world isn't known.
         """
         return self._steps_of_plan("step").step
 
     def samples_of(self, step: int, *, rank: int | None = None) -> NDArray[np.int64]:
-        """Ids of the samples in the global batch of that number, past or future.
+        """Return the ids of the samples in a global batch, past or future: int64, shape (n,).
 
-        rank: those of one rank of this world; None: of all, in the order in which the ranks take
-        slices of them. int64, shape (n,), the caller's own. It costs the same for any step, and no
-        reading (`dataset.names` tells the files). Samples that were found bad stand in it as
-        planned. Native datasets only. Raises ConfigError, PlanError for what isn't there.
+        rank: only those of one rank of this world; None: those of all, in the order in which the
+        ranks take slices of them. The array belongs to the caller. The cost is the same for any
+        step, and nothing is read (`dataset.names` returns the files). Samples that were found bad
+        are included as planned. Native datasets only. Raises ConfigError and PlanError for a step
+        or a rank that doesn't exist.
         """
         return self._steps_of_plan("samples_of").samples_of(step, rank=rank)
 
     def skip(self, steps: int) -> None:
-        """Go on so many global batches later, on every rank alike: past a loss that explodes.
+        """Skip a number of global batches on every rank, for example to avoid a loss that explodes.
 
-        An iterator that runs goes on there if that is in its epoch, else it ends, and the next one
-        begins there. What was skipped counts as handed out. Native datasets only. Raises
+        A running iterator continues there if that is in its epoch; otherwise it ends, and the next
+        one begins there. Skipped batches count as delivered. Native datasets only. Raises
         ConfigError for a negative number.
         """
         self._steps_of_plan("skip").skip(steps)
 
     def rejoin(self, world: World, *, step: int, store: Any = None) -> None:
-        """Go on at a global batch of the job as a rank of another world, without a restart.
+        """Continue at a global batch of the job as a rank of another world, without a restart.
 
         All ranks of the new world call it with the same step, the number of the next global batch:
-        one that was handed out but never committed, or one ahead. Global batches stay the job's,
-        also where `batch_size` was given, so a rank may get more or fewer samples of each. An
-        iterator that runs goes on there if the step is in its epoch, else it ends, and the next one
-        begins there. It costs the same for any step.
+        one that was delivered but never committed, or a later one. Global batches stay the job's,
+        even if `batch_size` was passed, so a rank may get more or fewer samples of each. A running
+        iterator continues there if the step is in its epoch; otherwise it ends, and the next one
+        begins there. The cost is the same for any step.
 
-        world: rank and size, from World.detect() or from whatever manages the ranks.
-        store: any of torch's stores that all of the new ranks reach, of these ranks alone (a
-        PrefixStore of the quorum): through it they compare what they read, and agree on what their
-        caches hold. None: the ranks before are compared with if their store still answers, and who
-        reads what stays; so a process that is new must have loaded another one's state_dict().
-        A process that is new makes its loader, loads such a state and calls this.
+        world: rank and size, from World.detect() or from the program that manages the ranks. store:
+        any of torch's stores that all of the new ranks reach and that only they use (a PrefixStore
+        of the quorum). Through it they compare what they read, and agree on what their caches hold.
+        None: compare with the earlier ranks, if their store still answers, and keep the lane order;
+        a process that is new must then have loaded another rank's state_dict(). A new process makes
+        its loader, loads such a state and calls this.
 
-        Native datasets only. Raises ConfigError and PlanError for a world or a step that can't be,
-        for a global batch below the world, and where ranks differ; StalledError naming the ranks
-        that don't come to the store. The loader is then unchanged.
+        Native datasets only. Raises ConfigError and PlanError for an impossible world or step, for
+        a global batch smaller than the world, and if ranks differ; StalledError, which names the
+        ranks that don't come to the store. The loader is then unchanged.
         """
         if not isinstance(world, World):
             raise ConfigError(f"rejoin: got {world!r}, wanted World(rank, size).")
@@ -661,7 +664,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 f"rejoin: got store={store!r}, wanted one of torch.distributed's stores, such as "
                 "PrefixStore(quorum, store), or None."
             )
-        engine = self._numbered("rejoin")
+        engine = self._native_engine("rejoin")
         arguments = self._arguments.rejoined(world, seed=engine.options.seed)
         live = {name: getattr(self, name) for name in SHOWN_ARGUMENTS}
         job_store = None if store is None else JobStore.of(store)
@@ -670,30 +673,31 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._show(engine.batch_size)
 
     def _steps_of_plan(self, name: str) -> NativeEngine:
-        """The engine that numbers steps, for the world as it is now."""
-        engine = self._numbered(name)
+        """Return the engine that numbers steps, for the current world."""
+        engine = self._native_engine(name)
         if not engine.has_begun:
             self._settle(begins=False)
         return engine
 
-    def _numbered(self, name: str) -> NativeEngine:
+    def _native_engine(self, name: str) -> NativeEngine:
         engine = self._engine
         if not isinstance(engine, NativeEngine):
             raise ConfigError(
-                f"loader.{name} works on native datasets (penstock.Dataset), and this is a torch "
-                "dataset, whose state keeps no history of its batches. Count its steps in your "
-                "loop, or point penstock.Dataset at the files."
+                f"loader.{name} works on native datasets (penstock.Dataset), but this is a torch "
+                "dataset, whose state keeps no history of its batches. Count the steps in your "
+                "loop, or read the files with penstock.Dataset."
             )
         return engine
 
     def statistics(self) -> Statistics:
-        """What was measured so far, and the one-line verdict."""
+        """Return what was measured so far, and the one-line verdict."""
         return self._engine.statistics()
 
     # -- life
 
     def close(self) -> None:
-        """Stop threads and workers, drop what is in flight, release DALI. Safe to call twice."""
+        """Stop threads and workers, drop prefetched batches and release DALI. Safe to call
+        twice."""
         self._engine.close()
 
     def __enter__(self) -> DataLoader:
@@ -709,16 +713,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @property
     def world(self) -> World:
-        """Rank and size that the batches are for."""
+        """Rank and size of this loader's batches."""
         return self._arguments.world
 
     @property
     def device(self) -> torch.device:
-        """The device on which the tensors lie."""
+        """The device of the tensors."""
         return self._arguments.device
 
 
 _ARGUMENTS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {
     "self",
-    "snapshot_every_n_steps",  # whatever it is
+    "snapshot_every_n_steps",  # changes nothing
 }

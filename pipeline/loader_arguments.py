@@ -1,9 +1,9 @@
-"""Resolve a loader's arguments for its engine, again each time the world changes.
+"""Resolve a loader's arguments for its engine, and resolve them again when the world changes.
 
-The world may become known only after the loader was made: a trainer's launcher may start the
-process group between the loader's construction and its first batch, and give its children less
-than their rank before (Lightning's does). So a loader keeps its arguments as the user gave them
-and resolves them for a world when there is one.
+The world may become known only after the loader was made. A trainer's launcher may start the
+process group between the loader's construction and its first batch, and may not give its child
+processes their rank before that (Lightning's doesn't). So a loader keeps its arguments as the user
+passed them, and resolves them once the world is known.
 """
 
 from __future__ import annotations
@@ -34,23 +34,26 @@ if TYPE_CHECKING:
 
 
 class LateWorld:
-    """The world of one loader: as it was given, or as it was found when last looked for.
+    """The world of one loader: the user's, or the one found by the latest search.
 
-    world: what is known so far; World(0, 1) where nobody said anything. is_given: by the user.
-    doubt: why it can't be known yet, though there is more than this process; None: it is known.
+    world: World(0, 1) until another is found. is_given: the user passed it. doubt: the error that
+    says why the world isn't known yet although other processes exist; None if it is known.
     """
 
     def __init__(
         self, given: World | None, *, data_parallel: tuple[int, int] | None = None
     ) -> None:
-        """data_parallel: rank and size among the replicas of a model that several processes share.
+        """data_parallel: rank and size among the replicas of a model, if several processes share
+        one.
 
-        Raises ConfigError for both at once, and PlanError for replicas that can't be."""
+        Raises ConfigError if both arguments are passed, and PlanError for impossible replicas.
+        """
         if not isinstance(given, World | None):
             raise ConfigError(f"world: got {given!r}, wanted World(rank, size) or None.")
         if given is not None and data_parallel is not None:
             raise ConfigError(
-                "world= and data_parallel= both say whose batches this process gets: pass one."
+                "Got world= and data_parallel=, which both set the rank whose batches this process "
+                "gets. Pass one of them."
             )
         self.is_given = given is not None
         self._replica = _checked_replica(data_parallel)
@@ -58,25 +61,22 @@ class LateWorld:
         self.doubt: PlanError | None = None
         self._was_found = self.is_given
         if given is None:
-            found = None
             try:
-                found = World.find()
+                self._set_found(World.find())
             except PlanError as error:
                 self.doubt = error
-            if self.doubt is None:
-                self._take(found)
 
     @property
     def is_of_group(self) -> bool:
-        """Whether other processes of torch's group are told of: the world wasn't given, or says
-        which of their processes this is."""
+        """True if the world's ranks are those of torch's process group, so that they exchange
+        facts."""
         return not self.is_given or self.world.place is not None
 
     def settle(self, *, has_begun: bool) -> None:
-        """Look for the world again. has_begun: batches were handed out.
+        """Search for the world again. has_begun: the loader has delivered batches.
 
-        Raises PlanError where it still can't be known, and where one that was found became another
-        under a loader that has begun.
+        Raises PlanError if the world still isn't known, or if it changed under a loader that has
+        begun.
         """
         if self.is_given:
             return
@@ -85,20 +85,21 @@ class LateWorld:
         has_changed = (now.rank, now.size) != (before.rank, before.size)
         if has_changed and has_begun and self._was_found:
             raise PlanError(
-                f"This loader has begun as rank {before.rank} of {before.size}, and this process "
-                f"is rank {now.rank} of {now.size} now: samples would repeat or go missing. Make "
-                "a loader for the new world and hand it this one's state_dict(), or pass world=."
+                f"This loader has begun as rank {before.rank} of {before.size}, but this process "
+                f"is now rank {now.rank} of {now.size}: samples would repeat or go missing. Make "
+                "a loader for the new world and load this one's state_dict() into it, or pass "
+                "world=."
             )
         if has_changed or self.doubt is not None or not has_begun:
-            self._take(found)
+            self._set_found(found)
 
-    def _take(self, found: World | None) -> None:
+    def _set_found(self, found: World | None) -> None:
         self.world = self._placed(found)
         self._was_found = found is not None
         self.doubt = None
 
     def _placed(self, found: World | None) -> World:
-        """A world that was found, as one of the replica that the user named."""
+        """Return the world that was found, with the replica that the user passed."""
         if self._replica is None:
             return World(0, 1) if found is None else found
         rank, size = self._replica
@@ -114,15 +115,15 @@ def _checked_replica(replica: object) -> tuple[int, int] | None:
             f"data_parallel: got {type(replica).__name__}, wanted (rank, size) of this process's "
             f"replica.{hint if hasattr(replica, 'mesh') else ''}"
         )
-    rank, size = replica
-    world = World(rank, size)  # checks them
+    world = World(*replica)  # checks both numbers
     return world.rank, world.size
 
 
 class LoaderArguments:
-    """What a loader was given, and the world, the device and the seed that follow from it by now.
+    """The arguments of a loader, and the world, the device and the seed that follow from them so
+    far.
 
-    torch_options, own: torch's arguments and Penstock's, as given. seed: known once it is chosen.
+    torch_options, own: torch's arguments and Penstock's, as passed. seed: known once it is chosen.
     """
 
     def __init__(
@@ -133,9 +134,9 @@ class LoaderArguments:
         world: World | None,
         data_parallel: tuple[int, int] | None = None,
     ) -> None:
-        """Look for the world, unless the user gave it, and for this rank's device.
+        """Search for the world, unless the user passed it, and for this rank's device.
 
-        Raises ConfigError for a device that isn't here.
+        Raises ConfigError for a device that this machine doesn't have.
         """
         self.torch_options = torch_options
         self.own = own
@@ -145,26 +146,28 @@ class LoaderArguments:
 
     @property
     def world(self) -> World:
-        """Rank and size as far as they are known."""
+        """Rank and size, as far as they are known."""
         return self._late_world.world
 
     @property
     def world_is_known(self) -> bool:
-        """Whether nothing says that there is more than is known."""
+        """True unless other processes exist whose ranks aren't known yet."""
         return self._late_world.doubt is None
 
     def choose_seed(self, generator: torch.Generator | None, *, draws: bool) -> None:
-        """Draw a seed for this rank where none was given. draws: whether anything follows from it.
+        """Draw a seed for this rank if the user passed none.
 
-        generator: to draw it from; None is torch's default one.
+        generator: to draw it from; None is torch's default one. draws: False draws none, because
+        nothing depends on it.
         """
         self.seed = LoaderSeed.choose(self.own.seed, generator, draws=draws)
 
     def settle(self, *, is_shared: bool, has_begun: bool, must_be_known: bool) -> None:
-        """Look for the world again. is_shared: Penstock shares the samples out over the ranks.
+        """Search for the world again.
 
-        has_begun: batches were handed out. Raises PlanError as `LateWorld.settle` where the world
-        must be known; ConfigError for a device that this rank hasn't got.
+        is_shared: Penstock shares the samples out over the ranks. has_begun: the loader has
+        delivered batches. Raises what `LateWorld.settle` raises if the world must be known, and
+        ConfigError for a device that this rank doesn't have.
         """
         late = self._late_world
         if is_shared or self.own.seed is not None or self.own.augment is not None:
@@ -173,34 +176,38 @@ class LoaderArguments:
             except PlanError:
                 if must_be_known:
                     raise
-        else:  # each rank is torch's business; ours is to warn
+        else:  # torch distributes the samples; Penstock only warns
             with contextlib.suppress(PlanError):
                 late.settle(has_begun=False)
         if self.world != self._device_world:
             self.device, self._device_world = self._own_device(), self.world
 
     def rejoined(self, world: World, *, seed: int) -> LoaderArguments:
-        """The arguments among other ranks: this process stays where it is, and the job's batches
-        and seed are as they are. world: one that says no place on a node keeps this one's."""
+        """Return the arguments for another world, with the job's batches and seed and this rank's
+        device.
+
+        world: if it has no place on a node, this process keeps its own.
+        """
         before = self.world
         if world.local_size == 1 and before.local_size <= world.processes:
             world = replace(world, local_rank=before.local_rank, local_size=before.local_size)
-        found = copy(self)
-        found.torch_options = replace(self.torch_options, batch_size=1)
-        found.own = replace(self.own, global_batch_size=None)
-        found.seed = LoaderSeed(given=seed)
-        found._late_world = LateWorld(world)
-        found._device_world = world  # the device stays
-        return found
+        arguments = copy(self)
+        arguments.torch_options = replace(self.torch_options, batch_size=1)
+        arguments.own = replace(self.own, global_batch_size=None)
+        arguments.seed = LoaderSeed(given=seed)
+        arguments._late_world = LateWorld(world)
+        arguments._device_world = world  # the device stays
+        return arguments
 
     def _own_device(self) -> torch.device:
         place = self.world.local_rank or local_rank()
         return parse_device(self.own.device, local_rank=place)
 
     def native(self, live: Mapping[str, Any]) -> NativeOptions:
-        """What a native engine works by now. live: torch's arguments that were set since, by name.
+        """Return the options of a native engine. live: torch's arguments that were set since, by
+        name.
 
-        Raises ConfigError and PlanError for what doesn't fit a native dataset or the world.
+        Raises ConfigError and PlanError for arguments that don't fit a native dataset or the world.
         """
         return NativeOptions.of(
             replace(self.torch_options, **live),
@@ -221,12 +228,12 @@ class LoaderArguments:
         is_planned: bool,
         is_sharded: bool,
     ) -> TorchDataOptions:
-        """What an engine for a torch dataset works by now; torch's constructor has been called.
+        """Return the options of an engine for a torch dataset; call it after torch's constructor.
 
         live: as in `native`. indices: the sampler or batch sampler. batch_size: as torch has it.
         is_planned: the order is Penstock's, so the batch size follows from the world. is_sharded:
-        the sampler shares the samples out over the ranks.
-        Raises ConfigError and PlanError for what doesn't fit the world.
+        the sampler shares the samples out over the ranks. Raises ConfigError and PlanError for
+        arguments that don't fit the world.
         """
         options, own, world = replace(self.torch_options, **live), self.own, self.world
         if is_planned:

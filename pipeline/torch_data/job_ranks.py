@@ -1,8 +1,7 @@
 """Compare plans, states and waits between the ranks whose loaders read one torch dataset.
 
-It applies only where Penstock orders the samples: with torch's own order each rank's loader
-stands alone. Torch datasets have no fingerprint, so their type and length are compared. A process
-that is alone never imports this module.
+Only loaders whose samples Penstock orders have such ranks; with torch's own order, each rank's
+loader is independent. Torch datasets have no fingerprint, so their type and length are compared.
 """
 
 from __future__ import annotations
@@ -32,7 +31,10 @@ _RECIPE_SHOWN = 200  # characters
 
 
 class JobRanks:
-    """One loader's place among the ranks of its job. The thread that iterates calls."""
+    """The membership of one loader over a torch dataset in the ranks of its job.
+
+    The thread that iterates calls it.
+    """
 
     def __init__(self, channel: LoaderChannel, barrier: FirstBatchBarrier, waits: JobWaits) -> None:
         self._channel = channel
@@ -41,14 +43,16 @@ class JobRanks:
 
     @classmethod
     def join(cls, setup: PassSetup, meter: Meter) -> JobRanks | None:
-        """Speak for this process's loader, and compare it with the others'. Waits for nobody; None
-        where no process group stands. Raises PlanError where they differ."""
+        """Join this process's loader to the job's, and compare it with the others' without waiting.
+
+        None without a process group. Raises PlanError if the loaders differ.
+        """
         world = setup.world
         store = JobStore.of_group() if setup.options.agrees and world.processes > 1 else None
         if store is None:
             return None
         facts, shuffles = _facts(setup), bool(setup.options.torch_options.shuffle)
-        # Apart from native loaders, which number theirs.
+        # Numbered separately from native loaders.
         channel = open_channel(
             dataset=facts.dataset, shuffle=shuffles, world=world, store=store.under("torch")
         )
@@ -68,40 +72,44 @@ class JobRanks:
         return cls(channel, barrier, waits)
 
     def begin_pass(self) -> None:
-        """The user goes on, whatever was refused."""
+        """Record that a pass begins, and withdraw this rank's refusal."""
         self._channel.begin_pass()
         self._barrier.come_back()
 
     def ask(self, epoch: int) -> None:
-        """A batch of an epoch is asked for. Raises RankFailedError where a rank told all to stop,
-        and what `FirstBatchBarrier.begin` raises."""
+        """Check for failures of other ranks before a batch of an epoch; wait for them at the first
+        batch.
+
+        Raises RankFailedError if a rank has stopped the job, and what `FirstBatchBarrier.begin`
+        raises.
+        """
         self._barrier.check(epoch)
         if self._barrier.begin():
             self._barrier.check(epoch)
 
     def count_batch(self, *, ended: int | None) -> None:
-        """A batch is handed out. ended: the epoch whose last one it is."""
+        """Count a delivered batch. ended: the epoch whose last batch it is."""
         self._waits.count_batch(ended=ended)
 
     def close(self) -> None:
-        """The loader is closed. Safe to call twice."""
+        """Publish that the loader is closed. Safe to call twice."""
         self._channel.close()
 
     def fail(self, error: Exception) -> None:
-        """Tell the other ranks that this one can't go on."""
+        """Publish that this rank failed, so that the others stop."""
         self._channel.fail(f"{type(error).__name__}: {error}")
 
     def compare_state(self, mark: Mark) -> None:
-        """All ranks load a state now: the same. Raises PlanError."""
+        """Raise PlanError unless all ranks load the same state."""
         self._barrier.compare_state(f"epoch {mark.epoch}, position {mark.position}")
 
     def restart(self) -> None:
-        """A state was loaded."""
+        """Publish that this rank has loaded a state."""
         self._channel.begin()
         self._barrier.arrive()
 
     def refuse(self, error: Exception) -> None:
-        """Tell the ranks that wait for this one that a state was refused."""
+        """Publish that this rank can't load a state, to the ranks that wait for it."""
         self._barrier.refuse(f"{type(error).__name__}: {error}")
 
 

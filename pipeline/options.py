@@ -1,10 +1,10 @@
-"""Check a loader's arguments once and turn them into frozen values for an engine.
+"""Check a loader's arguments once, and turn them into frozen values for an engine.
 
-`TorchOptions` and `PenstockOptions` hold the arguments as the user gave them: those that the
+`TorchOptions` and `PenstockOptions` hold the arguments as the user passed them: those that the
 loader shares with torch's, and its own. `NativeOptions` and `TorchDataOptions` are resolved from
-both for one world: batch sizes per rank, the end of an epoch, the seed (the user's, or one drawn
-as torch does) and the device. Every error names the argument, and arguments that contradict one
-another or the kind of dataset are refused before any work starts.
+both for one world: batch sizes per rank, the end of an epoch, the seed (the user's, or one drawn as
+torch does) and the device. Every error names the argument. Arguments that contradict one another or
+the kind of dataset are errors before any work starts.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan import LoaderState, World
 
 MOST_COUNT = 2**53 - 1
-"""JSON holds no larger number exactly, so a state couldn't."""
+"""The largest integer that JSON, and so a state, holds exactly."""
 
 
 def check_count(name: str, value: object, *, least: int) -> int:
-    """The value as an int; raises ConfigError unless it is an integer of at least `least` that a
-    state can hold."""
+    """Return the value as an int.
+
+    Raises ConfigError unless it is an integer of at least `least` that a state can hold.
+    """
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}.")
     if int(value) > MOST_COUNT:
@@ -44,21 +46,21 @@ def check_count(name: str, value: object, *, least: int) -> int:
 
 
 def check_counts(**values: int | None) -> None:
-    """Raise ConfigError unless each is None or an integer ≥ 1 (num_workers: ≥ 0)."""
+    """Raise ConfigError unless each value is None or an integer ≥ 1 (num_workers: ≥ 0)."""
     for name, value in values.items():
         if value is not None:
             check_count(name, value, least=0 if name in ("num_workers",) else 1)
 
 
 def check_share(name: str, value: object) -> float:
-    """The value as a float; raises ConfigError unless it is a share in [0, 1]."""
+    """Return the value as a float. Raises ConfigError unless it is a share in [0, 1]."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
         raise ConfigError(f"{name} must be a share between 0 and 1, got {value!r}.")
     return float(value)
 
 
 def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    """Raise ConfigError unless value is one of the choices."""
+    """Raise ConfigError unless the value is one of the choices."""
     if value not in choices:
         wanted = " or ".join(map(repr, choices))
         raise ConfigError(f"{name} must be {wanted}, got {value!r}.")
@@ -66,40 +68,33 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
 
 def check_tokens(value: object) -> None:
     """Raise ConfigError unless it is None, a number of tokens, or such a number for one field."""
-    told = value
-    if isinstance(told, Mapping) and len(told) == 1:
-        ((field, told),) = told.items()
-        if not isinstance(field, str):
-            told = value
-    if told is not None and (type(told) is not int or told < 1):
+    tokens = value
+    if isinstance(value, Mapping) and len(value) == 1:
+        ((field, number),) = value.items()
+        tokens = number if isinstance(field, str) else value
+    if tokens is not None and (type(tokens) is not int or tokens < 1):
         raise ConfigError(
-            f"batch_tokens: got {value!r}, wanted how many tokens a rank's batch may have, such as "
-            '8192, or {"tokens": 8192}.'
+            f"batch_tokens: got {value!r}, wanted the most tokens that a rank's batch may have, "
+            'such as 8192, or {"tokens": 8192}.'
         )
 
 
-def check_resident(value: object) -> None:
-    """Raise ConfigError unless it is True, False or "auto"; 1 isn't, though equal to True."""
-    if not isinstance(value, bool) and value != "auto":
-        raise ConfigError(f"resident must be True, False or 'auto', got {value!r}.")
-
-
 def check_timeout(value: object) -> None:
-    """Raise ConfigError unless it is a number of seconds ≥ 0."""
+    """Raise ConfigError unless the value is a number of seconds ≥ 0."""
     if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"timeout must be seconds ≥ 0 (0 stands for 300), got {value!r}.")
+        raise ConfigError(f"timeout must be seconds ≥ 0 (0 means 300), got {value!r}.")
 
 
 def check_epoch(value: object) -> None:
-    """Raise ConfigError unless it is an integer ≥ 0."""
+    """Raise ConfigError unless the value is an integer ≥ 0."""
     check_count("epoch", value, least=0)
 
 
 def checked_augment(value: Any) -> Recipes | None:
-    """The operations as a tuple, by field where they were given so, or None; raises ConfigError for
-    anything else.
+    """Return the operations as a tuple, by field if they were passed by field, or None.
 
-    Whether they fit one another and the images is checked later.
+    Raises ConfigError for anything else. Later checks find out if they fit one another and the
+    images.
     """
     if isinstance(value, Mapping):
         unknown = [key for key in value if not isinstance(key, str) and not _is_names(key)]
@@ -124,7 +119,7 @@ def _shown_key(key: str | tuple[str, ...]) -> str:
     return f'"{key}"' if isinstance(key, str) else str(key)
 
 
-def _checked_operations(what: str, value: Any) -> tuple[Operation, ...]:
+def _checked_operations(name: str, value: Any) -> tuple[Operation, ...]:
     from penstock.augment import Operation
 
     wanted = (
@@ -132,32 +127,26 @@ def _checked_operations(what: str, value: Any) -> tuple[Operation, ...]:
         "Normalize()]"
     )
     if isinstance(value, get_args(Operation)):
-        raise ConfigError(f"{what}: got the operation {value!r} alone, {wanted}. Put it in [...].")
+        raise ConfigError(f"{name}: got the operation {value!r} alone, {wanted}. Put it in [...].")
     own = (
-        "A function of yours goes into the list as Map(function, fields=...), before images are "
-        "decoded; into a torch dataset's __getitem__; onto the batch in your loop; or, made of "
-        "DALI's nodes, into the list as Apply(function)"
+        "To use a function of your own, put it into the list as Map(function, fields=...), which "
+        "runs before images are decoded, or as Apply(function), if it builds DALI nodes; or call "
+        "it in a torch dataset's __getitem__, or on the batch in your loop"
     )
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
-        raise ConfigError(f"{what}: got {value!r}, {wanted}. {own}.")
+        raise ConfigError(f"{name}: got {value!r}, {wanted}. {own}.")
     operations = tuple(value)
     for place, operation in enumerate(operations):
         if not isinstance(operation, get_args(Operation)):
-            raise ConfigError(f"{what}: got {operation!r} at place {place}, {wanted}. {own}.")
+            raise ConfigError(f"{name}: got {operation!r} at place {place}, {wanted}. {own}.")
     return operations
 
 
-def check_seed(value: object) -> None:
-    """Raise ConfigError unless it is an integer or None."""
-    if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
-        raise ConfigError(f"seed must be an integer, got {value!r}.")
-
-
-# torch's arguments that choose or build batches: a native dataset's order comes from its plan.
+# torch's arguments that choose or build batches. A native dataset's order comes from its plan.
 _REFUSED_OF_TORCH = {
     "sampler": "the order comes from the plan; pass shuffle= and seed=",
     "batch_sampler": "the order comes from the plan; pass batch_size=, shuffle= and seed=",
-    "collate_fn": "batches leave DALI as tensors already; put per-sample work into augment=, or do "
+    "collate_fn": "batches already leave DALI as tensors; put per-sample work into augment=, or do "
     "it on the batch in your loop",
     "worker_init_fn": "there are no worker processes; draws are keyed by (seed, epoch, sample id)",
     "multiprocessing_context": "there are no worker processes; drop it",
@@ -165,55 +154,32 @@ _REFUSED_OF_TORCH = {
 
 
 def no_worker_processes(worker: int) -> None:
-    """Stands where others look for a native loader's worker_init_fn.
+    """The worker_init_fn that a native loader shows.
 
-    There is no worker to seed, so that who sets one where there is none (Lightning) needn't.
+    There is no worker to seed, so a framework that sets a missing one (Lightning) needn't.
     """
 
 
 def refuse_torch_arguments(arguments: dict[str, Any]) -> None:
-    """Raise ConfigError for torch's arguments that a native dataset has no use for."""
+    """Raise ConfigError for torch's arguments that a native dataset can't use."""
     for name, remedy in _REFUSED_OF_TORCH.items():
         if arguments.get(name) not in (None, no_worker_processes):
             raise ConfigError(
                 f"{name}={arguments[name]!r} can't be used with a native dataset: {remedy}. "
-                "If a framework passed it, it rebuilt this loader (Lightning's predict() does): "
-                "see docs/trainers.md."
-            )
-
-
-def refuse_native_arguments(arguments: dict[str, Any]) -> None:
-    """Raise ConfigError for arguments that only native datasets have a use for."""
-    for name, value in arguments.items():
-        if value:
-            raise ConfigError(
-                f"{name if '=' in name else name + '='} works on native datasets "
-                "(penstock.Dataset), and this is a torch dataset. Drop it, or point "
-                "penstock.Dataset at the files."
+                "If you didn't pass it, a framework rebuilt this loader (Lightning's predict() "
+                "does): see docs/trainers.md."
             )
 
 
 def refuse_with_seed(arguments: dict[str, Any]) -> None:
-    """Raise ConfigError for what would order samples beside the seed."""
+    """Raise ConfigError for arguments that order samples in another way than the seed."""
     for name, value in arguments.items():
         if value is not None:
             raise ConfigError(
                 f"{name if '=' in name else name + '='} and seed= contradict each other: with a "
-                "seed Penstock orders and shares out the samples itself. Drop seed= to keep "
-                "torch's order, or drop the other."
+                "seed, Penstock orders the samples and shares them out. Drop seed= to keep torch's "
+                "order, or drop the other."
             )
-
-
-def refuse_without_plan(arguments: dict[str, Any], *, is_map: bool) -> None:
-    """Raise ConfigError for what only Penstock's own order can honour."""
-    for name, value in arguments.items():
-        if value is not None:
-            remedy = (
-                f"Pass seed= as well, or drop {name}=."
-                if is_map
-                else "An iterable dataset brings its own order: drop it."
-            )
-            raise ConfigError(f"{name}={value!r} needs Penstock's order of the samples. {remedy}")
 
 
 GlobalBatch = int | Mapping[int, int]
@@ -222,32 +188,34 @@ GlobalBatch = int | Mapping[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSizes:
-    """Batch sizes in samples. schedule: of global batches. ranks: of the world."""
+    """Batch sizes in samples. schedule: of global batches. ranks: the size of the world."""
 
     schedule: BatchSchedule
     ranks: int
 
     @property
     def global_batch(self) -> int:
-        """Of all ranks, to begin with."""
+        """The first size of a batch over all ranks."""
         return self.schedule.size
 
     @property
     def per_rank(self) -> int:
-        """Of the largest rank, of all its batches; the other ranks have at most one less."""
+        """The size of the largest rank's largest batch; the other ranks have at most one sample
+        less."""
         return self.share(self.schedule.largest)
 
     def share(self, global_batch: int) -> int:
-        """The largest rank's part of a global batch."""
+        """Return the largest rank's part of a global batch."""
         return -(-global_batch // self.ranks)
 
 
 def batch_sizes(
     batch_size: object, global_batch_size: GlobalBatch | None, world: World
 ) -> BatchSizes:
-    """The batch sizes by what the user gave.
+    """Return the batch sizes that the user's arguments describe.
 
-    Raises ConfigError, and PlanError for a global batch below the world.
+    Raises ConfigError for arguments that contradict each other, and PlanError for a global batch
+    smaller than the world.
     """
     if global_batch_size is not None:
         if batch_size != 1:
@@ -266,19 +234,20 @@ def batch_sizes(
 
 
 def sizes_in_world(schedule: BatchSchedule, world: World) -> BatchSizes:
-    """The sizes of a schedule's batches in a world. Raises PlanError for one below the world."""
+    """Return the sizes of a schedule's batches in a world. Raises PlanError for a batch below the
+    world."""
     if (least := schedule.smallest) < world.size:
         raise PlanError(
             f"global_batch_size={least} is smaller than the world of {world.size} "
-            f"ranks, so some ranks would get nothing. Pass at least {world.size}."
+            f"ranks, so some ranks would get no samples. Pass at least {world.size}."
         )
     return BatchSizes(schedule=schedule, ranks=world.size)
 
 
 def batch_schedule(global_batch_size: GlobalBatch) -> BatchSchedule:
-    """The schedule by what the user gave: a number, or numbers by the sample from which they hold.
+    """Return the schedule of the user's number, or of numbers by the sample from which they hold.
 
-    Raises ConfigError for what goes backwards or can't be.
+    Raises ConfigError for numbers that descend or are out of range.
     """
     if not isinstance(global_batch_size, Mapping):
         return BatchSchedule.constant(check_count("global_batch_size", global_batch_size, least=1))
@@ -286,10 +255,11 @@ def batch_schedule(global_batch_size: GlobalBatch) -> BatchSchedule:
     wanted = "global_batch_size: wanted sizes by the sample from which they hold, {0: 8192, ...}"
     if not 0 < len(given) <= MOST_ENTRIES:
         raise ConfigError(f"{wanted}, 1 to {MOST_ENTRIES} of them; got {len(given)}.")
+    key = "global_batch_size: the sample from which a size holds"
     sizes = {
-        check_count(
-            "global_batch_size: the sample from which a size holds", first, least=0
-        ): check_count(f"global_batch_size[{first!r}]", size, least=1)
+        check_count(key, first, least=0): check_count(
+            f"global_batch_size[{first!r}]", size, least=1
+        )
         for first, size in given.items()
     }
     firsts = list(sizes)
@@ -298,7 +268,7 @@ def batch_schedule(global_batch_size: GlobalBatch) -> BatchSchedule:
     for before, after in itertools.pairwise(firsts):
         if after <= before:
             raise ConfigError(
-                f"{wanted}, in ascending order: got {after:,} behind {before:,}. Samples are "
+                f"{wanted}, in ascending order: got {after:,} after {before:,}. Samples are "
                 "counted from the job's start, over all epochs."
             )
     return BatchSchedule.of(sizes)
@@ -307,7 +277,7 @@ def batch_schedule(global_batch_size: GlobalBatch) -> BatchSchedule:
 def check_by_tokens(
     batch_size: object, global_batch_size: GlobalBatch | None, *, pad: Literal["mask"] | None
 ) -> None:
-    """Raise ConfigError for what can't go with batch_tokens=, which says how large batches are."""
+    """Raise ConfigError for arguments that set batch sizes otherwise than batch_tokens=."""
     for name, given in (
         ("batch_size", None if batch_size in (1, None) else batch_size),
         ("global_batch_size", global_batch_size),
@@ -321,11 +291,11 @@ def check_by_tokens(
 
 
 def check_ends(world: World, *, drop_last: bool, pad: Literal["mask"] | None) -> None:
-    """Raise ConfigError unless every rank's epoch ends alike: unequal ranks hang collectives."""
+    """Raise ConfigError unless every rank's epoch ends alike: unequal ranks hang in collectives."""
     if pad is not None and drop_last:
         raise ConfigError(
-            'Got drop_last=True and pad="mask": drop what does not fill a batch, or pad it. Pass '
-            "one of them (drop_last for training, pad for evaluation)."
+            'Got drop_last=True and pad="mask": one drops the last batch of an epoch, the other '
+            "fills it up. Pass one of them (drop_last for training, pad for evaluation)."
         )
     if world.size > 1 and pad is None and not drop_last:
         raise ConfigError(
@@ -337,9 +307,9 @@ def check_ends(world: World, *, drop_last: bool, pad: Literal["mask"] | None) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSeed:
-    """A loader's seed, as given or as drawn from torch's generator when the loader was made.
+    """A loader's seed, as passed, or as drawn from torch's generator when the loader was made.
 
-    drawn: each rank has its own, so it orders samples in a world of one rank only.
+    drawn: it differs between ranks, so it orders samples only in a world of one rank.
     """
 
     given: int | None
@@ -349,9 +319,9 @@ class LoaderSeed:
     def choose(
         cls, given: int | None, generator: torch.Generator | None, *, draws: bool
     ) -> LoaderSeed:
-        """The user's seed; without one it is drawn, if anything follows from it.
+        """Return the user's seed; without one, draw it.
 
-        draws: whether anything does.
+        draws: False draws none, because nothing depends on it.
         """
         if given is not None or not draws:
             return cls(given=given)
@@ -361,9 +331,9 @@ class LoaderSeed:
         return cls(given=given, drawn=int(drawn.item()))
 
     def in_world(self, world: World, *, draws: bool) -> int:
-        """The seed for a world. draws: whether anything follows from it; otherwise it is 0.
+        """Return the seed for a world. draws: False returns 0, because nothing depends on it.
 
-        Raises ConfigError where several ranks would each draw their own.
+        Raises ConfigError if several ranks would each draw their own.
         """
         if self.given is not None:
             return int(self.given)
@@ -371,7 +341,7 @@ class LoaderSeed:
             return 0
         if self.drawn is None or world.size > 1:
             raise ConfigError(
-                f"shuffle=True on {world.size} ranks needs seed=: without it each rank would draw "
+                f"shuffle=True on {world.size} ranks needs seed=: without it, each rank would draw "
                 "its own order, and samples would repeat and go missing. Pass the same seed on "
                 "every rank."
             )
@@ -382,9 +352,9 @@ _LOG = logging.getLogger("penstock")
 
 
 def parse_device(device: object, *, local_rank: int = 0) -> torch.device:
-    """A torch device of type cpu or cuda that exists here. Raises ConfigError.
+    """Return a torch device of type cpu or cuda that exists on this machine. Raises ConfigError.
 
-    local_rank: this process's place on its node; "cuda" without a number is its own device.
+    local_rank: this process's number on its node, which chooses the device if "cuda" has no number.
     """
     import torch
 
@@ -400,10 +370,10 @@ def parse_device(device: object, *, local_rank: int = 0) -> torch.device:
         raise ConfigError(f'device={device!r}: DALI decodes on "cpu" or "cuda" only.')
     if not torch.cuda.is_available():
         raise ConfigError(
-            f'device={device!r}, but torch sees no CUDA device here. Pass device="cpu", or install '
+            f'device={device!r}, but torch finds no CUDA device. Pass device="cpu", or install '
             "a CUDA build of torch and check `nvidia-smi`."
         )
-    index = _own_device(local_rank) if parsed.index is None else parsed.index
+    index = _device_index(local_rank) if parsed.index is None else parsed.index
     if index >= torch.cuda.device_count():
         raise ConfigError(
             f"device={device!r}, but this machine has {torch.cuda.device_count()} CUDA device(s). "
@@ -412,21 +382,24 @@ def parse_device(device: object, *, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _own_device(local_rank: int) -> int:
-    """torch's current device; that of the local rank where nobody has chosen one yet: else every
-    rank of a node would fill the first GPU."""
+def _device_index(local_rank: int) -> int:
+    """Return the index of torch's current device, or the local rank if no device was set.
+
+    Otherwise every rank of a node would fill the first GPU.
+    """
     import torch
 
     current, count = torch.cuda.current_device(), torch.cuda.device_count()
-    if current or not local_rank or count == 1:  # one is visible: the launcher gave each its own
+    # If one device is visible, the launcher has assigned it to this rank.
+    if current or not local_rank or count == 1:
         return current
     if local_rank < count:
-        _LOG.info("device='cuda' is cuda:%d, as this is local rank %d.", local_rank, local_rank)
+        _LOG.info("device='cuda' is cuda:%d for local rank %d.", local_rank, local_rank)
         return local_rank
     warnings.warn(
         f"device='cuda' is cuda:{current}, torch's current device: this is local rank "
-        f"{local_rank}, and {count} devices are visible, so others may use the same. Call "
-        "torch.cuda.set_device first, or pass device='cuda:N'.",
+        f"{local_rank}, but only {count} devices are visible, so other ranks may use the same one. "
+        "Call torch.cuda.set_device first, or pass device='cuda:N'.",
         PenstockWarning,
         stacklevel=4,
     )
@@ -440,15 +413,15 @@ SlotsMode = Literal["data", "rank"]
 class Order:
     """Settings of the order in which a job reads its samples, for `DataLoader(order=…)` and `warm`.
 
-    Neither a default nor a state overrules what is set here (docs/order.md explains the order).
+    Neither a default nor a state overrides a setting (docs/order.md explains the order).
 
     lanes: the fixed shares of the shards that every global batch reads from, at least 1; None
         follows the dataset and the batch.
-    window: shards that each lane shuffles together, at least 1 (units of decoding, where shards
+    window: shards that each lane shuffles together, at least 1 (units of decoding, if shards
         consist of several); None follows the dataset and the batch.
     reshuffle: the share of the shards, between 0 and 1, that change places in each epoch.
-    slots: which rank reads which part of a global batch: "data" follows what the nodes' caches
-        hold, "rank" the ranks' numbers (docs/cluster.md). A warm-up has no use for it.
+    slots: how ranks are assigned to parts of a global batch: "data" follows the contents of the
+        nodes' caches, "rank" the ranks' numbers (docs/cluster.md). A warm-up ignores it.
 
     Raises ConfigError for values that no order can have.
     """
@@ -481,7 +454,7 @@ def shuffle_settings(order: Order) -> dict[str, int | float]:
 
 
 def check_shuffles(order: Order, *, shuffle: bool) -> None:
-    """Raise ConfigError for settings that would shuffle where the order isn't shuffled."""
+    """Raise ConfigError for settings of a shuffled order if the order isn't shuffled."""
     for name, value in () if shuffle else shuffle_settings(order).items():
         raise ConfigError(
             f"{name}={value} has no meaning with shuffle=False: samples come in index order. "
@@ -491,7 +464,7 @@ def check_shuffles(order: Order, *, shuffle: bool) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchOptions:
-    """What torch's DataLoader takes beside its dataset, as the user gave it, by torch's names."""
+    """The arguments of torch's DataLoader except its dataset, as the user passed them."""
 
     batch_size: int | None = 1
     shuffle: bool | None = None
@@ -511,20 +484,21 @@ class TorchOptions:
     in_order: bool = True
 
     def arguments(self) -> dict[str, Any]:
-        """The options as keyword arguments for torch's constructor."""
+        """Return the options as keyword arguments for torch's constructor."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def check_native(self) -> None:
-        """Raise ConfigError for what a native dataset has no use for, and for wrong numbers.
+        """Raise ConfigError for arguments that a native dataset can't use, and for wrong numbers.
 
-        torch's own constructor checks them for a torch dataset.
+        For a torch dataset, torch's own constructor checks them.
         """
         refuse_torch_arguments(self.arguments())
         check_counts(num_workers=self.num_workers, prefetch_factor=self.prefetch_factor)
         check_timeout(self.timeout)
 
     def check_planned(self) -> None:
-        """Raise ConfigError for what would order samples beside Penstock's own plan."""
+        """Raise ConfigError for arguments that order samples in another way than Penstock's
+        plan."""
         refuse_with_seed(
             {
                 "sampler": self.sampler,
@@ -540,7 +514,8 @@ ResidentMode = bool | Literal["auto"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PenstockOptions:
-    """What a DataLoader takes beyond torch's arguments, but for the world, as the user gave it.
+    """The arguments of DataLoader that torch's doesn't have, except the world, as the user passed
+    them.
 
     Raises ConfigError for a value that fits no dataset.
     """
@@ -559,7 +534,9 @@ class PenstockOptions:
     batch_tokens: int | Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        seed = self.seed
+        if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
+            raise ConfigError(f"seed must be an integer, got {seed!r}.")
         if not isinstance(self.order, Order):
             raise ConfigError(
                 f"order must be an Order, such as Order(lanes=8), got {self.order!r}."
@@ -567,68 +544,76 @@ class PenstockOptions:
         check_tokens(self.batch_tokens)
         check_choice("pad", self.pad, (None, "mask"))
         check_choice("read", self.read, get_args(ReadMode))
-        check_resident(self.resident)
+        if not isinstance(self.resident, bool) and self.resident != "auto":  # not 1, equal to True
+            raise ConfigError(f"resident must be True, False or 'auto', got {self.resident!r}.")
         if self.max_bad is not None:
             check_share("max_bad", self.max_bad)
         check_choice("as_dict", self.as_dict, (True, False))
 
     def check_torch_dataset(self) -> None:
-        """Raise ConfigError for what only native datasets have a use for."""
+        """Raise ConfigError for arguments that only native datasets can use."""
         from penstock.augment import Map, Pad, SanitizeBoxes, Unpack
 
         operations = () if isinstance(self.augment, Mapping) else self.augment or ()
         of_fields = [op for op in operations if isinstance(op, (Map, Pad, SanitizeBoxes, Unpack))]
-        refuse_native_arguments(
-            {
-                "augment= by field": isinstance(self.augment, Mapping),
-                **{f"{type(op).__name__} in augment=": True for op in of_fields},
-                "deterministic": self.deterministic and self.augment is None,
-                "read": self.read != READ_MODE,
-                "resident=True": self.resident is True,
-                "as_dict=True": self.as_dict is True,
-                "batch_tokens": self.batch_tokens is not None,
-                'slots="rank"': self.order.slots != "data",
-                "global_batch_size= by samples": isinstance(self.global_batch_size, Mapping),
-            }
-        )
+        is_passed = {
+            "augment= by field": isinstance(self.augment, Mapping),
+            **{f"{type(op).__name__} in augment=": True for op in of_fields},
+            "deterministic=": self.deterministic and self.augment is None,
+            "read=": self.read != READ_MODE,
+            "resident=True": self.resident is True,
+            "as_dict=True": self.as_dict is True,
+            "batch_tokens=": self.batch_tokens is not None,
+            'slots="rank"': self.order.slots != "data",
+            "global_batch_size= by samples": isinstance(self.global_batch_size, Mapping),
+        }
+        for argument in (name for name, passed in is_passed.items() if passed):
+            raise ConfigError(
+                f"{argument} works on native datasets (penstock.Dataset), but this is a torch "
+                "dataset. Drop it, or read the files with penstock.Dataset."
+            )
 
     def check_unplanned(self, *, is_map: bool) -> None:
-        """Raise ConfigError for what only Penstock's own plan can honour."""
-        order = shuffle_settings(self.order)
-        refuse_without_plan(
-            {
-                "lanes": order.get("lanes"),
-                "window": order.get("window"),
-                "pad": self.pad,
-                "reshuffle": order.get("reshuffle"),
-                "global_batch_size": self.global_batch_size,
-                "max_bad": self.max_bad if is_map else None,
-            },
-            is_map=is_map,
-        )
+        """Raise ConfigError for arguments that need Penstock's own plan."""
+        arguments = {
+            **shuffle_settings(self.order),
+            "pad": self.pad,
+            "global_batch_size": self.global_batch_size,
+            "max_bad": self.max_bad if is_map else None,
+        }
+        for name, value in arguments.items():
+            if value is not None:
+                remedy = (
+                    f"Pass seed= as well, or drop {name}=."
+                    if is_map
+                    else "An iterable dataset brings its own order: drop it."
+                )
+                raise ConfigError(
+                    f"{name}={value!r} needs Penstock's order of the samples. {remedy}"
+                )
         if self.max_bad is not None:
             raise ConfigError(
-                f"max_bad={self.max_bad!r} lets others stand in for bad samples, and those of an "
-                "iterable dataset have no numbers to find others by: drop max_bad=, and let its "
-                "__iter__ leave out what it can't read."
+                f"max_bad={self.max_bad!r} replaces bad samples by others, but the samples of an "
+                "iterable dataset have no numbers by which to find others. Drop max_bad=, and let "
+                "its __iter__ leave out the samples that it can't read."
             )
 
 
 MAX_BAD = 0.001
-"""Share of a dataset's samples that may be bad in an epoch, unless the user says otherwise."""
+"""The share of a dataset's samples that may be bad in an epoch, unless the user sets another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeOptions:
-    """What the user asked of a native loader, checked and worked out for one world.
+    """The checked arguments of a native loader, resolved for one world.
 
-    given_seed: the seed that the user passed, which a state has to equal; None where they passed
-    none. batch_is_default: nobody gave a batch size, so a state may.
-    threads: decode threads, 0 for this rank's share of the cores. depth: batches in DALI.
-    agrees: the world is that of torch's process group, so its ranks compare plans and count bad
-    samples together. resident: whether decoded images stay in memory. pin_memory: of what is
-    handed out on the CPU. as_dict: batches are dicts by field, not tuples. batch_tokens: of a
-    rank's batch at most, whose samples then vary in number, and sizes mean nothing; else None.
+    given_seed: the seed that the user passed, which a state must equal; None if they passed none.
+    batch_is_default: the user passed no batch size, so a state may set it. threads: decode threads,
+    0 for this rank's share of the cores. depth: batches in DALI. agrees: the world is that of
+    torch's process group, so its ranks compare plans and count bad samples together. resident:
+    decoded images stay in memory. pin_memory: of batches on the CPU. as_dict: batches are dicts by
+    field, not tuples. batch_tokens: the most tokens of a rank's batch, whose samples then vary in
+    number, and sizes mean nothing; else None.
     """
 
     world: World
@@ -665,9 +650,9 @@ class NativeOptions:
         agrees: bool,
         device: torch.device,
     ) -> NativeOptions:
-        """The options by both kinds of arguments. own: Penstock's.
+        """Resolve the options from both kinds of arguments. own: Penstock's.
 
-        Raises ConfigError and PlanError for what doesn't fit a native dataset or the world.
+        Raises ConfigError and PlanError for arguments that don't fit a native dataset or the world.
         """
         torch_options.check_native()
         shuffle, drop_last = bool(torch_options.shuffle), bool(torch_options.drop_last)
@@ -701,20 +686,20 @@ class NativeOptions:
         )
 
     def wanted(self) -> dict[str, int | float]:
-        """Return the settings by name that the user passed, which a state has to equal."""
+        """Return the settings by name that the user passed, which a state must equal."""
         seed = {} if self.given_seed is None else {"seed": self.given_seed}
         return {"shuffle": self.shuffle, **seed, **shuffle_settings(self.order)}
 
     def resumed(self, state: LoaderState, *, warns: bool = True) -> NativeOptions:
-        """The options to go on with from a state: its seed, and its batches, but that from its
-        place on those count that the user gave, if any.
+        """Return the options with which to continue from a state.
 
-        warns: of what differs from the saved job from here on. Raises PlanError for batches of the
-        state's below the world.
+        They have the state's seed and its batches so far. From the state's place on, the user's
+        batch sizes count, if any. warns: warn of differences from the saved job from here on.
+        Raises PlanError if a batch of the state is smaller than the world.
         """
         if state.plan.buckets is not None:
             return replace(self, seed=state.plan.seed)
-        # A job's first start needs none of it.
+        # Imported here, because a job that starts without a state doesn't need it.
         from penstock.pipeline.plan import resumed_schedule
 
         wanted = None if self.batch_is_default else self.sizes.schedule
@@ -734,9 +719,8 @@ class NativeOptions:
             change = "will change at other samples, or to other sizes, than the saved job planned"
         given = planned.size if len(planned.sizes) == 1 else planned.as_given()
         warnings.warn(
-            f"The global batch {change}: no sample is lost, but "
-            "batches differ from the saved job's. For identical ones pass "
-            f"global_batch_size={given}.",
+            f"The global batch {change}. No sample is lost, but batches differ from the saved "
+            f"job's. For identical batches pass global_batch_size={given}.",
             PenstockWarning,
             stacklevel=4,
         )
@@ -746,7 +730,7 @@ class NativeOptions:
         if not rest or self.drop_last == state.drop_last:
             return
         change = (
-            f"each epoch now leaves out its last {rest} samples, which the saved job handed out"
+            f"each epoch now leaves out its last {rest} samples, which the saved job delivered"
             if self.drop_last
             else f"each epoch now ends with a batch of {rest} samples, which the saved job left out"
         )
@@ -775,9 +759,9 @@ class WorkerOptions:
 
     @classmethod
     def of(cls, options: TorchOptions) -> WorkerOptions:
-        """The options by all of torch's arguments, but for what means nothing without workers.
+        """Return the options, without those that mean nothing without workers.
 
-        torch's constructor refuses that; in attributes of a loader torch ignores it.
+        torch's constructor rejects these, but ignores them in a loader's attributes.
         """
         values = {field.name: getattr(options, field.name) for field in fields(cls)}
         if options.num_workers == 0:
@@ -787,19 +771,19 @@ class WorkerOptions:
         return cls(**values)
 
     def arguments(self) -> dict[str, Any]:
-        """The options as keyword arguments for torch's constructor."""
+        """Return the options as keyword arguments for torch's constructor."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchDataOptions:
-    """What a loader over a torch dataset works by, worked out for one world.
+    """The checked arguments of a loader over a torch dataset, resolved for one world.
 
-    torch_options: as the user gave them, but for attributes that were set since. own: Penstock's.
-    indices: the sampler or batch sampler that torch's constructor made or took; None
-    for an iterable dataset. batch_size: of this rank's largest batch; None where torch batches
-    nothing, or by a batch sampler. is_batched: whether samples come in batches. draw_seed: of
-    augmentation, else None. agrees: the world is that of torch's process group.
+    torch_options: as the user passed them, with attributes that were set since. own: Penstock's.
+    indices: the sampler or batch sampler of torch's constructor; None for an iterable dataset.
+    batch_size: of this rank's largest batch; None if torch doesn't batch, or a batch sampler does.
+    is_batched: samples come in batches. draw_seed: of augmentation, else None. agrees: the world is
+    that of torch's process group.
     """
 
     torch_options: TorchOptions
@@ -822,7 +806,8 @@ class TorchDataOptions:
 def planned_batch_size(
     torch_options: TorchOptions, own: PenstockOptions, world: World
 ) -> int | None:
-    """This rank's batch size in Penstock's order of a torch dataset; None for single samples.
+    """Return this rank's batch size in Penstock's order of a torch dataset; None for single
+    samples.
 
     Raises ConfigError and PlanError for sizes that don't fit it or the world.
     """
@@ -839,10 +824,10 @@ def planned_batch_size(
 def draw_seed(
     own: PenstockOptions, seed: LoaderSeed, world: World, *, is_sharded: bool
 ) -> int | None:
-    """The seed of augmentation in a world; None where nothing is augmented.
+    """Return the seed of augmentation in a world; None without augmentation.
 
-    is_sharded: a sampler shares the samples out, so each rank has crops, and a state, of its own.
-    Raises ConfigError where several ranks would draw their own crops of the same samples.
+    is_sharded: a sampler shares the samples out, so each rank has its own crops and its own state.
+    Raises ConfigError if several ranks would draw their own crops of the same samples.
     """
     if own.augment is None:
         return None
@@ -850,7 +835,7 @@ def draw_seed(
         return seed.drawn
     if seed.given is None and world.size > 1:
         raise ConfigError(
-            f"augment= on {world.size} ranks needs seed=, the same on every rank: then Penstock "
+            f"augment= on {world.size} ranks needs seed=, the same on every rank. Penstock then "
             "orders the samples and shares them out, so leave sampler= out. Or pass a sampler that "
             "shares them out, such as torch's DistributedSampler, and no seed=."
         )

@@ -458,7 +458,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _init_torch(self, dataset: Any) -> None:
         # Imported here and below, because a native loader doesn't need these modules.
-        from penstock.pipeline.torch_data import TorchEngine, needs_our_loader
+        from penstock.pipeline.torch_data import TorchEngine, reject_rebuilt_loader
 
         arguments = self._arguments
         options, own, world = arguments.torch_options, arguments.own, arguments.world
@@ -477,7 +477,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         arguments.choose_seed(self.generator, draws=own.augment is not None)
         if own.augment is not None:
             # A framework that rebuilds this loader would get images without augmentation.
-            self.collate_fn = needs_our_loader
+            self.collate_fn = reject_rebuilt_loader
         engine = TorchEngine(dataset, self._torch_data_options())
         self._engine = engine
         if sampler is not None:
@@ -515,10 +515,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     name, value, is_ordered=self._is_planned, keeps_workers=engine.keeps_workers
                 )
                 if name == "collate_fn":
-                    from penstock.pipeline.torch_data import needs_our_loader
+                    from penstock.pipeline.torch_data import reject_rebuilt_loader
 
                     self._collate = value
-                    value = value if self._arguments.own.augment is None else needs_our_loader
+                    value = value if self._arguments.own.augment is None else reject_rebuilt_loader
         super().__setattr__(name, value)
 
     def _settle(self, *, begins: bool) -> None:

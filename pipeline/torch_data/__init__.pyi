@@ -1,5 +1,5 @@
 from .epoch_pass import Bookmark as Bookmark, DatasetEpoch as DatasetEpoch
-from .image_split import needs_our_loader as needs_our_loader
+from .image_split import reject_rebuilt_loader as reject_rebuilt_loader
 from .mark import Mark as Mark, WorkerPosition as WorkerPosition
 from .occurrences import shards_by_rank as shards_by_rank
 from .pass_setup import PassSetup as PassSetup

@@ -1,8 +1,7 @@
-"""Run one pass over an epoch of a torch dataset, and count what of it was delivered.
+"""Run one pass over an epoch of a torch dataset, and count what it has delivered.
 
-Several passes may be under way; the loader's mark follows the latest (`Bookmark`). A pass tells the
-dataset its epoch, counts the bad samples for which others stood in, and moves batches to their
-device. `Ranks` is what it needs of the job's other ranks.
+Several passes may be active; the loader's mark follows the latest (`Bookmark`). A pass passes the
+epoch to the dataset, counts the bad samples that were replaced, and moves batches to their device.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ if TYPE_CHECKING:
 class Bookmark:
     """The mark behind the latest batch of the loader's latest pass; older passes don't move it.
 
-    mark: what was handed out. number: of the latest pass. source: what that one reads from: without
-    workers it has the dataset's state. is_restored: the mark is of a state, and the next pass
-    begins just there. has_begun: a batch was handed out, by whichever pass.
+    mark: what was delivered. number: of the latest pass. source: the source of the latest pass,
+    which without workers has the dataset's state. is_restored: the mark is a state's, and the next
+    pass begins exactly there. has_begun: some pass has delivered a batch.
     """
 
     def __init__(self) -> None:
@@ -51,16 +50,16 @@ class Bookmark:
         self.source: Any = None
         self.is_restored = False
         self.has_begun = False
-        self._is_decided = False  # a state says what the epoch will be drawn from
+        self._is_decided = False  # a state has fixed the seeds and states of the epoch's draws
 
     def open(self, setup: PassSetup) -> int:
-        """Let a pass begin at the mark; its number.
+        """Begin a pass at the mark, and return its number.
 
-        An epoch begins with nothing known of what it is drawn from: each pass draws its own. One
-        that was left in the middle begins again, but where all that was promised came.
+        An epoch that begins draws new seeds. An epoch that was left in its middle begins again,
+        except if it has reached its promised length.
         """
         if not self.is_restored and not self._is_decided:
-            if setup.is_counted_out(self.mark):
+            if setup.has_reached_length(self.mark):
                 self.mark = setup.after(self.mark)
             else:
                 workers = () if self.mark.batches else self.mark.workers
@@ -68,82 +67,82 @@ class Bookmark:
         self.number += 1
         return self.number
 
-    def began(self, number: int, mark: Mark, source: Any) -> None:
-        """Note where the pass of a number stands, and what it reads from."""
+    def start(self, number: int, mark: Mark, source: Any) -> None:
+        """Set the mark and the source of the pass with this number."""
         if number == self.number:
             self.mark, self.source = mark, source
 
-    def moved(self, number: int, mark: Mark) -> None:
-        """Note that the pass of a number handed a batch out, or that its epoch ended."""
+    def move(self, number: int, mark: Mark) -> None:
+        """Set the mark after the pass with this number has delivered a batch or ended its epoch."""
         self.has_begun = True
         if number == self.number:
             self.mark = mark
             self.is_restored = self._is_decided = False
 
     def decide(self, mark: Mark) -> None:
-        """Let the epoch that begins be drawn from what the mark says: a state promised so."""
+        """Fix the seeds and states of the epoch that begins, because a state has promised them."""
         self.mark, self._is_decided = mark, True
 
     def go_to(self, epoch: int, setup: PassSetup) -> None:
-        """Stand at the start of an epoch; nothing changes where that is the one under way."""
-        is_counted_out = not self.is_restored and setup.is_counted_out(self.mark)
-        if epoch != self.mark.epoch or is_counted_out:
-            # Datasets of workers that go on have their states whatever the epoch's number is.
+        """Go to the start of an epoch; the current epoch changes nothing."""
+        has_reached_length = not self.is_restored and setup.has_reached_length(self.mark)
+        if epoch != self.mark.epoch or has_reached_length:
+            # Datasets of persistent workers keep their states in any epoch.
             self.mark = replace(setup.after(self.mark), epoch=epoch)
             self.is_restored = self._is_decided = False
             self.number += 1
 
     def restore(self, mark: Mark) -> None:
-        """Stand where a state says."""
+        """Go to the mark of a state."""
         self.mark = mark
         self.is_restored, self._is_decided = True, False
         self.number += 1
 
 
 class DatasetEpoch:
-    """The epoch that a dataset stands at: by its attribute `epoch`, or as it was told here."""
+    """The epoch of a dataset: its attribute `epoch`, or else the one that was set here."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self._latest: int | None = None
 
     def now(self) -> int | None:
-        """The epoch's number; None where the dataset knows no epochs, or none was told."""
+        """Return the epoch's number; None if the dataset has no epochs or none was set."""
         if not callable(getattr(self._dataset, "set_epoch", None)):
             return None
         epoch = getattr(self._dataset, "epoch", self._latest)
         return epoch if isinstance(epoch, int) else self._latest
 
-    def tell(self, epoch: int, *others: Any) -> None:
-        """Tell the dataset, and others that may know epochs, which one it is."""
+    def set(self, epoch: int, *others: Any) -> None:
+        """Set the epoch of the dataset, and of others that may have one."""
         for target in (self._dataset, *others):
-            tell = getattr(target, "set_epoch", None)
-            if callable(tell):
-                tell(epoch)
+            set_epoch = getattr(target, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(epoch)
         self._latest = int(epoch)
 
-    def tell_next(self, epoch: int) -> None:
-        """Tell the epoch behind this one, if the loop has told the dataset this one's number.
+    def advance(self, epoch: int) -> None:
+        """Set the next epoch, if the loop has set this one.
 
-        For a pass that goes on by itself with the next epoch.
+        For a pass that continues with the next epoch by itself.
         """
-        is_told = epoch > 0 or self._latest == epoch
-        if is_told and self.now() == epoch:
+        was_set = epoch > 0 or self._latest == epoch
+        if was_set and self.now() == epoch:
             self._dataset.set_epoch(epoch + 1)
             self._latest = epoch + 1
 
     def restore(self, epoch: int | None) -> None:
-        """Tell what a state holds; None: it holds nothing."""
-        tell = getattr(self._dataset, "set_epoch", None)
-        if epoch is None or not callable(tell):
+        """Set the epoch of a state; None changes nothing."""
+        set_epoch = getattr(self._dataset, "set_epoch", None)
+        if epoch is None or not callable(set_epoch):
             return
-        tell(epoch)
+        set_epoch(epoch)
         if not hasattr(self._dataset, "epoch"):
             self._latest = epoch
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor on the device, in containers of the same kind."""
+    """Return the batch with every tensor on the device, in containers of the same kind."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
@@ -156,9 +155,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def with_valid(batch: Any, valid: torch.Tensor) -> Any:
-    """The batch with the mask of its padded slots.
+    """Return the batch with the mask of its padded slots.
 
-    That is last in a list or tuple, "valid" in a dict, else the second of a pair.
+    The mask is last in a list or tuple, "valid" in a dict, else the second of a pair.
     """
     if isinstance(batch, Mapping):
         return {**batch, "valid": valid}
@@ -169,16 +168,17 @@ def with_valid(batch: Any, valid: torch.Tensor) -> Any:
     return batch, valid
 
 
-_FED_AHEAD = 2  # batches in DALI, as for native datasets
+_FED_AHEAD = 2  # batches in DALI, as with native datasets
 
 
 class Pass:
     """One pass over an epoch: batches from torch's iterator, and a mark that moves with them.
 
-    number: of the pass. setup: of this pass to its end: what is set meanwhile counts for the next.
+    number: of the pass. setup: fixed for this pass; attributes that are set meanwhile count for the
+    next one.
     """
 
-    _iterator: TorchIterator  # there is none yet while it forks its first worker
+    _iterator: TorchIterator  # unset while it forks its first worker
 
     def __init__(
         self,
@@ -201,9 +201,9 @@ class Pass:
         self._dataset_epoch = dataset_epoch
         self._meter = meter
         self._tally = tally
-        self._handed_out_at: float | None = None
-        self._news: list[WorkerMessage] = []  # by workers, in front of the next batch that is read
-        self._in_dali: deque[tuple[list[WorkerMessage], WorkerMessage]] = deque()
+        self._delivered_at: float | None = None
+        self._pending: list[WorkerMessage] = []  # received before the next batch, without one
+        self._decoding: deque[tuple[list[WorkerMessage], WorkerMessage]] = deque()
         self._tracks_workers = setup.tracks_workers
         self._is_of_this_process = setup.num_workers > 0 or setup.augmenter is not None
         self._pid = os.getpid()
@@ -211,7 +211,7 @@ class Pass:
         self._start(bookmark.mark, restored=bookmark.is_restored)
 
     def disown(self) -> None:
-        """Leave torch's workers to the parent, in a forked child: they must live on."""
+        """Leave torch's workers to the parent, in a forked child, so that they live on."""
         if self._setup.num_workers and hasattr(self, "_iterator"):
             self._iterator.disown()
 
@@ -224,8 +224,8 @@ class Pass:
         requests: Iterator[WorkerRequest] | None = None
         if setup.order is not None and torch_loader.requests is not None:
             self._stream = setup.order.begin(mark)
-            # Workers that go on have their datasets' states already.
-            requests = restoring(self._stream, mark) if restored else iter(self._stream)
+            # Persistent workers have their datasets' states already.
+            requests = with_restored_states(self._stream, mark) if restored else iter(self._stream)
         self._iterator = TorchIterator(torch_loader, requests, setup)
         self._is_drained = False
         self._failure: Exception | None = None
@@ -234,10 +234,10 @@ class Pass:
         if not mark.workers and self._tracks_workers:
             mark = replace(mark, workers=(WorkerPosition(),) * setup.streams)
         self._mark, self._epoch = mark, mark.epoch
-        self._bookmark.began(self.number, self.mark(), torch_loader.source)
+        self._bookmark.start(self.number, self.mark(), torch_loader.source)
 
     def _with_draws(self, mark: Mark, *, restored: bool) -> Mark:
-        """The mark with what is known of the pass's order and dataset before it is drawn."""
+        """Return the mark with the states from which the pass's order will be drawn."""
         setup = self._setup
         generator = setup.own_generator()
         if generator is not None and setup.options.seed is None:
@@ -251,11 +251,11 @@ class Pass:
         return replace(mark, dataset_epoch=self._dataset_epoch.now())
 
     def mark(self) -> Mark:
-        """Where the pass stands, with what its order turned out to be drawn from."""
-        return self._mark if self._stream is None else self._stream.noted(self._mark)
+        """Return the pass's mark, with the seeds and states from which its order was drawn."""
+        return self._mark if self._stream is None else self._stream.with_draws(self._mark)
 
     def decide(self, mark: Mark) -> None:
-        """Draw the order from what the mark says, unless it has begun."""
+        """Draw the order from this mark, unless drawing has begun."""
         self._mark = mark
         if self._stream is not None:
             self._stream.mark = mark
@@ -274,11 +274,11 @@ class Pass:
     def __next__(self) -> Any:
         try:
             return self._next()
-        except RuntimeError as error:  # torch's handler of dead children raises wherever this is
-            better = self._iterator.loss_behind(error, self._mark)
-            if better is None:
+        except RuntimeError as error:  # torch's handler of dead children may raise anywhere
+            loss = self._iterator.worker_loss(error, self._mark)
+            if loss is None:
                 raise
-            raise better from error
+            raise loss from error
 
     def _next(self) -> Any:
         if self._is_of_this_process:
@@ -288,9 +288,9 @@ class Pass:
             self._ranks.ask(self._epoch)
         if self._tally is not None:
             self._check_bad(self._tally)
-        if self._handed_out_at is not None:
-            meter.step_s += time.perf_counter() - self._handed_out_at
-            self._handed_out_at = None
+        if self._delivered_at is not None:
+            meter.step_s += time.perf_counter() - self._delivered_at
+            self._delivered_at = None
         began = time.perf_counter()
         try:
             message = self._fetch()
@@ -298,16 +298,17 @@ class Pass:
             if not self._restart():
                 raise
             return self._next()
-        batch = self._moved(message)
+        batch = self._deliver(message)
         now = time.perf_counter()
         meter.count_batch(message.samples, wait_s=now - began, read_s=now - began, decode_s=0.0)
-        self._handed_out_at = now
+        self._delivered_at = now
         if self._ranks is not None:
             self._ranks.count_batch(ended=self._epoch if self.is_over else None)
         return batch
 
     def _check_bad(self, tally: BadTally) -> None:
-        """Raise TooManyBadSamplesError; no rank goes on then."""
+        """Raise TooManyBadSamplesError, on all ranks, if there are more bad samples than
+        allowed."""
         try:
             tally.check(self._mark, self._setup.world)
         except TooManyBadSamplesError as error:
@@ -316,27 +317,28 @@ class Pass:
             raise
 
     def _fetch(self) -> WorkerMessage:
-        """The next batch from torch's iterator, its images decoded and augmented if asked for."""
+        """Return the next batch from torch's iterator, decoded and augmented if there is a
+        recipe."""
         if self._setup.augmenter is not None:
-            return self._augmented()
-        message = self._received()
-        self._note_all()
+            return self._fetch_augmented()
+        message = self._receive()
+        self._apply_pending()
         return message
 
-    def _augmented(self) -> WorkerMessage:
+    def _fetch_augmented(self) -> WorkerMessage:
         setup = self._setup
         assert setup.augmenter is not None
-        # Reading ahead would leave the state of a dataset in this process ahead of the batch, and
-        # an iterable one's iterator may have one.
+        # Reading ahead in this process would move a dataset's state ahead of the batch. The
+        # iterator of an iterable dataset may have one.
         keeps = setup.order is None or has_state(setup.dataset)
         ahead = 1 if setup.num_workers == 0 and keeps else _FED_AHEAD
-        while len(self._in_dali) < ahead and not self._is_drained and self._failure is None:
+        while len(self._decoding) < ahead and not self._is_drained and self._failure is None:
             try:
-                message = self._received()
+                message = self._receive()
             except StopIteration:
                 self._is_drained = True
                 break
-            except Exception as error:  # kept, and raised where its own batch is due
+            except Exception as error:  # kept, and raised when its batch is due
                 self._failure = error
                 break
             ids = np.asarray(message.ids, np.int64)
@@ -346,71 +348,76 @@ class Pass:
             setup.augmenter.feed(
                 message.batch, ids=ids, epoch=self._mark.epoch, occurrences=occurrences
             )
-            self._in_dali.append((self._news, message))
-            self._news = []
-        if not self._in_dali:
+            self._decoding.append((self._pending, message))
+            self._pending = []
+        if not self._decoding:
             failure, self._failure = self._failure, None
             raise failure or StopIteration
-        news, message = self._in_dali.popleft()
-        self._note(news)
+        news, message = self._decoding.popleft()
+        self._apply(news)
         return replace(message, batch=setup.augmenter.outputs(message.batch))
 
-    def _received(self) -> WorkerMessage:
-        """The next batch; what workers say in front of it is kept."""
+    def _receive(self) -> WorkerMessage:
+        """Receive the next batch, and keep the messages without one that come before it."""
         message = self._iterator.next_message(self._mark)
         while message.void:
-            self._news.append(message)
+            self._pending.append(message)
             message = self._iterator.next_message(self._mark)
         return message
 
-    def _note(self, news: list[WorkerMessage]) -> None:
-        """Note what workers said in front of a batch that is handed out now."""
+    def _apply(self, news: list[WorkerMessage]) -> None:
+        """Update the mark with the messages that came before a batch that is delivered now."""
         if not news or not self._tracks_workers:
             return
         workers = list(self._mark.workers)
         for message in news:
-            workers[message.worker] = workers[message.worker].noted(message)
+            workers[message.worker] = workers[message.worker].after_message(message)
         self._mark = replace(self._mark, workers=tuple(workers))
 
-    def _note_all(self) -> None:
-        if self._news:
-            self._note(self._news)
-            self._news = []
+    def _apply_pending(self) -> None:
+        if self._pending:
+            self._apply(self._pending)
+            self._pending = []
 
-    def _moved(self, message: WorkerMessage) -> Any:
+    def _deliver(self, message: WorkerMessage) -> Any:
         setup, mark = self._setup, self._mark
         batch = message.batch
         if self._stream is not None:
             if self._iterator.failed:
-                mark = self._behind_failed(self._stream, mark)
-            valid = self._stream.valid()
+                mark = self._after_failed(self._stream, mark)
+            valid = self._stream.valid_slots()
             if message.bad:
-                mark = self._counted(message.bad, mark, valid)
+                mark = self._with_bad(message.bad, mark, valid)
             if valid is not None:
                 valid = valid.copy()
                 valid[list(message.bad)] = False
                 batch = with_valid(batch, torch.from_numpy(valid))
-            mark = self._stream.moved(mark)
+            mark = self._stream.after_batch(mark)
         else:
             mark = replace(mark, batches=mark.batches + 1)
         if self._tracks_workers:
-            mark = setup.moved(mark, message.worker, mark.workers[message.worker].moved(message))
+            mark = setup.with_position(
+                mark, message.worker, mark.workers[message.worker].after_batch(message)
+            )
         self._mark = mark
         self._fresh_restore = False
         if setup.order is None:
             setup.check_length(mark.batches)
         if not self.is_over:
-            # A stream's length is a promise: it is over when it ends.
+            # A stream is over when it ends, not when it reaches the length that it promised.
             steps = None if setup.order is None else setup.steps()
             self.is_over = steps is not None and mark.batches >= steps
-            self._bookmark.moved(self.number, setup.after(mark) if self.is_over else mark)
+            self._bookmark.move(self.number, setup.after(mark) if self.is_over else mark)
         device = setup.options.device
         return batch if device.type == "cpu" else to_device(batch, device)
 
-    def _counted(
+    def _with_bad(
         self, bad: Mapping[int, BadRow], mark: Mark, valid: NDArray[np.bool_] | None
     ) -> Mark:
-        """The mark with the bad samples of a batch. valid: without those that only fill it up."""
+        """Return the mark with the bad samples of a batch counted, padding excluded.
+
+        valid: False for slots that only fill up the batch; None if there are none.
+        """
         assert self._tally is not None
         own = [bad[row] for row in sorted(bad) if valid is None or valid[row]]
         if not own:
@@ -418,34 +425,37 @@ class Pass:
         count = self._tally.count(own, epoch=mark.epoch, world=self._setup.world)
         return replace(mark, bad=mark.bad + count)
 
-    def _behind_failed(self, stream: PassRequests, mark: Mark) -> Mark:
-        """The mark behind requests whose batches never came."""
+    def _after_failed(self, stream: PassRequests, mark: Mark) -> Mark:
+        """Return the mark behind requests whose batches never came."""
         for _ in range(self._iterator.failed):
-            mark = stream.moved(mark)
+            mark = stream.after_batch(mark)
         self._iterator.failed = 0
         return mark
 
     def _restart(self) -> bool:
-        """At the end of torch's iterator: whether there is more, as the pass was restored at an end
-        that nobody could see."""
-        self._note_all()
+        """Continue with the next epoch at the end of torch's iterator; return False if the pass is
+        over.
+
+        It continues if the pass was restored at the end of an epoch whose length was unknown.
+        """
+        self._apply_pending()
         mark, setup = self._mark, self._setup
         if self._fresh_restore:
-            self._dataset_epoch.tell_next(mark.epoch)
+            self._dataset_epoch.advance(mark.epoch)
             self._start(setup.after(mark), restored=False)
             return True
         if not self.is_over:
             self.is_over = True
-            self._bookmark.moved(self.number, setup.after(mark))
+            self._bookmark.move(self.number, setup.after(mark))
             setup.check_short(mark.batches)
         return False
 
 
-def restoring(stream: Iterable[WorkerRequest], mark: Mark) -> Iterator[WorkerRequest]:
-    """The stream's requests, with the dataset's state for each worker's first one.
+def with_restored_states(stream: Iterable[WorkerRequest], mark: Mark) -> Iterator[WorkerRequest]:
+    """Yield the stream's requests, with the dataset's state in each worker's first one.
 
-    torch asks its workers in turn, from the first: empty requests come before those of the worker
-    whose turn it is.
+    torch sends requests to its workers in turn, from the first. Empty requests come before those of
+    the worker whose turn it is.
     """
     states = [worker.state for worker in mark.workers]
     if not any(states):

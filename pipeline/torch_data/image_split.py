@@ -1,6 +1,7 @@
-"""Split images from a torch dataset's samples, so that the user's collate function sees the rest.
+"""Split images from a torch dataset's samples, so that the user's collate function sees only the
+rest.
 
-In the worker, each sample's images are taken out before the rest is collated; in the loader, the
+In the worker, the images of each sample are removed before the rest is collated. In the loader, the
 images that DALI decoded take their places.
 """
 
@@ -28,25 +29,25 @@ IMAGE_KEYS = ("image", "img", "jpg", "jpeg", "png", "pixel_values")
 _MASK_NAMES = ("mask", "seg", "label", "target", "annotation")
 _COLOURED = ("RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
-_WANTED = (
+_WANTED_IMAGE = (
     "wanted encoded bytes (bytes, or uint8 of shape (n,)), a PIL image, uint8 of shape (height, "
     "width[, 3]), or a uint8 tensor of shape (3, height, width)"
 )
 _WITHOUT_IMAGES = (
-    "With augment=, collate_fn gets samples without their images, which join the dict, list or "
-    "tuple that it returns."
+    "With augment=, collate_fn receives samples without their images, which are added to the dict, "
+    "list or tuple that it returns."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitBatch:
-    """The images of one batch, and the rest of it apart.
+    """The images of one batch, and the rest of it.
 
     arrays: encoded, uint8 (bytes,), or decoded, uint8 (h, w, 3): all of the first key, then all of
-    the next. dims: upright heights and widths, int32, (n, 2). remainder: the batch without them;
-    keys: where in it they belong: places in a tuple or list, keys of a mapping; none if they were
-    all. batched: False for a single sample. order: the keys of a sample that is a mapping; named:
-    the class of one that is a named tuple.
+    the next. dims: upright heights and widths, int32, (n, 2). remainder: the batch without its
+    images. keys: of the images in it: positions in a tuple or list, keys of a mapping; none if a
+    sample is an image. batched: False for a single sample. order: the keys of a sample that is a
+    mapping. named: the class of a sample that is a named tuple.
     """
 
     arrays: list[NDArray[np.uint8]]
@@ -59,19 +60,19 @@ class SplitBatch:
 
     @property
     def images(self) -> int:
-        """Images of each sample."""
+        """The number of images of each sample."""
         return max(1, len(self.keys))
 
     def joined(self, images: torch.Tensor) -> Any:
-        """The batch with images of shape (n, c, h, w) in their places."""
+        """Return the batch with images of shape (n, c, h, w) in their places."""
         parts = images.unbind()
         if self.batched:
             parts = images.reshape(self.images, -1, *images.shape[1:]).unbind()
         if not self.keys:
             return parts[0]
         if isinstance(self.remainder, Mapping):
-            found = {**self.remainder, **dict(zip(self.keys, parts, strict=True))}
-            return {key: found[key] for key in dict.fromkeys((*self.order, *found)) if key in found}
+            batch = {**self.remainder, **dict(zip(self.keys, parts, strict=True))}
+            return {key: batch[key] for key in dict.fromkeys((*self.order, *batch)) if key in batch}
         values = list(self.remainder)
         for place, part in zip(self.keys, parts, strict=True):
             values.insert(place, part)
@@ -80,11 +81,11 @@ class SplitBatch:
 
 @dataclass(frozen=True, slots=True)
 class SplitCollate:
-    """A collate function for everything but the images. collate: the user's, or torch's default.
-    batched: it gets a list of samples, else one alone.
+    """A collate function for all fields except images.
 
-    A batch of tuples comes out as a list and one of named tuples as one, as torch's default has it;
-    mappings as dicts.
+    collate: the user's, or torch's default. batched: it gets a list of samples, not a single one. A
+    batch of tuples becomes a list and one of named tuples a named tuple, as with torch's default;
+    mappings become dicts.
     """
 
     collate: Callable[[Any], Any]
@@ -93,10 +94,13 @@ class SplitCollate:
     def __call__(self, samples: Any) -> SplitBatch:
         samples = samples if self.batched else [samples]
         keys = image_keys(samples[0])
-        found = [sample[key] for key in keys for sample in samples] if keys else samples
-        images = [as_array(image) for image in found]
+        values = [sample[key] for key in keys for sample in samples] if keys else samples
+        images = [as_array(image) for image in values]
         if len({image.ndim for image, _ in images}) > 1:
-            raise DatasetError("augment=: some images are encoded and some decoded; wanted one.")
+            raise DatasetError(
+                "augment=: got encoded and decoded images in one batch, wanted one kind. Make the "
+                "dataset return all images encoded, or all decoded."
+            )
         remainder: Any = None
         order: tuple[Any, ...] = ()
         named: type[Any] | None = None
@@ -107,9 +111,9 @@ class SplitCollate:
         elif keys:
             others_ = [tuple(v for i, v in enumerate(each) if i not in keys) for each in samples]
             remainder = self._collated(others_) if others_[0] else []
-            # What a collate function of the user's made of it has its own form.
-            is_whole = len(remainder) + len(keys) == len(samples[0])
-            named = type(samples[0]) if hasattr(samples[0], "_fields") and is_whole else None
+            # A collate function of the user's may return another number of values.
+            is_complete = len(remainder) + len(keys) == len(samples[0])
+            named = type(samples[0]) if hasattr(samples[0], "_fields") and is_complete else None
         return SplitBatch(
             arrays=[image for image, _ in images],
             dims=np.array([dims for _, dims in images], np.int32),
@@ -121,8 +125,10 @@ class SplitCollate:
         )
 
     def _collated(self, others: Sequence[Any]) -> Any:
-        """What collate makes of samples without their images. Raises ConfigError where these can't
-        join it."""
+        """Collate samples without their images.
+
+        Raises ConfigError if the images can't be added to the result.
+        """
         wanted = Mapping if isinstance(others[0], Mapping) else (list, tuple)
         try:
             collated = self.collate(others if self.batched else others[0])
@@ -133,50 +139,50 @@ class SplitCollate:
         if not isinstance(collated, wanted):
             kind = "dict" if wanted is Mapping else "list or tuple"
             raise ConfigError(
-                f"collate_fn: got a {type(collated).__name__} from it, wanted a {kind}. "
+                f"collate_fn returned a {type(collated).__name__}, wanted a {kind}. "
                 f"{_WITHOUT_IMAGES}"
             )
         return collated
 
 
-def needs_our_loader(samples: Any) -> Any:
-    """Stands where others look for the collate function of a loader with augment=."""
+def reject_rebuilt_loader(samples: Any) -> Any:
+    """The collate function that a loader with augment= shows; raises ConfigError if it is
+    called."""
     raise ConfigError(
         f"{len(samples)} samples were collated outside of Penstock's DataLoader, by a framework "
-        "that rebuilt it: augment= would be left out. See docs/trainers.md for what to switch off."
+        "that rebuilt it without augment=. See docs/trainers.md for the option to switch off."
     )
 
 
 def image_keys(sample: Any) -> tuple[Any, ...]:
-    """Where the images are in a sample; none: the sample is one. Raises ConfigError.
+    """Return the keys of the images in a sample; none if the sample is an image. Raises
+    ConfigError.
 
-    Beside the first image, what is certainly one too: a PIL image, encoded bytes that have an
-    image's header, pixels of three channels; not what is called a mask.
+    Besides the first image, values that are certainly images count: a PIL image, encoded bytes with
+    an image's header, pixels of three channels; but not a value with a mask's name.
     """
     if _is_image(sample):
         return ()
-    found: list[Any] = []
+    keys = [key for key, value in _items(sample) if _is_image(value)]
     if isinstance(sample, Mapping):
-        named = [key for key in IMAGE_KEYS if key in sample and _is_image(sample[key])]
-        every = [key for key, value in sample.items() if _is_image(value)]
-        found = [*named, *(key for key in every if key not in named)]
-    elif isinstance(sample, list | tuple):
-        found = [place for place, value in enumerate(sample) if _is_image(value)]
-    if not found:
+        named = [key for key in IMAGE_KEYS if key in keys]
+        keys = [*named, *(key for key in keys if key not in named)]
+    if not keys:
         for key, value in _items(sample):
             if _holds_image(value):
                 raise ConfigError(
-                    f"augment=: the image lies inside of {key!r}, a {type(value).__name__}, and "
-                    "images are looked for at the top of a sample alone. Make the dataset return "
-                    "flat samples, and nest them in the training loop."
+                    f"augment=: the image is inside {key!r}, a {type(value).__name__}, but only "
+                    "the top level of a sample may hold images. Make the dataset return flat "
+                    "samples, and nest them in the training loop."
                 )
         raise ConfigError(
-            f"augment=: no image in a sample of type {type(sample).__name__}; {_WANTED}. Make the "
-            "dataset return the image as it was read, without a transform."
+            f"augment=: got a sample of type {type(sample).__name__} without an image; "
+            f"{_WANTED_IMAGE}. Make the dataset return the image as it was read, without a "
+            "transform."
         )
-    first, *others = found
+    first, *others = keys
     is_coloured = _mode(sample[first]) in _COLOURED
-    more = [key for key in others if _is_another(key, sample[key], is_coloured=is_coloured)]
+    more = [key for key in others if _is_second_image(key, sample[key], is_coloured=is_coloured)]
     return (first, *more)
 
 
@@ -190,33 +196,35 @@ def _holds_image(value: Any) -> bool:
     return any(_is_image(each) or _holds_image(each) for _, each in _items(value))
 
 
-def _is_another(key: Any, value: Any, *, is_coloured: bool) -> bool:
-    """Whether a value beside an image is one too. is_coloured: that image is. Raises ConfigError
-    for what may be a mask, which mustn't get an image's colours."""
+def _is_second_image(key: Any, value: Any, *, is_coloured: bool) -> bool:
+    """Return True if a value next to the first image is an image too.
+
+    is_coloured: the first image has colours. Raises ConfigError for a possible mask, which must not
+    be augmented like an image.
+    """
     if isinstance(key, str) and any(name in key.lower() for name in _MASK_NAMES):
         return False
     mode = _mode(value)
     if mode is None:
-        channels = value.shape[0 if isinstance(value, torch.Tensor) else -1] if _ndim(value) else 0
-        return _ndim(value) == 3 and channels == 3 and type(value).__name__ != "Mask"
+        if getattr(value, "ndim", 0) != 3 or type(value).__name__ == "Mask":
+            return False
+        return bool(value.shape[0 if isinstance(value, torch.Tensor) else -1] == 3)
     if is_coloured and mode not in _COLOURED:
         raise ConfigError(
-            f"augment=: {key!r} is an image of mode {mode} beside one in colours: a mask, or a "
-            "gray picture? Recipes treat it as colours, and on a torch dataset no mask follows its "
-            'image. Make the dataset return a picture in colours, as by convert("RGB"); a mask as '
-            "an array of (height, width), which is left as it is, or use penstock.Dataset, whose "
-            "masks follow."
+            f"augment=: {key!r} is an image of mode {mode} next to one in colours, so it may be a "
+            "mask or a gray picture. Recipes treat it as colours, and masks of a torch dataset "
+            "don't follow their image. Make the dataset return a picture in colours, with "
+            'convert("RGB"), or a mask as an array of (height, width), which stays unchanged; or '
+            "use penstock.Dataset, whose masks follow."
         )
     return True
 
 
-def _ndim(value: Any) -> int:
-    return getattr(value, "ndim", 0)
-
-
 def _mode(value: Any) -> str | None:
-    """PIL's mode of a PIL image or of encoded bytes; None for pixels, and bytes of something else.
-    A JPEG is a picture whatever its mode."""
+    """Return PIL's mode of a PIL image or of encoded bytes; None for pixels and for other bytes.
+
+    A JPEG counts as RGB in any mode.
+    """
     if hasattr(value, "convert"):
         return str(value.mode)
     if isinstance(value, np.ndarray | torch.Tensor):
@@ -243,7 +251,8 @@ def _is_image(value: Any) -> bool:
 
 
 def as_array(value: Any) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-    """An image as an array for DALI, and its upright height and width. Raises DatasetError."""
+    """Return an image as an array for DALI, and its upright height and width. Raises
+    DatasetError."""
     if isinstance(value, torch.Tensor):
         value = value.numpy() if value.ndim == 1 else value.permute(1, 2, 0).numpy()
     if isinstance(value, bytes | bytearray):
@@ -257,17 +266,19 @@ def as_array(value: Any) -> tuple[NDArray[np.uint8], tuple[int, int]]:
     if value.shape[2] == 1:
         value = np.repeat(value, 3, axis=2)
     if value.shape[2] != 3 or 0 in value.shape:
-        raise DatasetError(f"augment=: got an image of shape {value.shape}; {_WANTED}.")
+        raise DatasetError(f"augment=: got an image of shape {value.shape}; {_WANTED_IMAGE}.")
     return np.ascontiguousarray(value), (value.shape[0], value.shape[1])
 
 
 def _eight_bits(image: Any) -> NDArray[np.uint8]:
-    """A PIL image as uint8 pixels. 16 bits are scaled as DALI scales those of files, where PIL
-    would make all above 255 white."""
+    """Return a PIL image as uint8 pixels.
+
+    16 bits are scaled as DALI scales those of files; PIL would make all values above 255 white.
+    """
     if image.mode in ("I", "F"):
         raise DatasetError(
-            f"augment=: got an image of PIL's mode {image.mode}, and nobody knows which of its "
-            "numbers is white. Scale them, and return 8 bits: uint8 of (height, width)."
+            f"augment=: got an image of PIL's mode {image.mode}, which doesn't define the value of "
+            "white. Scale the image to 8 bits: uint8 of (height, width)."
         )
     if not image.mode.startswith("I;16"):
         return np.asarray(image.convert("RGB"))
@@ -287,7 +298,7 @@ def _encoded_dims(data: NDArray[np.uint8]) -> tuple[int, int]:
         if machine_remedy(error) is not None:
             raise
         raise DatasetError(
-            f"augment=: a sample's {len(data)} bytes are not an image ({error}). Take it out of "
-            "the dataset."
+            f"augment=: a sample's {len(data)} bytes are not an image ({error}). Remove the sample "
+            "from the dataset."
         ) from error
     return (width, height) if turned else (height, width)

@@ -1,8 +1,9 @@
-"""Order the indices of a map-style dataset: torch's sampler, or with a seed Penstock's own plan.
+"""Order the indices of a map-style dataset by torch's sampler or, with a seed, by Penstock's own
+plan.
 
-An order gives requests for one pass from a mark on, and knows how to continue after it without
-touching data: a plan by arithmetic, a sampler with state by its state, any other by drawing the
-same indices again and skipping what was delivered.
+An order returns the requests of one pass from a mark on, and resumes without reading data: a plan
+by arithmetic, a sampler with state by its state, any other sampler by drawing the same indices
+again and skipping those that were delivered.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 import torch.utils.data
 
 from penstock.cache import ConfigError, PlanError
 from penstock.pipeline.options import batch_sizes, check_shuffles, planned_batch_size
 from penstock.pipeline.plan import Cursor, Plan, Walk, default_lanes, default_window
-from penstock.pipeline.torch_data.mark import copy_of, has_state, state_of
+from penstock.pipeline.torch_data.mark import copy_of, has_state, length_of, state_of
 from penstock.pipeline.torch_data.occurrences import Occurrences
 from penstock.pipeline.torch_data.random_states import NAMES, WatchedDraws
 from penstock.pipeline.torch_data.sample_faults import Substitutes
@@ -27,7 +29,6 @@ from penstock.pipeline.torch_data.worker import WorkerRequest, fresh_seed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from penstock.pipeline.options import PenstockOptions, TorchOptions
@@ -36,42 +37,45 @@ if TYPE_CHECKING:
 
 
 class IndexOrder(Protocol):
-    """The order in which a map-style dataset is read; holds nothing of a pass.
+    """The order in which a map-style dataset is read; it holds nothing of a pass.
 
-    name: what a resumed job must share.
+    name: identifies the order; a resumed job must have the same.
     """
 
     @property
     def name(self) -> str: ...
 
     def decided(self, mark: Mark) -> Mark:
-        """The mark with what the sampler will draw from decided now."""
+        """Return the mark with the seed or state fixed from which the sampler will draw."""
 
     def begin(self, mark: Mark) -> PassRequests:
-        """The requests of a pass from a mark on."""
+        """Return the requests of a pass from a mark on."""
 
     def substitutes(self, max_bad: float | None) -> Substitutes | None:
-        """What stands in for bad samples; None where a bad sample is an error."""
+        """Return the substitutes of bad samples; None if a bad sample is an error."""
 
     def steps(self) -> int | None:
-        """Batches of a whole epoch on this rank, None if nobody knows."""
+        """Return the number of batches of a whole epoch on this rank; None if unknown."""
 
     def is_over(self, mark: Mark) -> bool:
-        """Whether nothing is left of a mark's epoch, as far as anybody knows."""
+        """Return True if nothing is left of a mark's epoch, as far as is known."""
 
     def last_samples(self) -> int | None:
-        """Samples of an epoch's last batch that isn't whole; None if nobody knows."""
+        """Return the number of samples of an epoch's incomplete last batch; None if unknown."""
 
 
 class PassRequests(Protocol):
-    """The requests of one pass, and how a mark moves with each batch that was handed out."""
+    """The requests of one pass, and the mark behind each batch that was delivered.
+
+    mark: where the pass starts. Until then, the seeds and states in it may change.
+    """
 
     mark: Mark  # where it starts; what it is drawn from may be decided until it does
 
     def __iter__(self) -> Iterator[WorkerRequest]: ...
-    def noted(self, mark: Mark) -> Mark: ...
-    def moved(self, mark: Mark) -> Mark: ...
-    def valid(self) -> NDArray[np.bool_] | None: ...
+    def with_draws(self, mark: Mark) -> Mark: ...
+    def after_batch(self, mark: Mark) -> Mark: ...
+    def valid_slots(self) -> NDArray[np.bool_] | None: ...
 
 
 _DONE: Any = object()
@@ -81,8 +85,8 @@ _DONE: Any = object()
 class TorchOrder:
     """torch's order: the user's or torch's own sampler, as torch would iterate it.
 
-    indices: the batch sampler, or the sampler where nothing is batched. generator: the loader's.
-    is_numbered: whether requests say which samples are repeats of others of the epoch.
+    indices: the batch sampler, or the sampler if there are no batches. generator: the loader's.
+    is_numbered: requests number the samples that repeat others of the epoch.
     """
 
     indices: Any
@@ -91,7 +95,7 @@ class TorchOrder:
 
     @property
     def name(self) -> str:
-        """The kind of sampler."""
+        """The class name of the sampler."""
         return type(self.sampler).__name__
 
     @property
@@ -103,29 +107,33 @@ class TorchOrder:
 
     @property
     def draws_a_seed(self) -> bool:
-        """Whether it is torch's RandomSampler that takes a seed from the default generator."""
+        """True if it is torch's RandomSampler without a generator, which draws a seed from the
+        default one."""
         sampler = self.sampler
         return type(sampler) is torch.utils.data.RandomSampler and sampler.generator is None
 
     @property
     def keeps_its_place(self) -> bool:
-        """Whether it has a state of its own, which says where it is once it has begun."""
+        """True if it has a state of its own, which holds its position once it has begun."""
         return has_state(self.indices) or has_state(self.sampler)
 
     @property
     def batch_size(self) -> int:
-        """Indices of a whole batch of torch's; 1 where nothing is batched."""
+        """The number of indices of torch's full batches; 1 without batches."""
         return self.indices.batch_size if self.sampler is not self.indices else 1
 
     def own_generator(self) -> torch.Generator | None:
-        """The generator that the order is drawn from, if it isn't torch's default one."""
+        """Return the generator from which the order is drawn, unless it is torch's default one."""
         generator = getattr(self.sampler, "generator", None)
         return generator if isinstance(generator, torch.Generator) else self.generator
 
     @property
     def is_watched(self) -> bool:
-        """Whether nobody knows what it draws from before it has drawn."""
-        if _is_deterministic(self.sampler):
+        """True if it is unknown what it draws from until it has drawn."""
+        # Of torch's samplers, these don't draw from a generator's state; classes derived from
+        # them may.
+        kinds = (torch.utils.data.SequentialSampler, torch.utils.data.DistributedSampler)
+        if type(self.sampler) in kinds:
             return False
         is_torchs = type(self.sampler).__module__.startswith("torch.utils.data.")
         return not is_torchs or self.own_generator() is None
@@ -140,10 +148,7 @@ class TorchOrder:
         return _TorchRequests(self, mark)
 
     def steps(self) -> int | None:
-        try:
-            return len(self.indices)
-        except (TypeError, NotImplementedError):
-            return None
+        return length_of(self.indices)
 
     def is_over(self, mark: Mark) -> bool:
         steps = self.steps()
@@ -152,19 +157,11 @@ class TorchOrder:
     def last_samples(self) -> int | None:
         if self.sampler is self.indices:  # single samples, or the user's own batches
             return 0
-        try:
-            return len(self.sampler) % self.batch_size
-        except (TypeError, NotImplementedError):
-            return None
+        samples = length_of(self.sampler)
+        return None if samples is None else samples % self.batch_size
 
     def substitutes(self, max_bad: float | None) -> None:
-        """Nothing stands in for bad samples in torch's order."""
-
-
-def _is_deterministic(sampler: Any) -> bool:
-    """Samplers of torch's that don't draw from a generator's state; derived ones may."""
-    kinds = (torch.utils.data.SequentialSampler, torch.utils.data.DistributedSampler)
-    return type(sampler) in kinds
+        """Return None: in torch's order, a bad sample is an error."""
 
 
 class _TorchRequests:
@@ -172,7 +169,7 @@ class _TorchRequests:
         self._order = order
         self.mark = mark
         self._states: deque[Any] = deque()
-        self.drawn: dict[str, Any] = {}  # what the order was drawn from, once that is known
+        self.drawn: dict[str, Any] = {}  # seeds and states that the order was drawn from
         self._occurrences: Occurrences | None = None
 
     def __iter__(self) -> Iterator[WorkerRequest]:
@@ -190,19 +187,20 @@ class _TorchRequests:
             self._states.append(None if stateful is None else state_of(stateful))
             yield WorkerRequest(index=index, epoch=mark.epoch, occurrences=repeats)
 
-    def _number(self, beside: Callable[[Any], Any]) -> None:
-        """Begin to number repeats, from what the sampler is about to draw from."""
+    def _number(self, replay: Callable[[Any], Any]) -> None:
+        """Begin to number repeats, from the states with which the sampler is about to draw."""
         order, mark = self._order, self.mark
         if order.is_numbered:
             self._occurrences = Occurrences(
                 order.sampler,
                 stateful=order.keeps_its_place,
                 first=mark.batches * order.batch_size if mark.sampler is not None else 0,
-                beside=beside,
+                replay=replay,
             )
 
     def _indices(self) -> Iterator[Any]:
-        """Indices in torch's order; what they are drawn from is noted, or taken from the mark."""
+        """Yield indices in torch's order, and record or restore the states from which they are
+        drawn."""
         order, mark = self._order, self.mark
         if mark.sampler_epoch is not None and hasattr(order.sampler, "set_epoch"):
             order.sampler.set_epoch(mark.sampler_epoch)
@@ -215,19 +213,19 @@ class _TorchRequests:
             return
         if not order.is_watched:
             iterator = iter(order.indices)
-            # Not `yield from`: it would call iter() again, and some iterators begin anew then.
+            # Not `yield from`: it would call iter() again, and some iterators restart then.
             while (item := next(iterator, _DONE)) is not _DONE:
                 yield item
             return
         frozen = {name: getattr(mark, name) for name in NAMES}
         draws = WatchedDraws(seed=mark.sampler_seed, frozen=frozen)
-        self._number(draws.beside)
+        self._number(draws.replay)
         iterator = draws(lambda: iter(order.indices))
         is_first = True
         while True:
             if is_first or not order.keeps_its_place:
                 item = draws(lambda: next(iterator, _DONE))
-                self.drawn.update(draws.noted, mixed=draws.mixed)
+                self.drawn.update(draws.recorded, mixed=draws.mixed)
             else:
                 item = next(iterator, _DONE)
             is_first = False
@@ -235,19 +233,19 @@ class _TorchRequests:
                 return
             yield item
 
-    def moved(self, mark: Mark) -> Mark:
+    def after_batch(self, mark: Mark) -> Mark:
         state = self._states.popleft()
-        return replace(self.noted(mark), batches=mark.batches + 1, sampler=state)
+        return replace(self.with_draws(mark), batches=mark.batches + 1, sampler=state)
 
-    def noted(self, mark: Mark) -> Mark:
+    def with_draws(self, mark: Mark) -> Mark:
         return replace(mark, **self.drawn)
 
-    def valid(self) -> NDArray[np.bool_] | None:
+    def valid_slots(self) -> NDArray[np.bool_] | None:
         return None
 
 
 def _with_seed(order: TorchOrder, seed: int) -> Iterator[Any]:
-    """What torch's RandomSampler gives from a seed that it would have drawn itself."""
+    """Return the indices of torch's RandomSampler for a seed that it would have drawn itself."""
     sampler = copy.copy(order.sampler)
     sampler.generator = torch.Generator()
     sampler.generator.manual_seed(seed)
@@ -258,8 +256,8 @@ def _with_seed(order: TorchOrder, seed: int) -> Iterator[Any]:
     return iter(indices)
 
 
-# Up to here one full shuffle of all indices is kept: 8 bytes each. Beyond, windows of virtual
-# shards, as for native data.
+# Up to this many samples, all indices are shuffled at once, at 8 bytes each. Larger datasets are
+# shuffled in windows of virtual shards, as native ones are.
 FULL_SHUFFLE_SAMPLES = 2**26
 VIRTUAL_SHARD_SAMPLES = 2**16
 
@@ -268,8 +266,8 @@ VIRTUAL_SHARD_SAMPLES = 2**16
 class PlannedOrder:
     """Penstock's order over indices 0 to N - 1 of a map-style dataset, for one rank.
 
-    per_rank: samples of the largest rank's batch; is_padded: every batch is filled up to it.
-    batched: False asks for single samples. seed: as the user gave it.
+    per_rank: samples of the largest rank's batch. is_padded: every batch is filled up to it.
+    batched: False requests single samples. seed: the user's.
     """
 
     plan: Plan
@@ -285,19 +283,15 @@ class PlannedOrder:
         """The plan's fingerprint."""
         return self.plan.fingerprint
 
-    @property
-    def padded_size(self) -> int | None:
-        return self.per_rank if self.is_padded else None
-
     def batches(self, epoch: int) -> Iterator[list[int]]:
-        """Indices that this rank is asked for in an epoch, stand-ins left out."""
+        """Yield this rank's indices in an epoch by batch, without padding."""
         rank, size = self.world.rank, self.world.size
         for step in self.walk.steps(Cursor(epoch, 0), endless=False):
             ids = self.plan.ids(epoch, step.start.position, step.size, rank=rank, world=size)
             yield ids.tolist()
 
     def samples(self) -> int:
-        """Samples in all `batches`."""
+        """Return the number of samples in all `batches`."""
         runs = self.walk.runs(Cursor(0, 0))
         return sum(run.count * self.world.share(run.size) for run in runs)
 
@@ -337,35 +331,32 @@ class _PlannedRequests:
             yield WorkerRequest(index=ids if order.batched else ids[0], epoch=mark.epoch)
 
     def _ids(self, start: Cursor) -> tuple[list[int], NDArray[np.bool_] | None]:
-        import numpy as np
-
         order = self._order
         rank, size = order.world.rank, order.world.size
         batch = order.walk.full_size(start)
         ids = order.plan.ids(start.epoch, start.position, batch, rank=rank, world=size).tolist()
-        if order.padded_size is None:
+        if not order.is_padded:
             return ids, None
-        missing = order.padded_size - len(ids)
-        valid = np.arange(order.padded_size) < len(ids)
+        valid = np.arange(order.per_rank) < len(ids)
         stand_in = order.plan.ids(start.epoch, start.position, 1).tolist()
-        return ids + stand_in * missing, valid
+        return ids + stand_in * (order.per_rank - len(ids)), valid
 
-    def noted(self, mark: Mark) -> Mark:
+    def with_draws(self, mark: Mark) -> Mark:
         return mark
 
-    def moved(self, mark: Mark) -> Mark:
+    def after_batch(self, mark: Mark) -> Mark:
         return replace(mark, batches=mark.batches + 1, position=self._sent.popleft()[0])
 
-    def valid(self) -> NDArray[np.bool_] | None:
+    def valid_slots(self) -> NDArray[np.bool_] | None:
         return self._sent[0][1]
 
 
 def planned_order(
     dataset: Any, torch_options: TorchOptions, own: PenstockOptions, *, world: World
 ) -> PlannedOrder:
-    """The order of a map-style dataset with a seed. own: Penstock's options.
+    """Return the order of a map-style dataset with a seed. own: Penstock's options.
 
-    Raises ConfigError, PlanError for arguments that don't fit.
+    Raises ConfigError and PlanError for arguments that don't fit.
     """
     per_rank = planned_batch_size(torch_options, own, world)
     sizes = batch_sizes(
@@ -376,20 +367,20 @@ def planned_order(
         samples = len(dataset)
     except TypeError as error:
         raise ConfigError(
-            f"seed= needs a dataset with a length, and {type(dataset).__name__} has none. Give it "
-            "__len__, or drop seed=."
+            f"seed= needs a dataset with a length, but {type(dataset).__name__} has none. Give it "
+            "a __len__, or drop seed=."
         ) from error
     shuffle = bool(torch_options.shuffle)
     check_shuffles(own.order, shuffle=shuffle)
     walk = Walk(samples=samples, schedule=sizes.schedule, drop_last=drop_last)
     if samples and not len(walk):
         raise PlanError(
-            f"One global batch of {sizes.global_batch} samples is more than the {samples} of the "
-            "dataset, and drop_last=True drops it: an epoch would have no step. Pass a smaller "
-            "batch or drop_last=False."
+            f"A global batch of {sizes.global_batch} samples is larger than the dataset of "
+            f"{samples}, and drop_last=True drops it, so an epoch would have no step. Pass a "
+            "smaller batch or drop_last=False."
         )
     return PlannedOrder(
-        plan=index_plan(samples, own, shuffle=shuffle, global_batch=sizes.global_batch),
+        plan=_index_plan(samples, own, shuffle=shuffle, global_batch=sizes.global_batch),
         walk=walk,
         world=world,
         per_rank=sizes.per_rank,
@@ -400,15 +391,15 @@ def planned_order(
 
 
 def _virtual_shards(samples: int) -> list[int]:
-    """What stands for the shards of a dataset without shards: how many samples are in each."""
+    """Return the sizes, in samples, of the virtual shards of a dataset without shards."""
     if samples <= FULL_SHUFFLE_SAMPLES:
         return [samples]
     whole, rest = divmod(samples, VIRTUAL_SHARD_SAMPLES)
     return [VIRTUAL_SHARD_SAMPLES] * whole + [rest] * (rest > 0)
 
 
-def index_plan(samples: int, own: PenstockOptions, *, shuffle: bool, global_batch: int) -> Plan:
-    """The plan over the indices of a dataset without shards."""
+def _index_plan(samples: int, own: PenstockOptions, *, shuffle: bool, global_batch: int) -> Plan:
+    """Return the plan over the indices of a dataset without shards."""
     sizes, order = _virtual_shards(samples), own.order
     if len(sizes) == 1:
         lanes, window = 1, 1

@@ -1,8 +1,8 @@
-"""Mark where a pass over a torch dataset stands, and what its order was drawn from.
+"""Mark how far a pass over a torch dataset has come, and from which states its order was drawn.
 
-A mark holds the states that datasets, their iterators and samplers keep of themselves. A state is
-copied at the moment when it is taken or handed back: many datasets return the very dict that they
-go on to change, and keep the one that they are given.
+A mark holds the states that datasets, their iterators and samplers return of themselves. A state is
+copied when it is read and when it is loaded, because many datasets return the very dict that they
+change later, and keep the one that they are given.
 """
 
 from __future__ import annotations
@@ -22,84 +22,82 @@ from penstock.pipeline.torch_data.random_states import NAMES, check_frozen
 if TYPE_CHECKING:
     from penstock.pipeline.torch_data.worker import Ending, WorkerMessage
 
-# Classes whose own state doesn't say all that a resume needs, by module and name, subclasses
-# included; these are read again up to the place instead, which is exact. The one place for such
-# names: nothing that the class shows tells it apart from one whose state is exact.
-INEXACT = {
-    # Its documentation: what lies in a shuffle buffer is lost. And a state, once loaded, is where
-    # each later epoch begins too.
+# Classes whose own state doesn't hold all that a resume needs, by module and name, with their
+# subclasses. They are read again up to the position instead, which is exact. The names are listed,
+# because nothing in such a class distinguishes it from one whose state is exact.
+INEXACT_STATES = {
+    # Its documentation says that the contents of a shuffle buffer are lost. Also, each later epoch
+    # begins at a state that was loaded once.
     ("datasets.iterable_dataset", "IterableDataset")
 }
 _SCALARS = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
 
 def has_state(thing: object) -> bool:
-    """Whether a thing has state_dict(), to be called as it is, and load_state_dict()."""
+    """Return True if the object has load_state_dict() and a state_dict() without arguments."""
     take = getattr(thing, "state_dict", None)
     if not callable(take) or not callable(getattr(thing, "load_state_dict", None)):
         return False
     try:
         inspect.signature(take).bind()
     except TypeError:
-        return False  # it wants arguments that we don't know
+        return False  # it needs arguments that are unknown here
     except ValueError:
-        return True  # compiled: no signature to look at
+        return True  # compiled, without a signature
     return True
 
 
 def has_exact_state(dataset: object) -> bool:
-    """Whether a dataset has a state that is enough to go on behind it."""
+    """Return True if the dataset's state is sufficient to continue exactly."""
     names = {(kind.__module__, kind.__qualname__) for kind in type(dataset).__mro__}
-    return not names & INEXACT and has_state(dataset)
+    return not names & INEXACT_STATES and has_state(dataset)
 
 
 def copy_of(state: Any) -> Any:
-    """A copy of a state that shares nothing with it."""
+    """Return a copy of a state that shares nothing with it."""
     if type(state) in _SCALARS:
         return state
     if type(state) is dict:
         return {copy_of(key): copy_of(value) for key, value in state.items()}
     if type(state) is list:
-        # deepcopy takes 0.4 us for each number: milliseconds for a generator's state as a list.
+        # deepcopy takes 0.4 us per number: milliseconds for a generator's state as a list.
         plain = _SCALARS.issuperset(map(type, state))
         return state.copy() if plain else [copy_of(value) for value in state]
     return copy.deepcopy(state)
 
 
 def state_of(owner: Any) -> Any:
-    """The state that an owner has now. Raises DatasetError if it can't be copied."""
+    """Return an owner's current state. Raises DatasetError if it can't be copied."""
     state = owner.state_dict()
     try:
         return copy_of(state)
     except (TypeError, RuntimeError, RecursionError) as error:
         raise DatasetError(
-            f"{type(owner).__name__}.state_dict() returned what can't be copied ({error}), so it "
-            "can't be kept while reading goes on. Return plain values: numbers, strings, lists, "
-            "dicts, arrays, tensors."
+            f"{type(owner).__name__}.state_dict() returned a value that can't be copied ({error}), "
+            "so it can't be kept while reading continues. Return plain values: numbers, strings, "
+            "lists, dicts, arrays, tensors."
         ) from error
 
 
-def is_same_state(one: Any, other: Any) -> bool:
-    """Whether two states say the same, JSON's changes (tuples, keys) aside."""
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return bool(np.array_equal(one, other))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        mine, theirs = ({str(key): value for key, value in each.items()} for each in (one, other))
-        return mine.keys() == theirs.keys() and all(
-            is_same_state(mine[key], theirs[key]) for key in mine
-        )
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(is_same_state, one, other))
-    return type(one) is type(other) and bool(one == other)
+def is_same_state(left: Any, right: Any) -> bool:
+    """Return True if two states are equal, except for JSON's changes (tuples, keys)."""
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        return bool(np.array_equal(left, right))
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        a, b = ({str(key): value for key, value in each.items()} for each in (left, right))
+        return a.keys() == b.keys() and all(is_same_state(a[key], b[key]) for key in a)
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(is_same_state, left, right))
+    return type(left) is type(right) and bool(left == right)
 
 
 def iterator_at(dataset: Any, state: Any) -> Any:
-    """An iterator of the dataset that goes on from a state of the dataset's.
+    """Return an iterator of the dataset that continues from a state of the dataset.
 
-    A dataset that is its own iterator takes its state behind iter(), which may begin anew. Any
-    other takes it before, as its iterator may be made of it, and again where iter() undid that.
+    A dataset that is its own iterator loads its state after iter(), which may reset it. Any other
+    loads it before, because the iterator may be made from it, and again if iter() has undone that.
     """
     if callable(getattr(dataset, "__next__", None)):
         iterator = iter(dataset)
@@ -114,35 +112,32 @@ def iterator_at(dataset: Any, state: Any) -> Any:
 
 
 def _reset_to(dataset: Any, state: Any) -> Any:
-    """The dataset, its own iterator, which iter() has just begun anew, at a state."""
+    """Load a state into a dataset that is its own iterator, after iter() has reset it."""
     before = _state_now(dataset)
     dataset.load_state_dict(copy_of(state))
     now = _state_now(dataset)
-    # Nothing to be seen of it: some take it over when they are asked to iterate.
+    # If the state shows no change, the dataset may apply it in iter().
     return (
         iter(dataset) if is_same_state(now, before) and not is_same_state(now, state) else dataset
     )
 
 
 def _state_now(dataset: Any) -> Any:
-    """A dataset's state as it is now; something like no state where it has none yet."""
+    """Return a dataset's current state; an unequal value if it has none yet."""
     try:
         return state_of(dataset)
-    except Exception:  # some have a state from their first sample on only
+    except Exception:  # some datasets have a state only after their first sample
         return _state_now
 
 
 def description_of(dataset: Any) -> str:
-    """A dataset in words, for messages."""
-    name = type(dataset).__name__
-    try:
-        return f"{name} of {len(dataset)} samples"
-    except (TypeError, NotImplementedError):
-        return name
+    """Return a dataset's class and length for messages."""
+    name, length = type(dataset).__name__, length_of(dataset)
+    return name if length is None else f"{name} of {length} samples"
 
 
 def length_of(dataset: Any) -> int | None:
-    """What a dataset says that its length is; None if it says nothing."""
+    """Return a dataset's length; None if it has none."""
     try:
         return len(dataset)
     except (TypeError, NotImplementedError):
@@ -151,13 +146,13 @@ def length_of(dataset: Any) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPosition:
-    """How far one worker's stream has been handed out.
+    """How far one worker's stream has been delivered.
 
-    batches: handed out of it in this epoch. state: the dataset's behind the last of these but
-    `since`; None if it has none or none was taken yet (then `since` equals `batches`). over:
-    nothing more comes of it in this epoch. past: the state is of the pass before, which ended or
-    was left there; the epoch begins anew behind it. rng: without any state, of the process's
-    generators those that the stream drew from, as they were at its start, or if it is over now.
+    batches: delivered of it in this epoch. state: the dataset's, behind the last of these except
+    `since`; None if it has none or none was read yet (then `since` equals `batches`). over: the
+    stream has ended in this epoch. past: the state is from the end of the pass before, which ended
+    or was left; the next epoch begins behind it. rng: without any state, the states of those of the
+    process's generators that the stream drew from, at its start, or at its end if it is over.
     """
 
     batches: int = 0
@@ -168,14 +163,14 @@ class WorkerPosition:
     rng: dict[str, str] | None = None
 
     def check(self) -> None:
-        """Raise ValueError for what no worker's stream can be at."""
+        """Raise ValueError for an impossible position."""
         if self.past not in (None, "ended", "left"):
             raise ValueError(f"past is {self.past!r}")
         if any(type(count) is not int or count < 0 for count in (self.batches, self.since)):
             raise ValueError(f"counts are {(self.batches, self.since)}")
 
-    def moved(self, message: WorkerMessage) -> WorkerPosition:
-        """The position behind one batch more."""
+    def after_batch(self, message: WorkerMessage) -> WorkerPosition:
+        """Return the position behind one more batch."""
         if message.state is not None:
             return WorkerPosition(batches=self.batches + 1, state=message.state, over=message.over)
         return replace(
@@ -186,8 +181,8 @@ class WorkerPosition:
             rng=message.rng if message.over or message.rng is not None else self.rng,
         )
 
-    def noted(self, message: WorkerMessage) -> WorkerPosition:
-        """The position with what a worker said between two batches."""
+    def after_message(self, message: WorkerMessage) -> WorkerPosition:
+        """Return the position after a message without a batch."""
         if message.past is not None:
             return WorkerPosition(state=message.state, past=message.past, rng=message.rng)
         if not message.over:
@@ -197,7 +192,7 @@ class WorkerPosition:
         return WorkerPosition(batches=self.batches, state=message.state, over=True)
 
     def next_epoch(self) -> WorkerPosition:
-        """The position at the start of the next epoch, in a worker that goes on."""
+        """Return the position at the start of the next epoch, in a persistent worker."""
         if self.over:
             return WorkerPosition(state=self.state, past="ended", rng=self.rng)
         return WorkerPosition(state=self.state, past="left")
@@ -205,15 +200,15 @@ class WorkerPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Where a pass stands: what of an epoch was handed out, and what its order was drawn from.
+    """The position of a pass: what was delivered of an epoch, and what its order was drawn from.
 
-    batches: handed out on this rank. position: samples of the epoch over all ranks (plans only).
+    batches: delivered on this rank. position: samples of the epoch over all ranks (plans only).
     base_seed: torch's, of the workers. sampler_seed, rng, python_rng, numpy_rng, generator: what
-    the sampler drew from: a seed, the states of torch's, python's and numpy's generators, or of
-    the user's; mixed: that of them which can't be repeated. sampler: its own state.
-    sampler_epoch, dataset_epoch: of a sampler or an iterable dataset with set_epoch. workers: of
-    each torch worker (one without workers); next_worker: whose batch is due. bad: samples of the
-    epoch that others stood in for.
+    the sampler drew from: a seed, or the states of torch's, python's and numpy's generators, or of
+    the user's. mixed: the one of them whose draws can't be repeated. sampler: its own state.
+    sampler_epoch, dataset_epoch: of a sampler or an iterable dataset with set_epoch. workers:
+    positions of torch's workers (one without workers). next_worker: the worker of the next batch.
+    bad: samples of the epoch that were replaced.
     """
 
     epoch: int = 0
@@ -234,7 +229,8 @@ class Mark:
     bad: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The mark in JSON types, but for states of the user's own dataset and sampler."""
+        """Return the mark as JSON types, except for states of the user's own dataset and
+        sampler."""
         values = {name: getattr(self, name) for name in self.__slots__ if name != "workers"}
         kept = {name: value for name, value in values.items() if value is not None}
         return {
@@ -247,7 +243,8 @@ class Mark:
 
     @classmethod
     def from_dict(cls, values: Any) -> Mark:
-        """The mark behind `to_dict`; raises ResumeError for what that can't have written."""
+        """Return the mark of a `to_dict`; raises ResumeError for values that it can't have
+        written."""
         try:
             given = copy_of(dict(values))
             workers = tuple(WorkerPosition(**worker) for worker in given.pop("workers"))

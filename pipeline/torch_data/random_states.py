@@ -1,10 +1,10 @@
 """Save, restore and watch the three random generators that samplers and datasets draw from.
 
 A sampler may shuffle with python's `random`, numpy's global generator or torch's, all at once or a
-little for each batch. Its indices can be drawn again only from the same states. So those are noted
-where they turn out to be used; a pass that resumes draws from them, apart from the process's own
-generators, which the training loop uses. What can't be repeated is reported: draws for batches that
-came between others' draws from the same generator.
+little for each batch. Its indices can be drawn again only from the same states. So the states of
+the generators that it uses are recorded, and a pass that resumes draws from them, separately from
+the process's own generators, which the training loop uses. Order that can't be repeated is
+reported: draws for batches between which other code drew from the same generator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.cache import ResumeError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_WORDS = 624  # of a Mersenne twister's state; its place among them follows
+_WORDS = 624  # of a Mersenne twister's state; the position among them follows
 NAMES = {
     "rng": "torch's default generator",
     "python_rng": "python's `random`",
@@ -31,19 +31,21 @@ NAMES = {
 
 
 def freeze(state: torch.Tensor) -> str:
-    """A generator's state (uint8, shape (5056,), every other four bytes zeros) as text."""
+    """Return a generator's state (uint8, shape (5056,), mostly zeros) as text."""
     return _text(zlib.compress(state.numpy().tobytes()))
 
 
 def thaw(text: str) -> torch.Tensor:
-    """The state behind `freeze`. Raises ResumeError."""
+    """Return the state of a `freeze`. Raises ResumeError."""
     size = len(torch.get_rng_state())
     try:
         raw = zlib.decompressobj().decompress(_raw(text), size + 1)
     except zlib.error as error:
         raise ResumeError(f"State is damaged: a generator's state ({error}).") from error
     if len(raw) != size:
-        raise ResumeError("State is damaged: a generator's state has another length.")
+        raise ResumeError(
+            f"State is damaged: a generator's state has {len(raw)} bytes, wanted {size}."
+        )
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
@@ -64,7 +66,10 @@ def _twister(text: str) -> tuple[Any, int]:
     raw = _raw(text)
     words = np.frombuffer(raw[: len(raw) // 4 * 4], np.uint32)
     if len(raw) != 4 * (_WORDS + 1) or words[-1] > _WORDS:
-        raise ResumeError("State is damaged: a generator's state has another length.")
+        raise ResumeError(
+            f"State is damaged: a generator's state has {len(raw)} bytes, or a position outside "
+            f"of its {_WORDS} words."
+        )
     return words[:-1], int(words[-1])
 
 
@@ -72,11 +77,11 @@ class _Torch:
     """torch's default generator."""
 
     @staticmethod
-    def now() -> bytes:
+    def get() -> bytes:
         return torch.get_rng_state().numpy().tobytes()
 
     @staticmethod
-    def put(state: bytes) -> None:
+    def set(state: bytes) -> None:
         torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
     @staticmethod
@@ -89,14 +94,14 @@ class _Torch:
 
 
 class _Python:
-    """python's `random`, without what `random.gauss` keeps: indices aren't drawn by it."""
+    """python's `random`, without the value that `random.gauss` keeps: no index is drawn from it."""
 
     @staticmethod
-    def now() -> Any:
+    def get() -> Any:
         return random.getstate()
 
     @staticmethod
-    def put(state: Any) -> None:
+    def set(state: Any) -> None:
         random.setstate(state)
 
     @staticmethod
@@ -110,17 +115,18 @@ class _Python:
 
 
 class _Numpy:
-    """numpy's global generator; None: the program has put one of another kind in its place."""
+    """numpy's global generator; its state is None if the program has replaced it by another
+    kind."""
 
     @staticmethod
-    def now() -> Any:
+    def get() -> Any:
         state: Any = np.random.get_state(legacy=False)
         if state["bit_generator"] != "MT19937":
             return None
         return state["state"]["key"].tobytes(), int(state["state"]["pos"])
 
     @staticmethod
-    def put(state: Any) -> None:
+    def set(state: Any) -> None:
         if state is not None:
             np.random.set_state(("MT19937", np.frombuffer(state[0], np.uint32), state[1], 0, 0.0))
 
@@ -138,12 +144,17 @@ KINDS: dict[str, Any] = {"rng": _Torch, "python_rng": _Python, "numpy_rng": _Num
 
 
 def generator_states() -> dict[str, Any]:
-    """The states of all three as they are now, by the names of `NAMES`."""
-    return {name: kind.now() for name, kind in KINDS.items()}
+    """Return the current states of all three, by the names of `NAMES`."""
+    return {name: kind.get() for name, kind in KINDS.items()}
+
+
+def _set_generators(states: dict[str, Any]) -> None:
+    for name, state in states.items():
+        KINDS[name].set(state)
 
 
 def check_frozen(frozen: dict[str, str | None]) -> None:
-    """Raise ResumeError for what `freeze` of some generator can't have given."""
+    """Raise ResumeError for texts that `freeze` of a generator can't have written."""
     for name, text in frozen.items():
         if text is not None:
             KINDS[name].thaw(text)
@@ -153,70 +164,70 @@ T = TypeVar("T")
 
 
 class WatchedDraws:
-    """Draws indices one after the other, and knows what they were drawn from.
+    """Draws indices one after the other, and records the states from which they were drawn.
 
-    seed: of all three generators, or None; frozen: states by the names of `NAMES`, which go before
-    it. What is given is drawn from beside the process's own generators, which stay as they are;
-    the rest from those, as torch does. noted: states by name, of what turned out to be used.
-    mixed: the generator that others drew from in between, if any did: then no state repeats it.
+    seed: of all three generators, or None. frozen: states by the names of `NAMES`, used instead of
+    the seed. Draws use these states if they are given, and leave the process's own generators
+    unchanged; otherwise they use the process's generators, as torch does. recorded: states by name,
+    of the generators that were used. mixed: the generator that other code drew from in between, if
+    any; no state repeats it.
     """
 
     def __init__(self, *, seed: int | None, frozen: dict[str, str | None]) -> None:
         self._own = {n: KINDS[n].thaw(text) for n, text in frozen.items() if text is not None}
         if seed is not None and not self._own:
-            before = {name: kind.now() for name, kind in KINDS.items()}
+            before = generator_states()
             random.seed(seed)
             if before["numpy_rng"] is not None:
                 np.random.seed([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF])
             torch.default_generator.manual_seed(seed)
-            self._own = {name: kind.now() for name, kind in KINDS.items()}
-            for name, kind in KINDS.items():
-                kind.put(before[name])
-        self._left: dict[str, Any] = {}  # as the latest draw left them
-        self.noted: dict[str, str] = {}
+            self._own = generator_states()
+            _set_generators(before)
+        self._left: dict[str, Any] = {}  # states behind the latest draw
+        self.recorded: dict[str, str] = {}
         self.mixed: str | None = None
 
     def __call__(self, draw: Callable[[], T]) -> T:
-        """What draw() gives."""
-        before = {name: kind.now() for name, kind in KINDS.items()}
-        for name, state in self._own.items():
-            KINDS[name].put(state)
+        """Return draw(), and record what it drew from."""
+        before = generator_states()
+        _set_generators(self._own)
         try:
             return draw()
         finally:
             for name, kind in KINDS.items():
-                after = kind.now()
+                after = kind.get()
                 if name in self._own:
                     self._own[name] = after
-                    kind.put(before[name])
+                    kind.set(before[name])
                 elif after != before[name]:
                     self._drew(name, before[name], after)
 
-    def beside(self, draw: Callable[[], T]) -> T:
-        """What draw() gives from the states that the next draw begins with; nothing is noted, and
-        all states stay as they are."""
+    def replay(self, draw: Callable[[], T]) -> T:
+        """Return draw() from the states with which the next draw begins.
+
+        Records nothing and restores all states.
+        """
         before = generator_states()
-        for name, state in self._own.items():
-            KINDS[name].put(state)
+        _set_generators(self._own)
         try:
             return draw()
         finally:
-            for name, state in before.items():
-                KINDS[name].put(state)
+            _set_generators(before)
 
     def _drew(self, name: str, before: Any, after: Any) -> None:
-        if name not in self.noted:
-            self.noted[name] = KINDS[name].freeze(before)
+        if name not in self.recorded:
+            self.recorded[name] = KINDS[name].freeze(before)
         elif before != self._left[name]:
             self.mixed = name
         self._left[name] = after
 
 
 class StreamDraws:
-    """Random numbers of a stream that is replayed, from the states that it began with.
+    """Random numbers of a stream that can be replayed from the states with which it began.
 
-    frozen: those of a stream that goes on, by name. in_main: others draw from the generators too,
-    so one that goes on draws beside them; a worker's are the stream's own.
+    frozen: the states of a stream that continues, by name. in_main: other code draws from the
+    generators too, so a stream that continues draws from its own states; in a worker, the
+    generators belong to the stream.
     """
 
     def __init__(self, frozen: dict[str, str] | None, *, in_main: bool) -> None:
@@ -224,29 +235,30 @@ class StreamDraws:
         self._draws = WatchedDraws(seed=None, frozen=dict(self._frozen)) if in_main else None
         if not in_main:
             for name, text in self._frozen.items():
-                KINDS[name].put(KINDS[name].thaw(text))
+                KINDS[name].set(KINDS[name].thaw(text))
         self._before = {} if in_main else generator_states()
         self._is_watched = in_main
 
     def __call__(self, draw: Callable[[], T]) -> T:
-        """What draw() gives."""
+        """Return draw()."""
         return self._draws(draw) if self._draws is not None and self._is_watched else draw()
 
     def ignore(self) -> None:
-        """Watch no longer: nothing follows from its draws."""
+        """Stop watching, because nothing depends on the draws."""
         self._draws = None
 
-    def noted(self, *, is_over: bool) -> dict[str, str] | None:
-        """Frozen states of what was drawn from; to be asked for behind each batch.
+    def recorded(self, *, is_over: bool) -> dict[str, str] | None:
+        """Return the frozen states from which the stream drew; call it after each batch.
 
-        As it was at first, or in a worker's stream that is over as it is now.
+        They are those of its start or, if it is over in a worker, the current ones.
         """
         if self._draws is not None:
             if not self._is_watched or is_over:
                 return None
-            noted = {**self._frozen, **self._draws.noted}
-            self._is_watched = bool(noted)  # its first batch drew nothing: nor will the others
-            return noted or None
+            recorded = {**self._frozen, **self._draws.recorded}
+            # If the first batch drew nothing, the others won't either.
+            self._is_watched = bool(recorded)
+            return recorded or None
         now = generator_states()
         wanted = now if is_over else self._before
         drawn = [name for name in now if now[name] != self._before[name]]
@@ -256,5 +268,5 @@ class StreamDraws:
 
     @property
     def mixed(self) -> str | None:
-        """The generator that others drew from in between."""
+        """The generator that other code drew from in between, or None."""
         return None if self._draws is None else self._draws.mixed

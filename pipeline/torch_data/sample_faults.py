@@ -1,7 +1,7 @@
-"""Decide whether an error is a sample's fault, and which samples stand in for a bad one.
+"""Decide if an error is a sample's fault, choose substitutes, and count and report bad samples.
 
-This applies only where the user asked for it (`max_bad=`). Code that raises is then taken for a bad
-sample, whatever it raises, except errors that no sample's bytes can cause.
+This applies only if the user asked for it (`max_bad=`). Any error of the dataset then counts as a
+bad sample, except errors that no sample's bytes can cause.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from penstock.pipeline.torch_data.mark import Mark
 
 _REASON_CHARACTERS = 300
-# The program's, the machine's or the network's.
-_OTHERS_FAULT: tuple[type[BaseException], ...] = (
+# Errors of the program, the machine or the network.
+_NOT_A_SAMPLE_FAULT: tuple[type[BaseException], ...] = (
     NameError,
     ImportError,
     SyntaxError,
@@ -49,16 +49,16 @@ _OTHERS_FAULT: tuple[type[BaseException], ...] = (
 
 
 def is_sample_fault(error: Exception) -> bool:
-    """Whether what reading a sample raised says that the sample is bad."""
+    """Return True if an error raised while a sample was read shows that the sample is bad."""
     if isinstance(error, BadSampleError | CorruptShardError):
         return True
-    if isinstance(error, (PenstockError, *_OTHERS_FAULT)):
+    if isinstance(error, (PenstockError, *_NOT_A_SAMPLE_FAULT)):
         return False
     return machine_remedy(error) is None
 
 
 def reason_of(error: Exception) -> str:
-    """Why a sample is bad, on one line."""
+    """Return the reason why a sample is bad, on one line."""
     text = " ".join(str(error).split())
     if isinstance(error, BadSampleError) and text:
         return text[:_REASON_CHARACTERS]
@@ -67,7 +67,10 @@ def reason_of(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A place in a batch whose own sample is bad. sample_id: that one; reason: why."""
+    """A row of a batch whose own sample is bad.
+
+    sample_id: the bad sample. reason: why it is bad.
+    """
 
     sample_id: int
     reason: str
@@ -75,8 +78,11 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Substitutes:
-    """Which samples may stand in for a bad one: as for native data, functions of seed, epoch and
-    sample id. starts, sizes: first index and samples of each part, int64, shape (parts,)."""
+    """The samples that may replace a bad one: functions of seed, epoch and sample id, as with
+    native data.
+
+    starts, sizes: first index and samples of each part, int64, shape (parts,).
+    """
 
     seed: int
     starts: Any
@@ -84,12 +90,12 @@ class Substitutes:
 
     @classmethod
     def among(cls, sizes: Sequence[int], *, seed: int) -> Substitutes:
-        """Of a dataset in parts of these sizes."""
+        """Return the substitutes of a dataset in parts of these sizes."""
         ends = np.cumsum(np.asarray(sizes, np.int64))
         return cls(seed=seed, starts=ends - sizes, sizes=np.asarray(sizes, np.int64))
 
     def of(self, sample_id: int, *, epoch: int) -> Iterator[int]:
-        """The samples to try, in order."""
+        """Yield the samples to try, in order."""
         for attempt in range(ATTEMPTS):
             candidate = substitute(
                 sample_id,
@@ -103,52 +109,52 @@ class Substitutes:
                 yield candidate
 
 
-_NAMED = 10
+_MOST_NAMED = 10
 
 
 class BadTally:
-    """Counts and reports bad samples as batches are handed out; the thread that does so calls.
+    """Counts and reports bad samples as batches are delivered.
 
-    How many there were in the epoch stands in the mark; here is what they were.
+    The delivering thread calls it. The mark holds the epoch's count; this object holds the reasons.
     """
 
     def __init__(self, dataset: Any, *, max_bad: float, meter: Meter) -> None:
-        """max_bad: share of this rank's samples of an epoch, past which it stops."""
+        """max_bad: the share of this rank's samples of an epoch that may be bad."""
         self._dataset = dataset
         self._max_bad = max_bad
         self._meter = meter
-        self._met: dict[int, str] = {}  # in any epoch
+        self._known: dict[int, str] = {}  # reasons of bad samples, in any epoch
         self._of_epoch: dict[int, str] = {}
         self._epoch = -1
         self._report: QuarantineFile | None = None
 
     def check(self, mark: Mark, world: World) -> None:
-        """Raise TooManyBadSamplesError once an epoch has had more than is allowed."""
+        """Raise TooManyBadSamplesError if an epoch has had more bad samples than allowed."""
         own = len(self._dataset) / world.size
         if mark.bad <= self._max_bad * own:
             return
         known = self._of_epoch if self._epoch == mark.epoch else {}
-        named = "; ".join(f"{i} ({known[i]})" for i in sorted(known)[:_NAMED])
-        more = len(known) - _NAMED
+        named = "; ".join(f"{i} ({known[i]})" for i in sorted(known)[:_MOST_NAMED])
+        more = len(known) - _MOST_NAMED
         file = f" All of them: {self._meter.quarantine}." if self._meter.quarantine else ""
         raise TooManyBadSamplesError(
             f"{mark.bad} bad samples in epoch {mark.epoch} are more than max_bad={self._max_bad} "
             f"of the {own:,.0f} samples of rank {world.rank}'s share of "
-            f"{description_of(self._dataset)}. Bad: {named or 'met before this start'}"
-            f"{f'; and {more} more' if more > 0 else ''}.{file} Look at why; then leave them out "
-            "of the dataset, or raise max_bad=.",
+            f"{description_of(self._dataset)}. Bad: {named or 'found before this start'}"
+            f"{f'; and {more} more' if more > 0 else ''}.{file} See the reasons; then remove them "
+            "from the dataset, or raise max_bad=.",
             sample_ids=tuple(sorted(known)),
         )
 
     def count(self, bad: Sequence[BadRow], *, epoch: int, world: World) -> int:
-        """Count and report the bad samples of a batch that is handed out; how many there are."""
+        """Count and report the bad samples of a delivered batch, and return their number."""
         if epoch != self._epoch:
             self._epoch, self._of_epoch = epoch, {}
-        new = {row.sample_id: row.reason for row in bad if row.sample_id not in self._met}
+        new = {row.sample_id: row.reason for row in bad if row.sample_id not in self._known}
         self._of_epoch |= {row.sample_id: row.reason for row in bad}
         self._meter.bad += len(bad)
-        is_first = not self._met
-        self._met |= new
+        is_first = not self._known
+        self._known |= new
         if new:
             self._write(new, epoch, world)
             if is_first:
@@ -167,10 +173,9 @@ class BadTally:
     def _warn(self, row: BadRow) -> None:
         where = f", listed in {self._meter.quarantine}" if self._meter.quarantine else ""
         warnings.warn(
-            f"Sample {row.sample_id} of {description_of(self._dataset)} is bad: {row.reason}. It "
-            'and others like it are replaced by other samples (pad="mask": and marked '
-            f"valid=False){where}. The loader stops when more than max_bad={self._max_bad} of an "
-            "epoch are bad.",
+            f"Sample {row.sample_id} of {description_of(self._dataset)} is bad: {row.reason}. Bad "
+            'samples are replaced by other samples (and marked valid=False with pad="mask")'
+            f"{where}. The loader stops if more than max_bad={self._max_bad} of an epoch are bad.",
             PenstockWarning,
             stacklevel=6,
         )

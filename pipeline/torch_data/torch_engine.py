@@ -1,8 +1,8 @@
-"""Run a loader over a torch dataset: tie torch's loaders, passes and the state together.
+"""Run a loader over a torch dataset: connect torch's loaders, passes and the state.
 
-torch's DataLoader carries requests to its workers and batches back (`torch_loaders`); nothing of it
-is copied here. A mark counts what was delivered (`mark`), and a pass can begin anywhere a mark
-says. The loader's state is written from a mark, and refused where it doesn't fit this loader.
+torch's DataLoader sends requests to its workers and receives batches (`torch_loaders`); none of its
+code is copied. A mark counts what was delivered (`mark`), and a pass can begin at any mark. The
+loader's state is written from a mark, and rejected if it doesn't fit this loader.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ STATE_VERSION = 1
 
 
 def to_state(setup: PassSetup, mark: Mark) -> dict[str, Any]:
-    """The state at a mark: JSON types, but for states of the user's own dataset and sampler."""
+    """Return the state at a mark: JSON types, except for states of the user's own dataset and
+    sampler."""
     return {
         "version": STATE_VERSION,
         "kind": "torch",
@@ -56,55 +57,53 @@ def to_state(setup: PassSetup, mark: Mark) -> dict[str, Any]:
         "drop_last": setup.options.torch_options.drop_last,
         "streams": setup.streams,
         "draw_seed": None if setup.augmenter is None else setup.augmenter.seed,
-        "mark": _shared_mark(setup, mark).to_dict(),
+        # Ranks don't count bad samples together, and the state must be the same on all.
+        "mark": (mark if setup.world.size == 1 else replace(mark, bad=0)).to_dict(),
     }
 
 
-def _shared_mark(setup: PassSetup, mark: Mark) -> Mark:
-    """The mark as all ranks have it: they don't count bad samples together."""
-    return mark if setup.world.size == 1 else replace(mark, bad=0)
-
-
 def from_state(setup: PassSetup, state: Any) -> Mark:
-    """The mark of a state. Raises ResumeError for what `to_state` didn't write for this loader."""
+    """Return the mark of a state. Raises ResumeError if `to_state` didn't write it for this
+    loader."""
     if not isinstance(state, dict) or state.get("kind") != "torch":
         raise not_a_torch_state(state)
     if state.get("version") != STATE_VERSION:
         raise ResumeError(
-            f"State version {state.get('version')!r} can't be read: this Penstock writes and "
-            f"reads version {STATE_VERSION}. Resume with the release that wrote it."
+            f"State version {state.get('version')!r} can't be read: this release of Penstock reads "
+            f"and writes version {STATE_VERSION}. Resume with the release that wrote the state."
         )
     for name, here in _identity(setup).items():
         saved = state.get(name)
         if saved != here:
             raise ResumeError(
-                f"State was saved with {name}={saved!r}, this loader has {name}={here!r}, "
-                "which gives other batches. Build the loader as it was, or start without a state."
+                f"State was saved with {name}={saved!r}, but this loader has {name}={here!r}, so "
+                "its batches differ. Build the loader with the saved value, or start without a "
+                "state."
             )
     mark = Mark.from_dict(state.get("mark"))
     is_tied = setup.order is None or any(worker.state for worker in mark.workers)
     if is_tied and state.get("streams") != setup.streams:
         raise ResumeError(
-            f"State was saved with num_workers={state.get('streams')}, this loader has "
-            f"num_workers={setup.num_workers}: each worker goes through a part of the "
-            f"dataset of its own, and the parts would shift. Pass the saved num_workers."
+            f"State was saved with num_workers={state.get('streams')}, but this loader has "
+            f"num_workers={setup.num_workers}. Each worker reads its own part of the dataset, and "
+            "the parts would shift. Pass the saved num_workers."
         )
     saved = state.get("drop_last")
     return _with_ends_of(setup, mark, saved=saved) if isinstance(saved, bool) else mark
 
 
 def _with_ends_of(setup: PassSetup, mark: Mark, *, saved: bool) -> Mark:
-    """The mark in a loader whose epochs may end otherwise than those of the saved job: it warns, as
-    for native datasets, and the next epoch begins where this one has nothing left.
+    """Return the mark in a loader whose epochs may end otherwise than those of the saved job.
 
-    saved: that job's drop_last.
+    Warns, as for native datasets. The next epoch begins if this one has nothing left. saved: that
+    job's drop_last.
     """
     here = bool(setup.options.torch_options.drop_last)
     rest = setup.last_samples()
     if saved == here or rest == 0:
         return mark
     these = "last samples, fewer than a batch," if rest is None else f"last {rest} samples,"
-    change = f"leaves out its {these} which the saved job handed out"
+    change = f"leaves out its {these} which the saved job delivered"
     if saved:
         change = f"ends with its {these} which the saved job left out"
     warnings.warn(
@@ -118,7 +117,7 @@ def _with_ends_of(setup: PassSetup, mark: Mark, *, saved: bool) -> Mark:
 
 
 def _identity(setup: PassSetup) -> dict[str, Any]:
-    """What a state must agree with, and what differs where it doesn't."""
+    """Return the values that must be equal in the state and in this loader."""
     options, order = setup.options, setup.order
     is_torchs = options.seed is None or order is None
     return {
@@ -132,27 +131,27 @@ def _identity(setup: PassSetup) -> dict[str, Any]:
 
 
 def check_can_be_taken(setup: PassSetup, mark: Mark) -> None:
-    """Raise ConfigError where no state can say what was handed out, or how to repeat it."""
+    """Raise ConfigError if no state can hold what was delivered, or repeat its order."""
     if not setup.options.workers.in_order:
         raise ConfigError(
-            "in_order=False hands batches out as they come, so no position tells which ones were "
-            "handed out, and a state can't be taken. Pass in_order=True."
+            "in_order=False delivers batches as they are ready, so no position says which ones "
+            "were delivered, and there is no state. Pass in_order=True."
         )
     if mark.mixed is not None:
         name = NAMES.get(mark.mixed, mark.mixed)
         raise ConfigError(
-            f"The sampler draws from {name} batch by batch, and others drew from it in between, so "
-            "no state can repeat its order. Let it draw all of an epoch's indices first, or from a "
-            "generator of its own that its state_dict() and load_state_dict() keep, or pass seed= "
-            "in place of a sampler."
+            f"The sampler draws from {name} batch by batch, and other code drew from it in "
+            "between, so no state can repeat its order. Let the sampler draw all of an epoch's "
+            "indices first, or use its own generator that its state_dict() and load_state_dict() "
+            "keep; or pass seed= instead of a sampler."
         )
 
 
 def with_decided_draws(setup: PassSetup, mark: Mark, *, keeps_workers: bool) -> Mark:
-    """The mark of an epoch that begins, with what the epoch will be drawn from.
+    """Return the mark of an epoch that begins, with the seeds and states of its draws.
 
-    Drawn now instead of when the pass begins, and in torch's order: nothing else changes.
-    keeps_workers: persistent ones were seeded long ago.
+    They are drawn now instead of when the pass begins, in torch's order; nothing else changes.
+    keeps_workers: persistent workers were seeded earlier.
     """
     generator = setup.own_generator()
     if generator is not None and mark.generator is None:
@@ -167,10 +166,11 @@ def with_decided_draws(setup: PassSetup, mark: Mark, *, keeps_workers: bool) -> 
 
 
 def with_dataset_state(setup: PassSetup, mark: Mark, source: Any, *, is_live: bool) -> Mark:
-    """The mark with the state, just behind the last batch, of a dataset that is read here.
+    """Return the mark with the state of a dataset that is read in this process, behind the last
+    batch.
 
-    Workers send theirs with their batches. source: of the latest pass. is_live: whether that is
-    under way.
+    Workers send theirs with their batches. source: of the latest pass. is_live: that pass is
+    active.
     """
     if setup.num_workers or source is None:
         return mark
@@ -187,17 +187,17 @@ def with_dataset_state(setup: PassSetup, mark: Mark, source: Any, *, is_live: bo
 
 def _warn_of_mixed(setup: PassSetup, name: str) -> None:
     warnings.warn(
-        f"{type(setup.dataset).__name__} draws from {NAMES[name]} as it is read, and others drew "
-        "from it in between. After a resume its random numbers differ, and so do its samples if "
-        "it draws their order there: give it a generator of its own that its state_dict() keeps, "
-        "or num_workers=1.",
+        f"{type(setup.dataset).__name__} draws from {NAMES[name]} as it is read, and other code "
+        "drew from it in between. After a resume its random numbers differ, and so does the order "
+        "of its samples if it is drawn from them. Give the dataset its own generator that its "
+        "state_dict() keeps, or pass num_workers=1.",
         PenstockWarning,
         stacklevel=5,
     )
 
 
 class TorchEngine:
-    """Hands out batches of a torch dataset. The loader's facade forwards to it.
+    """Delivers batches of a torch dataset; DataLoader forwards to it.
 
     shards_itself: Penstock orders the samples and shares them out over the ranks.
     """
@@ -205,7 +205,7 @@ class TorchEngine:
     def __init__(self, dataset: Any, options: TorchDataOptions) -> None:
         augmenter = _augmenter_of(options)
         order = _order_of(dataset, options)
-        # Replaced when the loader works by other options: a pass takes those of its beginning.
+        # Replaced when the loader gets other options; a pass keeps those with which it began.
         self._setup = PassSetup(dataset=dataset, options=options, order=order, augmenter=augmenter)
         self.shards_itself = isinstance(order, PlannedOrder)
         self.meter = Meter(
@@ -234,9 +234,9 @@ class TorchEngine:
         self._latest = None
 
     def take_over(self, options: TorchDataOptions) -> None:
-        """Work by other options from the next pass on: for another world, with other workers.
+        """Use other options from the next pass on: for another world, with other workers.
 
-        Raises ConfigError and PlanError for what doesn't fit; the engine is then unchanged.
+        Raises ConfigError and PlanError for options that don't fit; the engine is then unchanged.
         """
         before = self._setup
         order, augmenter = before.order, before.augmenter
@@ -252,7 +252,7 @@ class TorchEngine:
             self._join()
 
     def _join(self) -> None:
-        """Have a place among the job's ranks, if there is any by now. Raises PlanError."""
+        """Join the job's ranks, if there are any by now. Raises PlanError."""
         if self.shards_itself and self._ranks is None and self.world.processes > 1:
             # A process that is alone needs none of it.
             from penstock.pipeline.torch_data.job_ranks import JobRanks
@@ -261,27 +261,28 @@ class TorchEngine:
 
     @property
     def world(self) -> World:
-        """Rank and size that the batches are for."""
+        """Rank and size of the batches."""
         return self._setup.world
 
     @property
     def batch_size(self) -> int | None:
-        """The size of this rank's largest batch, where torch batches by a number."""
+        """The size of this rank's largest batch, if torch batches by a number."""
         return self._setup.options.batch_size
 
     @property
     def keeps_workers(self) -> bool:
-        """Whether persistent workers were started."""
+        """True if persistent workers were started."""
         return self._loaders.keeps_workers
 
     # -- passes
 
     def __len__(self) -> int:
-        """Batches of a whole epoch on this rank. Raises TypeError if nobody knows."""
+        """Return the number of batches of a whole epoch on this rank. Raises TypeError if
+        unknown."""
         return self._setup.length()
 
     def begin(self) -> Iterator[Any]:
-        """A pass over the current epoch; several may run at once, as with torch."""
+        """Begin a pass over the current epoch; several may run at once, as with torch."""
         self._check_open()
         self._setup.warn_if_unsharded()
         self._join()
@@ -305,20 +306,20 @@ class TorchEngine:
         return started
 
     def _live_pass(self) -> Pass | None:
-        """The latest pass, while it is the one whose place is the loader's."""
+        """Return the latest pass, if the loader's mark follows it."""
         live = self._latest() if self._latest is not None else None
         if live is None or live.number != self._bookmark.number or live.is_over:
             return None
         return live
 
     def epoch_batches(self) -> Iterator[list[int]]:
-        """Indices that this rank is handed in a whole current epoch, a batch at a time."""
+        """Return this rank's indices in a whole current epoch, batch by batch."""
         order = self._setup.order
         assert isinstance(order, PlannedOrder)
         return order.batches(self.epoch)
 
     def epoch_samples(self) -> int:
-        """Samples in all `epoch_batches`."""
+        """Return the number of samples in all `epoch_batches`."""
         order = self._setup.order
         assert isinstance(order, PlannedOrder)
         return order.samples()
@@ -327,22 +328,23 @@ class TorchEngine:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a batch was handed out."""
+        """True if a batch was delivered."""
         return self._bookmark.has_begun
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to."""
+        """The epoch of the next batch."""
         return self._bookmark.mark.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; a dataset and a sampler that know epochs are told."""
+        """Go to the start of an epoch; sets it in a dataset and a sampler that have set_epoch."""
         check_epoch(epoch)
-        self._dataset_epoch.tell(epoch, self._setup.sampler)
+        self._dataset_epoch.set(epoch, self._setup.sampler)
         self._bookmark.go_to(int(epoch), self._setup)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was handed out. Decides what the epoch is drawn from, if that is still open."""
+        """Return what was delivered, and fix the seeds and states of the epoch's draws if they are
+        open."""
         setup, bookmark = self._setup, self._bookmark
         live = self._live_pass()
         mark = bookmark.mark
@@ -360,13 +362,13 @@ class TorchEngine:
         return to_state(setup, mark)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly behind the last batch that was handed out when the state was taken."""
+        """Continue exactly behind the last batch that was delivered before the state was read."""
         self._check_open()
         mark = self._mark_of(state)
         self._dataset_epoch.restore(mark.dataset_epoch)
         if self._setup.augmenter is not None and isinstance(state.get("draw_seed"), int):
             self._setup.augmenter.seed = state["draw_seed"]
-        self._loaders.let_go()  # their workers stand elsewhere
+        self._loaders.forget()  # their workers are at other positions
         source = self._bookmark.source
         if self._setup.order is None and source is not None:
             source.forget()
@@ -375,7 +377,7 @@ class TorchEngine:
             self._ranks.restart()
 
     def _mark_of(self, state: dict[str, Any]) -> Mark:
-        """The mark of a state, which all ranks load alike. Raises ResumeError, PlanError."""
+        """Return the mark of a state, which all ranks must load. Raises ResumeError, PlanError."""
         try:
             mark = from_state(self._setup, state)
             if self._ranks is not None:
@@ -387,14 +389,14 @@ class TorchEngine:
         return mark
 
     def statistics(self) -> Statistics:
-        """What was measured so far, and the one-line verdict."""
+        """Return what was measured so far, and the one-line verdict."""
         return self.meter.snapshot()
 
     # -- life
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called."""
+        """True if close() was called."""
         return self._closed
 
     def _check_open(self) -> None:
@@ -402,14 +404,14 @@ class TorchEngine:
             raise ClosedError("This loader is closed; make a new one.")
 
     def close(self) -> None:
-        """Let torch's workers go. Safe to call twice."""
+        """End torch's workers. Safe to call twice."""
         self._closed = True
         if self._ranks is not None:
             self._ranks.close()
         live = self._latest() if self._latest is not None else None
         if live is not None:
             live.stop()
-        self._loaders.let_go()
+        self._loaders.forget()
         self._bookmark.source = None
         if self._setup.augmenter is not None:
             self._setup.augmenter.close()
@@ -423,7 +425,8 @@ class TorchEngine:
 
 
 def _order_of(dataset: Any, options: TorchDataOptions) -> IndexOrder | None:
-    """The order of a map-style dataset: Penstock's with a seed, else torch's; None for a stream."""
+    """Return the order of a map-style dataset: Penstock's with a seed, else torch's; None for a
+    stream."""
     if isinstance(dataset, torch.utils.data.IterableDataset):
         return None
     if options.seed is not None:
@@ -433,9 +436,9 @@ def _order_of(dataset: Any, options: TorchDataOptions) -> IndexOrder | None:
 
 
 def _augmenter_of(options: TorchDataOptions) -> Augmenter | None:
-    """What augments the images of batches; None where nothing does."""
+    """Return the augmenter of the batches' images; None without augment=."""
     if options.own.augment is None:
         return None
-    from penstock.pipeline.torch_data.augmenter import make_augmenter
+    from penstock.pipeline.torch_data.augmenter import Augmenter
 
-    return make_augmenter(options)
+    return Augmenter(options)

@@ -1,8 +1,8 @@
-"""Run torch's own DataLoader for each pass: requests in, messages out, and the end of its workers.
+"""Run torch's own DataLoader for each pass: send requests, receive messages, and end its workers.
 
-Worker processes end by us, or by a kill. torch says which process died. What it was asked for
-stands in the iterator's tasks: it was at one of those that are not back. A batch that was read may
-have been lost with the process. The error names these samples.
+Worker processes end because this module ends them, or because they are killed. torch names the
+process that died. The iterator's tasks show its requests that haven't returned; a batch that it had
+read may be lost too. The error names these samples.
 """
 
 from __future__ import annotations
@@ -41,40 +41,40 @@ if TYPE_CHECKING:
     from penstock.pipeline.torch_data.pass_setup import PassSetup
     from penstock.pipeline.torch_data.worker import WorkerMessage, WorkerRequest
 
-_END_S = 5.0  # for a process that was told to end, or whose connection broke
-_SHOWN = 64
+_END_S = 5.0  # to wait for a process that was terminated, or whose connection broke
+_MOST_NAMED = 64
 _MEMORY = (
-    "Often the machine is short of memory (see `dmesg`): use fewer workers or smaller batches; "
-    "else read those samples alone, with num_workers=0."
+    "The machine may be short of memory (see `dmesg`): use fewer workers or smaller batches. "
+    "Otherwise read those samples alone, with num_workers=0."
 )
 
 
 class OutstandingRequests:
-    """The requests of a pass by number, as long as their batches aren't back."""
+    """The requests of a pass by number, until their batches return."""
 
     def __init__(self) -> None:
         self._requests: dict[int, WorkerRequest] = {}
-        self._sent = self._back = 0
+        self._sent = self._completed = 0
 
-    def recorded(self, requests: Iterator[WorkerRequest]) -> Iterator[WorkerRequest]:
-        """Yield these requests, each kept until `came_back`."""
+    def record(self, requests: Iterator[WorkerRequest]) -> Iterator[WorkerRequest]:
+        """Yield these requests, and keep each until `complete_oldest`."""
         for request in requests:
             self._requests[self._sent] = request
             self._sent += 1
             yield request
 
-    def came_back(self) -> None:
-        """Forget the request whose batch came back: the oldest that is kept."""
-        self._requests.pop(self._back, None)
-        self._back += 1
+    def complete_oldest(self) -> None:
+        """Forget the oldest request, whose batch has returned."""
+        self._requests.pop(self._completed, None)
+        self._completed += 1
 
     def samples(self, tasks: Iterable[int]) -> str:
-        """The samples that some tasks asked for, in words."""
+        """Return the samples of some tasks as text."""
         requests = [self._requests.get(task) for task in tasks]
         wanted = [r.index for r in requests if r is not None and not r.void]
         flat = [i for index in wanted for i in (index if isinstance(index, list) else [index])]
-        more = ", ..." if len(flat) > _SHOWN else ""
-        return f"samples {', '.join(map(repr, flat[:_SHOWN]))}{more}" if flat else "nothing"
+        more = ", ..." if len(flat) > _MOST_NAMED else ""
+        return f"samples {', '.join(map(repr, flat[:_MOST_NAMED]))}{more}" if flat else "nothing"
 
 
 def worker_error(
@@ -85,17 +85,17 @@ def worker_error(
     streams: Mapping[int, int],
     name: str,
 ) -> WorkerError | None:
-    """A better error than that of torch's iterator `inner`, if one of its workers has died.
+    """Return an error that names a dead worker's samples; None if no worker of `inner` has died.
 
-    outstanding: of a map-style dataset; else streams: batches that were handed out of each worker's
-    stream. name: of the dataset.
+    inner: torch's iterator. outstanding: of a map-style dataset, else None. streams: batches that
+    were delivered of each worker's stream. name: of the dataset.
     """
     workers = workers_of(inner)
     is_cut_off = isinstance(error, ConnectionError | EOFError)
     if not is_cut_off and not any(worker.exitcode for worker in workers):
         return None
     stop_watching(inner)
-    if is_cut_off:  # it may not have ended yet
+    if is_cut_off:  # the worker may not have ended yet
         ends = connection.wait([worker.sentinel for worker in workers], timeout=_END_S)
         for worker in workers:
             if worker.sentinel in ends:
@@ -103,7 +103,7 @@ def worker_error(
     dead = {number: code for number, worker in enumerate(workers) if (code := worker.exitcode)}
     if not dead:
         return WorkerError(
-            f"The connection to a DataLoader worker broke while it handed a batch over. {_MEMORY}"
+            f"The connection to a DataLoader worker broke while it sent a batch. {_MEMORY}"
         )
     losses = "; ".join(
         f"worker {number} (pid {workers[number].pid}) {describe_exit(code)} while it was "
@@ -116,7 +116,7 @@ def worker_error(
 def _last_request(
     inner: Any, number: int, outstanding: OutstandingRequests | None, streams: Mapping[int, int]
 ) -> str:
-    """What the worker was at, or had just read."""
+    """Return, as text, what the worker was reading or had just read."""
     tasks = sorted(tasks_of(inner).items())
     mine = [(task, len(info) > 1) for task, info in tasks if info[0] == number]
     away = [task for task, is_back in mine if not is_back]
@@ -129,12 +129,13 @@ def _last_request(
 def end_workers(inner: Any) -> None:
     """End the workers of one of torch's iterators now.
 
-    By itself it does so when nothing refers to it any more, and the traceback of an error may for
-    long. torch's handler of dead children raises in whatever runs then, its own clean-up included.
+    torch would end them when nothing refers to the iterator any more, and the traceback of an error
+    may do so for long. torch's handler of dead children may raise in any code that runs then, its
+    own clean-up included.
     """
     with contextlib.suppress(RuntimeError):
         shut_down(inner)
-    stop_watching(inner)  # cut short: the handler mustn't see the rest
+    stop_watching(inner)  # if shutting down was cut short, the handler must not see the rest
     alive = [worker for worker in workers_of(inner) if worker.is_alive()]
     for worker in alive:
         worker.terminate()
@@ -143,12 +144,12 @@ def end_workers(inner: Any) -> None:
 
 
 class RequestSampler(torch.utils.data.Sampler[Any]):
-    """What torch's loader takes for its sampler: the requests of the pass that begins."""
+    """The sampler of torch's loader: it iterates the requests of the current pass."""
 
     current: Iterable[Any] = ()
 
     def __init__(self) -> None:
-        """torch's own constructor takes what isn't needed here."""
+        """Skip torch's own constructor, which isn't needed."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.current)
@@ -156,7 +157,7 @@ class RequestSampler(torch.utils.data.Sampler[Any]):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class TorchLoader:
-    """One of torch's loaders, the source in it, and what it is asked for.
+    """One of torch's loaders, the source in it, and its requests.
 
     requests: None for an iterable dataset.
     """
@@ -166,66 +167,68 @@ class TorchLoader:
     requests: RequestSampler | None
 
     def begin(self) -> Any:
-        """Return torch's iterator of a new pass. Its workers end as soon as nothing refers to this
-        object any more: neither a pass nor, where they are persistent, the engine.
+        """Return torch's iterator of a new pass.
 
-        torch ends workers in the iterator's destructor. Where the garbage collector calls that, it
-        has closed the workers' queues before, and torch waits 5 s for each worker.
+        Its workers end as soon as nothing refers to this object any more: neither a pass nor, if
+        they are persistent, the engine. torch ends workers in the iterator's destructor; if the
+        garbage collector calls that, it has closed the workers' queues before, and torch waits 5 s
+        for each worker.
         """
         kept = kept_iterator(self.loader)
         iterator = iter(self.loader)
         if iterator is not kept and workers_of(iterator):
             end = weakref.finalize(self, _end_own_workers, iterator, os.getpid())
-            end.atexit = False  # torch and multiprocessing end them then
+            end.atexit = False  # at exit, torch and multiprocessing end them
         return iterator
 
 
 class TorchLoaders:
-    """Makes torch's loader for each pass, and keeps the one whose workers are persistent."""
+    """Makes torch's loader for each pass, and keeps the one with persistent workers."""
 
     def __init__(self) -> None:
         self._kept: TorchLoader | None = None
 
     @property
     def keeps_workers(self) -> bool:
-        """Whether persistent workers were started."""
+        """True if persistent workers were started."""
         return self._kept is not None
 
-    def let_go(self) -> None:
+    def forget(self) -> None:
         """Forget the loader with persistent workers: they end with its last pass."""
         self._kept = None
 
     def disown(self) -> None:
         """Forget that loader in a forked child, and let its workers live on in the parent.
 
-        Between two passes nobody else refers to its iterator: to drop it would end the workers.
+        Between two passes, this is the only reference to its iterator; dropping it would end the
+        workers.
         """
         if self._kept is not None:
             disown(kept_iterator(self._kept.loader))
-        self.let_go()
+        self.forget()
 
     def for_pass(self, setup: PassSetup, mark: Mark, *, previous: Any) -> TorchLoader:
-        """torch's loader for a pass from a mark on; the one with persistent workers again.
+        """Return torch's loader for a pass from a mark on, the kept one if workers are persistent.
 
         previous: the source of the pass before, or None.
         """
         if self._kept is not None:
             if setup.order is None:
-                self._kept.source.tell_epoch(mark.epoch)
+                self._kept.source.begin_epoch(mark.epoch)
             return self._kept
-        torch_loader = _make(setup, mark, previous=previous)
+        torch_loader = _make_loader(setup, mark, previous=previous)
         if setup.options.workers.persistent_workers:
             self._kept = torch_loader
         return torch_loader
 
 
 def _end_own_workers(iterator: Any, pid: int) -> None:
-    """End an iterator's workers in the process that started them, and in no fork of it."""
+    """End an iterator's workers in the process that started them, and not in a fork of it."""
     if os.getpid() == pid:
         end_workers(iterator)
 
 
-def _make(setup: PassSetup, mark: Mark, *, previous: Any) -> TorchLoader:
+def _make_loader(setup: PassSetup, mark: Mark, *, previous: Any) -> TorchLoader:
     workers, generator = setup.options.workers, setup.options.torch_options.generator
     source = _make_source(setup, mark, previous=previous)
     arguments = workers.arguments()
@@ -235,8 +238,8 @@ def _make(setup: PassSetup, mark: Mark, *, previous: Any) -> TorchLoader:
     if workers.multiprocessing_context is None and _must_not_fork(setup):
         arguments["multiprocessing_context"] = "forkserver"
     requests = None if setup.order is None else RequestSampler()
-    # torch draws its workers' base seed at the start of each pass; where nobody needs it, the
-    # training loop's own generator is left alone.
+    # torch draws its workers' base seed at the start of each pass. If the seed isn't needed, the
+    # training loop's generator stays untouched.
     draws_seed = setup.options.seed is None and (generator is not None or mark.base_seed is None)
     with warnings.catch_warnings():  # torch's constructor has warned once already
         warnings.simplefilter("ignore")
@@ -264,10 +267,7 @@ def _make_source(setup: PassSetup, mark: Mark, *, previous: Any) -> Any:
             seed=options.seed,
             substitutes=setup.order.substitutes(options.own.max_bad),
         )
-    is_ours = any(
-        known is not None
-        for known in (mark.base_seed, options.torch_options.generator, options.seed)
-    )
+    seeds = (mark.base_seed, options.torch_options.generator, options.seed)
     return IterableSource(
         setup.dataset,
         collate=collate,
@@ -278,24 +278,26 @@ def _make_source(setup: PassSetup, mark: Mark, *, previous: Any) -> Any:
         first=mark.next_worker,
         seed=None if options.seed is None else (options.seed, setup.world.rank),
         persistent=bool(options.workers.persistent_workers),
-        draws_seeds=not setup.num_workers and not is_ours,
+        draws_seeds=not setup.num_workers and all(seed is None for seed in seeds),
         previous=None if setup.num_workers else previous,
     )
 
 
 def _must_not_fork(setup: PassSetup) -> bool:
-    """Whether threads of ours run, as after the use of a native loader: forking would copy the
-    locks that they hold."""
+    """Return True if Penstock's threads run, for example after a native loader was used.
+
+    Forking would copy the locks that they hold.
+    """
     return setup.num_workers > 0 and any(
         thread.name.startswith("penstock-") for thread in threading.enumerate()
     )
 
 
 class TorchIterator:
-    """torch's iterator of one pass, whose errors name the samples that a dead worker was reading.
+    """torch's iterator of one pass; its errors name the samples that a dead worker was reading.
 
-    base_seed: what its workers seed themselves from, if that is known. failed: batches that never
-    came, as reading raised; whoever moves the mark behind them sets it back.
+    base_seed: from which its workers seed themselves, if known. failed: the number of batches that
+    never came, because reading raised; the caller resets it when it moves the mark behind them.
     """
 
     def __init__(
@@ -306,52 +308,53 @@ class TorchIterator:
         self._outstanding: OutstandingRequests | None = None
         if torch_loader.requests is not None and requests is not None:
             self._outstanding = OutstandingRequests()
-            torch_loader.requests.current = self._outstanding.recorded(requests)
-        self._torch_loader: TorchLoader | None = torch_loader  # its workers live as long
+            torch_loader.requests.current = self._outstanding.record(requests)
+        self._torch_loader: TorchLoader | None = torch_loader  # keeps its workers alive
         self._inner: Any = torch_loader.begin()
         self.base_seed = base_seed_of(self._inner)
         self.failed = 0
         self._lost: WorkerError | None = None
 
     def next_message(self, mark: Mark) -> WorkerMessage:
-        """The next that a worker brings: a batch, or what it has to say between two.
+        """Return a worker's next message: a batch, or a message without one.
 
-        mark: of what was handed out so far. Raises WorkerError where a worker has died, else what
-        reading raised: who goes on behind that goes on with the next batch.
+        mark: of what was delivered so far. Raises WorkerError if a worker has died, otherwise what
+        reading raised; the next call then returns the next batch.
         """
-        if self._lost is not None:  # what its worker was to read will never come
+        if self._lost is not None:  # the batches of its worker will never come
             self.failed += 1
             raise self._lost
         try:
             message: WorkerMessage = next(self._inner)
         except StopIteration:
             raise
-        except Exception as error:  # raised again, or a better one
+        except Exception as error:  # raised again, or as WorkerError
             self.failed += 1
-            better = self._better(error, mark)
+            loss = self._find_loss(error, mark)
             if self._outstanding is not None:
-                self._outstanding.came_back()
-            if better is None:
+                self._outstanding.complete_oldest()
+            if loss is None:
                 raise
-            self._lost = better
-            raise better from error
+            self._lost = loss
+            raise loss from error
         if self._outstanding is not None:
-            self._outstanding.came_back()
+            self._outstanding.complete_oldest()
         if message.error is not None:
             self.failed += 1
             raise message.error
         return message
 
-    def loss_behind(self, error: RuntimeError, mark: Mark) -> WorkerError | None:
-        """What to raise in place of an error that didn't come from `next_message`, where it tells
-        of a dead worker."""
+    def worker_loss(self, error: RuntimeError, mark: Mark) -> WorkerError | None:
+        """Return the error of a dead worker that caused an error outside of `next_message`, or
+        None."""
         if self._lost is None and not isinstance(error, PenstockError):
-            self._lost = self._better(error, mark)
+            self._lost = self._find_loss(error, mark)
             return self._lost
         return None
 
-    def _better(self, error: Exception, mark: Mark) -> WorkerError | None:
-        """An error that names the samples that a dead worker was reading, if one has died."""
+    def _find_loss(self, error: Exception, mark: Mark) -> WorkerError | None:
+        """Return an error that names the samples that a dead worker was reading, if one has
+        died."""
         setup = self._setup
         if setup.num_workers == 0:
             return None

@@ -1,9 +1,9 @@
-"""Read a torch dataset where it lives, in torch's workers or the main process, and collate batches.
+"""Read a torch dataset in torch's workers or in the main process, and collate batches.
 
-A map-style source fetches the indices of a request. An iterable source hands out batches of its
-streams from any place on: each worker iterates its own copy. Where a stream stands is a state of
-the dataset or of its iterator, and how many batches came after it: those are read again and
-dropped. Without any state all of them are.
+A map-style source fetches the indices of a request. An iterable source returns the batches of its
+streams from any position on; each worker iterates its own copy. The position of a stream is a state
+of the dataset or of its iterator, and the number of batches behind it, which are read again and
+dropped. Without a state, all earlier batches are.
 
 An error in the user's collate function names the sample that causes it.
 """
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FetchedSamples:
-    """What was read. ids: of the samples; bad: rows in which others stand in, and for which."""
+    """Samples that were read. ids: of the samples. bad: rows that hold substitutes, and why."""
 
     samples: list[Any]
     ids: list[Any]
@@ -60,54 +60,61 @@ class FetchedSamples:
 
 @dataclass(frozen=True, slots=True)
 class MapSampleReader:
-    """Asks a dataset for samples. seed: None, or what each one's random numbers are keyed by, with
-    epoch and index. substitutes: None where a bad sample is an error."""
+    """Reads samples of a map-style dataset.
+
+    seed: with epoch and index, it keys each sample's random numbers; None keys none. substitutes:
+    None if a bad sample is an error.
+    """
 
     dataset: Any
     seed: int | None
     substitutes: Substitutes | None
 
     def read(self, indices: list[Any], epoch: int, *, together: bool) -> FetchedSamples:
-        """Samples by index; together: by `__getitems__`, where the dataset has it.
+        """Return samples by index; together: by `__getitems__`, if the dataset has it.
 
-        Raises what the dataset raises, and TooManyBadSamplesError where nothing can stand in."""
+        Raises what the dataset raises, and TooManyBadSamplesError if no substitute is good.
+        """
         many = getattr(self.dataset, "__getitems__", None)
         if not together or not callable(many):
-            return self._each(indices, epoch)
+            return self._read_each(indices, epoch)
         if indices:
-            self._seed(indices[0], epoch)  # one call draws for all: keyed by its first sample
+            self._seed(indices[0], epoch)  # one call draws for all of them: keyed by the first
         try:
             return FetchedSamples(many(indices), indices)
-        except Exception as error:  # raised again, or each is asked for alone
+        except Exception as error:  # raised again, or each sample is read alone
             if self.substitutes is None or not is_sample_fault(error):
                 raise
-        return self._each(indices, epoch, together=True)
+        return self._read_each(indices, epoch, together=True)
 
-    def _each(self, indices: list[Any], epoch: int, *, together: bool = False) -> FetchedSamples:
+    def _read_each(
+        self, indices: list[Any], epoch: int, *, together: bool = False
+    ) -> FetchedSamples:
         if self.substitutes is None:
             return FetchedSamples(
-                [self._one(i, epoch, together=together) for i in indices], indices
+                [self._read_one(i, epoch, together=together) for i in indices], indices
             )
         read = FetchedSamples([], [])
         for row, index in enumerate(indices):
-            sample, used, why = self._good(index, epoch, self.substitutes, together=together)
+            sample, used, why = self._read_good(index, epoch, self.substitutes, together=together)
             read.samples.append(sample)
             read.ids.append(used)
             if why is not None:
                 read.bad[row] = BadRow(index, why)
         return read
 
-    def _good(
+    def _read_good(
         self, index: Any, epoch: int, substitutes: Substitutes, *, together: bool
     ) -> tuple[Any, Any, str | None]:
-        """A sample, or the first good one that may stand in; its index; why it isn't its own."""
+        """Return a sample or its first good substitute, the index of that, and why it was
+        replaced."""
         reasons: dict[int, str] = {}
         for candidate in (index, *substitutes.of(index, epoch=epoch)):
             if candidate in reasons:
                 continue
             try:
-                sample = self._one(candidate, epoch, together=together)
-            except Exception as error:  # the dataset's: raised again unless the sample is bad
+                sample = self._read_one(candidate, epoch, together=together)
+            except Exception as error:  # raised again unless the sample is bad
                 if not is_sample_fault(error):
                     raise
                 reasons[candidate] = reason_of(error)
@@ -115,13 +122,13 @@ class MapSampleReader:
                 return sample, candidate, reasons.get(index)
         raise TooManyBadSamplesError(
             f"Sample {index} of {description_of(self.dataset)} is bad ({reasons[index]}), and so "
-            f"are all {len(reasons) - 1} substitutes that were tried, the last for: "
-            f"{list(reasons.values())[-1]}. It may be the dataset's own code: try "
-            f"dataset[{index}]; max_bad= is for samples that can't be read.",
+            f"are all {len(reasons) - 1} substitutes that were tried, the last because of "
+            f"{list(reasons.values())[-1]}. The dataset's own code may be the cause: try "
+            f"dataset[{index}]. max_bad= is for samples that can't be read.",
             sample_ids=tuple(sorted(reasons)),
         )
 
-    def _one(self, index: Any, epoch: int, *, together: bool) -> Any:
+    def _read_one(self, index: Any, epoch: int, *, together: bool) -> Any:
         self._seed(index, epoch)
         try:
             if together:
@@ -138,7 +145,7 @@ class MapSampleReader:
 
 
 def collate_named(collate: Collate, samples: Any, names: Sequence[Any]) -> Any:
-    """What collate(samples) gives; an error gets a note that names the samples that it is about."""
+    """Return collate(samples); an error gets a note that names the samples that caused it."""
     try:
         return collate(samples)
     except Exception as error:  # raised again, with the samples named
@@ -153,15 +160,18 @@ def collate_named(collate: Collate, samples: Any, names: Sequence[Any]) -> Any:
 
 
 def _failing_sample(collate: Collate, samples: Any) -> tuple[int, str] | None:
-    """The place of the one sample that can't be collated, alone or with the others, and which of
-    the two; None where it isn't one, but all of them, or the function itself."""
+    """Return the position of the one sample that can't be collated, alone or with the others, and
+    why.
+
+    None if several samples, or the function itself, cause the error.
+    """
     if not isinstance(samples, list):
         return None
 
     def works(*places: int) -> bool:
         try:
             collate([samples[place] for place in places])
-        except Exception:  # whether it fails is the question
+        except Exception:
             return False
         return True
 
@@ -169,16 +179,14 @@ def _failing_sample(collate: Collate, samples: Any) -> tuple[int, str] | None:
     if not all(alone):
         first = alone.index(False)
         return (
-            (first, "can't be collated: its type is the reason, or its content")
-            if any(alone)
-            else None
+            (first, "can't be collated because of its type or its content") if any(alone) else None
         )
-    if len(samples) < 2 or not works(0, 0):  # a function that wants a batch of one size, say
+    if len(samples) < 2 or not works(0, 0):  # for example, a function for batches of one size
         return None
     odd = [place for place in range(1, len(samples)) if not works(0, place)]
-    if len(odd) == len(samples) - 1 > 1:  # the first goes with none: it, or none with any other
+    if len(odd) == len(samples) - 1 > 1:  # either the first is the odd one, or all differ
         odd = [0] if all(works(1, place) for place in range(2, len(samples))) else []
-    why = "doesn't go with the others of its batch (their shapes, types or keys differ)"
+    why = "doesn't match the others of its batch (their shapes, types or keys differ)"
     return (odd[0], why) if odd else None
 
 
@@ -203,8 +211,8 @@ class RandomState:
 class MapSource(torch.utils.data.Dataset[WorkerMessage]):
     """A dataset for torch's loader whose items are requests to the user's map-style dataset.
 
-    seed: None, or what each sample's random numbers are keyed by, with epoch and index.
-    substitutes: what stands in for bad samples; None where one is an error.
+    seed: with epoch and index, it keys each sample's random numbers; None keys none. substitutes:
+    of bad samples; None if one is an error.
     """
 
     def __init__(
@@ -237,7 +245,7 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
         finally:
             if before is not None:
                 before.restore()
-        # Every time, unlike a stream's: what lies between two could not be read again.
+        # Each time, unlike for a stream: samples between two states couldn't be read again.
         state = self.state() if self._has_state and not in_main else None
         return WorkerMessage(
             batch=batch,
@@ -257,11 +265,11 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
         return read, collate_named(self._collate, read.samples, read.ids)
 
     def state(self) -> dict[str, Any]:
-        """The dataset's own state as it is now, if it has one."""
+        """Return the dataset's own current state, if it has one."""
         return {"dataset": state_of(self.dataset)} if self._has_state else {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Hand a state back to the dataset."""
+        """Load a state into the dataset."""
         if "dataset" in state and self._has_state:
             self.dataset.load_state_dict(copy_of(state["dataset"]))
 
@@ -270,13 +278,13 @@ _DONE: Any = object()
 
 
 class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
-    """Batches of an iterable dataset; each worker iterates its own copy, as torch has it.
+    """Batches of an iterable dataset; each worker iterates its own copy, as with torch.
 
-    positions: of each worker, where the first pass goes on. first: the worker whose batch is next.
-    seed: None, or what a worker's random numbers are keyed by, with epoch, rank and worker.
-    persistent: whether workers go on with the next epoch. draws_seeds: whether torch's loader in
-    this process draws a seed of torch's generator for each pass. previous: without workers, the
-    source of the pass before, over the same dataset.
+    positions: of each worker, where the first pass continues. first: the worker of the next batch.
+    seed: with epoch, rank and worker, it keys a worker's random numbers; None keys none.
+    persistent: workers continue with the next epoch. draws_seeds: torch's loader in this process
+    draws a seed from torch's generator for each pass. previous: without workers, the source of the
+    pass before, over the same dataset.
     """
 
     def __init__(
@@ -298,7 +306,7 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
         self._collate = collate
         self._batch_size = batch_size
         self._drop_last = drop_last
-        # In shared memory: workers that go on read there what epoch it is.
+        # In shared memory, from which persistent workers read the epoch.
         self._epoch = torch.tensor([epoch])
         if persistent:
             self._epoch.share_memory_()  # type: ignore[no-untyped-call]
@@ -309,19 +317,19 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
         self._draws_seeds = draws_seeds
         self._exact = has_exact_state(dataset)
         self._iterator: Any = None
-        self._begun = False  # this pass
+        self._has_begun = False  # this pass
         self._over = False
-        self._past: Ending | None = None  # how the latest pass that began ended so far
-        self._owed: WorkerPosition | None = None  # the next pass begins behind it
-        self._draws: StreamDraws | None = None  # what it draws from
-        self._prepared: Any = None  # the next pass's iterator, if its state was asked for already
-        self._start: WorkerPosition | None = None  # of the next pass, if that was asked for
+        self._past: Ending | None = None  # the end of the latest pass so far
+        self._next_position: WorkerPosition | None = None  # where the next pass begins
+        self._draws: StreamDraws | None = None
+        self._prepared: Any = None  # the next pass's iterator, if its state was read already
+        self._prepared_position: WorkerPosition | None = None  # of that iterator
         if previous is not None and not self._positions:
-            self._iterator, self._owed = previous._iterator, previous._owed
+            self._iterator, self._next_position = previous._iterator, previous._next_position
             self._past = previous._past
 
-    def tell_epoch(self, epoch: int) -> None:
-        """Let workers that go on begin this epoch next."""
+    def begin_epoch(self, epoch: int) -> None:
+        """Set the epoch that persistent workers begin next."""
         self._epoch[0] = epoch
 
     def __iter__(self) -> Iterator[WorkerMessage]:
@@ -334,29 +342,31 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
         if worker < first:
             yield WorkerMessage(worker=worker, void=True)
         if self._persistent and self._past is not None:
-            # From each worker: torch asks them by turns.
-            position = self._owed or WorkerPosition(state=self._state_or_none(), past=self._past)
+            # Each worker sends one, because torch reads from them in turn.
+            position = self._next_position or WorkerPosition(
+                state=self.state() or None, past=self._past
+            )
             yield WorkerMessage(
                 worker=worker, void=True, past=position.past, state=position.state, rng=position.rng
             )
         position = positions[worker] if positions else WorkerPosition()
-        self._begun = True
-        if position.over:  # the next pass begins behind it
+        self._has_begun = True
+        if position.over:
             self._over, self._past = True, "ended"
-            self._owed = position.next_epoch()
+            self._next_position = position.next_epoch()
             return
-        if self._owed is not None:
-            position, self._owed = self._owed, None
+        if self._next_position is not None:
+            position, self._next_position = self._next_position, None
         yield from self._batches(worker, position)
 
     @property
     def mixed(self) -> str | None:
-        """A generator that the stream and others draw from by turns, without workers."""
+        """The generator that both the stream and other code draw from, without workers; or None."""
         return None if self._draws is None else self._draws.mixed
 
     def forget(self) -> None:
-        """Forget where the dataset stands: it is to stand elsewhere now."""
-        self._owed = None
+        """Forget the dataset's position, because another one will be loaded."""
+        self._next_position = None
 
     def _batches(self, worker: int, position: WorkerPosition) -> Iterator[WorkerMessage]:
         info = torch.utils.data.get_worker_info()
@@ -394,45 +404,43 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
                 worker=worker,
                 state=state,
                 over=self._over,
-                rng=draws.noted(is_over=self._over) if watches else None,
+                rng=draws.recorded(is_over=self._over) if watches else None,
             )
-            goes_on = False  # it has been said
+            goes_on = False  # the message has reported it
         if self._persistent:
-            rng = draws.noted(is_over=True) if is_watched else None
-            state = self._state_or_none()
+            rng = draws.recorded(is_over=True) if is_watched else None
+            state = self.state() or None
             yield WorkerMessage(worker=worker, void=True, over=True, state=state, rng=rng)
 
     def _begin(self, position: WorkerPosition) -> Any:
-        """The pass's iterator at a position, but for the batches since its state."""
-        self._start = None
+        """Return the pass's iterator at a position, before the batches since its state."""
+        self._prepared_position = None
         if position.state is None:
-            self._iterator, self._prepared = self._fresh(), None
+            self._iterator = iter(self.dataset) if self._prepared is None else self._prepared
+            self._prepared = None
             return self._iterator
         self._prepared = None
         generator = torch.get_rng_state()
-        self._iterator = self._loaded(position.state)
+        self._iterator = self._iterator_at(position.state)
         if position.past is None:
             return self._iterator
         if self._draws_seeds and not torch.equal(generator, torch.get_rng_state()):
-            fresh_seed()  # torch's loader has drawn its own before the state put this back
-        return self._anew(position.past)
+            fresh_seed()  # torch's loader drew its seed before the state reset the generator
+        return self._next_epoch(position.past)
 
-    def _anew(self, past: Ending) -> Any:
-        """The iterator of the epoch behind the one whose state was loaded."""
+    def _next_epoch(self, past: Ending) -> Any:
+        """Return the iterator of the epoch after the one whose state was loaded."""
         first = _DONE
         if self._iterator is not self.dataset and not has_state(self._iterator):
-            # A generator takes a state over with its first sample. At the end of an epoch some say
-            # where that ended, others where the next one begins.
+            # A generator applies a state with its first sample. At the end of an epoch, some states
+            # hold where that epoch ended, others where the next one begins.
             first = next(self._iterator, _DONE)
         if past == "ended" and first is not _DONE:
             return itertools.chain([first], self._iterator)
         self._iterator = iter(self.dataset)
         return self._iterator
 
-    def _fresh(self) -> Any:
-        return iter(self.dataset) if self._prepared is None else self._prepared
-
-    def _loaded(self, state: dict[str, Any]) -> Any:
+    def _iterator_at(self, state: dict[str, Any]) -> Any:
         dataset = self.dataset
         if "dataset" in state and self._exact:
             iterator = iterator_at(dataset, state["dataset"])
@@ -443,9 +451,9 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
         return iterator
 
     def _next(self, iterator: Any) -> list[Any]:
-        """Samples of the next batch; none at the end."""
+        """Return the samples of the next batch; none at the end."""
         wanted = self._batch_size or 1
-        # iter() is never called again, as islice() would: there are iterators that begin anew then.
+        # Not islice(), which would call iter() again: some iterators restart then.
         samples = list(map(next, itertools.repeat(iterator, wanted)))
         if len(samples) < wanted:
             self._over, self._past = True, "ended"
@@ -455,34 +463,33 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
         return self._exact or has_state(self._iterator)
 
     def position(self, batches: int, *, is_live: bool) -> WorkerPosition | None:
-        """Where the stream of this process stands now, between two batches. None: no more is known
-        than how many batches were handed out.
+        """Return the position of this process's stream between two batches.
 
-        batches: handed out in this epoch. is_live: whether a pass stands there.
+        None if only the number of delivered batches is known. batches: delivered in this epoch.
+        is_live: a pass is active there.
         """
-        if batches or (is_live and self._begun):
-            return self._known(WorkerPosition(batches=batches, over=self._over))
-        if self._owed is not None:
-            return self._owed
-        behind = self._known(WorkerPosition(past=self._past)) if self._past is not None else None
+        if batches or (is_live and self._has_begun):
+            return self._with_state(WorkerPosition(batches=batches, over=self._over))
+        if self._next_position is not None:
+            return self._next_position
+        behind = (
+            self._with_state(WorkerPosition(past=self._past)) if self._past is not None else None
+        )
         if not is_live:
             return behind
         if self._prepared is None:
-            self._start, self._prepared = behind, iter(self.dataset)
+            self._prepared_position, self._prepared = behind, iter(self.dataset)
         if has_state(self._prepared):
             return WorkerPosition(state=self._state_of(self._prepared))
-        # Before its first pass a dataset is as it was made, and many have no state yet.
-        return self._start
+        # Before its first pass a dataset is unchanged, and many have no state yet.
+        return self._prepared_position
 
-    def _known(self, position: WorkerPosition) -> WorkerPosition | None:
-        state = self._state_or_none()
-        return None if state is None else replace(position, state=state)
-
-    def _state_or_none(self) -> dict[str, Any] | None:
-        return self.state() or None
+    def _with_state(self, position: WorkerPosition) -> WorkerPosition | None:
+        state = self.state()
+        return replace(position, state=state) if state else None
 
     def state(self) -> dict[str, Any]:
-        """The state of dataset and iterator as it is now, where they have one."""
+        """Return the current state of the dataset and the iterator, if they have one."""
         return self._state_of(self._iterator)
 
     def _state_of(self, iterator: Any) -> dict[str, Any]:

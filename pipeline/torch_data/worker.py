@@ -1,8 +1,7 @@
-"""Define what torch's workers are asked and what they send back, and seed them as torch does.
+"""Define the requests and messages of torch's workers, and seed the workers as torch does.
 
 Batching and collating happen where the dataset is read, in a worker process or in the main one, so
-that a batch can bring along what resuming needs: which worker made it, and the dataset's own state
-behind it.
+that a batch carries what a resume needs: its worker, and the dataset's own state behind it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 import torch.utils.data
 
 from penstock.cache import end_with_parent
-from penstock.pipeline.torch_private import numpy_seed, pinned, tell_worker
+from penstock.pipeline.torch_private import numpy_seed, pinned, set_worker_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,23 +25,22 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.torch_data.sample_faults import BadRow
 
-# A dataset's state may be costly (seconds, for some): it is taken as often as that takes this share
-# of a worker's time; batches in between are counted, and read again and dropped after a resume.
+# Reading a dataset's state may take seconds, so it may use this share of a worker's time. Batches
+# between two states are counted, and after a resume they are read again and dropped.
 SNAPSHOT_TIME_SHARE = 0.02
 
 
 Ending = Literal["ended", "left"]
-"""How the pass before ended: at its end, or it was left in its middle."""
+"""How the pass before ended: at its end, or left in its middle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRequest:
-    """What a worker is asked to fetch.
+    """A request to a worker.
 
-    index: indices of a batch's samples, or one where nothing is batched. occurrences: of each
-    (`Occurrences`); None stands for zeros. restore: a dataset state
-    that the worker takes over first. void: asks for nothing; it only makes the next request go to
-    the next worker.
+    index: indices of a batch's samples, or one index without batches. occurrences: of each
+    (`Occurrences`); None is zeros. restore: a dataset state that the worker loads first. void:
+    requests nothing; it only moves the next request to the next worker.
     """
 
     index: Any = None
@@ -54,13 +52,14 @@ class WorkerRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMessage:
-    """What a worker sends: a batch with what is needed to go on behind it, or news between two.
+    """A message from a worker: a batch with what is needed to continue behind it, or a position
+    alone.
 
-    state: of the dataset; None if it wasn't taken this time. ids: of its samples: their indices; in
-    a stream their places among all workers' streams. occurrences: of the request. void: no batch,
-    only news. over: its stream is at its end. past: the state is of the pass before, and how that
-    ended. rng: what the stream drew from (`WorkerPosition`). bad: rows whose own samples are bad;
-    ids are then of those that stand in. error: what there is to raise in place of a batch.
+    state: of the dataset; None if it wasn't read this time. ids: of the samples: their indices; in
+    a stream, their positions among all workers' streams. occurrences: of the request. void: it has
+    no batch. over: the stream is at its end. past: the state is from the end of the pass before,
+    which ended in this way. rng: what the stream drew from (`WorkerPosition`). bad: rows whose own
+    samples are bad; ids are then those of the substitutes. error: to raise instead of a batch.
     """
 
     batch: Any = None
@@ -77,35 +76,36 @@ class WorkerMessage:
     error: Exception | None = None
 
     def pin_memory(self) -> WorkerMessage:
-        """This message with its batch in pinned memory; torch's pinning thread calls this."""
+        """Return this message with its batch in pinned memory; torch's pinning thread calls
+        this."""
         return replace(self, batch=pinned(self.batch))
 
 
 def identity(item: Any) -> Any:
-    """The item itself: a collate function where all is collated already."""
+    """Return the item: a collate function for batches that are collated already."""
     return item
 
 
 def worker_id() -> int:
-    """The number of this worker process; 0 in the main process."""
+    """Return the number of this worker process; 0 in the main process."""
     info = torch.utils.data.get_worker_info()
     return 0 if info is None else info.id
 
 
 class Snapshots:
-    """Decides behind which batches a dataset's state is worth its cost."""
+    """Decides after which batches reading a dataset's state is worth its cost."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
         self._spent_s = 0.0
 
     def due(self) -> bool:
-        """Whether the states taken so far cost little enough for another one."""
+        """Return True if the states read so far cost little enough for another one."""
         elapsed_s = time.perf_counter() - self._began
         return self._spent_s <= SNAPSHOT_TIME_SHARE * elapsed_s
 
     def take(self, state: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What state() gives; its time is counted."""
+        """Return state(), and count the time that it takes."""
         began = time.perf_counter()
         snapshot = state()
         self._spent_s += time.perf_counter() - began
@@ -113,7 +113,7 @@ class Snapshots:
 
 
 def fresh_seed(generator: torch.Generator | None = None) -> int:
-    """A seed drawn as torch's samplers and loaders draw theirs."""
+    """Return a seed drawn as torch's samplers and loaders draw theirs."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
@@ -121,7 +121,7 @@ def seed_all(key: int) -> None:
     """Seed python's, numpy's and torch's CPU generator. key: 64 bits."""
     random.seed(key)
     np.random.seed([key & 0xFFFFFFFF, key >> 32])
-    # Not torch.manual_seed: it queues a call for CUDA each time until CUDA is initialised.
+    # Not torch.manual_seed, which queues a call for CUDA each time until CUDA is initialised.
     torch.default_generator.manual_seed(key)
 
 
@@ -135,10 +135,10 @@ def seed_worker(base_seed: int, worker: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInit:
-    """The init function of each worker: it shows the user's dataset in our source's place.
+    """The init function of each worker: it shows the user's dataset instead of Penstock's source.
 
-    Then it calls the user's own. base_seed: to seed the worker from instead of what torch drew (a
-    resumed pass).
+    It then calls the user's own function. base_seed: seeds the worker instead of the seed that
+    torch drew (in a resumed pass).
     """
 
     worker_init_fn: Callable[[int], None] | None
@@ -148,7 +148,7 @@ class WorkerInit:
         end_with_parent()
         info: Any = torch.utils.data.get_worker_info()
         seed = None if self.base_seed is None else self.base_seed + worker
-        tell_worker(info, dataset=info.dataset.dataset, seed=seed)
+        set_worker_info(info, dataset=info.dataset.dataset, seed=seed)
         if self.base_seed is not None:
             seed_worker(self.base_seed, worker)
         if self.worker_init_fn is not None:

@@ -205,9 +205,9 @@ class TestWorkers:
         info: Any = WorkerInfo(id=0, num_workers=1, seed=5, dataset=source)
         with pytest.raises((RuntimeError, FrozenInstanceError), match="annot assign"):
             info.dataset = dataset
-        torch_private.tell_worker(info, dataset=dataset, seed=None)
+        torch_private.set_worker_info(info, dataset=dataset, seed=None)
         assert (info.dataset, info.seed) == (dataset, 5), why
-        torch_private.tell_worker(info, dataset=dataset, seed=6)
+        torch_private.set_worker_info(info, dataset=dataset, seed=6)
         assert info.seed == 6, why
 
     def test_pinning_reaches_into_containers(self, monkeypatch: pytest.MonkeyPatch) -> None:

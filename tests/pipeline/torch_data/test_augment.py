@@ -299,5 +299,5 @@ def test_a_collate_that_wants_images_is_told_that_it_gets_none(folder: Path, wor
         loaded("bytes", lambda samples: [sample[1] for sample in samples])
     assert "gets samples without their images" in told(short.value)
     for form, wanted in (("bytes", "list or tuple"), ("array of bytes", "dict")):
-        with pytest.raises(ConfigError, match=f"got a NoneType from it, wanted a {wanted}"):
+        with pytest.raises(ConfigError, match=f"returned a NoneType, wanted a {wanted}"):
             loaded(form, lambda samples: samples.clear())

@@ -51,27 +51,27 @@ class TestBookmark:
     def test_the_latest_pass_moves_it(self) -> None:
         bookmark, stream = Bookmark(), setup()
         first, second = bookmark.open(stream), bookmark.open(stream)
-        bookmark.began(first, Mark(batches=9), "old")
-        bookmark.moved(first, Mark(batches=1))
+        bookmark.start(first, Mark(batches=9), "old")
+        bookmark.move(first, Mark(batches=1))
         assert (bookmark.mark, bookmark.source) == (Mark(), None)
         assert bookmark.has_begun  # by whichever pass
-        bookmark.began(second, Mark(base_seed=3), "source")
-        bookmark.moved(second, Mark(batches=1))
+        bookmark.start(second, Mark(base_seed=3), "source")
+        bookmark.move(second, Mark(batches=1))
         assert (bookmark.mark, bookmark.source) == (Mark(batches=1), "source")
 
     def test_an_epoch_that_was_left_begins_again(self) -> None:
         bookmark, stream = Bookmark(), setup()
-        bookmark.moved(bookmark.open(stream), Mark(epoch=2, batches=1, base_seed=7))
+        bookmark.move(bookmark.open(stream), Mark(epoch=2, batches=1, base_seed=7))
         bookmark.open(stream)
         assert bookmark.mark == Mark(epoch=2)
 
     def test_a_stream_that_gave_what_it_promised_goes_on_with_the_next(self) -> None:
         bookmark, stream = Bookmark(), setup()
-        bookmark.moved(bookmark.open(stream), Mark(epoch=2, batches=3))
+        bookmark.move(bookmark.open(stream), Mark(epoch=2, batches=3))
         bookmark.open(stream)
         assert bookmark.mark == Mark(epoch=3)
         left = setup(drop_last=True)
-        bookmark.moved(bookmark.number, Mark(epoch=3, batches=2))
+        bookmark.move(bookmark.number, Mark(epoch=3, batches=2))
         bookmark.open(left)
         assert bookmark.mark == Mark(epoch=4)
 
@@ -84,7 +84,7 @@ class TestBookmark:
             assert bookmark.mark == saved
         bookmark.go_to(1, stream)
         assert (bookmark.mark, bookmark.is_restored) == (saved, True)
-        bookmark.moved(number, replace(saved, batches=3))
+        bookmark.move(number, replace(saved, batches=3))
         assert not bookmark.is_restored
 
     def test_a_decision_outlives_the_pass_that_it_was_made_in(self) -> None:
@@ -92,7 +92,7 @@ class TestBookmark:
         bookmark.decide(Mark(base_seed=5))
         bookmark.open(stream)
         assert bookmark.mark.base_seed == 5
-        bookmark.moved(bookmark.number, Mark(base_seed=5, batches=1))
+        bookmark.move(bookmark.number, Mark(base_seed=5, batches=1))
         bookmark.open(stream)
         assert bookmark.mark == Mark()
 
@@ -100,12 +100,12 @@ class TestBookmark:
         bookmark, stream = Bookmark(), setup(num_workers=2, persistent_workers=True)
         number = bookmark.open(stream)
         workers = (WorkerPosition(batches=1), WorkerPosition(batches=1, over=True))
-        bookmark.moved(number, Mark(batches=2, workers=workers))
+        bookmark.move(number, Mark(batches=2, workers=workers))
         bookmark.go_to(4, stream)
         assert bookmark.mark.epoch == 4
         # Persistent workers keep their streams: one was left, one came to its end.
         assert [worker.past for worker in bookmark.mark.workers] == ["left", "ended"]
-        bookmark.moved(number, Mark(batches=9))
+        bookmark.move(number, Mark(batches=9))
         assert bookmark.mark.epoch == 4
 
 
@@ -120,8 +120,8 @@ class Told:
 class TestDatasetEpoch:
     def test_who_knows_no_epochs_is_left_alone(self) -> None:
         epochs = DatasetEpoch(Ten())
-        epochs.tell(3)
-        epochs.tell_next(3)
+        epochs.set(3)
+        epochs.advance(3)
         epochs.restore(3)
         assert epochs.now() is None
 
@@ -129,10 +129,10 @@ class TestDatasetEpoch:
         dataset, sampler = Told(), Told()
         epochs = DatasetEpoch(dataset)
         assert epochs.now() is None
-        epochs.tell(3, sampler, None)
+        epochs.set(3, sampler, None)
         assert (dataset.told, sampler.told, epochs.now()) == ([3], [3], 3)
-        epochs.tell_next(2)  # not where it stands
-        epochs.tell_next(3)
+        epochs.advance(2)  # not where it stands
+        epochs.advance(3)
         assert (dataset.told, epochs.now()) == ([3, 4], 4)
         epochs.restore(1)
         epochs.restore(None)
@@ -142,7 +142,7 @@ class TestDatasetEpoch:
         dataset: Any = Told()
         dataset.epoch = 8
         epochs = DatasetEpoch(dataset)
-        epochs.tell(3)
+        epochs.set(3)
         assert epochs.now() == 8
 
 

@@ -35,46 +35,39 @@ def _notice_key(number: int, count: int) -> str:
 
 
 class FirstProcessNotices:
-    """The notices of process 0 about one loader.
+    """The notices of process 0 about one loader, and how many of them each listener has received.
 
-    The notice that the loader is closed is also published when the loader is collected and when the
-    process ends normally, multiprocessing's processes included.
+    Publishes nothing in a forked child, and nothing once the store is gone. The notice that the
+    loader is closed is also published when the owner is collected and when the process ends
+    normally, multiprocessing's processes included.
     """
 
-    def __init__(self, store: JobStore) -> None:
-        self._publisher = _NoticePublisher(store)
-        self._publisher.publish(_IN_USE)
-        self._at_end = Finalize(self, self._publisher.leave, exitpriority=10)
+    def __init__(self, store: JobStore, *, owner: object) -> None:
+        """store: the loader's part of the job's store. owner: lives as long as the loader."""
+        self._store, self._pid = store, os.getpid()
+        self._sent: dict[int, int] = {}  # notices per listener
+        self._last = ""
+        self._publish(_IN_USE)
+        Finalize(owner, self.leave, exitpriority=10)
 
     def stay(self, *, begins: bool = False) -> None:
         """Publish that this loader is in use. begins: it begins again, from a state."""
-        if begins or self._publisher.last == _CLOSED:
-            self._publisher.publish(_IN_USE)
+        if begins or self._last == _CLOSED:
+            self._publish(_IN_USE)
 
     def end_epoch(self, epoch: int) -> None:
         """Publish that all batches of an epoch are delivered."""
-        self._publisher.publish(str(epoch))
+        self._publish(str(epoch))
 
     def leave(self) -> None:
         """Publish that this loader is closed, unless an error is being raised."""
-        self._publisher.leave()
+        if not _is_failing():
+            self._publish(_CLOSED)
 
-
-class _NoticePublisher:
-    """The latest notice of process 0, and how many notices each listener has received.
-
-    Publishes nothing in a forked child, and nothing once the store is gone.
-    """
-
-    def __init__(self, store: JobStore) -> None:
-        self._store, self._pid = store, os.getpid()
-        self._sent: dict[int, int] = {}  # notices per listener
-        self.last = ""
-
-    def publish(self, notice: str) -> None:
-        if os.getpid() != self._pid or notice == self.last:
+    def _publish(self, notice: str) -> None:
+        if os.getpid() != self._pid or notice == self._last:
             return
-        self.last = notice
+        self._last = notice
         with contextlib.suppress(JobStoreError):
             # A listener that registers later reads the state; earlier ones get a key of their own.
             self._store.set(_STATE, notice)
@@ -84,10 +77,6 @@ class _NoticePublisher:
                 self._store.set_all(notices)
             self._sent.update({n: self._sent.get(n, 0) + 1 for n in listeners})
             self._store.get(_STATE)  # returns once the store has done all of that
-
-    def leave(self) -> None:
-        if not _is_failing():
-            self.publish(_CLOSED)
 
 
 def _is_failing() -> bool:
@@ -100,17 +89,26 @@ def _is_failing() -> bool:
 
 
 class FirstProcessWatch:
-    """Another process's view of process 0.
+    """Another process's view of process 0: a thread (penstock-first) that waits for its notices
+    until the store is gone."""
 
-    store, connection: the loader's part of the job's store, and a second connection to it.
-    is_expected: process 0 must have this loader too; otherwise its end counts only if it had the
-    loader.
-    """
+    def __init__(
+        self, store: JobStore, connection: JobStore, *, owner: object, is_expected: bool
+    ) -> None:
+        """store, connection: the loader's part of the job's store, and a second connection to it.
 
-    def __init__(self, store: JobStore, connection: JobStore, *, is_expected: bool) -> None:
-        self._listener = _Listener(store, connection)
+        owner: lives as long as the loader. is_expected: process 0 must have this loader too;
+        otherwise its end counts only if it had the loader.
+        """
+        self._store, self._connection = store, connection
         self._is_expected = is_expected
-        weakref.finalize(self, self._listener.end).atexit = False
+        self._pid, self._has_ended = os.getpid(), False
+        self._number, self._count = store.add(_LISTENERS, 1), 0
+        self._notice = store.get(_STATE) or ""
+        self._workers = Workers(1, name="first")
+        self._end: Outcome[None] = self._workers.submit(self._wait_for_notices, None)
+        end_at_exit(self)
+        weakref.finalize(owner, self.end).atexit = False
 
     def last_place(self) -> Place | None:
         """Return the last known place up to which process 0 delivered; call it once the store is
@@ -118,27 +116,11 @@ class FirstProcessWatch:
 
         None if process 0 closed its loader, or never had it.
         """
-        notice = self._listener.last_notice()
+        self._end.wait(_OTHER_END_S)
+        notice = self._notice
         if notice == _CLOSED or (not notice and not self._is_expected):
             return None
         return (int(notice) + 1, 0) if notice.isdigit() else (-1, 0)
-
-    def close(self) -> None:
-        """End the listening thread. Safe to call twice."""
-        self._listener.end()
-
-
-class _Listener:
-    """A thread (penstock-first) that waits for process 0's notices until the store is gone."""
-
-    def __init__(self, store: JobStore, connection: JobStore) -> None:
-        self._store, self._connection = store, connection
-        self._pid, self._has_ended = os.getpid(), False
-        self._number, self._count = store.add(_LISTENERS, 1), 0
-        self._notice = store.get(_STATE) or ""
-        self._workers = Workers(1, name="first")
-        self._end: Outcome[None] = self._workers.submit(self._wait_for_notices, None)
-        end_at_exit(self)
 
     def _wait_for_notices(self, _: None) -> None:
         with contextlib.suppress(JobStoreError):  # the store is gone: no more notices will come
@@ -149,10 +131,6 @@ class _Listener:
                 # A process that ends before its notice can be read has closed the loader.
                 self._notice = self._connection.get(key) or before
                 self._count += 1
-
-    def last_notice(self) -> str:
-        self._end.wait(_OTHER_END_S)
-        return self._notice
 
     def end(self) -> None:
         """End the thread. Safe to call twice, and from any thread."""

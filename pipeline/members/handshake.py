@@ -167,25 +167,18 @@ def _remedy(differ: list[str]) -> str:
 
 def _describe_facts(facts: dict[str, Any], differ: list[str]) -> str:
     """Return the facts of one rank that differ, as words for a message."""
-    parts: list[str] = []
-    if "dataset" in differ:
-        url = f" of {facts['url']}" if facts["url"] else ""
-        parts.append(f"over dataset {str(facts['dataset'])[:12]} ({facts['samples']} samples{url})")
-    if "seed" in differ:
-        parts.append(f"with seed {facts['seed']}")
-    if "size" in differ:
-        parts.append(f"for {facts['size']} ranks")
-    parts += [
-        f"with {name}={facts[name]}" for name in ("lanes", "window", "reshuffle") if name in differ
-    ]
-    if "batch" in differ:
-        parts.append(f"with global batches of {facts['batch']}")
-    if "ends" in differ:
-        parts.append(f"with {facts['ends']}")
-    if "recipe" in differ:
-        parts.append(f"with recipe {str(facts['recipe'])[:8]}, {facts['recipe_words']}")
-    if "at" in differ:
-        parts.append(f"at {facts['at'] or 'its beginning'}")
+    url = f" of {facts['url']}" if facts["url"] else ""
+    texts = {
+        "dataset": f"over dataset {str(facts['dataset'])[:12]} ({facts['samples']} samples{url})",
+        "seed": f"with seed {facts['seed']}",
+        "size": f"for {facts['size']} ranks",
+        **{name: f"with {name}={facts[name]}" for name in ("lanes", "window", "reshuffle")},
+        "batch": f"with global batches of {facts['batch']}",
+        "ends": f"with {facts['ends']}",
+        "recipe": f"with recipe {str(facts['recipe'])[:8]}, {facts['recipe_words']}",
+        "at": f"at {facts['at'] or 'its beginning'}",
+    }
+    parts = [text for name, text in texts.items() if name in differ]
     return ", ".join(parts) or f"with plan {str(facts['plan'])[:12]}"
 
 
@@ -318,7 +311,7 @@ class FirstBatchBarrier:
         store = channel.store
         self.refusals = None if store is None else RankRefusals(store, world)
 
-    # -- before
+    # -- before the first batch
 
     def arrive(self) -> None:
         """Publish that this rank has built its loader, or loaded a state."""
@@ -406,8 +399,15 @@ class FirstBatchBarrier:
                 raise refused
             if self._is_brief or (self._world.process == 0 and not channel.others_arrived()):
                 return
-            if until_s == _WARN_AFTER_S < self._timeout_s:
-                self._warn_of_missing()
+            is_due = until_s == _WARN_AFTER_S < self._timeout_s
+            if is_due and (missing := channel.missing(self._world.processes)):
+                log.warning(
+                    "rank %d waits at its first batch for %s to build this loader, or to load the "
+                    "state that the others loaded; it waits at most %.0f s in total",
+                    self._world.process,
+                    format_ranks(missing),
+                    self._timeout_s,
+                )
         if not (missing := channel.missing(self._world.processes)):
             return  # the last one arrived after the wait
         raise StalledError(
@@ -418,18 +418,7 @@ class FirstBatchBarrier:
             "that far apart, raise timeout=."
         )
 
-    def _warn_of_missing(self) -> None:
-        missing = self._channel.missing(self._world.processes)
-        if missing:
-            log.warning(
-                "rank %d waits at its first batch for %s to build this loader, or to load the "
-                "state that the others loaded; it waits at most %.0f s in total",
-                self._world.process,
-                format_ranks(missing),
-                self._timeout_s,
-            )
-
-    # -- loaders in order
+    # -- loaders in index order
 
     def _compare_datasets(self) -> None:
         """Publish which dataset this rank reads in index order, and compare it with the other

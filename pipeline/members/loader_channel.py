@@ -105,9 +105,11 @@ class LoaderChannel:
         store = self._store
         with contextlib.suppress(JobStoreError):  # the next request reports it
             if world.process == 0:
-                self._notices = FirstProcessNotices(store)
+                self._notices = FirstProcessNotices(store, owner=self)
             else:
-                self._watch = FirstProcessWatch(store, connection, is_expected=is_expected)
+                self._watch = FirstProcessWatch(
+                    store, connection, owner=self, is_expected=is_expected
+                )
 
     def begin_pass(self) -> None:
         """Record that a pass begins."""
@@ -124,7 +126,7 @@ class LoaderChannel:
         if self._notices is not None:
             self._notices.leave()
         elif self._watch is not None:
-            self._watch.close()
+            self._watch.end()
 
     def begin(self) -> None:
         """Start a new round of keys, because all ranks load a state. A notice of differing loaders

@@ -285,7 +285,7 @@ class Pass:
             check_process(self._pid, "This iterator")
         meter = self._meter
         if self._ranks is not None:
-            self._ranks.ask(self._epoch)
+            self._ranks.before_batch(self._epoch)
         if self._tally is not None:
             self._check_bad(self._tally)
         if self._delivered_at is not None:

@@ -76,7 +76,7 @@ class JobRanks:
         self._channel.begin_pass()
         self._barrier.come_back()
 
-    def ask(self, epoch: int) -> None:
+    def before_batch(self, epoch: int) -> None:
         """Check for failures of other ranks before a batch of an epoch; wait for them at the first
         batch.
 

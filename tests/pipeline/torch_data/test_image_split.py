@@ -68,9 +68,9 @@ def test_a_dict_keeps_the_order_of_its_keys() -> None:
 @pytest.mark.parametrize(
     ("make", "where"),
     [
-        (lambda i, image: {"inputs": {"image": image}, "y": i}, "inside of 'inputs', a dict"),
-        (lambda i, image: {"views": [image, image], "y": i}, "inside of 'views', a list"),
-        (lambda i, image: (i, ({"a": [image]},)), "inside of 1, a tuple"),
+        (lambda i, image: {"inputs": {"image": image}, "y": i}, "inside 'inputs', a dict"),
+        (lambda i, image: {"views": [image, image], "y": i}, "inside 'views', a list"),
+        (lambda i, image: (i, ({"a": [image]},)), "inside 1, a tuple"),
     ],
 )
 def test_an_image_inside_of_another_container_is_named(make: Any, where: str) -> None:

@@ -223,7 +223,7 @@ def test_ranks_number_repeats_together(kind: Any, ranks: int, is_known: bool) ->
 
 
 def test_what_cannot_be_evaluated_for_other_ranks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="doesn't look at its rank when it is iterated"):
+    with pytest.raises(ConfigError, match="doesn't read its rank when it is iterated"):
         delivered(Sharded(10, 2, 0))
     assert len(delivered(Sharded(10, 1, 0))) == 10
 

@@ -365,7 +365,7 @@ def test_images_have_room_for_the_largest_batch(pack: Path, resident: bool) -> N
         ({}, "1 to 128 of them; got 0"),
         ({number: 8 + number for number in range(200)}, "got 200"),
         ({5: 8}, "holds from sample 0, got 5"),
-        ({0: 8, 90: 10, 50: 12}, "got 50 behind 90"),
+        ({0: 8, 90: 10, 50: 12}, "got 50 after 90"),
         ({0: 8, -5: 10}, "integer of at least 0, got -5"),
         ({0: 8, 1.5: 10}, "integer of at least 0, got 1.5"),
         ({"0": 8}, "integer of at least 0, got '0'"),

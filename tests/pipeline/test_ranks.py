@@ -15,7 +15,7 @@ SCRIPT = """
 import json, sys
 import torch.distributed as dist
 from penstock.augment import imagenet_eval, imagenet_train
-from penstock.pipeline import DataLoader
+from penstock.pipeline import DataLoader, World
 from penstock.readers import Dataset
 from tests.torch_datasets import Squares
 
@@ -44,7 +44,7 @@ run("torch evaluate", DataLoader(Squares(61, "int"), 4, seed=1, pad="mask"),
     lambda b: b[0][b[1]].tolist())
 if rank == 0:  # alone: nobody must be waited for
     found["alone"] = sum(len(b[0]) for b in DataLoader(
-        Dataset(pack), 16, augment=imagenet_eval(32, 40), world=__import__("pipeline").World(0, 1)))
+        Dataset(pack), 16, augment=imagenet_eval(32, 40), world=World(0, 1)))
 open(f"{out}/{rank}.json", "w").write(json.dumps(found))
 dist.barrier()
 dist.destroy_process_group()

@@ -16,11 +16,11 @@ SCRIPT = textwrap.dedent(
     import json, os, sys, warnings
     import torch.distributed as dist
     from penstock.pipeline import DataLoader, World
-    from penstock.pipeline.feed import meeting
+    import penstock.pipeline.members.handshake as handshake
     from penstock.readers import Dataset
 
     warnings.simplefilter("ignore")
-    meeting.MEET_TIMEOUT_S = 0.2
+    handshake.MEET_TIMEOUT_S = 0.2
     pack, rank = sys.argv[1], int(os.environ["RANK"])
     dist.init_process_group("gloo")
     store = dist.distributed_c10d._get_default_store()

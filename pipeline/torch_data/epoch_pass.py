@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from penstock.pipeline.torch_data.index_order import PassRequests
     from penstock.pipeline.torch_data.job_ranks import JobRanks
     from penstock.pipeline.torch_data.pass_setup import PassSetup
-    from penstock.pipeline.torch_data.sample_faults import BadRow, BadTally
+    from penstock.pipeline.torch_data.sample_faults import BadTally
     from penstock.pipeline.torch_data.torch_loaders import TorchLoaders
-    from penstock.pipeline.torch_data.worker import WorkerMessage
+    from penstock.pipeline.torch_data.worker import BadRow, WorkerMessage
 
 
 class Bookmark:

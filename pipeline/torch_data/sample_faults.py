@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan import World
     from penstock.pipeline.report import Meter
     from penstock.pipeline.torch_data.mark import Mark
+    from penstock.pipeline.torch_data.worker import BadRow
 
 _REASON_CHARACTERS = 300
 # Errors of the program, the machine or the network.
@@ -63,17 +64,6 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, BadSampleError) and text:
         return text[:_REASON_CHARACTERS]
     return f"{type(error).__name__}: {text}".removesuffix(": ")[:_REASON_CHARACTERS]
-
-
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row of a batch whose own sample is bad.
-
-    sample_id: the bad sample. reason: why it is bad.
-    """
-
-    sample_id: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -31,8 +31,9 @@ from penstock.pipeline.torch_data.mark import (
     state_of,
 )
 from penstock.pipeline.torch_data.random_states import StreamDraws
-from penstock.pipeline.torch_data.sample_faults import BadRow, is_sample_fault, reason_of
+from penstock.pipeline.torch_data.sample_faults import is_sample_fault, reason_of
 from penstock.pipeline.torch_data.worker import (
+    BadRow,
     Snapshots,
     WorkerMessage,
     fresh_seed,

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.torch_data.sample_faults import BadRow
-
 # Reading a dataset's state may take seconds, so it may use this share of a worker's time. Batches
 # between two states are counted, and after a resume they are read again and dropped.
 SNAPSHOT_TIME_SHARE = 0.02
@@ -48,6 +46,17 @@ class WorkerRequest:
     occurrences: NDArray[np.int64] | None = None
     restore: dict[str, Any] | None = None
     void: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row of a batch whose own sample is bad.
+
+    sample_id: the bad sample. reason: why it is bad.
+    """
+
+    sample_id: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -234,7 +234,7 @@ def test_what_cannot_be_evaluated_for_other_ranks_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="other indices than a copy of it"):
         delivered(Unlike(10, 2, 0))
-    with pytest.raises(ConfigError, match="keyed by whole numbers"):
+    with pytest.raises(ConfigError, match="keyed by integers"):
         delivered(["a", "b"])
 
 

@@ -229,7 +229,7 @@ def test_a_length_that_lies() -> None:
     assert "sample 11" in "".join(caught.value.__notes__)
     loader = DataLoader(Sized([11], length=6), batch_size=2)
     assert len(loader) == 3
-    with pytest.warns(UserWarning, match=r"returned more.*\(as trainers do\) doesn't\.$"):
+    with pytest.warns(UserWarning, match=r"returned more.*\(as in trainers\) doesn't\.$"):
         assert len(list(loader)) == 6
 
 

@@ -14,7 +14,7 @@ import os
 import threading
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Blob
     from penstock.cache.blobs import BlockSums, Remote
-    from penstock.readers.formats.chunk_cache import ChunkMemory, PendingExtent, ShardChunks
-    from penstock.readers.formats.extents import Extents, ShardFiles
+    from penstock.readers.formats.chunk_cache import PendingExtent, ShardChunks
     from penstock.readers.formats.open_shard import Ints
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.types import Encoded
@@ -59,208 +58,6 @@ if TYPE_CHECKING:
 _MOST_MAPPED, _LEAST_BYTES = 4, 16 * 2**20
 
 _NO_BYTES: Encoded = np.frombuffer(b"", np.uint8)
-
-
-class ExtentFiles:
-    """The files of one shard in a local folder. Safe for several threads."""
-
-    def __init__(
-        self,
-        root: bytes,
-        files: ShardFiles,
-        extents: Extents,
-        *,
-        may_lack: bool = False,
-        memory: ChunkMemory | None = None,
-        on_read: Callable[[int], None] | None = None,
-    ) -> None:
-        """may_lack: True if a missing file isn't an error; its extents are then empty. memory: for
-        the bytes that are read. on_read: called with the number of bytes of each read, but not for
-        views."""
-        self._root, self._files, self._extents = root, files, extents
-        self._folder = os.path.join(root, b"")
-        self._may_lack, self._memory, self._on_read = may_lack, memory, on_read
-        self._maps: dict[int, tuple[int, Encoded] | None] = {}
-        self._spans: dict[int, tuple[int, int]] | None = None
-        # Checked once per file, as it costs as much as a read: a link must not lead out of root.
-        self._is_below = np.zeros(len(files), np.bool_)
-
-    def read(
-        self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
-    ) -> list[Encoded]:
-        """Read parts of extents; neighbours in a file are read in one call. The result is
-        read-only.
-
-        Raises IndexChangedError if a file is gone or too short, and DatasetError.
-        """
-        if len(extents) == 1:
-            return [self._read_one(extents[0], starts[0], ends[0])]
-        numbers = np.array(extents, np.int64)
-        files = self._extents.files[numbers]
-        low = self._extents.starts[numbers] + np.array(starts, np.int64)
-        high = self._extents.starts[numbers] + np.array(ends, np.int64)
-        found: list[Encoded] = [_NO_BYTES] * len(numbers)
-        order = np.lexsort((low, files)).tolist()
-        names, begins, stops = files.tolist(), low.tolist(), high.tolist()
-        fd, now, run = -1, -1, list[int]()
-        try:
-            for place in order:
-                if names[place] != now:
-                    self._read(fd, now, run, begins, stops, found)
-                    before, fd = fd, -1  # _reopened closes it in any case
-                    fd, now, run = self._reopened(before, names[place]), names[place], []
-                elif run and begins[place] > stops[run[-1]]:
-                    self._read(fd, now, run, begins, stops, found)
-                    run = []
-                run.append(place)
-            self._read(fd, now, run, begins, stops, found)
-        finally:
-            if fd >= 0:
-                os.close(fd)
-        return found
-
-    def _read_one(self, extent: int, start: int, end: int) -> Encoded:
-        """Read a part of one extent."""
-        file, begin = int(self._extents.files[extent]), int(self._extents.starts[extent])
-        found, fd = [_NO_BYTES], self._reopened(-1, file)
-        try:
-            self._read(fd, file, (0,), (begin + start,), (begin + end,), found)
-        finally:
-            if fd >= 0:
-                os.close(fd)
-        return found[0]
-
-    def read_into(
-        self, extents: Sequence[int], starts: Sequence[int], slots: Sequence[Encoded]
-    ) -> None:
-        """Read parts of extents into their slots, each by a read of its own.
-
-        Raises as read does, and IndexChangedError for a missing file even with may_lack.
-        """
-        numbers = np.array(extents, np.int64)
-        files = self._extents.files[numbers].tolist()
-        begins = (self._extents.starts[numbers] + np.array(starts, np.int64)).tolist()
-        fd, now = -1, -1
-        try:
-            for place in np.lexsort((begins, files)).tolist():
-                file, slot = files[place], slots[place]
-                if file != now:
-                    before, fd = fd, -1
-                    fd, now = self._reopened(before, file), file
-                self._fill(fd, file, begins[place], slot)
-        finally:
-            if fd >= 0:
-                os.close(fd)
-
-    def _fill(self, fd: int, file: int, begin: int, into: Encoded) -> None:
-        """Fill an array from a byte of a file onwards."""
-        name = self._files.names[file]
-        if fd < 0:
-            raise changed_file_error(name, "it is gone")
-        try:
-            got = read_up_to(fd, into, begin)
-        except OSError as error:
-            raise unreadable_file_error(self._path(file), error) from error
-        if got < len(into):
-            raise changed_file_error(
-                name, f"it had {begin + len(into)} bytes or more and now has {begin + got}"
-            )
-        if self._on_read is not None:
-            self._on_read(got)
-
-    def _path(self, file: int) -> bytes:
-        name = self._files.names[file]
-        if self._is_below[file]:
-            return self._folder + name
-        path = below(self._root, name)
-        self._is_below[file] = True
-        return path
-
-    def _reopened(self, fd: int, file: int) -> int:
-        """Close a descriptor and return that of another file; -1 if the file is missing and may
-        be."""
-        if fd >= 0:
-            os.close(fd)
-        name, path = self._files.names[file], self._path(file)
-        try:
-            return open_file(path, name)
-        except IndexChangedError:
-            if self._may_lack and not os.path.lexists(path):
-                return -1
-            raise
-
-    def _read(
-        self,
-        fd: int,
-        file: int,
-        run: Sequence[int],
-        begins: Sequence[int],
-        stops: Sequence[int],
-        found: list[Encoded],
-    ) -> None:
-        """Read parts that are neighbours or overlap."""
-        if not run or fd < 0:
-            return
-        begin = begins[run[0]]
-        stop = stops[run[0]] if len(run) == 1 else max(stops[place] for place in run)
-        size, dtype = (stop - begin,), np.dtype(np.uint8)
-        data = np.empty(size, dtype) if self._memory is None else self._memory.array(size, dtype)
-        self._fill(fd, file, begin, data)
-        data.flags.writeable = False
-        if len(run) == 1:
-            found[run[0]] = data
-            return
-        for place in run:
-            found[place] = data[begins[place] - begin : stops[place] - begin]
-
-    # -- maps
-
-    def view(self, extent: int) -> Encoded | None:
-        """Return a view of a mapped file; None if the file isn't mapped. Raises as read does."""
-        file = int(self._extents.files[extent])
-        if file not in self._maps:  # if two threads map it, one of the maps is dropped
-            self._maps[file] = self._map(file)
-        mapped = self._maps[file]
-        if mapped is None:
-            return None
-        begin, data = mapped
-        start = int(self._extents.starts[extent]) - begin
-        return data[start : start + int(self._extents.sizes[extent])]
-
-    def _map(self, file: int) -> tuple[int, Encoded] | None:
-        """Map the part of a file in which extents lie."""
-        if self._spans is None:
-            self._spans = _spans(self._extents)
-        start, end = self._spans[file]
-        if len(self._spans) > _MOST_MAPPED and end - start < _LEAST_BYTES:
-            return None
-        name = self._files.names[file]
-        fd = self._reopened(-1, file)
-        if fd < 0 or start == end:
-            if fd >= 0:
-                os.close(fd)
-            return None
-        try:
-            # Reading a map beyond the end of the file would kill the process.
-            size_bytes, now = int(self._files.sizes[file]), os.fstat(fd).st_size
-            if now != size_bytes:
-                raise changed_file_error(name, f"it had {size_bytes} bytes, now {now}")
-            mapped = FileMap(fd, span=(start, end))
-        except OSError as error:
-            raise unreadable_file_error(self._path(file), error) from error
-        finally:
-            os.close(fd)
-        return start, np.frombuffer(mapped.buffer(), np.uint8)
-
-
-def _spans(extents: Extents) -> dict[int, tuple[int, int]]:
-    """Return the range of each file from the first to the last byte of its extents."""
-    ends: Ints = extents.starts + extents.sizes
-    found = {}
-    for file in np.unique(extents.files).tolist():
-        mine = extents.files == file
-        found[file] = int(extents.starts[mine].min()), int(ends[mine].max())
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -383,10 +180,6 @@ class ChunkData:
         """Return a view of an extent, or None."""
         raise NotImplementedError
 
-    def _touched(self, extent: int, size_bytes: int | None) -> int:
-        """Return how many bytes of a view are read."""
-        return int(self._extents.sizes[extent]) if size_bytes is None else size_bytes
-
     def decoded(
         self,
         chunk: int,
@@ -450,39 +243,193 @@ class ChunkData:
 
 
 class LocalChunkData(ChunkData):
-    """The data of a shard whose files lie in a local folder."""
+    """The data of a shard whose files lie in a local folder. Safe for several threads."""
 
     def __init__(
         self, root: bytes, sidecar: Sidecar, chunks: ShardChunks | None, *, may_lack: bool
     ) -> None:
         super().__init__(sidecar, chunks, may_lack=may_lack)
-        self._files = ExtentFiles(
-            root,
-            sidecar.files,
-            self._extents,
-            may_lack=may_lack,
-            memory=None if chunks is None else chunks.store.memory,
-            on_read=self._reads.add,
-        )
+        self._root, self._folder, self._files = root, os.path.join(root, b""), sidecar.files
+        self._maps: dict[int, tuple[int, Encoded] | None] = {}
+        # Checked once per file, as it costs as much as a read: a link must not lead out of root.
+        self._is_below = np.zeros(len(self._files), np.bool_)
 
     def read_parts(
         self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> list[Encoded]:
-        """Read parts of extents, opening each file once."""
-        return self._files.read(extents, starts, ends)
+        """Read parts of extents; neighbours in a file are read in one call. The result is
+        read-only.
+
+        Raises IndexChangedError if a file is gone or too short, and DatasetError.
+        """
+        if len(extents) == 1:
+            return [self._read_one(extents[0], starts[0], ends[0])]
+        numbers = np.array(extents, np.int64)
+        files = self._extents.files[numbers]
+        low = self._extents.starts[numbers] + np.array(starts, np.int64)
+        high = self._extents.starts[numbers] + np.array(ends, np.int64)
+        found: list[Encoded] = [_NO_BYTES] * len(numbers)
+        order = np.lexsort((low, files)).tolist()
+        names, begins, stops = files.tolist(), low.tolist(), high.tolist()
+        fd, now, run = -1, -1, list[int]()
+        try:
+            for place in order:
+                if names[place] != now:
+                    self._read(fd, now, run, begins, stops, found)
+                    before, fd = fd, -1  # _reopened closes it in any case
+                    fd, now, run = self._reopened(before, names[place]), names[place], []
+                elif run and begins[place] > stops[run[-1]]:
+                    self._read(fd, now, run, begins, stops, found)
+                    run = []
+                run.append(place)
+            self._read(fd, now, run, begins, stops, found)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return found
+
+    def _read_one(self, extent: int, start: int, end: int) -> Encoded:
+        """Read a part of one extent."""
+        file, begin = int(self._extents.files[extent]), int(self._extents.starts[extent])
+        found, fd = [_NO_BYTES], self._reopened(-1, file)
+        try:
+            self._read(fd, file, (0,), (begin + start,), (begin + end,), found)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return found[0]
 
     def read_into(
         self, extents: Sequence[int], starts: Sequence[int], slots: Sequence[Encoded]
     ) -> None:
-        """Read parts of extents directly into their slots."""
-        self._files.read_into(extents, starts, slots)
+        """Read parts of extents into their slots, each by a read of its own.
+
+        Raises as read_parts does, and IndexChangedError for a missing file even with may_lack.
+        """
+        numbers = np.array(extents, np.int64)
+        files = self._extents.files[numbers].tolist()
+        begins = (self._extents.starts[numbers] + np.array(starts, np.int64)).tolist()
+        fd, now = -1, -1
+        try:
+            for place in np.lexsort((begins, files)).tolist():
+                file, slot = files[place], slots[place]
+                if file != now:
+                    before, fd = fd, -1
+                    fd, now = self._reopened(before, file), file
+                self._fill(fd, file, begins[place], slot)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _fill(self, fd: int, file: int, begin: int, into: Encoded) -> None:
+        """Fill an array from a byte of a file onwards."""
+        name = self._files.names[file]
+        if fd < 0:
+            raise changed_file_error(name, "it is gone")
+        try:
+            got = read_up_to(fd, into, begin)
+        except OSError as error:
+            raise unreadable_file_error(self._path(file), error) from error
+        if got < len(into):
+            raise changed_file_error(
+                name, f"it had {begin + len(into)} bytes or more and now has {begin + got}"
+            )
+        self._reads.add(got)
+
+    def _path(self, file: int) -> bytes:
+        name = self._files.names[file]
+        if self._is_below[file]:
+            return self._folder + name
+        path = below(self._root, name)
+        self._is_below[file] = True
+        return path
+
+    def _reopened(self, fd: int, file: int) -> int:
+        """Close a descriptor and return that of another file; -1 if the file is missing and may
+        be."""
+        if fd >= 0:
+            os.close(fd)
+        name, path = self._files.names[file], self._path(file)
+        try:
+            return open_file(path, name)
+        except IndexChangedError:
+            if self._may_lack and not os.path.lexists(path):
+                return -1
+            raise
+
+    def _read(
+        self,
+        fd: int,
+        file: int,
+        run: Sequence[int],
+        begins: Sequence[int],
+        stops: Sequence[int],
+        found: list[Encoded],
+    ) -> None:
+        """Read parts that are neighbours or overlap."""
+        if not run or fd < 0:
+            return
+        begin = begins[run[0]]
+        stop = stops[run[0]] if len(run) == 1 else max(stops[place] for place in run)
+        data = self.room((stop - begin,), np.dtype(np.uint8))
+        self._fill(fd, file, begin, data)
+        data.flags.writeable = False
+        if len(run) == 1:
+            found[run[0]] = data
+            return
+        for place in run:
+            found[place] = data[begins[place] - begin : stops[place] - begin]
+
+    # -- maps
 
     def view(self, extent: int, *, size_bytes: int | None = None) -> Encoded | None:
-        """Return a view of a mapped file, or None."""
-        found = self._files.view(extent) if self._mode != "pread" else None
-        if found is not None:
-            self._reads.add(self._touched(extent, size_bytes))
+        """Return a view of a mapped file; None if the file isn't mapped. Raises as read_parts
+        does."""
+        if self._mode == "pread":
+            return None
+        file = int(self._extents.files[extent])
+        if file not in self._maps:  # if two threads map it, one of the maps is dropped
+            self._maps[file] = self._map(file)
+        mapped = self._maps[file]
+        if mapped is None:
+            return None
+        begin, data = mapped
+        start, size = int(self._extents.starts[extent]) - begin, int(self._extents.sizes[extent])
+        self._reads.add(size if size_bytes is None else size_bytes)
+        return data[start : start + size]
+
+    @cached_property
+    def _file_spans(self) -> dict[int, tuple[int, int]]:
+        """The range of each file from the first to the last byte of its extents."""
+        starts, ends = self._extents.starts, self._extents.starts + self._extents.sizes
+        found = {}
+        for file in np.unique(self._extents.files).tolist():
+            mine = self._extents.files == file
+            found[file] = int(starts[mine].min()), int(ends[mine].max())
         return found
+
+    def _map(self, file: int) -> tuple[int, Encoded] | None:
+        """Map the part of a file in which extents lie."""
+        start, end = self._file_spans[file]
+        if len(self._file_spans) > _MOST_MAPPED and end - start < _LEAST_BYTES:
+            return None
+        name = self._files.names[file]
+        fd = self._reopened(-1, file)
+        if fd < 0 or start == end:
+            if fd >= 0:
+                os.close(fd)
+            return None
+        try:
+            # Reading a map beyond the end of the file would kill the process.
+            size_bytes, now = int(self._files.sizes[file]), os.fstat(fd).st_size
+            if now != size_bytes:
+                raise changed_file_error(name, f"it had {size_bytes} bytes, now {now}")
+            mapped = FileMap(fd, span=(start, end))
+        except OSError as error:
+            raise unreadable_file_error(self._path(file), error) from error
+        finally:
+            os.close(fd)
+        return start, np.frombuffer(mapped.buffer(), np.uint8)
 
 
 class BlobChunkData(ChunkData):
@@ -605,7 +552,7 @@ class BlobChunkData(ChunkData):
         begin, size = int(self._begins[extent]), int(self._extents.sizes[extent])
         if self._mode == "pread" or begin == NOT_IN_BLOB or not self._blob.is_whole:
             return None
-        touched = self._touched(extent, size_bytes)
+        touched = size if size_bytes is None else size_bytes
         self._reads.add(touched)
         spans = BlobSpans(
             blob=self._blob, starts=[begin], ends=[begin + size], touched_bytes=touched

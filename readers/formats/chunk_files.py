@@ -61,8 +61,14 @@ class ChunkFiles:
         order: Literal["C", "F"] = "F" if is_column_major else "C"
         flat = np.ascontiguousarray(value.reshape(-1, order=order))
         file = files.make(flat.nbytes)
-        if file is None or not _has_written(file, flat.view(np.uint8).data):
+        if file is None:
             return None
+        try:
+            file.write(flat.view(np.uint8).data)
+        except OSError:
+            file.remove()
+            return None
+        file.end()
         mapped = np.frombuffer(file.buffer(), value.dtype).reshape(value.shape, order=order)
         return ChunkFile(file, mapped)
 
@@ -124,17 +130,6 @@ class _Sink:
 
     def close(self) -> None:
         """Do nothing: the owner closes the file."""
-
-
-def _has_written(file: PrivateFile, data: memoryview) -> bool:
-    """Write a whole file and return True; if the disk fails, remove the file and return False."""
-    try:
-        file.write(data)
-    except OSError:
-        file.remove()
-        return False
-    file.end()
-    return True
 
 
 def _as_table(value: Any) -> Any:

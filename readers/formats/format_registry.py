@@ -46,11 +46,7 @@ class _OwnFormat(NamedTuple):
     of any such dataset; if there are none, the format is always tried."""
 
     module: str
-    marks: frozenset[str] = frozenset()
-
-
-def _marked(module: str, *marks: str) -> _OwnFormat:
-    return _OwnFormat(module, frozenset(marks))
+    marks: tuple[str, ...] = ()
 
 
 # A module is imported when its FORMAT is first used: a job that reads a pack doesn't load the code
@@ -58,17 +54,20 @@ def _marked(module: str, *marks: str) -> _OwnFormat:
 _MODULES = {
     # A pack and a Zarr group contain a file that identifies them.
     "pack": _OwnFormat("penstock.readers.formats.pack.pack_format"),
-    "zarr": _marked(
-        "penstock.readers.formats.zarr.zarr_format", "zarr.json", ".zgroup", ".zarray", ".zmetadata"
+    "zarr": _OwnFormat(
+        "penstock.readers.formats.zarr.zarr_format",
+        ("zarr.json", ".zgroup", ".zarray", ".zmetadata"),
     ),
     # Sets of files are recognised by their names, then by their first bytes.
     "tar": _OwnFormat("penstock.readers.formats.tar.tar_format"),
-    "parquet": _marked("penstock.readers.formats.parquet.parquet_format", "parquet", "parq", "pq"),
-    "arrow": _marked(
-        "penstock.readers.formats.arrow.arrow_format", "arrow", "arrows", "feather", "ipc"
+    "parquet": _OwnFormat(
+        "penstock.readers.formats.parquet.parquet_format", ("parquet", "parq", "pq")
     ),
-    "tokens": _marked("penstock.readers.formats.tokens.token_format", "bin", "idx"),
-    ARRAYS: _marked("penstock.readers.formats.npy.npy_format", "npy", "npz"),
+    "arrow": _OwnFormat(
+        "penstock.readers.formats.arrow.arrow_format", ("arrow", "arrows", "feather", "ipc")
+    ),
+    "tokens": _OwnFormat("penstock.readers.formats.tokens.token_format", ("bin", "idx")),
+    ARRAYS: _OwnFormat("penstock.readers.formats.npy.npy_format", ("npy", "npz")),
     # It accepts what no other format recognises.
     FALLBACK: _OwnFormat("penstock.readers.formats.folder.folder_format"),
 }
@@ -143,7 +142,7 @@ def formats(origin: Origin | None = None) -> Iterator[Format]:
                 names = [each.rpartition(b"/")[2] for each in origin.names().files]
                 shown = {extension(each) for each in names}
                 shown.update(each.decode("utf-8", "replace") for each in names)
-            if not ours.marks & shown:
+            if shown.isdisjoint(ours.marks):
                 continue
         yield format_named(name)
 

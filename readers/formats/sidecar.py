@@ -8,7 +8,7 @@ values were known when the dataset was listed, it records the values, and no fil
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -480,11 +480,11 @@ class Sidecar:
     layout: SampleLayout
     is_file_per_sample: bool
     samples: int
-    names: Sequence[bytes]
     files: ShardFiles
-    spans: Mapping[str, SpanNotes]
-    values: Mapping[str, Column]
-    present: Mapping[str, NDArray[np.bool_]]
+    names: Sequence[bytes] = ()
+    spans: Mapping[str, SpanNotes] = field(default_factory=dict)
+    values: Mapping[str, Column] = field(default_factory=dict)
+    present: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     notes: bytes = b""
     extents: Extents | None = None
     units: Sequence[int] = ()
@@ -634,8 +634,8 @@ def make_sidecar(
         names=[candidates.names[i] for i in positions.tolist()],
         files=ShardFiles.of([candidates.files[number] for number in used]),
         spans={
-            name: SpanNotes.of(files, field.starts[positions], [each.get(name) for each in facts])
-            for (name, field), files in zip(spans.items(), local, strict=True)
+            name: SpanNotes.of(files, span.starts[positions], [each.get(name) for each in facts])
+            for (name, span), files in zip(spans.items(), local, strict=True)
         },
         values={
             name: _as_read_back(column.take(positions))
@@ -651,11 +651,7 @@ def make_chunked_sidecar(shard: ChunkedShard, *, layout: SampleLayout) -> Sideca
         layout=layout,
         is_file_per_sample=False,
         samples=shard.samples,
-        names=(),
         files=ShardFiles.of(shard.files),
-        spans={},
-        values={},
-        present={},
         notes=shard.notes,
         extents=shard.extents,
         units=shard.units,

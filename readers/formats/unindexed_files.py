@@ -137,23 +137,24 @@ class LocalFile:
         self, starts: Sequence[int], sizes: Sequence[int], types: Sequence[FieldType]
     ) -> list[Encoded | Rejection]:
         """Read spans. A large file of another type is rejected without reading all of it."""
-        rows = zip(starts, sizes, types, strict=True)
-        return [self._read(start, size_bytes, type) for start, size_bytes, type in rows]
-
-    def _read(self, start: int, size_bytes: int, type: FieldType) -> Encoded | Rejection:
-        if has_head(type):
-            refusal = refusal_by_head(type, self.read_at(start, min(HEAD_BYTES, size_bytes)))
-            if refusal is not None:
-                return refusal
-        data = np.empty(size_bytes, np.uint8)
-        try:
-            got = read_up_to(self._fd, data, start)
-        except OSError as error:
-            raise unreadable_file_error(self._path, error) from error
-        if got < size_bytes:
-            raise changed_file_error(self._entry.name, f"it ends before byte {start + size_bytes}")
-        data.flags.writeable = False
-        return data
+        samples: list[Encoded | Rejection] = []
+        for start, size_bytes, type in zip(starts, sizes, types, strict=True):
+            if has_head(type):
+                head = self.read_at(start, min(HEAD_BYTES, size_bytes))
+                if (refusal := refusal_by_head(type, head)) is not None:
+                    samples.append(refusal)
+                    continue
+            data = np.empty(size_bytes, np.uint8)
+            try:
+                got = read_up_to(self._fd, data, start)
+            except OSError as error:
+                raise unreadable_file_error(self._path, error) from error
+            if got < size_bytes:
+                end = start + size_bytes
+                raise changed_file_error(self._entry.name, f"it ends before byte {end}")
+            data.flags.writeable = False
+            samples.append(data)
+        return samples
 
     def _check(self) -> None:
         listed = self._entry

@@ -25,13 +25,13 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Treat every part as large; record the bytes of each read into a slot."""
     monkeypatch.setattr(npy_format, "RANGE_COST_BYTES", 1)
     recorded: list[int] = []
-    read_into = chunk_data.ExtentFiles.read_into
+    read_into = chunk_data.LocalChunkData.read_into
 
     def counted(self: Any, extents: Any, starts: Any, slots: Any) -> None:
         recorded.extend(len(slot) for slot in slots)
         read_into(self, extents, starts, slots)
 
-    monkeypatch.setattr(chunk_data.ExtentFiles, "read_into", counted)
+    monkeypatch.setattr(chunk_data.LocalChunkData, "read_into", counted)
     return recorded
 
 

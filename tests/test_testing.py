@@ -18,8 +18,8 @@ from penstock.testing import FormatConformance
 from tests import field_sets, images, tars
 from tests.layers import ROOT
 from tests.readers.formats import blocks
-from tests.readers.formats.guests import RECORD_BYTES, Cifar
-from tests.readers.formats.test_record_format import GUESTS, install
+from tests.readers.formats.guests import RECORD_BYTES, Cifar, install
+from tests.readers.formats.test_record_format import GUESTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

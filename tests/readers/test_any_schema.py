@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -19,6 +18,7 @@ from penstock.readers.files import write_batch
 from penstock.readers.formats import format_registry, read_sidecar, sidecar_etag
 from tests import images
 from tests.readers.any_schema import SAMPLES, SCHEMA, SPANS, content, write_archives, write_files
+from tests.readers.formats.guests import install
 from tests.readers.remote_sets import rows_of, upload
 
 if TYPE_CHECKING:
@@ -35,12 +35,7 @@ ALL = (*SCHEMA, "id", *(f"{name}.present" for name in LACKING))
 
 @pytest.fixture(autouse=True)
 def _formats(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    points = {
-        name: EntryPoint(name, f"tests.readers.any_schema:{value}", format_registry.GROUP)
-        for name, value in KNOWN
-    }
-    format_registry.format_named.cache_clear()
-    monkeypatch.setattr(format_registry, "external_entry_points", lambda: points)
+    install(monkeypatch, **{name: f"tests.readers.any_schema:{value}" for name, value in KNOWN})
     yield
     format_registry.format_named.cache_clear()
 

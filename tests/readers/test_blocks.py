@@ -1,4 +1,4 @@
-"""Blocks: memory that comes back when nobody looks into it, and never before."""
+"""Blocks are returned when their last view is gone, and never earlier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.readers import MAX_FREE, Blocks
 from penstock.readers import blocks as module
 
 
-def test_a_block_is_used_again_when_its_last_view_is_gone() -> None:
+def test_a_block_is_reused_when_its_last_view_is_gone() -> None:
     blocks = Blocks()
     room, shown = blocks.take(1000)
     address, view = room.ctypes.data, shown[10:20]
@@ -37,7 +37,7 @@ def test_a_block_is_used_again_when_its_last_view_is_gone() -> None:
     assert seen[0] == 9
 
 
-def test_what_is_handed_out_cant_be_written() -> None:
+def test_the_shared_array_is_read_only() -> None:
     _, shown = Blocks().take(10)
     with pytest.raises(ValueError, match="read-only"):
         shown[0] = 1
@@ -45,7 +45,7 @@ def test_what_is_handed_out_cant_be_written() -> None:
         shown.flags.writeable = True
 
 
-def test_few_blocks_are_kept_and_none_that_is_far_too_large() -> None:
+def test_few_blocks_are_kept_and_much_larger_ones_arent_reused() -> None:
     blocks = Blocks()
     many = [blocks.take(100) for _ in range(3 * MAX_FREE)]
     many.clear()
@@ -60,7 +60,7 @@ def test_few_blocks_are_kept_and_none_that_is_far_too_large() -> None:
 @given(
     steps=st.lists(st.tuples(st.integers(0, 3 * 2**20), st.integers(0, 5)), min_size=1, max_size=30)
 )
-def test_what_is_held_keeps_its_bytes(steps: list[tuple[int, int]]) -> None:
+def test_blocks_in_use_keep_their_bytes(steps: list[tuple[int, int]]) -> None:
     blocks, held = Blocks(), dict[int, tuple[int, np.ndarray]]()
     for number, (size_bytes, place) in enumerate(steps):
         room, shown = blocks.take(size_bytes)
@@ -93,7 +93,7 @@ def test_threads_never_share_a_block() -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_an_array_may_be_written_and_its_memory_comes_back_behind_its_last_tensor() -> None:
+def test_an_array_is_writable_and_its_memory_is_reused_after_its_last_tensor() -> None:
     torch = pytest.importorskip("torch")
     blocks, shape = Blocks(), (100, 4000)
     array = blocks.array(shape, np.dtype(np.float32))
@@ -129,7 +129,7 @@ def test_free_blocks_are_bounded_in_bytes_and_the_newest_stay(
         assert len(blocks._free) >= 1
 
 
-def test_a_closed_pool_keeps_nothing_and_what_it_lent_stays() -> None:
+def test_closed_blocks_keep_nothing_and_lent_memory_stays_valid() -> None:
     blocks = Blocks()
     lent, free = (blocks.array((2**20,), np.dtype(np.uint8)) for _ in range(2))
     lent[:] = 5
@@ -195,7 +195,7 @@ def of_autograd(torch: Any, array: Any) -> Any:
     "keep",
     [tensor_view, view_of_a_view, numpy_again, dlpack, capsule, of_an_error, memory, of_autograd],
 )
-def test_whatever_sees_a_block_keeps_it(keep: Any) -> None:
+def test_every_kind_of_view_keeps_its_block(keep: Any) -> None:
     torch = pytest.importorskip("torch")
     blocks, shape = Blocks(), (20, 40_000)
     array = blocks.array(shape, np.dtype(np.float32))
@@ -217,7 +217,7 @@ def test_whatever_sees_a_block_keeps_it(keep: Any) -> None:
     assert address in {each.ctypes.data for each in again}
 
 
-def test_a_tensor_that_went_to_another_process_is_whole_there_and_here() -> None:
+def test_a_tensor_sent_to_another_process_is_unchanged_in_both() -> None:
     code = textwrap.dedent("""
         import gc, sys
         import numpy as np, torch

@@ -1,7 +1,7 @@
-"""A small format of chunks: files of units, of which each field is an extent of its own.
+"""A small format in chunks: files of units in which each field is an extent of its own.
 
-A shard is at most UNITS_A_SHARD units of a file. The field "x" lies there as it is, so that samples
-of it can be had alone; others are compressed.
+A shard has at most UNITS_A_SHARD units of a file. The field "x" isn't encoded, so that its samples
+can be read singly. Other fields are compressed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from importlib.metadata import EntryPoint
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,6 +28,7 @@ from penstock.readers.formats import (
     format_registry,
     open_data_file,
 )
+from tests.readers.formats import guests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,18 +51,18 @@ SHARD_UNITS = [[4, 3], [2], [5], [1, 1], [2]]
 ROWS = sum(map(sum, UNITS))
 X_BYTES = 12
 FOOTER_BYTES = 8
-MISSING: dict[str, int] = {}  # samples that lack a field
+MISSING: dict[str, int] = {}  # number of samples that lack a field
 
 DECODED: list[tuple[int, int]] = []
-"""Chunks that were decoded since the format was installed: the first sample of their shard, and
+"""Chunks that were decoded since the format was installed, as the first sample of their shard and
 their number in it."""
 
 TAKEN: Counter[tuple[int, int, int]] = Counter()
-"""Rows that were taken of chunks, which are told so too, and with the rows that they have."""
+"""Rows that were taken of each chunk, by the same key and the number of rows that it has."""
 
 
 def value(field: str, row: int) -> Any:
-    """What a sample has."""
+    """Return the value of a sample."""
     return {"x": [row, row + 0.5, -row], "t": list(range(row % 4)), "y": row / 4}[field]
 
 
@@ -74,7 +74,7 @@ def encode(field: str, rows: Sequence[int]) -> bytes:
 
 
 def write(root: Path, units: Sequence[Sequence[int]] = UNITS) -> Path:
-    """Files of units, and a footer that says where they lie."""
+    """Write files of units, each with a footer that locates the units."""
     root.mkdir()
     first = 0
     for number, counts in enumerate(units):
@@ -187,7 +187,7 @@ class Reader:
 
 
 class ByParts(Reader):
-    """One that says which bytes of "x" it needs."""
+    """A reader that returns the bytes of "x" that it needs."""
 
     def needs_parts(
         self, rows: Ints, fields: Sequence[str], crops: Mapping[str, Any]
@@ -217,10 +217,10 @@ class _Listing:
             end = entry.size_bytes - FOOTER_BYTES
             size = int.from_bytes(file.read_at(end, FOOTER_BYTES), "little")
             footer = file.read_at(end - size, size)
-        told = json.loads(footer)
-        bounds = np.array([0, *told["ends"]], np.int64)
-        for low in range(0, len(told["units"]), UNITS_A_SHARD):
-            units = told["units"][low : low + UNITS_A_SHARD]
+        layout = json.loads(footer)
+        bounds = np.array([0, *layout["ends"]], np.int64)
+        for low in range(0, len(layout["units"]), UNITS_A_SHARD):
+            units = layout["units"][low : low + UNITS_A_SHARD]
             mine = slice(len(FIELDS) * low, len(FIELDS) * (low + len(units)))
             starts, sizes = bounds[:-1][mine], np.diff(bounds)[mine]
             yield ChunkedShard(
@@ -283,18 +283,16 @@ FORMAT = Blocks()
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make the format known, and unknown again behind the yield."""
-    points = {"blocks": EntryPoint("blocks", __name__, format_registry.GROUP)}
-    format_registry.format_named.cache_clear()
+    """Register the format until the generator is resumed."""
     DECODED.clear()
     TAKEN.clear()
-    monkeypatch.setattr(format_registry, "external_entry_points", lambda: points)
+    guests.install(monkeypatch, blocks=__name__)
     yield
     format_registry.format_named.cache_clear()
 
 
 def upload(root: Path, place: str) -> Any:
-    """Copy a folder into fsspec's memory; returns that file system."""
+    """Copy a folder into fsspec's memory and return that file system."""
     memory = fsspec.filesystem("memory")
     for path in root.iterdir():
         memory.pipe(f"{place}/{path.name}", path.read_bytes())

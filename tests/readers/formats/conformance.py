@@ -1,7 +1,7 @@
-"""What every format must do; a test module runs this class once for each format.
+"""Tests that every format must pass; a test module runs this class once for each format.
 
-A new format subclasses `FormatConformance`, or `IndexedFormatConformance` where its datasets get an
-index of ours, says what it is called and writes a small dataset.
+For a new format, subclass `FormatConformance`, or `IndexedFormatConformance` if its datasets get an
+index from us, set its name and write a small dataset.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FormatConformance:
     name: str
 
     def write(self, folder: Path) -> Path:
-        """Write the dataset below an empty folder; returns its root."""
+        """Write the dataset below an empty folder and return its root."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -90,7 +90,7 @@ class FormatConformance:
 
     # Index a shard.
 
-    def test_what_a_manifest_says_of_a_shard_is_true(self, root: Path) -> None:
+    def test_the_manifest_describes_each_shard_correctly(self, root: Path) -> None:
         index = self.index(root)
         assert index.samples == SAMPLES
         assert len(index.sizes) > 1
@@ -111,7 +111,7 @@ class FormatConformance:
 
     # Read rows.
 
-    def test_every_way_to_read_a_row_gives_its_bytes(self, root: Path) -> None:
+    def test_every_way_of_reading_a_row_returns_its_bytes(self, root: Path) -> None:
         index = self.index(root)
         for number in range(len(index.sizes)):
             shard = index.shards.open(number)
@@ -129,7 +129,7 @@ class FormatConformance:
                 views = shard.views(starts.tolist(), ends.tolist())
                 assert list(map(bytes, views)) == list(map(bytes, read))
 
-    def test_a_file_that_is_gone_is_told_by_name(self, root: Path) -> None:
+    def test_a_missing_file_is_an_error(self, root: Path) -> None:
         index = self.index(root)
         for path in sorted(root.rglob("*")):
             if path.is_file() and path.parent.name != OWN_FOLDER.decode():
@@ -163,7 +163,7 @@ class FormatConformance:
 
 
 class IndexedFormatConformance(FormatConformance):
-    """One whose datasets get an index of ours."""
+    """A format whose datasets get an index from us."""
 
     @property
     def indexing(self) -> Indexing:
@@ -180,7 +180,7 @@ class IndexedFormatConformance(FormatConformance):
         assert indexing.is_current(origin, snapshot, lambda: indexing.list(origin))
         victim = next(path for path in sorted(root.rglob("*")) if path.is_file())
         victim.rename(victim.with_name(f"new-{victim.name}"))
-        os.utime(victim.parent, ns=(1, 1))  # whatever the clock's steps are
+        os.utime(victim.parent, ns=(1, 1))  # even if the clock has coarse steps
         assert indexing.list(origin).snapshot() != snapshot
         assert not indexing.is_current(origin, snapshot, lambda: indexing.list(origin))
 
@@ -201,7 +201,7 @@ class IndexedFormatConformance(FormatConformance):
             candidates.spans["image"].sizes[some].tolist()
         )
 
-    def test_a_sidecar_comes_back_as_it_was_written(self, root: Path, tmp_path: Path) -> None:
+    def test_a_sidecar_is_read_as_it_was_written(self, root: Path, tmp_path: Path) -> None:
         indexing, origin = self.indexing, local(root)
         builder = IndexBuilder(origin=origin, format=self.format, verify=images.verify, workers=1)
         candidates = indexing.list(origin).candidates(workers=1)
@@ -228,7 +228,7 @@ class IndexedFormatConformance(FormatConformance):
         with pytest.raises(CorruptShardError):
             read(etag="crc32c-00000000")
 
-    def test_a_shard_can_be_made_anew_from_what_lies_there(self, root: Path) -> None:
+    def test_a_shard_can_be_rebuilt_from_its_files(self, root: Path) -> None:
         indexing, origin, index = self.indexing, local(root), self.index(root)
         builder = IndexBuilder(origin=origin, format=self.format, verify=images.verify, workers=1)
         listing, total = indexing.list(origin), len(index.sizes)
@@ -243,14 +243,14 @@ class IndexedFormatConformance(FormatConformance):
 
 
 def local(root: Path) -> Origin:
-    """The dataset's root as the readers see it."""
+    """Return the dataset's root as the readers use it."""
     return locate(root, storage_options=None, scratch=Scratch())
 
 
 def read_into(
     shard: OpenShard, starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> list[Encoded]:
-    """All samples of a shard, read into slots."""
+    """Return all samples of a shard, read into slots."""
     slots = [np.empty(size + 1, np.uint8) for size in (ends - starts).tolist()]
     shard.read_into(list(range(len(slots))), starts.tolist(), slots)
     return [slot[:-1] for slot in slots]

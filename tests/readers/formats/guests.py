@@ -1,16 +1,19 @@
-"""Formats as another package would bring them: one module each, by the base of simple ones."""
+"""Formats as another package provides them, built on the base of simple formats."""
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.readers.fields import Array, ClassLabel, Image, Schema
-from penstock.readers.formats import RecordFormat, Records, RecordSpans
+from penstock.readers.formats import RecordFormat, Records, RecordSpans, format_registry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import pytest
 
     from penstock.readers.formats import DataFile
     from penstock.readers.origin import Entry, Origin
@@ -18,8 +21,18 @@ if TYPE_CHECKING:
 RECORD_BYTES = 3073
 
 
+def install(monkeypatch: pytest.MonkeyPatch, **formats: str) -> None:
+    """Register formats as the entry points of other packages do. formats: their places by name."""
+    points = {
+        name: EntryPoint(name=name, value=value, group=format_registry.GROUP)
+        for name, value in formats.items()
+    }
+    format_registry.format_named.cache_clear()
+    monkeypatch.setattr(format_registry, "external_entry_points", lambda: points)
+
+
 class Cifar(RecordFormat):
-    """A byte of class, then 3 x 32 x 32 of pixels: CIFAR-10's binary version."""
+    """CIFAR-10's binary version: one byte for the class, then 3 x 32 x 32 pixels."""
 
     name = "cifar"
     suffix = ".bin"
@@ -41,7 +54,7 @@ class Cifar(RecordFormat):
 
 
 class Strip(RecordFormat):
-    """Images end to end, and a text file beside them with a start, a size and a label each."""
+    """Images end to end, and a text file with the start, size and label of each."""
 
     name = "strip"
     suffix = ".strip"

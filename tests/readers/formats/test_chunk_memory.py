@@ -1,4 +1,4 @@
-"""Memory of decoded chunks that is used again."""
+"""Memory of decoded chunks is reused."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from penstock.readers.formats import FREE_BYTES, LEAST_LENT_BYTES, ChunkMemory, 
 BYTES = np.dtype(np.uint8)
 
 
-def test_memory_is_used_again_once_no_view_is_left():
+def test_memory_is_reused_once_no_view_is_left():
     memory = ChunkMemory()
     chunk = memory.array((8, LEAST_LENT_BYTES), BYTES)
-    where, row = chunk.ctypes.data, chunk[3]
+    address, row = chunk.ctypes.data, chunk[3]
     row[:] = 7
     del chunk
     other = memory.array((8, LEAST_LENT_BYTES), BYTES)
-    assert other.ctypes.data != where
+    assert other.ctypes.data != address
     other[:] = 0
     assert (row == 7).all()
     del row
     gc.collect()
     assert memory.free_bytes == 8 * LEAST_LENT_BYTES
     again = memory.array((8 * LEAST_LENT_BYTES - 5,), BYTES)
-    assert again.ctypes.data == where
+    assert again.ctypes.data == address
     assert memory.free_bytes == 0
 
 
-def test_what_is_small_is_nobodys():
+def test_small_arrays_have_memory_of_their_own():
     memory = ChunkMemory()
     memory.array((LEAST_LENT_BYTES - 1,), BYTES)
     assert memory.free_bytes == 0
 
 
-def test_what_is_free_is_bound():
+def test_free_memory_is_bounded():
     memory = ChunkMemory()
     memory.limit(3 * LEAST_LENT_BYTES)
     held = [memory.array((LEAST_LENT_BYTES,), BYTES) for _ in range(5)]
@@ -55,7 +55,7 @@ def test_what_is_free_is_bound():
 
 
 @given(st.lists(st.integers(0, 4 * LEAST_LENT_BYTES), max_size=8))
-def test_arrays_that_live_share_nothing(sizes):
+def test_arrays_in_use_share_no_memory(sizes):
     memory = ChunkMemory()
     for _ in range(2):
         held = [memory.array((size,), BYTES) for size in sizes]
@@ -66,7 +66,7 @@ def test_arrays_that_live_share_nothing(sizes):
         held.clear()
 
 
-def test_free_memory_and_chunks_stay_within_the_bound_together_and_end_with_the_store():
+def test_free_memory_and_chunks_share_one_limit_and_end_with_the_store():
     store = DecodedChunks(max_bytes=4 * LEAST_LENT_BYTES)
 
     def decode():

@@ -1,4 +1,4 @@
-"""Formats of chunks: indexed by metadata alone, read by rows, through the cache too."""
+"""Formats in chunks are indexed from metadata and read by rows, locally and through the cache."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check(batch: SampleBatch, fields: Sequence[str]) -> None:
             assert column.values.tolist() == wanted
 
 
-def test_chunks_are_read_by_rows_without_a_look_at_samples_before(dataset: Dataset) -> None:
+def test_chunks_are_read_by_rows_and_indexing_reads_no_sample(dataset: Dataset) -> None:
     index = dataset.open(verify=None)
     assert index.units is not None
     assert [units.tolist() for units in index.units] == blocks.SHARD_UNITS
@@ -81,7 +81,7 @@ def test_chunks_are_read_by_rows_without_a_look_at_samples_before(dataset: Datas
     assert not len(dataset.read(rows[:0]).columns["t"])
 
 
-def test_a_damaged_chunk_marks_its_rows(tmp_path: Path) -> None:
+def test_the_rows_of_a_damaged_chunk_are_bad(tmp_path: Path) -> None:
     root = blocks.write(tmp_path / "set")
     with Dataset(root) as dataset:
         rows = shuffled(dataset)
@@ -96,7 +96,7 @@ def test_a_damaged_chunk_marks_its_rows(tmp_path: Path) -> None:
             dataset.read(rows)
 
 
-def test_an_index_of_chunks_is_of_its_metadata(tmp_path: Path) -> None:
+def test_the_fingerprint_of_an_index_of_chunks_follows_its_metadata(tmp_path: Path) -> None:
     root = blocks.write(tmp_path / "set")
     with Dataset(root) as dataset:
         first = dataset.open()
@@ -109,7 +109,7 @@ def test_an_index_of_chunks_is_of_its_metadata(tmp_path: Path) -> None:
         assert len(dataset) == blocks.ROWS - 5
 
 
-def test_a_blob_has_the_selected_fields_alone_and_others_can_be_read_past_it(
+def test_a_blob_holds_the_selected_fields_and_others_can_still_be_read(
     remote_url: str, tmp_path: Path
 ) -> None:
     sizes = {}
@@ -125,14 +125,14 @@ def test_a_blob_has_the_selected_fields_alone_and_others_can_be_read_past_it(
             assert index.shards.keys() == tuple(source.key for source in sources)
             assert len({source.key for source in sources}) == len(blocks.SHARD_UNITS)
             for source in sources:
-                assert sum(one.size_bytes for one in source.segments) == source.size_bytes
+                assert sum(each.size_bytes for each in source.segments) == source.size_bytes
             before = dataset.bytes_fetched
             check(dataset.read(shuffled(dataset)), fields)
             fetched = dataset.bytes_fetched - before
             assert fetched == sum(sizes[fields])
             check(dataset.read(shuffled(dataset)), fields)
             assert dataset.bytes_fetched - before == fetched
-            # What isn't selected: exact ranges, each time.
+            # Fields that aren't selected are fetched by exact ranges, each time.
             for _ in range(2):
                 before = dataset.bytes_fetched
                 check(dataset.values("t", shuffled(dataset)), ["t"])
@@ -144,7 +144,9 @@ def test_a_blob_has_the_selected_fields_alone_and_others_can_be_read_past_it(
     assert [a + b for a, b in both] == sizes[blocks.FIELDS]
 
 
-def test_without_room_no_more_is_fetched_than_what_is_read(remote_url: str, tmp_path: Path) -> None:
+def test_without_room_only_the_bytes_that_are_read_are_fetched(
+    remote_url: str, tmp_path: Path
+) -> None:
     cache = DiskCache(tmp_path / "cache", max_bytes=1)
     with Dataset(remote_url, fields=("x", "y"), cache=cache) as dataset:
         wanted = int(dataset.index.shard_bytes.sum())
@@ -154,7 +156,7 @@ def test_without_room_no_more_is_fetched_than_what_is_read(remote_url: str, tmp_
     cache.close()
 
 
-def test_a_manifest_tells_the_bytes_of_each_field(tmp_path: Path) -> None:
+def test_a_manifest_records_the_bytes_of_each_field(tmp_path: Path) -> None:
     with Dataset(blocks.write(tmp_path / "set")) as dataset:
         manifest = dataset.index.manifest
     assert manifest.field_bytes is not None
@@ -174,8 +176,8 @@ def test_a_manifest_tells_the_bytes_of_each_field(tmp_path: Path) -> None:
 
 
 class Lacking(blocks.Reader):
-    """One of a format whose samples lack "y" where their number is a multiple of 5, and "t" of 7;
-    a shard where none does says nothing."""
+    """A reader of samples that lack "y" if their number is a multiple of 5, and "t" if it is one of
+    7. A shard in which no sample lacks a field doesn't report it."""
 
     def read_rows(self, rows: Any, fields: Any, **more: Any) -> Any:
         found = dict(super().read_rows(rows, fields, **more))
@@ -186,7 +188,9 @@ class Lacking(blocks.Reader):
         return found
 
 
-def test_who_has_a_field_is_told_with_it(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_samples_that_have_a_field_are_reported_with_it(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(blocks.Blocks, "reader", Lacking)
     monkeypatch.setattr(blocks, "MISSING", {"y": 4, "t": 3})
     assert dataset.index.lacking == {"t": 3, "y": 4}
@@ -211,7 +215,7 @@ def test_who_has_a_field_is_told_with_it(dataset: Dataset, monkeypatch: pytest.M
         assert found == {float(i): i % 5 != 0 for i in range(blocks.ROWS)}
 
 
-def test_parts_are_taken_of_what_a_format_reads_whole(dataset: Dataset) -> None:
+def test_parts_are_cropped_from_samples_that_a_format_reads_whole(dataset: Dataset) -> None:
     rows = shuffled(dataset)
     whole = dataset.read(rows).columns["x"].values
     corners = np.random.default_rng(0).integers(0, 3, (len(rows), 1))

@@ -1,4 +1,4 @@
-"""Each format keeps what all formats promise."""
+"""Each format passes the tests of all formats."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ class TestPack(FormatConformance):
 
 def test_every_format_is_tried() -> None:
     tried = {each.name for each in (TestFolder, TestTar, TestPack)}
-    # Those of chunks have samples of other kinds, and tests of their own.
+    # Formats in chunks have samples of other kinds, and tests of their own.
     assert tried == {each.name for each in formats() if not isinstance(each, ChunkFormat)}

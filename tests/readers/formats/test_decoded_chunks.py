@@ -1,4 +1,4 @@
-"""Decoded chunks: decoded by one thread for all, kept while they are needed and there is room."""
+"""Each chunk is decoded by one thread for all, and kept while it is needed and there is room."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class Decoder:
 
 
 def take_all(store: DecodedChunks, order: list[int], decoder: Decoder, *, uses: int = ROWS) -> None:
-    """Take a row of a chunk after the other."""
+    """Take one row of a chunk after another."""
     for number in order:
         found = store.take((0, number), decoder(number), uses=uses, taken=1)
         assert (found == number % 256).all()
 
 
 def window(chunks: int, *, seed: int = 0, first: int = 0) -> list[int]:
-    """The rows of a window, by chunk, in random order."""
+    """Return the chunks of the rows of a window, in random order."""
     order = np.repeat(np.arange(first, first + chunks), ROWS)
     return [*map(int, np.random.default_rng(seed).permutation(order))]
 
 
-# -- what is kept
+# -- eviction
 
 
 @settings(deadline=None, max_examples=60)
@@ -68,7 +68,7 @@ def window(chunks: int, *, seed: int = 0, first: int = 0) -> list[int]:
     ),
     has_files=st.booleans(),
 )
-def test_memory_keeps_its_bound_and_what_is_kept_is_what_was_decoded(
+def test_memory_stays_within_its_limit_and_kept_chunks_are_unchanged(
     steps: list[tuple[int, int, int]], has_files: bool
 ) -> None:
     class File:
@@ -89,7 +89,7 @@ def test_memory_keeps_its_bound_and_what_is_kept_is_what_was_decoded(
         del found
         leaving = kept.shrink(most)
         for other, each in leaving:
-            assert each.left > 0  # what is done isn't worth a file
+            assert each.left > 0  # finished chunks aren't moved to files
             assert kept.find(other) is each
             if has_files:
                 kept.moved(other, each, File(each.value))
@@ -97,15 +97,15 @@ def test_memory_keeps_its_bound_and_what_is_kept_is_what_was_decoded(
                 kept.lost(other, each)
         del leaving
         assert kept.memory_bytes <= max(most, 0)
-        there = [*kept._memory.values(), *kept._files.values()]
-        assert kept._left == sum(each.left for each in there)
+        chunks = [*kept._memory.values(), *kept._files.values()]
+        assert kept._left == sum(each.left for each in chunks)
         assert kept.disk_bytes + kept.memory_bytes == 8 * len(kept)
     kept.forget()
     assert (len(kept), kept.memory_bytes, kept.disk_bytes) == (0, 0, 0)
 
 
 @given(chunks=st.integers(1, 12), windows=st.integers(1, 5), seed=st.integers(0, 99))
-def test_each_chunk_of_a_window_is_decoded_once_and_leaves(
+def test_each_chunk_of_a_window_is_decoded_once_and_evicted(
     chunks: int, windows: int, seed: int
 ) -> None:
     store, decoder = DecodedChunks(max_bytes=8 * chunks + 8 * 2), Decoder()
@@ -116,12 +116,14 @@ def test_each_chunk_of_a_window_is_decoded_once_and_leaves(
     assert counts.chunks == chunks * windows
     assert counts.again == 0
     assert counts.decoded_bytes == counts.delivered_bytes == 8 * chunks * windows
-    assert counts.memory_bytes <= 8 * (1 + chunks // 16 + 1)  # but for a moment
+    assert counts.memory_bytes <= 8 * (1 + chunks // 16 + 1)  # except briefly
     assert counts.most_memory_bytes <= 8 * chunks + 8 * 3
 
 
 @pytest.mark.parametrize("chunks", [6, 40])
-def test_epochs_that_end_early_neither_pile_up_nor_are_decoded_twice(chunks: int) -> None:
+def test_chunks_of_epochs_that_end_early_neither_accumulate_nor_are_decoded_twice(
+    chunks: int,
+) -> None:
     store, decoder = DecodedChunks(max_bytes=8 * chunks * 3), Decoder()
     for epoch in range(20):
         take_all(store, window(chunks, seed=epoch)[: -ROWS * chunks // 8], decoder)
@@ -129,7 +131,7 @@ def test_epochs_that_end_early_neither_pile_up_nor_are_decoded_twice(chunks: int
     assert store.counts().ratio < 1.3
 
 
-def test_what_others_left_half_read_leaves_without_a_lack_of_room() -> None:
+def test_partly_used_chunks_are_evicted_even_if_there_is_room() -> None:
     store, decoder = DecodedChunks(max_bytes=2**30), Decoder()
     store.expect(10)
     for number in range(100):
@@ -155,7 +157,7 @@ def test_one_thread_decodes_and_the_others_wait() -> None:
         pool.submit(lambda _: store.take((0, 0), decode, uses=8, taken=1), n) for n in range(4)
     ]
     assert begun.wait(PATIENCE_S)
-    assert store.take((0, 1), lambda: chunk(8), uses=1, taken=1)[0] == 8  # nobody waits for others'
+    assert store.take((0, 1), lambda: chunk(8), uses=1, taken=1)[0] == 8  # other chunks don't wait
     assert list(store.in_order(0, [0, 3, 2]))[-1] == 0
     assert [*store.shards_in_order([0, 5, 0, 4])][2:] in ([0, 2], [2, 0])
     go.set()
@@ -189,7 +191,7 @@ def test_an_error_reaches_all_that_wait_and_is_not_kept() -> None:
     pool.close()
 
 
-def test_an_interrupted_thread_leaves_nobody_waiting() -> None:
+def test_an_interrupted_thread_leaves_no_other_waiting() -> None:
     store = DecodedChunks(max_bytes=2**20)
     begun, go = threading.Event(), threading.Event()
 
@@ -209,7 +211,7 @@ def test_an_interrupted_thread_leaves_nobody_waiting() -> None:
     pool.close()
 
 
-def test_a_wait_that_is_too_long_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_long_wait_names_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_cache, "STALL_TIMEOUT_S", 0.01)
     store, go, begun = DecodedChunks(max_bytes=2**20, url="a/set"), threading.Event(), list[int]()
 
@@ -228,7 +230,7 @@ def test_a_wait_that_is_too_long_says_for_what(monkeypatch: pytest.MonkeyPatch) 
     pool.close()
 
 
-def test_so_many_threads_decode_at_a_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_decoding_threads_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_cache, "usable_cores", lambda: 1)
     store, at_work, most = DecodedChunks(max_bytes=2**20), list[int](), list[int]()
     full, lock = threading.Event(), threading.Lock()
@@ -271,10 +273,10 @@ def test_many_threads_decode_each_chunk_once_within_the_bound() -> None:
     pool.close()
 
 
-# -- too little room
+# -- little room
 
 
-def test_without_room_chunks_are_decoded_again_and_it_is_said_once(
+def test_without_room_chunks_are_decoded_again_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store, decoder = DecodedChunks(max_bytes=8 * 4, url="a/set"), Decoder()
@@ -285,17 +287,17 @@ def test_without_room_chunks_are_decoded_again_and_it_is_said_once(
     assert counts.chunks == sum(decoder.counts.values())
     assert counts.most_memory_bytes <= 8 * 5
     assert counts.ratio == pytest.approx(counts.chunks / 16)
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "a/set: the decoded chunks of a window take more than the 32 B" in said
-    assert "there is no cache=" in said
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "a/set: the decoded chunks of a window take more than the 32 B" in message
+    assert "there is no cache=" in message
 
 
-def test_what_is_being_read_is_found_again_and_counted_once() -> None:
+def test_an_evicted_chunk_that_is_being_read_is_found_and_counted_once() -> None:
     store, decoder = DecodedChunks(max_bytes=8), Decoder()
     held = store.take((0, 0), decoder(0), uses=4, taken=1)
     view = held[2:]
     other = store.take((0, 1), decoder(1), uses=4, taken=1)
-    assert store.counts().memory_bytes == 16  # both live, whoever counts them
+    assert store.counts().memory_bytes == 16  # both are in use
     assert store.take((0, 0), decoder(0), uses=4, taken=1) is held
     assert decoder.counts == {0: 1, 1: 1}
     del held, other
@@ -304,7 +306,7 @@ def test_what_is_being_read_is_found_again_and_counted_once() -> None:
     assert not view.flags.writeable
 
 
-def test_room_is_made_before_where_the_size_is_known() -> None:
+def test_room_is_made_in_advance_if_the_size_is_known() -> None:
     store = DecodedChunks(max_bytes=100)
     seen = []
 
@@ -321,7 +323,7 @@ def test_room_is_made_before_where_the_size_is_known() -> None:
     assert store.counts().most_memory_bytes == 60
 
 
-def test_what_looks_into_a_map_takes_no_memory() -> None:
+def test_views_of_a_map_take_no_memory() -> None:
     store = DecodedChunks(max_bytes=100)
     for number in range(5):
         for _ in range(2):
@@ -346,10 +348,10 @@ def cache(tmp_path: Path) -> Iterator[DiskCache]:
 
 
 def used_bytes(cache: DiskCache) -> int:
-    return int(cache.use(lambda shelf: shelf.catalogue.blobs.used_bytes))
+    return int(cache.use(lambda folder: folder.catalogue.blobs.used_bytes))
 
 
-def test_what_memory_has_no_room_for_goes_to_files_of_the_cache(cache: DiskCache) -> None:
+def test_chunks_that_exceed_memory_are_moved_to_files_of_the_cache(cache: DiskCache) -> None:
     size = 2**16
     files = ChunkFiles(lambda: cache, uri="a/set", least_bytes=1)
     store, decoder = DecodedChunks(max_bytes=size * 4, files=files), Decoder(size)
@@ -369,14 +371,14 @@ def test_what_memory_has_no_room_for_goes_to_files_of_the_cache(cache: DiskCache
     assert used_bytes(cache) == 0
 
 
-def test_files_of_a_dead_process_are_swept(cache: DiskCache) -> None:
+def test_files_of_a_dead_process_are_removed(cache: DiskCache) -> None:
     size = 2**16
     lost = ChunkFiles(lambda: cache, uri="a/set", least_bytes=1)
     kept = lost.write(chunk(1, size))
     assert kept is not None
     kept.value = None
     kept._file._fill.close()
-    kept._file._map = None  # as the kernel does it for a process that was killed
+    kept._file._map = None  # as the kernel does for a killed process
     assert used_bytes(cache) > size
     files = ChunkFiles(lambda: cache, uri="a/set", least_bytes=1)
     again = files.write(chunk(2, size))
@@ -409,7 +411,7 @@ def test_small_chunks_are_not_worth_a_file(cache: DiskCache) -> None:
     assert files.write(chunk(1, 0)) is None
 
 
-def test_a_full_disk_costs_the_files_and_not_the_job(
+def test_a_full_disk_costs_files_but_not_the_job(
     cache: DiskCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 2**16
@@ -424,7 +426,7 @@ def test_a_full_disk_costs_the_files_and_not_the_job(
     def full_of_data(fd: int, data: bytes, at: int) -> int:
         if len(data) > 1:
             full()
-        return pwrite(fd, data, at)  # of the fill's map, whose room is taken beforehand
+        return pwrite(fd, data, at)  # the fill's map, whose space is allocated in advance
 
     monkeypatch.setattr(os, "pwrite", full_of_data)
     take_all(store, window(8), decoder)
@@ -452,7 +454,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_what_comes_from_a_file_is_what_went_there(kind: str, cache: DiskCache) -> None:
+def test_a_file_returns_the_value_that_was_written(kind: str, cache: DiskCache) -> None:
     value = VALUES[kind]
     files = ChunkFiles(lambda: cache, uri="a/set", least_bytes=1)
     file = files.write(value)

@@ -1,4 +1,4 @@
-"""Samples as windows over chunks, against loops over every window and chunk."""
+"""Windows over chunks are compared with loops over every window and chunk."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cases(draw: st.DrawFn) -> tuple[ArrayWindows, ChunkGrid]:
 
 
 def all_starts(windows: ArrayWindows) -> Iterator[tuple[int, ...]]:
-    """Where each sample's window begins, the slow way."""
+    """Yield the start of each sample's window, computed by plain loops."""
     lengths = zip(windows.shape, windows.window, windows.stride, strict=True)
     axes = [range(0, length - part + 1, step) for length, part, step in lengths]
     for start in product(*axes):
@@ -100,15 +100,15 @@ def test_samples_touch_the_chunks_that_they_overlap(
     pairs = list(zip(touched.samples.tolist(), touched.chunks.tolist(), strict=True))
     assert pairs == [(i, chunk) for i, some in enumerate(wanted) for chunk in sorted(some)]
     chunks, uses = grid.uses(windows, first, end)
-    told = dict(zip(chunks.tolist(), uses.tolist(), strict=True))
-    assert list(told) == sorted(told)
-    assert told == {
+    found = dict(zip(chunks.tolist(), uses.tolist(), strict=True))
+    assert list(found) == sorted(found)
+    assert found == {
         chunk: sum(chunk in some for some in wanted) for some in wanted for chunk in some
     }
 
 
 @given(cases(), st.integers(1, 400))
-def test_units_are_runs_of_samples_that_begin_in_other_chunks_than_their_neighbours(
+def test_neighbouring_units_begin_in_different_chunks(
     case: tuple[ArrayWindows, ChunkGrid], max_bytes: int
 ) -> None:
     windows, grid = case
@@ -135,7 +135,7 @@ def test_a_large_volume_is_cut_along_a_later_axis() -> None:
 
 
 def copied(array: NDArray[Any], windows: ArrayWindows, grid: ChunkGrid) -> NDArray[Any]:
-    """All samples, chunk by chunk, as a reader does it."""
+    """Return all samples, copied chunk by chunk as a reader does."""
     out = np.full((windows.samples, *windows.window), -1, array.dtype)
     starts = windows.starts(np.arange(windows.samples))
     touched = grid.touched(starts, windows.window)
@@ -164,11 +164,11 @@ def test_chunks_are_copied_into_windows(
     array = ramp.astype("i8" if itemsize == 1 else "U1024")
     found = copied(array, windows, grid)
     for sample, start in zip(found, all_starts(windows), strict=True):
-        where = (slice(a, a + b) for a, b in zip(start, windows.window, strict=True))
-        assert (sample == array[tuple(where)]).all()
+        part = (slice(a, a + b) for a, b in zip(start, windows.window, strict=True))
+        assert (sample == array[tuple(part)]).all()
 
 
-def test_windows_as_users_say_them() -> None:
+def test_windows_follow_the_arguments_of_users() -> None:
     step = windows_of((10, 3, 8, 8), None, None, what="x")
     assert (step.samples, step.sample_shape) == (10, (3, 8, 8))
     kept = windows_of((10, 3, 8, 8), (1,), None, what="x")
@@ -183,7 +183,7 @@ def test_windows_as_users_say_them() -> None:
         windows_of((10, 3), (1, 1, 1), None, what="x")
 
 
-def test_what_can_t_be_counted_is_refused() -> None:
+def test_too_many_units_or_chunks_are_refused() -> None:
     shape = (2**40, 2**20)
     windows = windows_of(shape, (1, None), None, what="x")
     grid = ChunkGrid(shape=shape, chunk=(1, 1))

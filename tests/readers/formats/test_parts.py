@@ -1,4 +1,4 @@
-"""Contiguous parts of about one size."""
+"""`part_bounds` cuts items into contiguous parts of about one size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_parts_hold_each_item_once_and_none_is_empty(sizes: list[int], target: i
 
 
 @given(sizes=st.lists(st.integers(1, 2**40), min_size=1, max_size=60), target=st.integers(1, 2**40))
-def test_parts_are_as_equal_as_items_let_them_be(sizes: list[int], target: int) -> None:
+def test_parts_are_as_equal_as_the_items_allow(sizes: list[int], target: int) -> None:
     bounds = part_bounds(sizes, target_bytes=target)
     held = np.add.reduceat(np.array(sizes, object), bounds[:-1])
     wanted = max(1, min(len(sizes), round(sum(sizes) / target)))

@@ -1,8 +1,7 @@
-"""Simple formats of other packages: recognised, indexed, read, cached and refused like ours."""
+"""Simple formats of other packages are recognised, indexed, read, cached and checked like ours."""
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
 import fsspec
@@ -21,7 +20,7 @@ from penstock.readers.fields import DenseColumn
 from penstock.readers.formats import format_registry
 from tests import images
 from tests.readers.formats.conformance import SAMPLES, IndexedFormatConformance
-from tests.readers.formats.guests import RECORD_BYTES
+from tests.readers.formats.guests import RECORD_BYTES, install
 from tests.readers.remote_sets import rows_of, upload
 
 if TYPE_CHECKING:
@@ -29,16 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GUESTS = "tests.readers.formats.guests"
-
-
-def install(monkeypatch: pytest.MonkeyPatch, **formats: str) -> None:
-    """As if other packages had these entry points."""
-    points = {
-        name: EntryPoint(name=name, value=value, group=format_registry.GROUP)
-        for name, value in formats.items()
-    }
-    format_registry.format_named.cache_clear()
-    monkeypatch.setattr(format_registry, "external_entry_points", lambda: points)
 
 
 @pytest.fixture
@@ -76,7 +65,7 @@ class TestStrip(IndexedFormatConformance):
 
 
 def cifar(root: Path, *, files: int = 2, records: int = 5) -> tuple[Path, np.ndarray]:
-    """Files of records; also what they hold, shape (records, 3073)."""
+    """Write files of records; also return their content, shape (records, 3073)."""
     root.mkdir()
     data = np.random.default_rng(7).integers(0, 256, (files * records, RECORD_BYTES), np.uint8)
     data[:, 0] %= 10
@@ -87,7 +76,7 @@ def cifar(root: Path, *, files: int = 2, records: int = 5) -> tuple[Path, np.nda
 
 
 @pytest.mark.usefixtures("_installed")
-def test_bare_records_are_arrays_and_numbers_wherever_they_lie(tmp_path: Path) -> None:
+def test_bare_records_are_arrays_and_numbers_in_local_and_remote_datasets(tmp_path: Path) -> None:
     root, data = cifar(tmp_path / "cifar")
     memory = fsspec.filesystem("memory")
     upload(root, memory, "/cifar-guest")
@@ -111,7 +100,7 @@ def test_bare_records_are_arrays_and_numbers_wherever_they_lie(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("_installed")
-def test_a_changed_record_is_marked_and_a_torn_file_refused(tmp_path: Path) -> None:
+def test_a_changed_record_is_bad_and_a_truncated_file_is_an_error(tmp_path: Path) -> None:
     root, data = cifar(tmp_path / "cifar")
     with Dataset(root) as dataset:
         dataset.open()
@@ -132,7 +121,7 @@ def test_a_changed_record_is_marked_and_a_torn_file_refused(tmp_path: Path) -> N
         Dataset(root).open()
 
 
-def test_what_another_package_brings_is_told_by_name_where_it_is_broken(
+def test_the_error_for_a_broken_format_names_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, absent="no_such_package.format", odd="json:dumps")
@@ -144,7 +133,7 @@ def test_what_another_package_brings_is_told_by_name_where_it_is_broken(
         Dataset(tmp_path, format="zip")
 
 
-def test_an_image_folder_loads_no_format_of_others(
+def test_an_image_folder_loads_no_format_of_another_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, absent="no_such_package.format")

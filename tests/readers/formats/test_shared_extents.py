@@ -1,4 +1,4 @@
-"""What one batch fetches others wait for: one claims, and whatever comes of it nobody hangs."""
+"""One batch claims an extent, others wait for it, and none hangs if the fetch fails."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from penstock.readers.formats import SharedExtents
 
 
 class Holder:
-    """Who has what came."""
+    """The holder of fetched bytes."""
 
 
-def test_one_claims_and_others_wait_until_it_is_settled() -> None:
+def test_one_batch_claims_and_others_wait_until_it_settles() -> None:
     extents: SharedExtents[Holder] = SharedExtents()
     mine, others = extents.claim([1, 2])
     assert sorted(mine) == [1, 2]
@@ -28,7 +28,7 @@ def test_one_claims_and_others_wait_until_it_is_settled() -> None:
     mine[2].settle(None)  # too late
     thread.join(30)
     assert found == [holder]
-    # What didn't come, or is gone with who had it, is fetched by whoever asks next.
+    # If the fetch failed or the holder is gone, the next batch that needs the extent fetches it.
     assert list(extents.claim([1, 2])[0]) == [1]
     del holder
     found.clear()
@@ -37,7 +37,7 @@ def test_one_claims_and_others_wait_until_it_is_settled() -> None:
     assert list(extents.claim([2])[0]) == [2]
 
 
-def test_the_chunks_of_an_extent_are_known_once_they_were_decoded() -> None:
+def test_the_chunks_decoded_from_an_extent_are_recorded() -> None:
     extents: SharedExtents[Holder] = SharedExtents()
     assert extents.chunks(1) == ()
     extents.note([1, 2], 7)
@@ -46,7 +46,7 @@ def test_the_chunks_of_an_extent_are_known_once_they_were_decoded() -> None:
     assert extents.chunks(2) == (7,)
 
 
-def test_what_takes_too_long_isnt_waited_for() -> None:
+def test_a_wait_ends_at_its_timeout() -> None:
     extents: SharedExtents[Holder] = SharedExtents()
     extents.claim([1])
     assert extents.claim([1])[1][1].wait(0) is None

@@ -1,4 +1,4 @@
-"""Lengths of arrays that a sidecar notes, which may come from anybody."""
+"""Lengths of arrays in a sidecar are checked, because its source isn't trusted."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def _notes(shapes: list[tuple[int, int, int]], sizes: list[int], *, files: list[
     )
 
 
-def test_what_a_sample_lacks_has_no_length() -> None:
-    """Or the arrays behind it in a batch would begin that much later."""
+def test_a_missing_array_has_length_0() -> None:
+    """Otherwise the arrays after it in a batch would be shifted."""
     notes = _notes([(5, 1, 1), (1, 2, 1)], [0, 8], files=[-1, 0])
     notes.check(np.array([8]), TYPE)
     table = np.zeros((2, LAYOUT.table.count), np.int64)
@@ -34,7 +34,7 @@ def test_what_a_sample_lacks_has_no_length() -> None:
     assert table[:, place.lengths : place.lengths + 3].tolist() == [[0, 0, 0], [1, 2, 1]]
 
 
-def test_lengths_beside_a_length_of_0_are_bounded() -> None:
+def test_the_other_lengths_are_bounded_if_one_length_is_0() -> None:
     notes = _notes([(0, 2**40, 2**40)], [0], files=[0])
     with pytest.raises(ValueError, match="an impossible length"):
         notes.check(np.array([8]), TYPE)

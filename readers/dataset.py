@@ -418,8 +418,6 @@ class Dataset(Source):
         differ from what was indexed), FetchError, ClosedError, ConfigError (rows that don't exist).
         """
         reader, naming = self._open(), self._naming
-        if naming.is_plain:
-            return reader.read(rows, mode=mode, bad=bad, fields=fields, crops=crops, blocks=blocks)
         batch = reader.read(
             rows,
             mode=mode,
@@ -442,9 +440,9 @@ class Dataset(Source):
     ) -> list[SampleBatch]:
         """Read several small batches at once; see `Source.read_parts`."""
         reader, naming = self._open(), self._naming
-        stored = fields if naming.is_plain else naming.stored(fields)
+        stored = naming.stored(fields)
         parts = reader.read_parts(rows, bounds, mode=mode, bad=bad, fields=stored, blocks=blocks)
-        return parts if naming.is_plain else [naming.batch(part) for part in parts]
+        return [naming.batch(part) for part in parts]
 
     def rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (shard, row) of sample ids, int64, shape (n, 2). Raises ConfigError for ids that

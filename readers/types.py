@@ -98,7 +98,8 @@ class EncodedBatch:
 
 
 _CODEC = re.compile(r"([<>|])([biufc])([0-9]{1,2})(:F)?")
-_KINDS = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
+NUMBER_SIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
+"""The supported sizes of numbers in bytes, by numpy's kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,6 @@ class ArrayCodec:
 def array_codec(codec: str) -> ArrayCodec | None:
     """Parse the codec of an array; None for other text. The codec is untrusted."""
     found = _CODEC.fullmatch(codec)
-    if found is None or int(found[3]) not in _KINDS[found[2]]:
+    if found is None or int(found[3]) not in NUMBER_SIZES[found[2]]:
         return None
     return ArrayCodec(np.dtype(found[1] + found[2] + found[3]), found[4] is not None)

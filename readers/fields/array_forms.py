@@ -26,7 +26,7 @@ from penstock.readers.fields.field_types import (
     Tokens,
     Value,
 )
-from penstock.readers.types import Facts, Rejection, array_codec
+from penstock.readers.types import NUMBER_SIZES, Facts, Rejection, array_codec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,12 +35,11 @@ if TYPE_CHECKING:
 
     from penstock.readers.types import Encoded
 
-_SIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 
 ARRAY_CODECS: tuple[str, ...] = tuple(
     np.dtype(f"{order}{kind}{size}").str + columns_first
-    for columns_first, kind in product(("", ":F"), _SIZES)
-    for size in _SIZES[kind]
+    for columns_first, kind in product(("", ":F"), NUMBER_SIZES)
+    for size in NUMBER_SIZES[kind]
     for order in ("<>" if size > 1 else "|")
 )
 """All codecs that the facts of an array can name; tables store their numbers."""

@@ -186,22 +186,26 @@ class BoxChecks:
                 image = content.columns.get(type.of)
                 if isinstance(image, EncodedColumn) and image.dims is not None:
                     sizes = np.repeat(image.dims, np.diff(column.offsets), axis=0)
-            if _check(type, column.values, sizes) is None:
+            if check_points(type, column.values, sizes) is None:
                 continue
             for row in range(len(column)):
                 part = slice(*column.offsets[row : row + 2].tolist())
-                refusal = _check(type, column.values[part], None if sizes is None else sizes[part])
-                if refusal is not None:
+                of_row = None if sizes is None else sizes[part]
+                if (refusal := check_points(type, column.values[part], of_row)) is not None:
                     found.setdefault(row, f"{name}: {refusal.reason}. {UNFIT}")
         return found
 
 
-def _check(
-    type: Boxes | Keypoints, values: NDArray[Any], sizes: NDArray[np.int32] | None
+def check_points(
+    type: Boxes | Keypoints,
+    values: NDArray[Any],
+    size: tuple[int, int] | NDArray[np.int32] | None = None,
 ) -> Rejection | None:
+    """Return why boxes or points are invalid, or None. values: as stored. size: as for
+    `check_boxes`."""
     if isinstance(type, Keypoints):
         return check_keypoints(values)
-    return check_boxes(values, type.format, size=sizes)
+    return check_boxes(values, type.format, size=size)
 
 
 def _check_rows(values: NDArray[Any], columns: int, what: str) -> Rejection | None:

@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from penstock.cache import ConfigError
 from penstock.readers.fields.array_forms import decode_array
-from penstock.readers.fields.boxes import check_boxes, check_keypoints
+from penstock.readers.fields.boxes import check_points
 from penstock.readers.fields.field_types import (
     Array,
     Audio,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fields.field_types import FieldType
-    from penstock.readers.fields.npy_header import NpyHeader
     from penstock.readers.fields.schema import Schema
     from penstock.readers.types import Encoded, Verify
 
@@ -99,56 +98,41 @@ def examine(
     images = _images(samples, schema, verify, max_pixels=max_pixels)
     if masks is None:
         masks = check_masks(samples, schema, max_pixels=max_pixels)
-    columns = _Columns(samples, schema, images, masks, noted or {})
-    return [columns.check(row) for row in range(max(map(len, samples.values()), default=0))]
+    decoded = {**images, **masks}
+    count = max(map(len, samples.values()), default=0)
+    # Images come first: masks and boxes need their sizes.
+    names = [*images, *(name for name in schema if name in samples and name not in images)]
+    return [
+        _check_sample(row, names, samples, schema, decoded, noted or {}) for row in range(count)
+    ]
 
 
-class _Columns:
-    """The fields of some samples, to be checked one sample at a time."""
-
-    def __init__(
-        self, samples: Spans, schema: Schema, images: Checked, masks: Checked, noted: Noted
-    ) -> None:
-        self._samples, self._schema, self._noted = samples, schema, noted
-        self._images, self._masks = images, masks
-        self._spans = [name for name in schema if name in samples and name not in images]
-        self._is_prefixed = len(samples) + len(noted) > 1
-        self._is_images_only = not self._spans and not noted
-
-    def check(self, row: int) -> Mapping[str, Facts] | Rejection:
-        """Return the facts of one sample in the schema's order, or the first reason against it."""
-        facts: dict[str, Facts] = {}
-        for name, images in self._images.items():  # first: masks and boxes need their sizes
-            found = images[row]
-            if isinstance(found, Rejection):
-                return self._refuse(name, found)
-            if found is not None:
-                facts[name] = found
-        if self._is_images_only:
-            return facts
-        for name in self._spans:
-            checked = self._check(name, row, facts)
-            if checked is None:
-                continue
-            if isinstance(checked, Rejection):
-                return self._refuse(name, checked)
+def _check_sample(
+    row: int, names: Sequence[str], samples: Spans, schema: Schema, decoded: Checked, noted: Noted
+) -> Mapping[str, Facts] | Rejection:
+    """Return the facts of one sample in the schema's order, or the first reason against it.
+    decoded: the facts of images and masks."""
+    facts: dict[str, Facts] = {}
+    for name in names:
+        type = schema[name]
+        checked: Facts | Rejection | None
+        if name in decoded:
+            checked = decoded[name][row]
+            if isinstance(type, Mask) and isinstance(checked, Facts):
+                checked = _fitting(checked, type, facts)
+        else:
+            sample = samples[name][row]
+            if sample is None or isinstance(sample, Rejection):
+                checked = sample
+            else:
+                checked = _check(name, type, sample, facts)
+        if isinstance(checked, Rejection):
+            is_alone = len(samples) + len(noted) == 1
+            return checked if is_alone else Rejection(f"{name}: {checked.reason}")
+        if checked is not None:
             facts[name] = checked
-        values = {name: each[row] for name, each in self._noted.items()}
-        refusal = check_noted(values, facts, self._schema)
-        return refusal or {name: facts[name] for name in self._schema if name in facts}
-
-    def _check(self, name: str, row: int, facts: Mapping[str, Facts]) -> Facts | Rejection | None:
-        type = self._schema[name]
-        if isinstance(type, Mask):
-            mask = self._masks[name][row]
-            return _fitting(mask, type, facts) if isinstance(mask, Facts) else mask
-        sample = self._samples[name][row]
-        if sample is None or isinstance(sample, Rejection):
-            return sample
-        return _check(name, type, sample, facts)
-
-    def _refuse(self, name: str, refusal: Rejection) -> Rejection:
-        return Rejection(f"{name}: {refusal.reason}") if self._is_prefixed else refusal
+    refusal = check_noted({name: each[row] for name, each in noted.items()}, facts, schema)
+    return refusal or {name: facts[name] for name in schema if name in facts}
 
 
 def check_noted(
@@ -251,10 +235,6 @@ def _text(data: Encoded) -> Facts | Rejection:
     return _payload(data, start, (), "utf-8")
 
 
-def _values(data: Encoded, header: NpyHeader) -> NDArray[Any]:
-    return decode_array(data[header.start :], str(header.codec), header.shape)
-
-
 def _array(name: str, data: Encoded, type: Array) -> Facts | Rejection:
     header = read_npy_header(data)
     if isinstance(header, Rejection):
@@ -306,8 +286,8 @@ def _points(
     header = read_npy_header(data)
     if isinstance(header, Rejection):
         return header
-    refusal = _check_points(type, _values(data, header), facts)
-    if refusal is not None:
+    values = decode_array(data[header.start :], str(header.codec), header.shape)
+    if (refusal := _check_points(type, values, facts)) is not None:
         return refusal
     columns = 4 if isinstance(type, Boxes) else 2
     shape = header.shape if len(header.shape) == 2 else (0, columns)
@@ -318,10 +298,8 @@ def _check_points(
     type: FieldType, values: NDArray[Any], facts: Mapping[str, Facts]
 ) -> Rejection | None:
     """Check boxes against their image, and points by themselves."""
-    if isinstance(type, Keypoints):
-        return check_keypoints(values)
-    if not isinstance(type, Boxes):
+    if not isinstance(type, Boxes | Keypoints):
         return None
     image = facts.get(type.of)
     size = None if image is None else (image.shape[0], image.shape[1])
-    return check_boxes(values, type.format, size=size)
+    return check_points(type, values, size)

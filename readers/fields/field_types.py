@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from penstock.cache import ConfigError, explain_arguments
+from penstock.readers.types import NUMBER_SIZES
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh", "xyxy_norm", "xywh_norm", "cxcywh_norm"]
 
@@ -20,23 +21,10 @@ AUTO_DTYPE = "auto"
 """Stands for the dtype of the stored data, until the index has settled it."""
 
 DTYPES = frozenset(
-    (
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "float16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-    )
+    np.dtype(f"{kind}{size}").name for kind, sizes in NUMBER_SIZES.items() for size in sizes
 )
+"""The names of the supported dtypes."""
+
 _MAX_NAMES, _MAX_NAME_LENGTH, _MAX_DIMENSIONS, _MAX_LENGTH = 2**24, 4096, 32, 2**40
 _NAME = re.compile(r"[^\x00-\x1f\x7f/]{1,128}")
 
@@ -300,12 +288,13 @@ def from_json(value: Any) -> FieldType:
 
 def is_field_name(name: object) -> bool:
     """Return True if a field can have this name."""
-    return isinstance(name, str) and bool(_NAME.fullmatch(name)) and _is_utf8(name)
+    return isinstance(name, str) and bool(_NAME.fullmatch(name)) and is_utf8(name)
 
 
-def _is_utf8(name: str) -> bool:
+def is_utf8(text: str) -> bool:
+    """Return True if a text can be encoded as UTF-8."""
     try:
-        name.encode()
+        text.encode()
     except UnicodeEncodeError:  # a lone surrogate
         return False
     return True

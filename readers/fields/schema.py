@@ -376,7 +376,9 @@ class Naming:
 
     def stored(self, fields: Sequence[str] | None) -> tuple[str, ...] | None:
         """Return the names of several fields in the index."""
-        return None if fields is None else tuple(map(self.stored_name, fields))
+        if fields is None:
+            return None
+        return tuple(fields if self.is_plain else map(self.stored_name, fields))
 
     def new(self, values: Mapping[str, _Value]) -> dict[str, _Value]:
         """Return values by field under the new names."""
@@ -384,6 +386,8 @@ class Naming:
 
     def batch(self, batch: SampleBatch) -> SampleBatch:
         """Return samples under the new names."""
+        if self.is_plain:
+            return batch
         return replace(batch, columns=self.new(batch.columns), present=self.new(batch.present))
 
 

@@ -13,12 +13,13 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fields.boxes import check_boxes, check_keypoints
+from penstock.readers.fields.boxes import check_points
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
 from penstock.readers.fields.field_types import (
     AUTO_DTYPE,
@@ -32,6 +33,7 @@ from penstock.readers.fields.field_types import (
     Tokens,
     Value,
     is_field_name,
+    is_utf8,
 )
 from penstock.readers.fields.schema import LABEL
 from penstock.readers.fields.text_tables import shorten
@@ -262,11 +264,7 @@ def _array(type: FieldType, value: Any, *, is_text: bool) -> NDArray[Any] | Reje
     if isinstance(type, Boxes | Keypoints):
         width = 4 if isinstance(type, Boxes) else 2
         made = _shaped(array, value, np.dtype(np.float32), (None, width))
-        if isinstance(made, Rejection):
-            return made
-        if isinstance(type, Boxes):
-            return check_boxes(made, type.format) or made
-        return check_keypoints(made) or made
+        return made if isinstance(made, Rejection) else check_points(type, made) or made
     if isinstance(type, Tokens):
         return _shaped(array, value, np.dtype(type.dtype), (None,))
     assert isinstance(type, Array)
@@ -542,7 +540,7 @@ def _named(table: TextTable, values: Sequence[Any], name: str, found: TableField
             f"({table.place(row)}) is no integer: which class is that? Write integers or names; or "
             f'say what it is, schema={{"{name}": Value("float32")}}.'
         )
-    names = sorted(text for text in texts if _is_utf8(text))
+    names = sorted(filter(is_utf8, texts))
     if not names:
         return ClassLabel()
     listed = ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
@@ -552,19 +550,13 @@ def _named(table: TextTable, values: Sequence[Any], name: str, found: TableField
     return ClassLabel(tuple(names))
 
 
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _column(type: FieldType, cells: list[Any]) -> tuple[FieldType, Column]:
     """Return the settled type of a field and its column. cells: as `cell` returns them; None for no
     value."""
     if isinstance(type, Text):
-        return type, text_column([each or b"" for each in cells])
+        ends = np.cumsum([0, *(len(each or b"") for each in cells)], dtype=np.int64).tolist()
+        joined = np.frombuffer(b"".join(each or b"" for each in cells), np.uint8)
+        return type, EncodedColumn([joined[a:b] for a, b in pairwise(ends)])
     if isinstance(type, Value | ClassLabel):
         dtype = np.dtype(type.dtype if isinstance(type, Value) else np.int64)
         return type, DenseColumn(np.array([each or 0 for each in cells], dtype))
@@ -579,13 +571,6 @@ def _column(type: FieldType, cells: list[Any]) -> tuple[FieldType, Column]:
         return type, _joined(cells, np.dtype(type.dtype), (None,))
     assert isinstance(type, Array)
     return _array_column(type, cells)
-
-
-def text_column(texts: Sequence[bytes]) -> EncodedColumn:
-    """Return texts in UTF-8 as a column of views of one buffer."""
-    ends = np.cumsum([0, *map(len, texts)], dtype=np.int64).tolist()
-    joined = np.frombuffer(b"".join(texts), np.uint8)
-    return EncodedColumn([joined[ends[i] : ends[i + 1]] for i in range(len(texts))])
 
 
 def _array_column(type: Array, cells: list[Any]) -> tuple[Array, Column]:

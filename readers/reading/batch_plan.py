@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.formats import OpenShard, SampleLayout, SpanPlace
+    from penstock.readers.reading.open_shards import OpenShards
 
     Ints = NDArray[np.int64]
 
@@ -140,30 +141,34 @@ class BatchRows:
     order: Ints | None
 
     @classmethod
-    def of(
-        cls,
-        numbers: list[int],
-        shards: list[OpenShard],
-        bounds: list[int],
-        rows: Ints,
-        *,
-        order: Ints | None,
-        columns: int,
-    ) -> BatchRows:
-        """Gather the samples' rows of their shards' tables. columns: of these tables; 0 if they
-        aren't needed."""
+    def of(cls, rows: Ints, opened: OpenShards, *, columns: int) -> BatchRows:
+        """Open the shards of (shard, row) pairs, and gather the rows of their tables. Samples are
+        sorted by shard unless they are sorted, so that each shard is read once. columns: of the
+        tables; 0 if they aren't needed."""
+        shards, order = rows[:, 0], None
+        borders = np.flatnonzero(shards[1:] != shards[:-1])
+        if len(borders) and (shards[1:] < shards[:-1]).any():
+            order = np.argsort(shards, kind="stable")
+            rows = rows[order]
+            shards = rows[:, 0]
+            borders = np.flatnonzero(shards[1:] != shards[:-1])
+        bounds = [*(borders + 1).tolist(), len(rows)]
+        if len(rows):
+            bounds.insert(0, 0)
+        numbers = shards[bounds[:-1]].tolist()
+        found, rows = opened.get(numbers), rows[:, 1]
         pieces = []
         if columns:
             pieces = [
                 shard.table.take(rows[a:b], axis=0)
-                for shard, a, b in zip(shards, bounds, bounds[1:], strict=False)
+                for shard, a, b in zip(found, bounds, bounds[1:], strict=False)
             ]
         if len(pieces) == 1:
             (table,) = pieces
         else:
             table = np.concatenate(pieces) if pieces else np.empty((len(rows), columns), np.int64)
         return cls(
-            numbers=numbers, shards=shards, bounds=bounds, rows=rows, table=table, order=order
+            numbers=numbers, shards=found, bounds=bounds, rows=rows, table=table, order=order
         )
 
     def back(self) -> Ints | None:

@@ -40,34 +40,7 @@ def load_for_batch(
     ready = [in_mode(shard, mode) for shard in visit.shards]
     if remote is None:
         return ready
-    try:
-        return _load_together(ready, visit, fields, crops, mode, remote)
-    except (OSError, EOFError) as error:
-        if isinstance(error, PenstockError):  # from the network
-            raise
-        refuse_shortage(error, remote.label)
-        _log.warning("%s: the cache can't be read (%s)", remote.label, error)
-        return ready
-
-
-def in_mode(shard: OpenShard, mode: ReadMode) -> OpenShard:
-    """Return a shard that reads its files in this mode."""
-    if mode != "pread" or not isinstance(shard, ChunkShard | ChunkBlob):
-        return shard
-    found: OpenShard = shard.with_data(shard.data.in_mode(mode))
-    return found
-
-
-def _load_together(
-    shards: Sequence[OpenShard],
-    visit: BatchRows,
-    fields: Sequence[str],
-    crops: Sequence[Crops],
-    mode: ReadMode,
-    remote: Remote,
-) -> list[OpenShard]:
-    """Load the parts that all shards need with one call."""
-    ready = list(shards)
+    loaded = list(ready)
     wanted: list[tuple[int, BlobChunkData, ChunkParts]] = []
     bounds = zip(ready, visit.bounds, visit.bounds[1:], strict=False)
     try:
@@ -85,11 +58,25 @@ def _load_together(
             with contextlib.suppress(CorruptShardError):  # reading the shard raises it again
                 brought = data.with_fetched(parts, mine)
                 parts.settle(brought)
-                ready[place] = shard.with_data(brought)
+                loaded[place] = shard.with_data(brought)
+        return loaded
+    except (OSError, EOFError) as error:
+        if isinstance(error, PenstockError):  # from the network
+            raise
+        refuse_shortage(error, remote.label)
+        _log.warning("%s: the cache can't be read (%s)", remote.label, error)
+        return ready
     finally:
         for _, _, parts in wanted:
             parts.settle(None)
-    return ready
+
+
+def in_mode(shard: OpenShard, mode: ReadMode) -> OpenShard:
+    """Return a shard that reads its files in this mode."""
+    if mode != "pread" or not isinstance(shard, ChunkShard | ChunkBlob):
+        return shard
+    found: OpenShard = shard.with_data(shard.data.in_mode(mode))
+    return found
 
 
 def _parts(

@@ -19,7 +19,7 @@ from penstock.readers.fields import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -90,7 +90,10 @@ def read_by_rows(
             as_read = replace(visit, shards=[shard for shard, *_ in pieces])
             large_wrong = gather_large(as_read, large, threads=reader.copy_threads())
             small = {name: out for name, out in outs.items() if name not in large}
-    for piece in _order(visit.numbers, choice, reader):
+    # Chunks that another thread is decoding come last.
+    chunks = reader.index.shards.chunks if choice.has_chunks and len(pieces) > 1 else None
+    in_order = range(len(pieces)) if chunks is None else chunks.shards_in_order(visit.numbers)
+    for piece in in_order:
         shard, a, b, mine = pieces[piece]
         rows, places = visit.rows[a:b], visit.places(a, b)
         read = partial(_read, rows=rows, choice=choice, outs=small, places=places, crops=mine)
@@ -125,13 +128,6 @@ def _fetch_missing(visit: BatchRows, fields: Sequence[str], remote: Remote) -> N
             cached += b - a
     if wanted or cached:
         remote.bring(wanted, here=cached)
-
-
-def _order(numbers: Sequence[int], choice: BatchFields, reader: ShardAccess) -> Iterable[int]:
-    """Return the order in which to read shards, by position: chunks that another thread is decoding
-    come last."""
-    chunks = reader.index.shards.chunks if choice.has_chunks and len(numbers) > 1 else None
-    return range(len(numbers)) if chunks is None else chunks.shards_in_order(numbers)
 
 
 def _large(

@@ -158,7 +158,8 @@ class SampleReader:
         marks: dict[int, str] | None,
         blocks: Blocks,
     ) -> tuple[list[Encoded], DirectArrays | None, int]:
-        """Return the payloads of all spans, the slots of arrays, and the bytes read."""
+        """Read the spans of a batch and check them. Returns the bytes of all spans, including empty
+        ones, the slots of arrays, whose bytes are in their slots, and the number of bytes read."""
         spans, slots = BatchSpans.of(visit, choice), None
         size_bytes = int((spans.ends - spans.starts).sum())
         if choice.has_arrays:
@@ -167,10 +168,36 @@ class SampleReader:
             )
 
             slots = DirectArrays.of(visit, choice, spans, blocks)
-        payloads = self._payloads(
-            spans, choice, mode, marks, slots, blocks=blocks, size_bytes=size_bytes
-        )
-        return payloads, slots, size_bytes
+        began = time.perf_counter()
+        found: dict[int, str] | None = None if marks is None else {}
+        unread = self._load(spans, mode, found, slots)
+        if self.index.remote is not None:
+            began = time.perf_counter()  # the network's time isn't the disk's
+        if slots is None:
+            payloads = cast("list[Encoded]", unread)
+            crcs = checksums(spans, payloads, mode, blocks)
+        else:
+            payloads, crcs = slots.fill(
+                spans, unread, mode, blocks, threads=self.copy_threads(), marks=found
+            )
+        if self.index.remote is None:
+            self._local.add(bytes_disk=size_bytes)
+        seconds = time.perf_counter() - began
+        self._advice.note(samples=len(spans), size_bytes=size_bytes, seconds=seconds)
+        if crcs != (wanted := spans.crcs.tolist()):
+            wrong = [i for i, crc in enumerate(crcs) if crc != wanted[i] and i not in (found or ())]
+            self._refetch(spans, choice, payloads, wrong, mode, found, slots)
+        for span, reason in (found or {}).items():
+            assert marks is not None
+            row, field = divmod(spans.place(span), len(choice.places))
+            prefix = f"{choice.names[field]}: " if len(choice.names) > 1 else ""
+            marks.setdefault(row, f"{prefix}{reason}")
+        if spans.places is None:
+            return payloads, slots, size_bytes
+        with_empty: list[Encoded] = [EMPTY] * spans.count
+        for place, payload in zip(spans.places.tolist(), payloads, strict=True):
+            with_empty[place] = payload
+        return with_empty, slots, size_bytes
 
     def _count_rows(self, columns: Mapping[str, Column], choice: BatchFields) -> int:
         """Count and return the bytes that were read by rows. Values in tables are in memory and
@@ -259,71 +286,8 @@ class SampleReader:
             self._copy_threads.close()
 
     def _visit(self, rows: NDArray[np.int64], choice: BatchFields) -> BatchRows:
-        """Open the shards of rows, and sort the samples by shard unless they are sorted, so that
-        each shard is read once."""
-        shards, order = rows[:, 0], None
-        borders = np.flatnonzero(shards[1:] != shards[:-1])
-        if len(borders) and (shards[1:] < shards[:-1]).any():
-            order = np.argsort(shards, kind="stable")
-            rows = rows[order]
-            shards = rows[:, 0]
-            borders = np.flatnonzero(shards[1:] != shards[:-1])
-        bounds = [*(borders + 1).tolist(), len(rows)]
-        if len(rows):
-            bounds.insert(0, 0)
-        numbers = shards[bounds[:-1]].tolist()
-        return BatchRows.of(
-            numbers,
-            self.shards.get(numbers),
-            bounds,
-            rows[:, 1],
-            order=order,
-            columns=self._layout.table.count if choice.needs_table else 0,
-        )
-
-    def _payloads(
-        self,
-        spans: BatchSpans,
-        choice: BatchFields,
-        mode: ReadMode,
-        marks: dict[int, str] | None,
-        slots: DirectArrays | None,
-        *,
-        blocks: Blocks,
-        size_bytes: int,
-    ) -> list[Encoded]:
-        """Return the checked bytes of all spans of the batch, including empty ones. Spans with
-        slots are in their slots."""
-        began = time.perf_counter()
-        found: dict[int, str] | None = None if marks is None else {}
-        unread = self._load(spans, mode, found, slots)
-        if self.index.remote is not None:
-            began = time.perf_counter()  # the network's time isn't the disk's
-        if slots is None:
-            payloads = cast("list[Encoded]", unread)
-            crcs = checksums(spans, payloads, mode, blocks)
-        else:
-            payloads, crcs = slots.fill(
-                spans, unread, mode, blocks, threads=self.copy_threads(), marks=found
-            )
-        if self.index.remote is None:
-            self._local.add(bytes_disk=size_bytes)
-        seconds = time.perf_counter() - began
-        self._advice.note(samples=len(spans), size_bytes=size_bytes, seconds=seconds)
-        if crcs != (wanted := spans.crcs.tolist()):
-            wrong = [i for i, crc in enumerate(crcs) if crc != wanted[i] and i not in (found or ())]
-            self._refetch(spans, choice, payloads, wrong, mode, found, slots)
-        for span, reason in (found or {}).items():
-            assert marks is not None
-            row, field = divmod(spans.place(span), len(choice.places))
-            prefix = f"{choice.names[field]}: " if len(choice.names) > 1 else ""
-            marks.setdefault(row, f"{prefix}{reason}")
-        if spans.places is None:
-            return payloads
-        with_empty: list[Encoded] = [EMPTY] * spans.count
-        for place, payload in zip(spans.places.tolist(), payloads, strict=True):
-            with_empty[place] = payload
-        return with_empty
+        columns = self._layout.table.count if choice.needs_table else 0
+        return BatchRows.of(rows, self.shards, columns=columns)
 
     def _load(
         self,

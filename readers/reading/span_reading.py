@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from crc32c import crc32c
@@ -152,7 +152,7 @@ def checksums(
     one block, each just before it is summed: memory is read once, and the bytes that were summed
     are those that are decoded, even if the file changes meanwhile."""
     sums: list[int] = []
-    copied = [mode == "copy" and gives_views(shard) for shard in visit.shards]
+    copied = [mode == "copy" and _gives_views(shard) for shard in visit.shards]
     sizes = [len(sample) for sample in encoded]
     needed = sum(
         sum(sizes[a:b]) for (_, a, b), copies in zip(visit.pieces(), copied, strict=True) if copies
@@ -172,7 +172,7 @@ def checksums(
     return sums
 
 
-def gives_views(shard: OpenShard) -> bool:
+def _gives_views(shard: OpenShard) -> bool:
     """Return True if a shard's samples are views of a mapped file, not memory of their own."""
     return shard.blob.is_cached if isinstance(shard, BlobShard) else shard.is_mapped
 
@@ -241,51 +241,33 @@ def array_column(
     has_bytes = np.fromiter(map(len, payloads), np.int64, len(payloads)) > 0
     is_native = bool((codecs[has_bytes] == codec_number(form.dtype.str)).all())
     if lengths is None:
-        return DenseColumn(_dense(payloads, form, codecs, has_bytes, is_native=is_native))
-    flat = _flat(payloads, form, codecs, lengths, is_native=is_native)
+        shape = (len(payloads), *form.fixed_shape)
+        is_complete = bool(has_bytes.all()) or not math.prod(form.fixed_shape)
+        if is_native and is_complete and len(payloads):
+            return DenseColumn(np.concatenate(payloads).view(form.dtype).reshape(shape))
+        values = np.zeros(shape, form.dtype)
+        for row in np.flatnonzero(has_bytes).tolist():
+            codec = ARRAY_CODECS[codecs[row]]
+            values[row] = to_array(payloads[row], codec, form.fixed_shape, form.dtype)
+        return DenseColumn(values)
+    if is_native and len(payloads):
+        flat = np.concatenate(payloads).view(form.dtype)
+    else:
+        flat = np.concatenate(
+            [
+                np.empty(0, form.dtype),
+                *(
+                    to_array(payload, ARRAY_CODECS[codec], own, form.dtype).reshape(-1)
+                    for payload, codec, own in zip(
+                        payloads, codecs.tolist(), lengths.tolist(), strict=True
+                    )
+                    if len(payload)
+                ),
+            ]
+        )
     rest = form.rest
     counts = lengths[:, 0] if rest is not None else lengths.prod(axis=1)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     if rest is None:
         return RaggedColumn(flat, offsets, lengths)
     return RaggedColumn(flat.reshape(int(offsets[-1]), *rest), offsets)
-
-
-def _dense(
-    payloads: Sequence[Encoded],
-    form: ArrayForm,
-    codecs: NDArray[np.int64],
-    has_bytes: NDArray[np.bool_],
-    *,
-    is_native: bool,
-) -> NDArray[Any]:
-    shape = form.fixed_shape
-    is_complete = bool(has_bytes.all()) or not math.prod(shape)
-    if is_native and is_complete and len(payloads):
-        return np.concatenate(payloads).view(form.dtype).reshape(len(payloads), *shape)
-    values = np.zeros((len(payloads), *shape), form.dtype)
-    for row in np.flatnonzero(has_bytes).tolist():
-        values[row] = to_array(payloads[row], ARRAY_CODECS[codecs[row]], shape, form.dtype)
-    return values
-
-
-def _flat(
-    payloads: Sequence[Encoded],
-    form: ArrayForm,
-    codecs: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    *,
-    is_native: bool,
-) -> NDArray[Any]:
-    if not len(payloads):
-        return np.empty(0, form.dtype)
-    if is_native:
-        return np.concatenate(payloads).view(form.dtype)
-    shapes = lengths.tolist()
-    arrays = [
-        to_array(payload, ARRAY_CODECS[codec], shape, form.dtype).reshape(-1)
-        if len(payload)
-        else np.empty(0, form.dtype)
-        for payload, codec, shape in zip(payloads, codecs.tolist(), shapes, strict=True)
-    ]
-    return np.concatenate(arrays)

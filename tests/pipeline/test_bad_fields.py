@@ -217,7 +217,7 @@ def plain(tmp_path: Path) -> Path:
     [
         (
             {"fields": ("image", "caption")},
-            r"got 'caption', and .* has \['image', 'y', 'x', 'id'\]",
+            r"got 'caption', but .* has \['image', 'y', 'x', 'id'\]",
         ),
         ({"fields": ("image", "z.present")}, "got 'z.present'"),
         ({"schema": {"z": Value("int64")}}, r'got "z", but .* has \[\'image\', \'y\', \'x\'\]'),

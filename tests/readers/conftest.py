@@ -1,4 +1,4 @@
-"""Datasets of every kind, and servers that have them."""
+"""Datasets of every kind, and servers that serve them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder without an index, tar files without one, and a pack of some shards."""
+    """Write a folder and tar files without indexes, and a pack of some shards."""
     root = tmp_path_factory.mktemp("remote")
     images.class_folder(root / "set", samples=SAMPLES)
     tars.tar_folder(root / "tars", samples=SAMPLES, archives=3)
@@ -30,7 +30,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def memory(built: Path) -> Iterator[str]:
-    """All of it in fsspec's memory file system, as URL."""
+    """Upload all of it to fsspec's memory file system; return its URL."""
     fs = fsspec.filesystem("memory")
     upload(built, fs, "/all")
     yield "memory://all"
@@ -39,13 +39,13 @@ def memory(built: Path) -> Iterator[str]:
 
 @pytest.fixture
 def no_hedges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every request is sent once, however busy the machine: what is counted is what was asked."""
+    """Send every request once, even on a busy machine, so that requests can be counted."""
     monkeypatch.setattr("penstock.cache.fetch.scheduler.RequestTimes.late_after_s", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
 def indexed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All of it with its index beside it, as somebody uploads it."""
+    """Copy all of it, with indexes next to the data, as for an upload."""
     root = tmp_path_factory.mktemp("indexed")
     shutil.copytree(built, root / "all")
     for kind in ("set", "tars"):
@@ -55,7 +55,7 @@ def indexed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bucket(indexed: Path) -> Iterator[Server]:
-    """It has all of it in its folder or bucket "all"."""
+    """Serve all of it in the folder or bucket "all"."""
     with serving(indexed.parent) as found:
         yield found
 

@@ -1,4 +1,4 @@
-"""Rows of one shape from a pack that is afar: a cold batch fetches little more than its rows."""
+"""A cold batch of rows of one shape from a remote pack fetches little more than its rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NDArray[np.u
 
 
 class Reads:
-    """A remote pack, and what is read of its shards."""
+    """A remote pack, and the ranges that are read of its shards."""
 
     def __init__(self, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
         dataset.open()
@@ -49,12 +49,12 @@ class Reads:
             return answer
 
         monkeypatch.setattr(store, "read", watched)
-        # Opened, so that heads and tails aren't among what is watched.
+        # Open shards first, so that heads and tails aren't counted.
         dataset.read(self.rows(1))
         self.spans.clear()
 
     def rows(self, each: int) -> NDArray[np.int64]:
-        """So many samples of each shard, from different places."""
+        """Return rows of each shard, from different positions."""
         rows = rows_of(self.dataset)
         found = [rows[rows[:, 0] == shard] for shard in np.unique(rows[:, 0])]
         return np.concatenate([some[:: max(1, len(some) // each)][:each] for some in found])
@@ -103,7 +103,7 @@ def test_a_cold_batch_fetches_its_rows_of_all_shards_by_one_call(
     check(reads, packed[1], rows)
     assert len(calls) == 1
     traffic = reads.dataset.traffic()
-    # One of each shard was there.
+    # One row of each shard was cached.
     shards = len(np.unique(rows[:, 0]))
     assert (traffic.misses - before.misses, traffic.hits - before.hits) == (
         len(rows) - shards,
@@ -111,7 +111,7 @@ def test_a_cold_batch_fetches_its_rows_of_all_shards_by_one_call(
     )
 
 
-def test_a_fill_behind_rows_fetches_the_gaps_alone(
+def test_a_fill_after_rows_fetches_only_the_gaps(
     reads: Reads, packed: tuple[Path, NDArray[np.uint8]]
 ) -> None:
     remote, index = reads.dataset.remote, reads.dataset.index

@@ -1,4 +1,4 @@
-"""Datasets end to end: ids, values and names of each part, and what doesn't fit together."""
+"""Concatenations keep ids, values and names of each part, and reject parts that don't fit."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_samples_come_part_after_part(several: list[list[int]], data: st.DataObj
     )
 
 
-def test_a_selection_keeps_room_for_the_ids_of_what_it_was_taken_from() -> None:
-    """Its ids don't move together, and the next part's begin behind the whole dataset's."""
+def test_a_selection_reserves_the_ids_of_its_dataset() -> None:
+    """Its ids keep their gaps, and those of the next part follow the whole dataset's."""
     first, second = Values([5, 5], name="a"), Values([4], name="b")
     found = concat([first.subset([2, 7]), second])
     check_source(found, [2, 7, 10, 11, 12, 13])
@@ -67,7 +67,7 @@ def test_the_same_dataset_twice_is_two_parts() -> None:
     check_source(concat([a, a]), [0, 1, 2, 3, 4, 5])
 
 
-def test_it_is_shown_and_pickled() -> None:
+def test_repr_and_pickle() -> None:
     found = concat([Values([3], name="a"), Values([4], name="b").subset([1])])
     assert repr(found).startswith("concat([<tests.sources.Values object")
     assert found.url == "memory:a + memory:b"
@@ -75,7 +75,7 @@ def test_it_is_shown_and_pickled() -> None:
     assert ids_of(again) == ids_of(found)
 
 
-def test_bad_samples_are_told_by_where_they_were_asked_for() -> None:
+def test_bad_samples_are_reported_by_their_position_in_the_request() -> None:
     class Bad(Values):
         def read(self, rows: Any, *, bad: Any = None, **more: Any) -> Any:
             bad.update({n: "torn" for n, (_, row) in enumerate(rows.tolist()) if row == 1})
@@ -116,13 +116,13 @@ def labels(*names: str, name: str = "x", **columns: Any) -> Values:
         ),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(other: Source, says: str) -> None:
+def test_parts_that_do_not_fit_are_rejected(other: Source, says: str) -> None:
     assert isinstance(labels("a", "b").schema["label"], ClassLabel)
     with pytest.raises(ConfigError, match=says):
         concat([labels("a", "b"), other])
 
 
-def test_what_is_not_selected_and_not_alike_is_left_out(
+def test_fields_that_differ_and_are_not_selected_are_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = {"1.jpg": images.jpeg(1), "list.csv": b"path,label,age,name\n1.jpg,3,7,x\n"}
@@ -148,6 +148,6 @@ def test_what_is_not_selected_and_not_alike_is_left_out(
 
 
 @pytest.mark.parametrize("sources", [[], None, "ab", [1], Values([2])])
-def test_what_is_no_list_of_datasets_is_refused(sources: Any) -> None:
+def test_only_lists_of_datasets_are_accepted(sources: Any) -> None:
     with pytest.raises(ConfigError, match="concat: got"):
         concat(sources)

@@ -1,4 +1,4 @@
-"""Reading: every container, mode and thread gives the same samples; damage is found and named."""
+"""Every container, mode and thread reads the same samples; damage is found and named."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SHARD_BYTES = 3000
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with its index, and an unshuffled pack of it in some shards."""
+    """Make a folder with its index, and an unshuffled pack of it in some shards."""
     root = tmp_path_factory.mktemp("built")
     images.class_folder(root / "set", samples=SAMPLES)
     Dataset(root / "set").open(verify=images.verify)
@@ -53,7 +53,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own(built: Path, tmp_path: Path) -> Path:
-    """A copy that a test may damage."""
+    """Make a copy that a test may damage."""
     shutil.copytree(built / "pack", tmp_path / "pack")
     images.class_folder(tmp_path / "set", samples=SAMPLES)
     Dataset(tmp_path / "set").open(verify=images.verify)
@@ -70,7 +70,7 @@ def contents(batch: SampleBatch) -> list[bytes]:
 
 
 def first_byte(shard: Path) -> int:
-    """Where the first image's scan lies in a shard's file, roughly."""
+    """Return a position in the first image's scan in a shard's file."""
     return shard.read_bytes().index(b"\xff\xd8\xff") + 40
 
 
@@ -102,7 +102,7 @@ def test_samples_are_the_files_bytes(built: Path, kind: str, mode: str) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(picks=st.lists(st.integers(0, SAMPLES - 1), max_size=40))
-def test_any_rows_come_in_the_order_asked_for(built: Path, picks: list[int]) -> None:
+def test_rows_are_returned_in_the_requested_order(built: Path, picks: list[int]) -> None:
     for kind in ("set", "pack"):
         with Dataset(built / kind) as dataset:
             rows = rows_of(dataset)
@@ -150,7 +150,7 @@ def test_open_maps_are_bounded_and_hold_no_descriptor(
             dataset.read(rows_of(dataset)[i : i + 1]).columns["image"].samples[0]
             for i in range(SAMPLES)
         ]
-        # Of the shards alone: what other tests left open may close meanwhile.
+        # Shards only: files that other tests left open may close meanwhile.
         links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
         assert not [link for link in links if "/pack/shard-" in os.path.realpath(link)]
         last = bytes(held[0])
@@ -198,7 +198,7 @@ def test_fields(built: Path, fields: object, there: tuple[str, ...] | None) -> N
     assert len(dataset) == SAMPLES
 
 
-def test_fields_that_arent_there(built: Path, tmp_path: Path) -> None:
+def test_fields_that_do_not_exist(built: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"mask.*'image', 'label', 'id'"):
         Dataset(built / "pack", fields=("image", "mask")).open()
     images.write_folder(tmp_path / "flat", {"1.jpg": images.jpeg(1)})
@@ -209,7 +209,7 @@ def test_fields_that_arent_there(built: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [(99, 0), (-1, 0), (0, 999), (0, -1)])
-def test_rows_that_arent_there(built: Path, bad: tuple[int, int]) -> None:
+def test_rows_that_do_not_exist(built: Path, bad: tuple[int, int]) -> None:
     with Dataset(built / "pack") as dataset:
         with pytest.raises(ConfigError, match="rows"):
             dataset.read(np.array([bad], np.int64))
@@ -285,7 +285,7 @@ def test_a_shard_with_a_flipped_byte_is_refused_or_reads_the_same(
     whole = (built / "pack" / shard.name).read_bytes()
     data = bytearray(whole)
     data[int(place * len(data))] ^= change
-    shard.unlink()  # never in place: another run's map may look into it
+    shard.unlink()  # not in place: another run may have mapped it
     shard.write_bytes(data)
     with Dataset(built / "pack") as dataset:
         expected = dataset.read(rows_of(dataset))
@@ -316,7 +316,7 @@ def test_a_file_that_changed_in_place_is_named(own: Path, change: str) -> None:
     assert "penstock index" in str(caught.value)
 
 
-def test_a_file_that_may_not_be_read_is_named(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_named(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.open
 
     def refuse(path: object, *args: object, **kwargs: object) -> int:
@@ -339,7 +339,7 @@ def upload(source: Path, name: str) -> str:
     return f"memory://{name}"
 
 
-def test_downloads_without_a_cache_go_away_with_the_dataset(built: Path) -> None:
+def test_downloads_without_a_cache_are_removed_with_the_dataset(built: Path) -> None:
     url = upload(built / "pack", "remote-temporary")
     dataset = Dataset(url)
     with pytest.warns(PenstockWarning, match="cache="):
@@ -359,7 +359,7 @@ def test_downloads_without_a_cache_go_away_with_the_dataset(built: Path) -> None
     assert not os.path.exists(folder)
 
 
-def test_a_remote_that_is_damaged_itself_is_named(own: Path, tmp_path: Path) -> None:
+def test_a_damaged_remote_object_is_named(own: Path, tmp_path: Path) -> None:
     shard = own / "pack" / "shard-000001.arrow"
     flip(shard, first_byte(shard))
     url = upload(own / "pack", "remote-broken")
@@ -370,7 +370,7 @@ def test_a_remote_that_is_damaged_itself_is_named(own: Path, tmp_path: Path) -> 
         dataset.read(rows_of(dataset))
 
 
-def test_a_remote_object_that_is_gone_is_named(built: Path, tmp_path: Path) -> None:
+def test_a_missing_remote_object_is_named(built: Path, tmp_path: Path) -> None:
     url = upload(built / "pack", "remote-gone")
     fsspec.filesystem("memory").rm("/remote-gone/shard-000002.arrow")
     with (

@@ -1,4 +1,4 @@
-"""What a node's cache holds of each shard, by one look at its folder."""
+"""The share of each shard in a node's cache is found by listing its folder once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_whole_shards_and_parts_of_shards_count(pack: Path, tmp_path: Path) -> N
     cache.close()
 
 
-def test_a_large_folder_is_listed_without_an_open_a_blob(
+def test_a_large_folder_is_listed_without_opening_blobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")

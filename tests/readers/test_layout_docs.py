@@ -1,4 +1,4 @@
-"""Each example of docs/datasets.md on folders does what it says, on the files it shows."""
+"""Each example of docs/datasets.md on folders works on the files that it shows."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ EXAMPLE = re.compile(r"^### (.+?)$\s+```text\n(.*?)```\s+```python\n(.*?)```", r
 
 
 def examples() -> list[tuple[str, str, str]]:
-    """Heading, files, code."""
+    """Return the heading, files and code of each example."""
     text = (ROOT / "docs" / "datasets.md").read_text()
     section = text[text.index(SECTION) :].split("\n## ")[0]
     return [(found[1], found[2], found[3]) for found in EXAMPLE.finditer(section)]
 
 
 def write(root: Path, shown: str) -> None:
-    """The files of a listing; what is indented is the content of the one above."""
+    """Return the files of a listing; indented lines are the content of the file above."""
     files: dict[str, bytes] = {}
     name = ""
     for line in shown.splitlines():
@@ -48,7 +48,7 @@ def test_there_are_examples_of_each_layout() -> None:
 
 
 @pytest.mark.parametrize(("heading", "files", "code"), examples(), ids=[e[0] for e in examples()])
-def test_an_example_does_what_it_says(
+def test_an_example_works_as_documented(
     heading: str, files: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, files)

@@ -1,4 +1,4 @@
-"""Samples that are left out are counted by reason, at each opening, however they were lost."""
+"""Samples that are left out are counted by reason at each opening."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def archives(root: Path) -> Path:
 
 
 def opened(url: object, **options: object) -> tuple[Dataset, list[str]]:
-    """A dataset, and what opening it warned of."""
+    """Open a dataset; return it with the warnings of opening it."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         dataset = Dataset(url, **options)  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def opened(url: object, **options: object) -> tuple[Dataset, list[str]]:
 
 
 def as_before(place: str) -> None:
-    """Make of an index one that an earlier version has written: its manifest has no counts."""
+    """Rewrite an index as an earlier version wrote it: without counts in its manifest."""
     path = os.fsencode(os.path.join(place, "manifest.arrow"))
     manifest = read_manifest(path, remedy="", mapped=False)
     about = dataclasses.replace(manifest.about, samples_left_out=None)
@@ -62,7 +62,9 @@ def as_before(place: str) -> None:
 
 @pytest.mark.parametrize("write", [folder, archives])
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_each_opening_tells(tmp_path: Path, write: Callable[[Path], Path], is_packed: bool) -> None:
+def test_each_opening_reports_the_counts(
+    tmp_path: Path, write: Callable[[Path], Path], is_packed: bool
+) -> None:
     root = write(tmp_path / "set")
     if is_packed:
         summary = pack(root, tmp_path / "pack", verify=images.verify)
@@ -87,7 +89,7 @@ def test_each_opening_tells(tmp_path: Path, write: Callable[[Path], Path], is_pa
     assert next(iter(older.left_out)).startswith("not known")
 
 
-def test_parts_and_datasets_end_to_end(tmp_path: Path) -> None:
+def test_selections_and_concatenations(tmp_path: Path) -> None:
     one, _ = opened(folder(tmp_path / "one"))
     other, _ = opened(archives(tmp_path / "other"), fields=("image",))
     half = one.select("image").subset(range(20))
@@ -117,7 +119,7 @@ def test_a_pack_has_what_its_source_left_out(tmp_path: Path) -> None:
     assert again.left_out == WANTED
 
 
-def test_too_many_are_refused_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+def test_too_many_are_an_error_unless_the_user_allows_them(tmp_path: Path) -> None:
     root = images.write_folder(tmp_path / "set", {f"{i}.jpg": images.jpeg(i) for i in range(8)})
     table = "path,label\n" + "".join(f"{i}.jpg,{('cat', 'dgo')[i % 4 == 0]}\n" for i in range(8))
     (tmp_path / "list.csv").write_text(table)
@@ -139,7 +141,7 @@ def test_too_many_are_refused_unless_the_user_says_otherwise(tmp_path: Path) -> 
             Dataset(root, allow_left_out=wrong)  # type: ignore[arg-type]
 
 
-def test_below_one_percent_nobody_is_bothered(tmp_path: Path) -> None:
+def test_below_one_percent_there_is_no_warning(tmp_path: Path) -> None:
     files = {f"{i}.jpg": images.jpeg(i % 5) for i in range(150)} | {"bad.jpg": b"x"}
     dataset, told = opened(images.write_folder(tmp_path / "set", files))
     assert (told, dataset.left_out) == ([], {NO_IMAGE: 1})
@@ -172,7 +174,7 @@ def test_files_too_short_for_a_sample(tmp_path: Path) -> None:
         assert dataset.left_out == {"an array too short for one sample": 1}
 
 
-def test_images_that_metadata_dont_name(tmp_path: Path) -> None:
+def test_images_that_metadata_do_not_name(tmp_path: Path) -> None:
     files = {f"{i}.jpg": images.jpeg(i) for i in range(8)}
     table = b"file_name,n\n" + b"".join(b"%d.jpg,1\n" % i for i in range(6))
     root = images.write_folder(tmp_path / "set", files | {"metadata.csv": table})
@@ -187,7 +189,7 @@ def test_images_that_metadata_dont_name(tmp_path: Path) -> None:
         assert (len(dataset), dataset.left_out) == (6, {})
 
 
-def test_many_reasons_are_few(tmp_path: Path) -> None:
+def test_similar_reasons_are_counted_together(tmp_path: Path) -> None:
     files = {f"{i}.jpg": images.jpeg(i % 5) for i in range(400)}
     root = images.write_folder(tmp_path / "set", files)
     table = "path,n\n" + "".join(f"{i}.jpg,{'x' * (i % 10 == 0)}{i}\n" for i in range(400))
@@ -200,7 +202,7 @@ def test_many_reasons_are_few(tmp_path: Path) -> None:
     assert len(message) < 400
 
 
-def test_a_damaged_quarantine_file_ends_nothing(tmp_path: Path) -> None:
+def test_a_damaged_quarantine_file_is_no_error(tmp_path: Path) -> None:
     root = folder(tmp_path / "set")
     place = build_index(root, verify=images.verify).place
     as_before(place)

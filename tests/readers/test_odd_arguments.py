@@ -1,4 +1,4 @@
-"""Arguments of parts of a dataset that are nearly right: errors in words, and no wrong groups."""
+"""Arguments of selections and splits that are almost right raise a clear error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from penstock.readers.formats.folder import ListedTable, listed_samples, parse_f
 from tests.sources import Values
 
 KEYS: list[Any] = [
-    {number: f"patient {number // 2}" for number in range(8)},  # gave a group a sample: a leak
+    {
+        number: f"patient {number // 2}" for number in range(8)
+    },  # once made one group per sample, a leak
     {*range(8)},
     [[1], [2, 3]] * 4,
 ]
@@ -24,8 +26,8 @@ def test_keys_of_groups_are_a_list(by: Any) -> None:
         Values([8]).split(0.5, 0.5, seed=0, by=by)
 
 
-def test_a_group_may_be_half_of_a_character() -> None:
-    """As names of files are that aren't UTF-8."""
+def test_a_group_may_be_a_lone_surrogate() -> None:
+    """Names of files that aren't UTF-8 hold them."""
     parts = Values([8]).split(0.5, 0.5, seed=0, by=["\ud800", "b"] * 4)
     assert [len(part) for part in parts] == [4, 4]
 
@@ -38,7 +40,7 @@ def test_ids_are_numbers() -> None:
 
 
 def test_names_that_no_file_can_have() -> None:
-    """JSON can say half of a character."""
+    """JSON can hold a lone surrogate."""
     with pytest.raises(ConfigError, match='fields\\["image"\\]'):
         parse_field_place("image", "im\ud800")
     table = jsonl_table(b'{"path": "\\ud800.jpg"}', source="list.jsonl")

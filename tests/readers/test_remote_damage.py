@@ -1,4 +1,4 @@
-"""Remote data that is damaged, changed or unreadable on its way: fetched again, or an error."""
+"""Remote data that is damaged, changed or unreadable is fetched again, or raises."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_damage_in_the_cache_is_never_delivered_but_fetched_again(
     damage(damaged)
     with Dataset(url, cache=cache) as dataset:
         server.reset()
-        for _ in range(2):  # what isn't needed for the bad samples comes the second time
+        for _ in range(2):  # the second read loads bytes that the bad samples didn't need
             assert everything(dataset, mode) == expected
         assert dataset.traffic().refetched == 1 or damage is truncate
         assert dataset.traffic().retries == dataset.traffic().hedges == 0
@@ -96,7 +96,7 @@ def test_two_swapped_blobs_are_fetched_again(server: Server, tmp_path: Path, kin
 
 
 @pytest.mark.usefixtures("no_hedges")
-def test_damage_while_a_shard_is_open_is_fetched_once_however_many_threads_find_it(
+def test_damage_while_a_shard_is_open_is_fetched_once_for_all_threads(
     server: Server, tmp_path: Path
 ) -> None:
     url, cache = f"{server.url}/pack", tmp_path / "cache"
@@ -118,7 +118,7 @@ def test_damage_while_a_shard_is_open_is_fetched_once_however_many_threads_find_
 def test_a_shard_opened_before_its_damage_was_dropped_is_not_kept(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread's open begins before the drop and ends behind it."""
+    """Another thread opens the shard before the drop and returns after it."""
     cache = tmp_path / "cache"
     with Dataset(f"{server.url}/pack", cache=cache) as dataset:
         expected = everything(dataset)
@@ -157,7 +157,7 @@ def test_a_shard_opened_before_its_damage_was_dropped_is_not_kept(
         assert dataset.traffic().refetched == 1
 
 
-def test_a_disk_that_fails_is_read_past(
+def test_a_failing_disk_is_bypassed(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Dataset(f"{server.url}/pack", cache=tmp_path / "cache") as dataset:
@@ -181,7 +181,7 @@ def test_a_disk_that_fails_is_read_past(
             assert everything(dataset, "pread") == expected
 
 
-def test_a_remote_that_is_wrong_itself_is_bad_and_an_error(built: Path, tmp_path: Path) -> None:
+def test_a_damaged_remote_object_is_a_bad_sample_or_an_error(built: Path, tmp_path: Path) -> None:
     shutil.copytree(built / "pack", tmp_path / "srv" / "pack")
     flip(tmp_path / "srv" / "pack" / "shard-000001.arrow")
     with (
@@ -244,7 +244,7 @@ def test_damaged_manifests_and_sidecars_in_the_cache_are_fetched_again(
             with Dataset(url, cache=cache) as dataset:
                 assert everything(dataset) == expected
                 assert dataset.traffic().refetched >= 1
-        # A pack has no sidecars; its manifest comes again without a word.
+        # A pack has no sidecars; its manifest is fetched again silently.
         assert [each.category for each in warned] == [PenstockWarning] * (kind != "pack")
 
 

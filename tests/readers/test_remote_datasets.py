@@ -1,4 +1,4 @@
-"""Datasets behind a URL: the local one's bytes, whatever server or cache lies between."""
+"""Remote datasets have the bytes of the local ones, with any server and cache."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_remote_dataset_reads_as_the_local_one(
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_what_the_cache_has_no_room_for_passes(
+def test_data_without_room_in_the_cache_is_read_past_it(
     built: Path, memory: str, tmp_path: Path, kind: str
 ) -> None:
     expected = locally(built, kind, tmp_path)
@@ -76,13 +76,13 @@ def test_what_the_cache_has_no_room_for_passes(
         keys = dataset.index.shards.keys()
         job = dataset.remote.join(keys, [2**60] * len(keys))
         assert job is not None
-        for key in keys:  # an index that was built has filled the tar files
+        for key in keys:  # building the index has filled the tar files
             (tmp_path / "cache" / "blobs" / key).unlink(missing_ok=True)
         assert everything(dataset) == expected
         assert everything(dataset, "pread") == expected
         assert not any(blob.exists() for blob in blobs_of(tmp_path / "cache", dataset))
         assert dataset.traffic().bytes_passed > 0
-        # Shards that are open and pass by are opened anew when they have come by another way.
+        # Shards that are read past the cache are reopened once the cache has them.
         dataset.remote.leave(job)
         for number in range(len(keys)):
             dataset.remote.fill(dataset.index.shards.source(number))
@@ -91,7 +91,7 @@ def test_what_the_cache_has_no_room_for_passes(
         assert dataset.bytes_fetched == fetched
 
 
-def test_a_cache_that_cant_be_used_is_one_warning(built: Path, memory: str, tmp_path: Path) -> None:
+def test_an_unusable_cache_is_one_warning(built: Path, memory: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"not a folder")
     for kind in KINDS:
         expected = locally(built, kind, tmp_path)
@@ -119,7 +119,7 @@ def test_every_kind_over_every_server(
         warnings.filterwarnings("ignore", message=".*cache= isn't given")
         assert everything(dataset) == expected
         size_bytes = int(dataset.index.shard_bytes.sum())
-        # Each byte once, the index aside; an index that is beside the data costs no listing.
+        # Each byte once, apart from the index; an index next to the data needs no listing.
         data = sum(n for path, n in server.bytes_of.items() if "penstock/" not in path)
         assert data <= 1.02 * size_bytes
         server.reset()
@@ -163,7 +163,7 @@ def test_the_first_batch_fetches_little_more_than_its_bytes(tmp_path: Path) -> N
         manifest = server.bytes_sent
         batch = dataset.read(rows)
         wanted = sum(map(len, batch.columns["image"].samples))
-        # Two pages around each sample; head and tail of each shard.
+        # Two pages around each sample, and head and tail of each shard.
         heads = sum(16 * 1024 + 60 * int(n) for n in index.sizes)
         assert server.bytes_sent - manifest <= wanted + 8192 * len(rows) + heads
         assert server.bytes_sent <= 4 * wanted
@@ -171,7 +171,7 @@ def test_the_first_batch_fetches_little_more_than_its_bytes(tmp_path: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore:.*left out")
-def test_keys_are_agreed_on_without_any_request(server: Server, tmp_path: Path) -> None:
+def test_keys_are_computed_without_any_request(server: Server, tmp_path: Path) -> None:
     for kind in KINDS:
         url = f"{server.url}/{KINDS[kind]}"
         with (
@@ -200,7 +200,7 @@ def test_keys_are_agreed_on_without_any_request(server: Server, tmp_path: Path) 
 def test_a_tar_file_is_one_blob_for_its_indexing_and_its_reading(
     built: Path, tmp_path: Path
 ) -> None:
-    """And for two selections that hold it: each byte comes once."""
+    """It is one blob for two selections that hold it, too: each byte is fetched once."""
     with serving(built) as plain:
         url = f"{plain.url}/tars"
         for pattern in ("train-{000000..000001}.tar", "train-{000001..000002}.tar"):
@@ -213,7 +213,7 @@ def test_a_tar_file_is_one_blob_for_its_indexing_and_its_reading(
 
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("beside", [True, False])
-def test_without_the_remote_what_is_cached_is_read(
+def test_cached_data_is_read_without_the_remote(
     built: Path, indexed: Path, tmp_path: Path, kind: str, beside: bool
 ) -> None:
     with serving(indexed if beside else built) as server:
@@ -272,7 +272,7 @@ def test_a_folder_on_a_network_mount_is_read_through_the_cache(
         pack(indexed / "set", indexed / "set" / "p", cache=tmp_path / "cache")
 
 
-def test_a_file_system_object_of_the_users(built: Path, tmp_path: Path) -> None:
+def test_a_users_file_system_object(built: Path, tmp_path: Path) -> None:
     fs = MemoryFileSystem()
     upload(built, fs, "/own")
     with Dataset("/own/pack", filesystem=fs, cache=tmp_path / "cache") as dataset:
@@ -286,7 +286,7 @@ def test_a_file_system_object_of_the_users(built: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("kept", [True, False])
-def test_packs_of_a_remote_are_those_of_the_local_one(
+def test_packs_of_a_remote_dataset_equal_those_of_the_local_one(
     built: Path, server: Server, tmp_path: Path, kind: str, kept: bool
 ) -> None:
     options: dict[str, Any] = dict(seed=5, shard_bytes=4000, verify=images.verify)
@@ -301,7 +301,7 @@ def test_packs_of_a_remote_are_those_of_the_local_one(
         cache.close()
 
 
-def test_packing_leaves_out_of_the_cache_what_is_wrong_there(
+def test_packing_rejects_damaged_bytes_in_the_cache(
     server: Server, built: Path, tmp_path: Path
 ) -> None:
     url, cache = f"{server.url}/pack", tmp_path / "cache"
@@ -327,7 +327,7 @@ def test_secrets_are_shown_nowhere(
         }
         for url, options in urls.items():
             cache = tmp_path / f"cache-{len(shown)}"
-            # Long enough for a busy machine's server, which answers the first reads.
+            # Long enough for the server on a busy machine to answer the first reads.
             options |= {**QUICK, "retry_timeout": 4}
             with Dataset(url, cache=cache, storage_options=options) as dataset:
                 everything(dataset)

@@ -1,4 +1,4 @@
-"""Selections and splits: which samples, under which ids, and what is refused."""
+"""Selections and splits have the right samples and ids, and reject invalid arguments."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def all_rows(source: Source) -> np.ndarray:
 
 
 def ids_of(source: Source) -> list[int]:
-    """In the order of shards and rows."""
+    """Return the ids in the order of shards and rows."""
     ids: list[int] = source.ids(all_rows(source)).tolist()
     return ids
 
 
 def check_source(source: Source, wanted: list[int]) -> None:
-    """What every source must keep, for one with these ids."""
+    """Check the contract of every source, for one with these ids."""
     contents = source.contents
     assert ids_of(source) == wanted
     assert len(source) == contents.samples == len(wanted)
@@ -59,7 +59,7 @@ def check_source(source: Source, wanted: list[int]) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(sizes=sizes, data=st.data())
-def test_a_selection_holds_what_was_asked_for(sizes: list[int], data: st.DataObject) -> None:
+def test_a_selection_has_the_requested_samples(sizes: list[int], data: st.DataObject) -> None:
     base = Values(sizes)
     mask = data.draw(st.lists(st.booleans(), min_size=len(base), max_size=len(base)))
     ids = [i for i, chosen in enumerate(mask) if chosen]
@@ -79,7 +79,7 @@ def test_a_selection_holds_what_was_asked_for(sizes: list[int], data: st.DataObj
 
 @settings(max_examples=50, deadline=None)
 @given(sizes=sizes, data=st.data())
-def test_a_selection_of_a_selection_is_one_of_the_dataset(
+def test_a_selection_of_a_selection_selects_from_the_dataset(
     sizes: list[int], data: st.DataObject
 ) -> None:
     base = Values(sizes)
@@ -92,7 +92,7 @@ def test_a_selection_of_a_selection_is_one_of_the_dataset(
     assert ids_of(base.subset(outer).subset(mask)) == sorted(inner)
 
 
-def test_any_kind_of_list_will_do() -> None:
+def test_any_kind_of_list_is_accepted() -> None:
     base = Values([4, 4])
     ours = base.subset([1, 5, 6])
     for which in (
@@ -121,7 +121,7 @@ def test_any_kind_of_list_will_do() -> None:
         (3, "wanted sample ids"),
     ],
 )
-def test_what_selects_nothing_sensible_is_refused(which: Any, says: str) -> None:
+def test_invalid_selections_are_rejected(which: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         Values([4, 4]).subset(which)
 
@@ -137,13 +137,13 @@ def test_a_sample_that_was_not_selected_has_no_row() -> None:
         some.subset([2])
 
 
-def test_samples_are_not_had_by_index_and_the_message_says_how_to_take_a_part() -> None:
+def test_indexing_is_an_error_that_names_subset() -> None:
     for source in (Values([3]), Values([3]).subset([0])):
         with pytest.raises(ConfigError, match=r"dataset\.subset\(ids\)"):
             source[0]
 
 
-def test_a_selection_is_shown_and_pickled() -> None:
+def test_repr_and_pickle() -> None:
     base = Values([4, 4])
     some = base.subset([1, 5])
     assert repr(some).startswith("Selection(<2 samples>, ")
@@ -171,7 +171,7 @@ def test_closing_a_selection_closes_nothing() -> None:
     assert base.is_closed
 
 
-def test_units_of_a_selection_are_those_that_hold_something() -> None:
+def test_units_without_selected_samples_are_dropped() -> None:
     base = Values([10, 6], units=[np.array([4, 4, 2]), np.array([3, 3])])
     some = base.subset([0, 1, 9, 13, 15])
     assert some.contents.units is not None
@@ -190,12 +190,12 @@ def test_units_of_a_selection_are_those_that_hold_something() -> None:
     shares=st.sampled_from([(0.5, 0.5), (0.7, 0.2, 0.1), (1 / 3, 1 / 3, 1 / 3), (0.4, 0.3)]),
     seed=st.integers(-5, 2**65),
 )
-def test_a_split_is_exact_disjoint_and_the_same_again(
+def test_a_split_is_exact_disjoint_and_reproducible(
     sizes: list[int], shares: tuple[float, ...], seed: int
 ) -> None:
     base = Values(sizes)
     n = len(base)
-    if min(round(n * share) for share in shares) <= 1:  # one may be none
+    if min(round(n * share) for share in shares) <= 1:  # one may be empty
         return
     parts = base.split(*shares, seed=seed)
     ids = [ids_of(part) for part in parts]
@@ -208,7 +208,7 @@ def test_a_split_is_exact_disjoint_and_the_same_again(
     assert [ids_of(part) for part in Values(sizes).split(*shares, seed=seed)] == ids
 
 
-def test_seeds_split_differently_and_shards_play_no_part() -> None:
+def test_seeds_split_differently_and_shards_do_not_matter() -> None:
     first, _ = Values([50, 50]).split(0.5, 0.5, seed=1)
     second, _ = Values([50, 50]).split(0.5, 0.5, seed=2)
     other, _ = Values([10] * 10).split(0.5, 0.5, seed=1)
@@ -217,8 +217,8 @@ def test_seeds_split_differently_and_shards_play_no_part() -> None:
     assert 15 < sum(i < 50 for i in ids_of(first)) < 35
 
 
-def test_splits_and_fingerprints_stay_what_they_are() -> None:
-    """Golden: a split that came out otherwise would mix training and test data of old runs."""
+def test_splits_and_fingerprints_do_not_change() -> None:
+    """A different split would mix training and test data of old runs."""
     base = Values([5, 7, 8])
     assert [ids_of(part) for part in base.split(0.5, 0.3, 0.2, seed=1)] == [
         [0, 5, 7, 8, 10, 11, 12, 14, 16, 17],
@@ -234,7 +234,7 @@ def test_splits_and_fingerprints_stay_what_they_are() -> None:
 
 
 def labelled(counts: list[int], **more: Any) -> Values:
-    """Classes of these sizes, one after the other, as in a folder."""
+    """Return labels of classes of these sizes, one after the other, as in a folder."""
     labels = np.repeat(np.arange(len(counts)), counts)
     columns = {"value": np.arange(len(labels)), "label": labels}
     names = [f"c{i}" for i in range(len(counts))]
@@ -269,7 +269,7 @@ def test_a_split_by_classes_keeps_their_shares(
     seed=st.integers(0, 9),
     kind=st.sampled_from(["field", "array", "strings", "names"]),
 )
-def test_a_split_by_groups_never_cuts_one(patients: list[int], seed: int, kind: str) -> None:
+def test_a_split_by_groups_never_divides_one(patients: list[int], seed: int, kind: str) -> None:
     base = Values([len(patients)], {"value": np.array(patients), "label": np.array(patients)})
     by: Any = {
         "field": "value",
@@ -290,7 +290,7 @@ def test_a_split_by_groups_never_cuts_one(patients: list[int], seed: int, kind: 
     ]
 
 
-def test_groups_come_near_to_the_shares() -> None:
+def test_sizes_of_groups_are_near_the_shares() -> None:
     patients = np.random.default_rng(0).integers(0, 500, 10_000)
     base = Values([10_000], {"value": patients})
     train, test = base.split(0.9, 0.1, seed=4, by="value")
@@ -306,7 +306,7 @@ def test_a_class_field_is_grouped_by_its_values() -> None:
     assert {i // 10 for i in ids_of(stratified)} == {0, 1, 2, 3}
 
 
-def test_splits_of_parts_go_on_with_the_samples_of_the_dataset() -> None:
+def test_splits_of_parts_keep_the_samples_of_the_dataset() -> None:
     base = labelled([40, 40])
     train, _ = base.split(0.5, 0.5, seed=0, by="label")
     inner, rest = train.split(0.5, 0.5, seed=1, by="label")
@@ -333,7 +333,7 @@ def test_splits_of_parts_go_on_with_the_samples_of_the_dataset() -> None:
         ((0.9, 0.1), {"by": [0] * 4 + [1] * 4}, "the share 0.1 of .* holds no group"),
     ],
 )
-def test_splits_that_cannot_be_are_refused(
+def test_invalid_splits_are_rejected(
     shares: tuple[float, ...], more: dict[str, Any], says: str
 ) -> None:
     columns = {"value": np.arange(8), "array": np.arange(8)}
@@ -342,7 +342,7 @@ def test_splits_that_cannot_be_are_refused(
         base.split(*shares, **{"seed": 0, **more})
 
 
-def test_columns_are_read_without_anything_else() -> None:
+def test_a_column_is_read_alone() -> None:
     base = Values([4] * 5, {"value": np.arange(20), "text": np.arange(20)}, types={"text": Text()})
     some = base.subset(range(3, 17))
     column = some.column("value")

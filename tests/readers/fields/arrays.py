@@ -15,32 +15,32 @@ if TYPE_CHECKING:
 
 
 def encoded(data: bytes) -> Encoded:
-    """Bytes as readers have them."""
+    """Return bytes as an array, as readers pass them."""
     return np.frombuffer(data, np.uint8)
 
 
 def npy(array: Any, *, version: tuple[int, int] | None = None, **options: Any) -> bytes:
-    """An array as an .npy file."""
+    """Return an array as an .npy file."""
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, np.asanyarray(array), version=version, **options)
     return buffer.getvalue()
 
 
 def npy_with(header: str, payload: bytes = b"") -> bytes:
-    """An .npy file with any header."""
+    """Return an .npy file with any header."""
     text = header.encode("latin-1")
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + payload
 
 
 def palette(classes: NDArray[np.uint8]) -> Image.Image:
-    """A picture of mirrored greys, so that luma would tell other classes."""
+    """Return a picture with a palette of mirrored greys, so that luma would give other classes."""
     image = Image.fromarray(classes)
     image.putpalette([255 - value // 3 for value in range(768)])
     return image
 
 
 def picture(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    """A picture as a file."""
+    """Return a picture as a file."""
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()

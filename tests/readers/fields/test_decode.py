@@ -1,4 +1,4 @@
-"""What was stored is what is read."""
+"""Decoding returns the stored values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DTYPES = [f"{order}{kind}" for order in "<>" for kind in ("i2", "i8", "u4", "f2"
 
 
 def read(type, data, name="x"):
-    """The payload, codec and shape of one field of one good sample."""
+    """Return the payload, codec and shape of one field of one good sample."""
     fields, samples = {name: type}, {name: [encoded(data)]}
     if isinstance(type, Mask | Boxes):
         fields["image"], samples["image"] = Image(), [encoded(images.jpeg(0, 8, 6))]
@@ -50,7 +50,7 @@ arrays = st.sampled_from([*DTYPES, "|b1", "|i1", "|u1"]).flatmap(
 
 
 @given(array=arrays, is_fortran=st.booleans())
-def test_arrays_of_any_dtype_shape_and_order_come_back(array, is_fortran):
+def test_arrays_of_any_dtype_shape_and_order_are_decoded_unchanged(array, is_fortran):
     stored = np.asfortranarray(array) if is_fortran and array.ndim else array
     found = decode_array(*read(Array(), npy(stored)))
     assert found.dtype == array.dtype.newbyteorder("=")
@@ -60,7 +60,7 @@ def test_arrays_of_any_dtype_shape_and_order_come_back(array, is_fortran):
 
 
 @given(codec=st.text(max_size=6), shape=st.lists(st.integers(-3, 2**62), max_size=3))
-def test_any_codec_and_shape_is_an_answer_or_a_value_error(codec, shape):
+def test_any_codec_and_shape_decodes_or_raises_a_value_error(codec, shape):
     try:
         decode_array(encoded(b"12345678"), codec, shape)
     except ValueError:
@@ -68,7 +68,7 @@ def test_any_codec_and_shape_is_an_answer_or_a_value_error(codec, shape):
 
 
 def mask_of(data):
-    """A mask as it is decoded, from what was examined."""
+    """Decode a mask from the payload of its facts."""
     payload, codec, shape = read(Mask(of="image"), data)
     found = decode_mask(payload)
     assert (found.dtype.name, (*found.shape, 1)) == (mask_dtype(codec), tuple(shape))
@@ -83,7 +83,7 @@ masks = st.sampled_from([1, 2, 4, 8, 16]).flatmap(
 
 
 def grey_png(classes, bits):
-    """A grey PNG of so many bits: Pillow writes those of 2 and 4 bits as palettes only."""
+    """Return a grey PNG of some bits; Pillow writes 2 and 4 bits as palettes only."""
     import struct
     import zlib
 
@@ -103,7 +103,7 @@ def grey_png(classes, bits):
 
 @settings(max_examples=60)
 @given(mask=masks)
-def test_grey_masks_of_any_depth_come_back(mask):
+def test_grey_masks_of_any_depth_are_decoded_unchanged(mask):
     bits, classes = mask
     found = mask_of(grey_png(classes, bits))
     assert found.dtype == (np.int32 if bits == 16 else np.uint8)
@@ -128,7 +128,7 @@ def test_palettes_keep_their_numbers(classes, kind, bits):
         lambda dtype: hnp.arrays(dtype, (8, 6), elements=st.integers(0, 1))
     )
 )
-def test_array_masks_come_back_and_may_be_widened(classes):
+def test_array_masks_are_equal_and_may_be_widened(classes):
     payload, _, _ = read(Mask(of="image"), npy(classes))
     found = decode_mask(payload)
     assert found.dtype == (np.uint8 if classes.dtype.str in ("|b1", "|u1") else np.int32)
@@ -144,7 +144,7 @@ def test_a_turned_mask_is_turned_upright():
     assert np.array_equal(mask_of(data), np.rot90(classes, -1))
 
 
-def test_a_mask_that_isnt_what_was_stored_is_a_value_error():
+def test_a_damaged_mask_raises_a_value_error():
     data = encoded(picture(palette(np.zeros((8, 6), np.uint8))))
     floats = encoded(npy(np.zeros((8, 6))))
     for bad in (data[:-30], floats, encoded(b"x" * 99)):
@@ -158,8 +158,8 @@ def test_a_mask_that_isnt_what_was_stored_is_a_value_error():
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"])), is_marked=st.booleans())
-def test_texts_come_back_as_they_stand(text, is_marked):
-    is_marked = is_marked or text.startswith("\ufeff")  # one mark goes
+def test_texts_are_decoded_unchanged(text, is_marked):
+    is_marked = is_marked or text.startswith("\ufeff")  # one mark is removed
     payload, _, _ = read(Text(), ("\ufeff" * is_marked + text).encode())
     assert decode_text(payload) == text
     with pytest.raises(ValueError, match="UTF-8"):

@@ -1,4 +1,4 @@
-"""Every field of a sample is checked wholly, and what is bad says why."""
+"""Every field of a sample is checked completely, and a bad one has a reason."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ CLASSES = (np.arange(HEIGHT * WIDTH) % 7).astype(np.uint8).reshape(HEIGHT, WIDTH
 
 
 def one(type, data, **options):
-    """What is said of the only field "x" of one sample."""
+    """Examine the only field "x" of one sample."""
     (verdict,) = examine({"x": [encoded(data)]}, Schema({"x": type}), None, **options)
     return verdict if isinstance(verdict, Rejection) else verdict["x"]
 
 
-def beside_image(type, data, name="x"):
-    """What is said of a field beside an image of 24 x 32."""
+def with_image(type, data, name="x"):
+    """Examine a field of a sample with an image of 24 x 32."""
     schema = Schema({name: type, "image": Image()})
     samples = {"image": [encoded(images.jpeg(1))], name: [encoded(data)]}
     (verdict,) = examine(samples, schema, images.verify)
@@ -57,7 +57,7 @@ def reason(verdict) -> str:
     return verdict.reason
 
 
-def test_images_are_decoded_and_others_beside_them_stay():
+def test_images_are_decoded_and_bad_ones_keep_their_place():
     samples = {
         "image": [encoded(images.jpeg(1)), encoded(b"<html>"), None, Rejection("it is gone")]
     }
@@ -133,7 +133,7 @@ def test_odd_npy_files_are_refused_and_never_opened(data, words):
     assert words in reason(one(Array(), data))
 
 
-def test_what_differs_from_the_schema_names_both_and_the_way_out():
+def test_a_difference_from_the_schema_names_both_sides_and_the_remedy():
     data = npy(np.ones((5, 3), np.float32))
     words = reason(one(Array("float32", (4, 3)), data))
     assert "(5, 3)" in words
@@ -160,8 +160,8 @@ MASKS = {
 def test_masks_have_their_images_size(image, kind, codec):
     data = picture(image, kind)
     wanted = Facts(crc32c(data), 0, len(data), (HEIGHT, WIDTH, 1), codec)
-    assert beside_image(Mask(of="image"), data) == wanted
-    words = reason(beside_image(Mask(of="image"), picture(image.resize((31, 24)), kind)))
+    assert with_image(Mask(of="image"), data) == wanted
+    words = reason(with_image(Mask(of="image"), picture(image.resize((31, 24)), kind)))
     assert words == "x: it is 31 wide and 24 high, and its image is 32 wide and 24 high"
 
 
@@ -169,12 +169,12 @@ def test_masks_may_be_arrays_of_integers():
     for dtype, codec in (("bool", "npy"), ("uint8", "npy"), ("int16", "npy:i4"), (">i8", "npy:i4")):
         data = npy(CLASSES.astype(dtype))
         wanted = Facts(crc32c(data), 0, len(data), (HEIGHT, WIDTH, 1), codec)
-        assert beside_image(Mask(of="image"), data) == wanted
-    assert "float32" in reason(beside_image(Mask(of="image"), npy(CLASSES.astype(np.float32))))
+        assert with_image(Mask(of="image"), data) == wanted
+    assert "float32" in reason(with_image(Mask(of="image"), npy(CLASSES.astype(np.float32))))
     assert "one class a pixel" in reason(
-        beside_image(Mask(of="image"), npy(np.stack([CLASSES] * 3, axis=2)))
+        with_image(Mask(of="image"), npy(np.stack([CLASSES] * 3, axis=2)))
     )
-    assert "32 bits" in reason(beside_image(Mask(of="image"), npy(CLASSES.astype(int) << 40)))
+    assert "32 bits" in reason(with_image(Mask(of="image"), npy(CLASSES.astype(int) << 40)))
 
 
 WINDOWS = picture(palette(CLASSES), "BMP")
@@ -201,49 +201,49 @@ ODD_MASKS = {
 
 
 @pytest.mark.parametrize(("data", "words"), ODD_MASKS.values(), ids=ODD_MASKS)
-def test_what_is_no_mask_says_what_to_write(data, words):
-    assert words in reason(beside_image(Mask(of="image"), data))
+def test_a_wrong_mask_names_the_remedy(data, words):
+    assert words in reason(with_image(Mask(of="image"), data))
 
 
-def test_a_mask_needs_its_image_and_the_depth_that_was_promised():
+def test_a_mask_needs_its_image_and_the_depth_of_the_schema():
     schema = Schema({"image": Image(), "mask": Mask(of="image")})
     (verdict,) = examine(
         {"image": [None], "mask": [encoded(picture(palette(CLASSES)))]}, schema, images.verify
     )
     assert reason(verdict) == 'mask: a mask without its image ("image")'
     deep = picture(Picture.fromarray(CLASSES.astype(np.uint16)))
-    assert "8 bits" in reason(beside_image(Mask(of="image", dtype="uint8"), deep))
+    assert "8 bits" in reason(with_image(Mask(of="image", dtype="uint8"), deep))
 
 
-def test_what_pillow_passes_over_is_refused_and_its_switch_is_put_back(monkeypatch):
+def test_truncated_files_are_rejected_and_pillows_switch_is_restored(monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     with strict_pillow():
         noise = np.random.default_rng(0).integers(0, 9, (HEIGHT, WIDTH), np.uint8)
         cut = picture(palette(noise))[:-100]
-        assert "doesn't decode" in reason(beside_image(Mask(of="image"), cut))
+        assert "doesn't decode" in reason(with_image(Mask(of="image"), cut))
         assert not ImageFile.LOAD_TRUNCATED_IMAGES
     assert ImageFile.LOAD_TRUNCATED_IMAGES
 
 
 def test_boxes_are_finite_ordered_and_touch_their_image():
     type = Boxes(of="image", format="xywh")
-    assert beside_image(type, npy(np.array([[-5, -5, 10.0, 10]]))).shape == (1, 4)
-    assert beside_image(type, npy(np.zeros((0, 4)))).shape == (0, 4)
-    assert beside_image(type, npy(np.zeros(0))).shape == (0, 4)
-    assert beside_image(type, npy(np.array([[0, 0, 0, 0]]))).codec == "<i8"
-    far = reason(beside_image(type, npy(np.array([[0, 0, 1, 1], [40, 0, 4, 4]]))))
+    assert with_image(type, npy(np.array([[-5, -5, 10.0, 10]]))).shape == (1, 4)
+    assert with_image(type, npy(np.zeros((0, 4)))).shape == (0, 4)
+    assert with_image(type, npy(np.zeros(0))).shape == (0, 4)
+    assert with_image(type, npy(np.array([[0, 0, 0, 0]]))).codec == "<i8"
+    far = reason(with_image(type, npy(np.array([[0, 0, 1, 1], [40, 0, 4, 4]]))))
     assert far.startswith("x: box 1 lies outside its image: (40, 0, 4, 4) (xywh)")
     assert "32 wide and 24 high" in far
-    assert "inverted" in reason(beside_image(type, npy(np.array([[3.0, 3, -1, 2]]))))
-    assert "finite" in reason(beside_image(type, npy(np.array([[3.0, 3, np.nan, 2]]))))
-    assert "finite" in reason(beside_image(type, npy(np.array([[1e300, 3, 1, 2]]))))
-    assert "shape (k, 4)" in reason(beside_image(type, npy(np.ones((3, 5)))))
-    assert "inverted" in reason(beside_image(Boxes(of="image"), npy(np.array([[3.0, 3, 1, 2]]))))
-    assert beside_image(Keypoints(of="image"), npy(np.array([[-1, 99]]))).shape == (1, 2)
-    assert "finite" in reason(beside_image(Keypoints(of="image"), npy(np.array([[np.inf, 0]]))))
+    assert "inverted" in reason(with_image(type, npy(np.array([[3.0, 3, -1, 2]]))))
+    assert "finite" in reason(with_image(type, npy(np.array([[3.0, 3, np.nan, 2]]))))
+    assert "finite" in reason(with_image(type, npy(np.array([[1e300, 3, 1, 2]]))))
+    assert "shape (k, 4)" in reason(with_image(type, npy(np.ones((3, 5)))))
+    assert "inverted" in reason(with_image(Boxes(of="image"), npy(np.array([[3.0, 3, 1, 2]]))))
+    assert with_image(Keypoints(of="image"), npy(np.array([[-1, 99]]))).shape == (1, 2)
+    assert "finite" in reason(with_image(Keypoints(of="image"), npy(np.array([[np.inf, 0]]))))
 
 
-def test_what_a_table_says_of_boxes_is_checked_against_the_image():
+def test_boxes_of_a_table_are_checked_against_the_image():
     schema = Schema(
         {
             "image": Image(),
@@ -261,7 +261,7 @@ def test_what_a_table_says_of_boxes_is_checked_against_the_image():
     assert reason(short) == 'classes: 1 rows for the 2 boxes of "boxes"'
 
 
-def test_sound_and_video_are_known_by_their_first_bytes():
+def test_sound_and_video_are_recognised_by_their_first_bytes():
     wav = b"RIFF\x24\0\0\0WAVEfmt "
     assert one(Audio(), wav) == Facts(crc32c(wav), 0, len(wav), (), "wav")
     heads = {b"fLaC": "flac", b"OggS": "ogg", b"ID3\x03": "mp3", b"\xff\xfb\x90": "mp3"}

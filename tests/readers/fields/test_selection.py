@@ -1,4 +1,4 @@
-"""Which fields batches have."""
+"""The fields of a batch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def select(
         ({"sound": Audio(), "raw": Bytes(), "v": Value("int8")}, {}, ("raw", "v")),
     ],
 )
-def test_what_is_chosen_where_nobody_chooses(
+def test_default_fields(
     schema: dict[str, FieldType], lacking: dict[str, int], wanted: tuple[str, ...]
 ) -> None:
     assert default_fields(Schema(schema), lacking) == wanted
@@ -73,17 +73,17 @@ def test_the_order_is_the_users(names: list[str], count: int) -> None:
     assert select(names[:count]) == tuple(names[:count])
 
 
-def test_what_has_to_be_read_for_them() -> None:
+def test_stored_fields_are_each_read_once() -> None:
     fields = ("caption.present", "id", "left", "caption", "boxes.present")
     assert stored_fields(fields, ()) == ("caption", "left", "boxes")
     assert stored_fields(fields, ("id",)) == ("caption", "id", "left", "boxes")
 
 
-def test_a_name_alone_will_do() -> None:
+def test_a_single_name_is_accepted() -> None:
     assert select("left") == ("left",)
 
 
-def test_a_field_that_some_lack_needs_its_companion() -> None:
+def test_a_field_that_some_samples_lack_needs_its_mask() -> None:
     with pytest.raises(ConfigError, match=r'1,200 samples of set.*"caption.present"'):
         select(("left", "caption"), caption=1200)
     chosen = ("left", "caption", "caption.present")
@@ -102,16 +102,16 @@ def test_a_field_that_some_lack_needs_its_companion() -> None:
         (("clip",), "Video, which nothing decodes"),
     ],
 )
-def test_what_cannot_be_is_refused(fields: Any, words: str) -> None:
+def test_invalid_fields_are_rejected(fields: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         select(fields)
 
 
-def test_nothing_to_choose_is_said() -> None:
+def test_a_dataset_without_a_default_field_is_an_error() -> None:
     with pytest.raises(ConfigError, match="choose some with fields="):
         select(None, {"sound": Audio()})
 
 
-def test_a_label_that_is_missing_says_where_labels_come_from() -> None:
+def test_a_missing_label_names_the_layout_that_has_labels() -> None:
     with pytest.raises(ConfigError, match="one sub-folder per class"):
         select(("x", "label"), {"x": Image()})

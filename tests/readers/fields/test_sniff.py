@@ -1,4 +1,4 @@
-"""What is told of an image without decoding it."""
+"""Images are recognised without decoding them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_jpegs_cut_anywhere_are_rejected(data: bytes) -> None:
 
 @settings(max_examples=100)
 @given(data=st.binary(max_size=300))
-def test_garbage_behind_the_magic_never_raises(data: bytes) -> None:
+def test_garbage_after_the_magic_never_raises(data: bytes) -> None:
     check(b"\xff\xd8\xff" + data)
 
 
@@ -54,7 +54,7 @@ def test_good_images_have_a_codec(name: str, data: bytes) -> None:
 
 @settings(max_examples=100)
 @given(head=st.binary(max_size=IMAGE_HEAD_BYTES))
-def test_any_head_gets_an_answer(head: bytes) -> None:
+def test_any_head_has_a_codec_or_a_reason(head: bytes) -> None:
     found = sniff(head)
     if isinstance(found, Rejection):
         assert found.reason

@@ -1,4 +1,4 @@
-"""Tables as fields: values keep what they are, and what can't be told is said."""
+"""Tables become fields: values are kept, and ambiguous columns are reported."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def same(a: float, b: float) -> bool:
 
 
 @given(st.lists(st.tuples(INTEGERS, FLOATS, TEXT), min_size=1, max_size=8))
-def test_rows_come_back_from_csv(table: list[tuple[int, float, str]]) -> None:
+def test_rows_are_read_from_csv(table: list[tuple[int, float, str]]) -> None:
     file = io.StringIO(newline="")
     writer = csv.writer(file)
     writer.writerow(["i", "f", "t"])
-    # Marked, so that a text that looks like a number, or an empty one, is a text among texts.
+    # The mark keeps texts that are empty or look like numbers texts.
     writer.writerows((i, repr(f), f"t{t}") for i, f, t in table)
     found = from_csv(file.getvalue())
     assert found.types["i"] == Value("int64")
@@ -84,7 +84,7 @@ def test_rows_come_back_from_csv(table: list[tuple[int, float, str]]) -> None:
 
 
 @given(st.lists(st.tuples(INTEGERS, FLOATS, TEXT, st.booleans()), min_size=1, max_size=8))
-def test_rows_come_back_from_json_lines(table: list[tuple[int, float, str, bool]]) -> None:
+def test_rows_are_read_from_json_lines(table: list[tuple[int, float, str, bool]]) -> None:
     found = from_json(*({"i": i, "f": f, "t": t, "b": b} for i, f, t, b in table))
     assert list(found.types) == ["i", "f", "t", "b"]
     assert found.types["i"] == Value("int64")
@@ -97,7 +97,7 @@ def test_rows_come_back_from_json_lines(table: list[tuple[int, float, str, bool]
 
 
 @given(st.lists(st.lists(st.integers(-9, 9), max_size=3), min_size=1, max_size=6))
-def test_lists_come_back(lists: list[list[int]]) -> None:
+def test_lists_are_read(lists: list[list[int]]) -> None:
     found = from_json(*({"v": each} for each in lists))
     assert values(found.values["v"]) == lists
     is_dense = isinstance(found.values["v"], DenseColumn)
@@ -107,7 +107,7 @@ def test_lists_come_back(lists: list[list[int]]) -> None:
 @given(
     st.lists(st.lists(st.lists(FLOATS, min_size=4, max_size=4), max_size=3), min_size=1, max_size=5)
 )
-def test_lists_of_lists_come_back(lists: list[list[list[float]]]) -> None:
+def test_lists_of_lists_are_read(lists: list[list[list[float]]]) -> None:
     found = from_json(*({"v": each} for each in lists), schema={"v": Array("float32", (None, 4))})
     column = found.values["v"]
     assert isinstance(column, RaggedColumn)
@@ -131,7 +131,7 @@ def test_labels_that_are_fractions_stay_fractions() -> None:
     assert from_json({"label": 0.5}, {"label": 1}).types["label"] == Value("float32")
 
 
-def test_what_leads_with_a_zero_is_a_name() -> None:
+def test_digits_after_a_leading_zero_are_a_name() -> None:
     found = from_csv("zip,label\n007,01\n010,02\n")
     assert values(found.values["zip"]) == ["007", "010"]
     assert found.types["label"] == ClassLabel(("01", "02"))
@@ -143,7 +143,7 @@ def test_integers_beyond_64_bits_keep_their_digits() -> None:
     assert "64 bits" in from_json({"n": int(digits)}).left_out["n"]
 
 
-def test_integers_among_fractions_are_kept_whole() -> None:
+def test_integers_among_fractions_keep_their_value() -> None:
     found = from_csv("n\n16777217\n0.5\n")
     assert found.types["n"] == Value("float64")
     assert values(found.values["n"]) == [16777217, 0.5]
@@ -161,7 +161,7 @@ def test_empty_cells_and_nulls_are_missing() -> None:
     assert found.present["v"].tolist() == [True, False, False]
 
 
-def test_drift_in_json_is_an_error_that_names_rows_and_the_way_out() -> None:
+def test_mixed_kinds_in_json_are_an_error_that_names_rows_and_the_remedy() -> None:
     objects = [{"n": i} for i in range(6)] + [{"n": "six"}]
     with pytest.raises(DatasetError, match=r"integers \(0, line 1\) and text \('six', line 7\)"):
         from_json(*objects)
@@ -170,7 +170,7 @@ def test_drift_in_json_is_an_error_that_names_rows_and_the_way_out() -> None:
     assert values(found.values["n"]) == [0, 1, 2, 3, 4, 5, 0]
 
 
-def test_drift_in_csv_is_text_and_said() -> None:
+def test_mixed_kinds_in_csv_are_text_and_reported() -> None:
     text = "n\n" + "".join(f"{i}\n" for i in range(6)) + "n/a\n"
     found = from_csv(text)
     assert found.types["n"] == Text()
@@ -208,7 +208,9 @@ def test_drift_in_csv_is_text_and_said() -> None:
         (Tokens("uint8"), [1, 300], "doesn't fit into uint8"),
     ],
 )
-def test_what_does_not_fit_a_schema_is_rejected(type: FieldType, value: Any, reason: str) -> None:
+def test_values_that_do_not_fit_a_schema_are_rejected(
+    type: FieldType, value: Any, reason: str
+) -> None:
     found = from_json({"x": value}, schema={"x": type})
     assert list(found.rejected) == [0]
     with pytest.raises(AssertionError, match=reason):
@@ -237,7 +239,7 @@ def test_schemas_of_every_kind() -> None:
     assert found.types["species"] == ClassLabel(("emu", "owl"))
 
 
-def test_cells_of_a_csv_hold_lists_where_a_schema_says_so() -> None:
+def test_cells_of_a_csv_hold_lists_if_a_schema_wants_them() -> None:
     schema: dict[str, FieldType] = {
         "tags": MultiLabel(("a", "b", "traffic light")),
         "vector": Array("float32", (3,)),
@@ -268,7 +270,7 @@ def test_objects_are_flattened_with_dots() -> None:
     assert values(from_json({"a": {"b": {"c": 1}}}).values["a.b.c"]) == [1]
 
 
-def test_what_no_field_can_hold_is_named() -> None:
+def test_columns_that_no_field_can_hold_are_named() -> None:
     found = from_json(
         {"captions": ["a", "b"], "polygons": [[1, 2], [1, 2, 3]], "id": 3, "none": None, "a/b": 1}
     )
@@ -276,14 +278,14 @@ def test_what_no_field_can_hold_is_named() -> None:
     assert list(found.left_out) == ["captions", "polygons", "none", "a/b"]
 
 
-def test_lists_in_lists_have_an_end() -> None:
+def test_the_depth_of_lists_is_bounded() -> None:
     deep: Any = 1
     for _ in range(300):
         deep = [deep]
     assert "isn't a list of numbers" in from_json({"v": deep}).left_out["v"]
 
 
-def test_a_type_that_lies_in_files_is_no_column() -> None:
+def test_a_type_of_files_is_no_type_of_a_column() -> None:
     with pytest.raises(ConfigError, match="holds values, not files"):
         from_csv("thumb\na.jpg\n", {"thumb": Image()})
 
@@ -301,7 +303,7 @@ def test_a_type_that_lies_in_files_is_no_column() -> None:
         (",".join(map(str, range(5000))).encode(), "at most 4,096"),
     ],
 )
-def test_csv_that_is_none_is_one_clear_error(data: bytes, message: str) -> None:
+def test_invalid_csv_raises_one_clear_error(data: bytes, message: str) -> None:
     with pytest.raises(DatasetError, match=message):
         csv_table(data, source="list.csv")
 
@@ -318,12 +320,12 @@ def test_csv_that_is_none_is_one_clear_error(data: bytes, message: str) -> None:
         (json.dumps(dict.fromkeys(map(str, range(5000)), 1)).encode(), "more than 4,096 columns"),
     ],
 )
-def test_json_lines_that_are_none_are_one_clear_error(data: bytes, message: str) -> None:
+def test_invalid_json_lines_raise_one_clear_error(data: bytes, message: str) -> None:
     with pytest.raises(DatasetError, match=message):
         jsonl_table(data, source="list.jsonl")
 
 
-def test_large_tables_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tables_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_tables, "MAX_TABLE_BYTES", 3)
     with pytest.raises(DatasetError, match="wanted at most 3"):
         csv_table(b"a\n1\n", source="list.csv")

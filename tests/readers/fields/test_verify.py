@@ -1,4 +1,4 @@
-"""Every kind of bad file is rejected with a reason; good ones beside them are never lost."""
+"""Every kind of bad file is rejected with a reason; good ones among them are never lost."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def verifier():
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_good_images_tell_their_facts(verifier, name):
+def test_good_images_have_facts(verifier, name):
     data, channels, codec = GOOD[name]
     wanted = ImageFacts(height=HEIGHT, width=WIDTH, channels=channels, codec=codec)
     assert verifier([array(data)]) == [wanted]
@@ -161,11 +161,11 @@ def test_pixels_are_capped_per_image_and_per_group():
     )
 
 
-def test_nothing_to_verify_is_fine(verifier):
+def test_an_empty_batch_is_verified(verifier):
     assert verifier([]) == []
 
 
-def test_wrong_use_is_refused(monkeypatch):
+def test_wrong_use_raises(monkeypatch):
     with pytest.raises(ConfigError, match="wanted at least 1"):
         ImageVerifier(threads=0)
     verifier = ImageVerifier(threads=1)

@@ -1,4 +1,4 @@
-"""Arrays of a batch from their payloads, and numbers as bits of a table: properties."""
+"""Properties of arrays that are decoded from payloads, and of numbers as bits in a table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLOATS = ("float16", "float32", "float64", "complex64")
 
 
 @pytest.mark.parametrize("dtype", [*NUMBERS, *FLOATS])
-def test_numbers_are_the_same_behind_the_bits_of_a_table(dtype: str) -> None:
+def test_numbers_survive_the_bits_of_a_table(dtype: str) -> None:
     kind = np.dtype(dtype)
     extremes: list[Any] = [0, 1]
     if kind.kind in "iu":
@@ -48,7 +48,7 @@ shapes = st.lists(st.integers(0, 4), min_size=0, max_size=3)
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_arrays_come_as_they_were_stored_whatever_the_codec(data: st.DataObject) -> None:
+def test_arrays_of_any_codec_are_decoded_unchanged(data: st.DataObject) -> None:
     dtype = np.dtype(data.draw(st.sampled_from(["uint8", "int16", "float32", "float64"])))
     shape = data.draw(shapes)
     open = [data.draw(st.booleans()) for _ in shape]
@@ -89,7 +89,7 @@ def test_arrays_come_as_they_were_stored_whatever_the_codec(data: st.DataObject)
                 assert column.sample(row).shape == values.shape
 
 
-def test_every_codec_has_a_number_and_is_one() -> None:
+def test_every_codec_has_a_number() -> None:
     assert [codec_number(codec) for codec in ARRAY_CODECS] == list(range(len(ARRAY_CODECS)))
     assert all(str(array_codec(codec)) == codec for codec in ARRAY_CODECS)
     with pytest.raises(ValueError, match="no array's codec"):

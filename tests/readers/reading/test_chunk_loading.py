@@ -1,4 +1,4 @@
-"""Batches of remote shards of chunks: what they miss comes at once, whatever the disk does."""
+"""A batch of remote shards in chunks loads what it misses with one call, even if the disk fails."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check(dataset: Dataset, rows: NDArray[np.int64], *, mode: ReadMode = "copy")
 
 
 def count_fetches(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Ranges of each call to the fetcher from now on."""
+    """Collect the number of ranges of each call to the fetcher."""
     assert dataset.remote is not None
     fetcher, calls = dataset.remote.fetcher, list[int]()
     whole = fetcher.fetch
@@ -98,7 +98,7 @@ def test_a_cold_batch_over_many_shards_is_one_call(
         calls.clear()
         check(dataset, rows_of(dataset), mode=mode)
         assert len(calls) == (max_bytes == 1)
-        # Fields that aren't kept, and those that are, together.
+        # Fields whose chunks are kept, together with others.
         dataset.release(range(len(UNITS)))
     with opened(place, tmp_path, max_bytes=max_bytes, fields=("y",)) as dataset:
         calls = count_fetches(dataset, monkeypatch)
@@ -109,7 +109,7 @@ def test_a_cold_batch_over_many_shards_is_one_call(
         ]
 
 
-def test_a_few_samples_that_can_be_had_alone_are_fetched_alone(
+def test_a_few_samples_without_units_are_fetched_alone(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks.Blocks, "reader", blocks.ByParts)
@@ -119,12 +119,12 @@ def test_a_few_samples_that_can_be_had_alone_are_fetched_alone(
         assert batch.columns["x"].values.tolist() == [
             blocks.value("x", i) for i in (1, 2, 3, 13, 60)
         ]
-        assert calls == [3]  # three of them lie side by side
+        assert calls == [3]  # three of them are adjacent
         assert dataset.bytes_fetched - before == 5 * blocks.X_BYTES
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_the_disk_made_of_a_cached_blob_is_noticed_and_fetched_again(
+def test_a_cached_blob_that_the_disk_damaged_is_fetched_again(
     place: str, tmp_path: Path, mode: ReadMode
 ) -> None:
     with opened(place, tmp_path) as dataset:
@@ -151,7 +151,7 @@ def test_a_cached_blob_that_was_truncated_under_a_reader_is_fetched_again_with_p
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_local_extents_are_views_of_a_map_unless_it_isnt_wanted(
+def test_local_extents_are_views_of_a_map_unless_the_mode_is_pread(
     tmp_path: Path, mode: ReadMode
 ) -> None:
     root = blocks.write(tmp_path / "set", UNITS)
@@ -179,7 +179,7 @@ def test_local_extents_are_views_of_a_map_unless_it_isnt_wanted(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_local_file_that_was_truncated_is_told_by_name(tmp_path: Path, mode: ReadMode) -> None:
+def test_a_truncated_local_file_is_named(tmp_path: Path, mode: ReadMode) -> None:
     root = blocks.write(tmp_path / "set", UNITS)
     with Dataset(root) as dataset:
         rows = rows_of(dataset)
@@ -191,7 +191,7 @@ def test_a_local_file_that_was_truncated_is_told_by_name(tmp_path: Path, mode: R
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("max_bytes", [2**24, 1])
 @pytest.mark.parametrize("reader", [blocks.Reader, blocks.ByParts])
-def test_an_object_that_isnt_there_may_stand_for_fill_values(
+def test_a_missing_object_may_stand_for_fill_values(
     place: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -224,7 +224,7 @@ def test_an_object_that_isnt_there_may_stand_for_fill_values(
             assert not len(view)
 
 
-def test_a_local_file_that_isnt_there_may_stand_for_fill_values(
+def test_a_missing_local_file_may_stand_for_fill_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = blocks.write(tmp_path / "set", UNITS)
@@ -241,7 +241,7 @@ def test_a_local_file_that_isnt_there_may_stand_for_fill_values(
         assert y.tolist() == [0 if 24 <= i < 36 else i / 4 for i in range(ROWS)]
 
 
-def test_elsewhere_an_object_that_isnt_there_is_an_error_with_its_name(
+def test_a_missing_object_is_an_error_with_its_name_in_other_formats(
     place: str, tmp_path: Path
 ) -> None:
     import fsspec
@@ -252,7 +252,7 @@ def test_elsewhere_an_object_that_isnt_there_is_an_error_with_its_name(
             dataset.read(rows_of(dataset))
 
 
-def test_what_is_decoded_already_isnt_fetched_again_where_nothing_is_kept(
+def test_decoded_chunks_arent_fetched_again_without_a_cache(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(place, tmp_path, max_bytes=1, fields=("t", "y")) as dataset:

@@ -49,7 +49,7 @@ def test_the_error_of_one_part_is_raised_and_the_rest_is_skipped(threads: CopyTh
     threads.close()
 
 
-def test_closed_movers_leave_the_work_to_who_asks(threads: CopyThreads) -> None:
+def test_closed_threads_leave_the_work_to_the_caller(threads: CopyThreads) -> None:
     threads.close()
     threads.close()
     done: list[int] = []

@@ -1,4 +1,4 @@
-"""Advice to the kernel: given while batches wait for the disk, and some batches longer."""
+"""Pages are advised while batches wait for the disk, and for some batches after."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_a_cold_batch_switches_it_on_for_some() -> None:
 
 
 def test_a_batch_that_waits_for_a_core_isnt_cold() -> None:
-    """On a loaded machine batches are slow without having read anything."""
+    """On a loaded machine, batches are slow without reading from a disk."""
     advice = PageAdvice(reads=lambda: 7)
-    slow(advice)  # what the thread had read before it came here isn't known
+    slow(advice)  # the thread's earlier reads aren't known
     for _ in range(ADVISED_BATCHES):
         assert advice.is_on
         slow(advice)
@@ -63,14 +63,14 @@ def test_each_thread_counts_its_own_reads() -> None:
     assert not advice.is_on
 
 
-def test_warm_batches_ask_nothing_of_the_system() -> None:
+def test_warm_batches_make_no_system_call() -> None:
     def never() -> int:
         raise AssertionError("asked")
 
     warm(PageAdvice(reads=never))
 
 
-def test_what_is_dropped_from_memory_counts_as_read(tmp_path: Path) -> None:
+def test_pages_that_were_dropped_count_as_read(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(bytes(2**20))
     before = disk_reads()
@@ -78,10 +78,10 @@ def test_what_is_dropped_from_memory_counts_as_read(tmp_path: Path) -> None:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         file.read()
-    assert disk_reads() >= before  # more, where tmp_path isn't memory itself
+    assert disk_reads() >= before  # greater if tmp_path is on a disk
 
 
-def test_small_samples_may_take_their_time_each() -> None:
+def test_small_samples_may_take_a_fixed_time_each() -> None:
     """A batch of tiny samples isn't cold because each costs some microseconds."""
     advice = PageAdvice()
     for _ in range(ADVISED_BATCHES):

@@ -1,4 +1,4 @@
-"""Rows copied out of maps: the same as those that are gathered shard by shard."""
+"""Rows that are copied from maps equal those that are gathered shard by shard."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def values(column: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("span", [2**62, 1])
 @pytest.mark.parametrize("maps", [4096, 3])
-def test_rows_of_many_shards_are_those_that_are_gathered(
+def test_rows_of_many_shards_equal_gathered_ones(
     root: Path, span: int, maps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plain_rows, "MAX_SPAN", span)
@@ -86,10 +86,10 @@ def test_files_of_several_dtypes_are_gathered(tmp_path: Path) -> None:
 
 
 def test_a_map_that_another_thread_reads_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads that meet a shard first open it twice; the first map is the one that is used."""
+    """Two threads may open a shard at the same time; both use the first map."""
     get, inner, calls = OpenShards.get, list[Any](), list[int]()
 
-    def get_beside_another(self: OpenShards, numbers: Sequence[int]) -> list[Any]:
+    def get_during_another(self: OpenShards, numbers: Sequence[int]) -> list[Any]:
         calls.append(len(numbers))
         if len(calls) > 1:
             return get(self, numbers)
@@ -100,7 +100,7 @@ def test_a_map_that_another_thread_reads_stays(root: Path, monkeypatch: pytest.M
         rows = rows_of(dataset)
         wanted = values(dataset.read(rows, mode="pread").columns["tokens"])
     with Dataset(root, **SETTINGS) as dataset:
-        monkeypatch.setattr(OpenShards, "get", get_beside_another)
+        monkeypatch.setattr(OpenShards, "get", get_during_another)
         maps = list[Any]()
         add_shards = plain_rows.PlainRows.add_shards
 

@@ -1,4 +1,4 @@
-"""What was checked is what is decoded, whatever happens to the file between the two."""
+"""The checked bytes are the decoded ones, even if the file changes in between."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 class Place:
-    """A dataset and the files that its samples lie in."""
+    """A dataset, and the files that hold its samples."""
 
     def __init__(self, url: Any, folder: Path, cache: DiskCache | None) -> None:
         self.url, self._folder, self.cache = url, folder, cache
@@ -51,7 +51,7 @@ class Place:
         return Dataset(self.url, fields=("image", "id"), cache=self.cache)
 
     def flip(self, batch: SampleBatch) -> int:
-        """Flip a bit in the middle of each sample, in place; how many were found."""
+        """Flip a bit in the middle of each sample, in place; return how many were found."""
         found = 0
         for path in sorted(self._folder.rglob("*")):
             if not path.is_file():
@@ -84,7 +84,7 @@ def place(request: Any, sources: dict[str, Path], tmp_path: Path) -> Iterator[Pl
             cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
             stack.callback(cache.close)
             made = Place(f"{server.url}/{source.name}", tmp_path / "cache", cache)
-            warm(made.url, cache=cache)  # no fill goes on that would rename a file meanwhile
+            warm(made.url, cache=cache)  # no fill may rename a file meanwhile
         else:
             made = Place(sources[kind], sources[kind], None)
         yield made
@@ -99,7 +99,7 @@ def rows_of(dataset: Dataset) -> Any:
 
 @pytest.mark.parametrize("place", KINDS, indirect=True)
 @pytest.mark.parametrize("options", [{}, {"mode": "copy"}, {"mode": "pread"}, {"mode": "mmap"}])
-def test_a_bit_that_flips_behind_the_check_is_not_delivered(
+def test_a_bit_that_flips_after_the_check_is_not_delivered(
     place: Place, options: dict[str, Any]
 ) -> None:
     with place.open() as dataset:
@@ -108,7 +108,7 @@ def test_a_bit_that_flips_behind_the_check_is_not_delivered(
         batch = dataset.read(rows, **options)
         assert place.flip(batch) == SAMPLES
         delivered = list(map(bytes, batch.columns["image"].samples))
-    if options.get("mode") == "mmap":  # what views promise: the file as it is now
+    if options.get("mode") == "mmap":  # views show the file as it is now
         assert all(mine != clean for mine, clean in zip(delivered, wanted, strict=True))
     else:
         assert delivered == wanted

@@ -1,4 +1,4 @@
-"""Arrays that are read straight into their places: from files, archives, packs and the cache."""
+"""Arrays are read directly into their slots, from files, archives, packs and the cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ N = 12
 
 @pytest.fixture(params=["whole", "in parts"], autouse=True)
 def sizes(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrays of a few KB as if they had megabytes."""
+    """Treat arrays of a few KB as if they had megabytes."""
     if request.param == "in parts":
         monkeypatch.setattr(direct_arrays, "SHARED_BYTES", 100)
         monkeypatch.setattr(direct_arrays, "PART_BYTES", 700)
@@ -50,7 +50,7 @@ def shaped() -> list[np.ndarray]:
 
 
 def mixed() -> list[np.ndarray]:
-    """Some big-endian, some columns first."""
+    """Return arrays of which some are big-endian and some have columns first."""
     arrays = dense()
     arrays[3] = arrays[3].astype(">f4")
     arrays[7] = np.asfortranarray(arrays[7])
@@ -107,7 +107,9 @@ def check(column: Any, wanted: list[np.ndarray]) -> None:
 
 @pytest.mark.parametrize("kind", ["folder", "tar", "pack", "cached"])
 @pytest.mark.parametrize("what", SETS)
-def test_arrays_come_in_any_order_from_anywhere(what: str, kind: str, tmp_path: Path) -> None:
+def test_arrays_are_read_in_any_order_from_any_container(
+    what: str, kind: str, tmp_path: Path
+) -> None:
     arrays = SETS[what]()
     with opened(kind, arrays, tmp_path) as dataset:
         for ids in ([*range(N)], [5, 3, 3, 11, 0, 7], [2], []):
@@ -121,7 +123,7 @@ def test_arrays_come_in_any_order_from_anywhere(what: str, kind: str, tmp_path: 
 
 @pytest.mark.parametrize("kind", ["folder", "tar", "pack"])
 @pytest.mark.parametrize("what", ["dense", "ragged", "shaped"])
-def test_a_flipped_bit_is_found_and_the_sample_is_nothing(
+def test_a_flipped_bit_is_found_and_the_sample_is_emptied(
     what: str, kind: str, tmp_path: Path
 ) -> None:
     arrays = SETS[what]()
@@ -153,7 +155,7 @@ def test_a_flipped_bit_is_found_and_the_sample_is_nothing(
             dataset.read(rows)
 
 
-def test_files_that_are_gone_or_have_another_size_are_named(tmp_path: Path) -> None:
+def test_files_that_are_missing_or_have_another_size_are_named(tmp_path: Path) -> None:
     arrays = dense()
     with opened("folder", arrays, tmp_path) as dataset:
         rows = dataset.rows(np.arange(N))
@@ -175,7 +177,7 @@ def test_files_that_are_gone_or_have_another_size_are_named(tmp_path: Path) -> N
             dataset.read(rows)
 
 
-def test_arrays_stand_beside_texts_and_where_some_lack_them(tmp_path: Path) -> None:
+def test_arrays_are_read_together_with_texts_and_if_some_samples_lack_them(tmp_path: Path) -> None:
     arrays = dense()
     members: list[tuple[str, bytes]] = []
     folder_of(arrays, tmp_path / "set")
@@ -197,7 +199,7 @@ def test_arrays_stand_beside_texts_and_where_some_lack_them(tmp_path: Path) -> N
     check(batch.columns["array"], wanted)
 
 
-def test_large_rows_of_a_pack_are_shared_out_and_checked(
+def test_large_rows_of_a_pack_are_divided_between_threads_and_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_reading, "LARGE_BATCH_BYTES", 100)

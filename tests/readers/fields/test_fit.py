@@ -1,4 +1,4 @@
-"""What samples are settles the schema; what can't be one field is an error."""
+"""The samples settle the types that a schema leaves open; types that differ are an error."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_drift_names_both_samples_and_what_to_pass(other):
         assert words in str(caught.value)
 
 
-def test_what_the_user_says_stands():
+def test_the_types_of_the_user_are_kept():
     known = Schema({"t": Text(), "x": Array("float32", (None, 3))})
     assert Settling(known).is_done
     assert settle(known, [("a", array((4, 3)))]) == known

@@ -133,7 +133,7 @@ def test_a_sample_that_was_not_selected_has_no_row() -> None:
             some.rows(np.array(ids))
         with pytest.raises(ConfigError, match="selected"):
             some.names(ids)
-    with pytest.raises(ConfigError, match="not of the 2"):
+    with pytest.raises(ConfigError, match="not one of the 2"):
         some.subset([2])
 
 

@@ -54,17 +54,16 @@ def stem(name: bytes) -> bytes:
 
 
 def type_by_names(names: Iterable[bytes]) -> FieldType:
-    """Return the type of most files. Checking reports what is wrong with the others."""
-    return next((type for type, _ in Counter(map(type_by_name, names)).most_common(1)), Image())
+    """Return the type of most files, according to their names alone.
 
-
-def type_by_name(name: bytes) -> FieldType:
-    """Return the type of a file according to its name alone.
-
-    Without a known extension, it is an image: many images have none.
+    A file without a known extension is an image: many images have none. Checking reports what is
+    wrong with the other files.
     """
-    own = extension(name)
-    return next((type for extensions, type in _TYPES if own in extensions), Image())
+    counts = Counter(
+        next((type for extensions, type in _TYPES if own in extensions), Image())
+        for own in map(extension, names)
+    )
+    return max(counts, key=counts.__getitem__, default=Image())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,11 +183,12 @@ def changed_directories(origin: LocalFolder, directories: Mapping[bytes, int]) -
 
     Files were added, removed or renamed there.
     """
-    return [name for name, mtime_ns in directories.items() if _mtime_ns(origin, name) != mtime_ns]
-
-
-def _mtime_ns(origin: LocalFolder, name: bytes) -> int | None:
-    try:
-        return os.stat(os.path.join(origin.root, name)).st_mtime_ns
-    except OSError:  # removed, or no longer accessible: changed either way
-        return None
+    changed = []
+    for name, mtime_ns in directories.items():
+        try:
+            is_same = os.stat(os.path.join(origin.root, name)).st_mtime_ns == mtime_ns
+        except OSError:  # removed, or no longer accessible
+            is_same = False
+        if not is_same:
+            changed.append(name)
+    return changed

@@ -177,7 +177,11 @@ def _merged(samples: FolderSamples, schema: Mapping[str, FieldType], url: str) -
                 f"can't hold such values. Put the values into a table (manifest=), or use Text()."
             )
     in_files = {name: type for name, type in types.items() if name in samples.places}
-    extensions = {name: _extensions(samples, name) for name in in_files if name not in schema}
+    extensions = {
+        name: {extension(samples.files[number].name) for number in places[places != MISSING]}
+        for name, places in samples.places.items()
+        if name not in schema
+    }
     masks, notes = masks_by_name(in_files, extensions, given=schema)
     for note in notes:
         _log.info("%s: %s.", url, note)
@@ -185,11 +189,6 @@ def _merged(samples: FolderSamples, schema: Mapping[str, FieldType], url: str) -
     for hint in pictures_of_numbers(types, extensions):
         _log.warning("%s: %s", url, hint)
     return Schema(types)
-
-
-def _extensions(samples: FolderSamples, name: str) -> set[str]:
-    numbers = samples.places[name]
-    return {extension(samples.files[number].name) for number in numbers[numbers != MISSING]}
 
 
 def virtual_shards(

@@ -261,7 +261,10 @@ def listed_samples(
         ],
         unnamed=left_out_for("no row of the metadata names it", dict.fromkeys(unlisted, 1)),
     ).with_table(values)
-    return replace(samples, types=_ordered(samples.types, table, columns))
+    # In the order of the table's columns, the sample's own file first.
+    order = [columns[main], *(columns.get(name, name) for name in table.columns)]
+    types = {name: samples.types[name] for name in dict.fromkeys(order) if name in samples.types}
+    return replace(samples, types=types)
 
 
 def _file_columns(
@@ -430,11 +433,3 @@ def _hints(
                 f'pass schema={{"{name}": Image()}}, or Mask(of="image").'
             )
     return hints
-
-
-def _ordered(
-    types: Mapping[str, FieldType], table: TextTable, columns: Mapping[str, str]
-) -> dict[str, FieldType]:
-    """Sort the fields like the table's columns, that of the sample's own file first."""
-    order = [columns[next(iter(columns))], *(columns.get(name, name) for name in table.columns)]
-    return {name: types[name] for name in dict.fromkeys(order) if name in types}

@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from penstock.readers.formats.tar.tar_listing import TarListing
     from penstock.readers.origin import Entry, Origin
 
-_COMPRESSED_NAME = {
-    b".gz": "gzip",
-    b".tgz": "gzip",
-    b".bz2": "bzip2",
-    b".tbz": "bzip2",
-    b".tbz2": "bzip2",
-    b".xz": "xz",
-    b".txz": "xz",
-    b".zst": "zstd",
-    b".tzst": "zstd",
-    b".lz4": "LZ4",
-}
 _COMPRESSED = re.compile(rb".*(?:\.tar(\.(?:gz|bz2|xz|zst|lz4))|(\.(?:tgz|tbz2?|txz|tzst)))", re.I)
 _PART = re.compile(rb".*\.tar\.?(?:part)?[-_.]?(?:[0-9]{1,5}|[a-z]{2})", re.I)
 
@@ -100,9 +88,10 @@ def list_archives(origin: Origin) -> list[Entry]:
 def _check_name(name: bytes) -> None:
     compressed = _COMPRESSED.fullmatch(name)
     if compressed:
-        kind = _COMPRESSED_NAME[(compressed[1] or compressed[2]).lower()]
-        command = next(command for _, known, command in COMPRESSED if known == kind)
-        raise compressed_archive_error(printable(name), kind, command)
+        suffix = (compressed[1] or compressed[2]).lower()
+        for _, suffixes, kind, command in COMPRESSED:
+            if suffix in suffixes:
+                raise compressed_archive_error(printable(name), kind, command)
     if not is_archive_name(name.rpartition(b"/")[2]):
         raise DatasetError(f"{printable(name)}: the name isn't that of a tar file. Wanted *.tar.")
     if not name.lower().endswith(b".tar"):

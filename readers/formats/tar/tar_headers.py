@@ -29,13 +29,13 @@ ReadAt = Callable[[int, int], bytes]
 _ZEROS = bytes(BLOCK)
 _SCAN_BYTES = 2**20
 COMPRESSED = (
-    (b"\x1f\x8b", "gzip", "gunzip"),
-    (b"BZh", "bzip2", "bunzip2"),
-    (b"\xfd7zXZ\0", "xz", "unxz"),
-    (b"\x28\xb5\x2f\xfd", "zstd", "unzstd"),
-    (b"\x04\x22\x4d\x18", "LZ4", "unlz4"),
+    (b"\x1f\x8b", (b".gz", b".tgz"), "gzip", "gunzip"),
+    (b"BZh", (b".bz2", b".tbz", b".tbz2"), "bzip2", "bunzip2"),
+    (b"\xfd7zXZ\0", (b".xz", b".txz"), "xz", "unxz"),
+    (b"\x28\xb5\x2f\xfd", (b".zst", b".tzst"), "zstd", "unzstd"),
+    (b"\x04\x22\x4d\x18", (b".lz4",), "LZ4", "unlz4"),
 )
-"""First bytes, the compression's name, the command that decompresses it."""
+"""First bytes, names' suffixes, the compression's name, the command that decompresses it."""
 
 _OCTAL = re.compile(rb"[ \0]*([0-7]*)[ \0]*")
 _RECORD = re.compile(rb"([0-9]{1,7}) ")
@@ -85,7 +85,7 @@ def archive_members(read: ReadAt, size_bytes: int, *, shown: str) -> Iterator[Ta
     while True:
         block = read(at, BLOCK)
         if at == 0:
-            for magic, kind, command in COMPRESSED:
+            for magic, _, kind, command in COMPRESSED:
                 if block.startswith(magic):
                     raise compressed_archive_error(shown, kind, command)
         if len(block) < BLOCK:

@@ -364,16 +364,14 @@ class _ArchiveJoin:
                 )
         missing = [name for name in self._requested.types if name not in types]
         if missing:
+            # The first quarantined member may have held the missing field.
+            first = next((each for found in self._archives for each in found.quarantined), None)
+            left_out = f" (left out: {printable(first.name)}: {first.reason})" if first else ""
             raise ConfigError(
                 f"schema: got {missing[0]!r}, but the members in {self._url} are the fields "
-                f"{list(types)}{self._first_quarantined()}. Use one of these names, or an "
-                "extension of members that are no field yet."
+                f"{list(types)}{left_out}. Use one of these names, or an extension of members that "
+                "are no field yet."
             )
-
-    def _first_quarantined(self) -> str:
-        """Return the first quarantined member for a message: it may have held the missing field."""
-        first = next((each for found in self._archives for each in found.quarantined), None)
-        return f" (left out: {printable(first.name)}: {first.reason})" if first else ""
 
     def _candidates(self, schema: Schema) -> Candidates:
         kept = np.array([i not in self._refused for i in range(len(self._samples))], np.bool_)
@@ -382,7 +380,10 @@ class _ArchiveJoin:
         archives = self._number[rows]
         for row, reason in self._refused.items():
             self._archives[int(self._number[row])].refuse(self._samples[row].name, reason)
-        passed = sum((each.passed_over for each in self._archives), Counter[str]())
+        counts = sum((each.passed_over for each in self._archives), Counter[str]())
+        passed_over = dict(counts.most_common(_SHOWN_EXTENSIONS))
+        if rest := counts.total() - sum(passed_over.values()):
+            passed_over["(others)"] = rest
         bounds = np.searchsorted(archives, np.arange(len(self._archives) + 1))
         values, all_present = self._values.values, self._values.present
         return Candidates(
@@ -408,7 +409,7 @@ class _ArchiveJoin:
             ),
             shard_bytes=None,
             quarantined=[q for each in self._archives for q in each.quarantined],
-            passed_over=_shown_counts(passed),
+            passed_over=passed_over,
         )
 
 
@@ -423,12 +424,6 @@ def _spans(
     ends = np.array([0 if each is None else each.end for each in members], np.int64)
     there = np.array([each is not None for each in members], np.bool_)
     return Spans(files=np.where(there, archives, MISSING), starts=starts, sizes=ends - starts)
-
-
-def _shown_counts(counts: Counter[str]) -> dict[str, int]:
-    shown = dict(counts.most_common(_SHOWN_EXTENSIONS))
-    rest = counts.total() - sum(shown.values())
-    return {**shown, "(others)": rest} if rest else shown
 
 
 def _warn_of_members(url: str, passed_over: Mapping[str, int]) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.readers.fields import ColumnCrop
     from penstock.readers.formats.dataset_arguments import Window
     from penstock.readers.formats.open_shard import Places
 
@@ -97,6 +98,15 @@ class ArrayWindows:
         if self.counts == lead.counts[:axes]:
             return replace(self, repeat=math.prod(lead.counts[axes:]))
         return self if self.samples == lead.samples else None
+
+    def parts(self, rows: Ints, crop: ColumnCrop | None) -> tuple[Ints, Shape]:
+        """Return where the cropped parts of samples begin in the array, int64, shape (n,
+        dimensions), and their length along each axis. crop: None for whole samples."""
+        starts = self.starts(rows)
+        if crop is None:
+            return starts, self.window
+        starts[:, self.is_step :] += crop.corners
+        return starts, (*self.window[: self.is_step], *crop.shape)
 
     def boxes(self, first: int, end: int) -> Iterator[Box]:
         """Yield samples [first, end) as boxes of windows, with the repeats as a last axis."""

@@ -15,8 +15,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 import numpy as np
 
-from penstock.cache import ConfigError
-from penstock.readers.fields import FIELD_TYPES, FieldType, check_field_name, from_json, to_json
+from penstock.cache import ConfigError, DatasetError
+from penstock.readers.fields import (
+    FIELD_TYPES,
+    MAX_FIELDS,
+    FieldType,
+    check_field_name,
+    from_json,
+    to_json,
+)
 from penstock.readers.origin import NO_TABLE, Arrangement, local_path, show, status_of
 
 if TYPE_CHECKING:
@@ -107,9 +114,26 @@ class Sampling:
                     f"Leave it out, or pass format= if the format is another one ({takers})."
                 )
 
-    def check_axes(self, axes: int, *, url: str) -> None:
-        """Raise ConfigError if the window has more axes than any array. axes: the most axes of an
-        array."""
+    def check_arrays(
+        self, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, FieldType], *, url: str
+    ) -> None:
+        """Check that arrays can be the fields of a dataset.
+
+        shapes: of the arrays, by name. types: that the user gives, by name. Raises DatasetError if
+        there are too many arrays; ConfigError if an argument names another array, or if the window
+        has more axes than any array.
+        """
+        if len(shapes) > MAX_FIELDS:
+            raise DatasetError(
+                f"{url}: it has {len(shapes):,} arrays that can be fields, expected at most "
+                f"{MAX_FIELDS:,}. Name those that you want: fields={{name: array}}."
+            )
+        if unknown := sorted({*self.sample, *self.stride, *types} - {ALL_FIELDS, *shapes}):
+            raise ConfigError(
+                f"{url}: sample=, stride= or schema= names {unknown[0]!r}, and its arrays are "
+                f"{list(shapes)[:20]}."
+            )
+        axes = max(map(len, shapes.values()))
         window = self.sample.get(ALL_FIELDS, ())
         if len(window) > axes:
             raise ConfigError(

@@ -15,18 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
-from penstock.readers.fields import (
-    MAX_FIELDS,
-    Array,
-    ClassLabel,
-    FieldType,
-    Schema,
-    Value,
-    is_field_name,
-)
+from penstock.readers.fields import Array, ClassLabel, FieldType, Schema, Value, is_field_name
 from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.array_windows import ArrayWindows, windows_of
-from penstock.readers.formats.dataset_arguments import ALL_FIELDS, Sampling, given_types
+from penstock.readers.formats.dataset_arguments import Sampling, given_types
 from penstock.readers.formats.npy.stored_arrays import read_archives, read_arrays
 from penstock.readers.formats.shard_summary import MAX_SAMPLES
 from penstock.readers.origin import left_out_for
@@ -195,20 +187,9 @@ def choose_samples(origin: Origin, groups: Sequence[ArrayGroup]) -> ChosenArrays
     """
     sampling = Sampling.of(origin.arrangement)
     groups, is_by_file = _unit(origin.url, groups, sampling)
-    fields = list(groups[0].arrays)
-    if len(fields) > MAX_FIELDS:
-        raise DatasetError(
-            f"{origin.url}: it has {len(fields):,} arrays that can be fields, expected at most "
-            f"{MAX_FIELDS:,}. Name those that you want: fields={{name: member}}."
-        )
-    types = given_types(origin.arrangement)
-    if unknown := sorted({*sampling.sample, *sampling.stride, *types} - {ALL_FIELDS, *fields}):
-        raise ConfigError(
-            f"{origin.url}: sample=, stride= or schema= names {unknown[0]!r}, and its arrays are "
-            f"{fields}."
-        )
-    axes = max(len(array.shape) for array in groups[0].arrays.values())
-    sampling.check_axes(axes, url=origin.url)
+    fields, types = groups[0].arrays, given_types(origin.arrangement)
+    shapes = {name: array.shape for name, array in fields.items()}
+    sampling.check_arrays(shapes, types, url=origin.url)
     for group in groups[1:]:
         _check_alike(groups[0], group, is_by_file=is_by_file)
     groups = [replace(g, arrays={name: g.arrays[name] for name in fields}) for g in groups]

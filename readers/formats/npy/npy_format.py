@@ -16,6 +16,7 @@ import numpy as np
 
 from penstock.cache import CorruptShardError, PenstockError
 from penstock.readers.fields import (
+    ColumnCrop,
     DenseColumn,
     RaggedColumn,
     array_form,
@@ -125,11 +126,8 @@ class NpyReader:
                 slab, extent = self._pieces[piece].slabs[field], self._extent(piece, field)
                 begins, stops = [0], [self._sizes[extent]]
                 if slab.packed is None and not slab.codec.is_fortran:
-                    first = self._starts(piece, field, rows[at])
-                    lengths = slab.windows.window
-                    if crop is not None:
-                        first[:, slab.windows.is_step :] += crop.corners[at]
-                        lengths = (*lengths[: slab.windows.is_step], *crop.shape)
+                    part = None if crop is None else crop.take(at)
+                    first, lengths = self._parts(piece, field, rows[at], part)
                     begins, stops = _PartRanges(slab, lengths).bounds(first)
                 extents += [extent] * len(begins)
                 starts += begins
@@ -240,12 +238,15 @@ class NpyReader:
         numbers, firsts = np.unique(pieces[order], return_index=True)
         yield from zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True)
 
-    def _starts(self, number: int, field: int, rows: Ints) -> Ints:
-        """Return where samples begin in the extent of a piece."""
+    def _parts(
+        self, number: int, field: int, rows: Ints, crop: ColumnCrop | None
+    ) -> tuple[Ints, tuple[int, ...]]:
+        """Return where the parts of samples begin in the extent of a piece, and their lengths."""
         piece = self._pieces[number]
-        starts = piece.slabs[field].windows.starts(rows - self._bounds[number] + piece.first)
+        samples = rows - self._bounds[number] + piece.first
+        starts, lengths = piece.slabs[field].windows.parts(samples, crop)
         starts[:, 0] -= piece.slabs[field].rows[0]
-        return starts
+        return starts, lengths
 
     def _gather(
         self,
@@ -263,14 +264,10 @@ class NpyReader:
         if they are all of them."""
         piece = self._pieces[number]
         slab, extent = piece.slabs[field], self._extent(number, field)
-        windows = slab.windows
-        starts = self._starts(number, field, rows)
-        lengths = windows.window
-        if windows.is_step:
+        crop = None if corners is None else ColumnCrop(corners, out.shape[1:])
+        starts, lengths = self._parts(number, field, rows, crop)
+        if slab.windows.is_step:
             out = out[:, None]
-        if corners is not None:
-            starts[:, windows.is_step :] += corners
-            lengths = out.shape[1:]
         try:
             array = self._array(
                 slab, extent, lengths, uses=piece.samples, taken=len(rows), data=data

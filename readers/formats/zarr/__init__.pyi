@@ -1,6 +1,5 @@
 from . import zarr_codecs as zarr_codecs
 from . import zarr_decoder as zarr_decoder
-from . import zarr_fields as zarr_fields
 from . import zarr_format as zarr_format
 from .zarr_codecs import DecodedSize as DecodedSize, Shuffle as Shuffle, lzma_codec as lzma_codec
 from .zarr_decoder import CodecChain as CodecChain, Decoder as Decoder

@@ -417,11 +417,11 @@ class PackBits:
         return buffer
 
 
-def checksum_of(name: str, place: Place) -> Checksum:
-    """Return the codec of a checksum by its name."""
-    return Checksum(
-        name, {"crc32c": crc32c, "crc32": zlib.crc32, "adler32": zlib.adler32}[name], place
-    )
+_CHECKSUMS: dict[str, Callable[..., int]] = {
+    "crc32c": crc32c,
+    "crc32": zlib.crc32,
+    "adler32": zlib.adler32,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,7 +429,6 @@ class Checksum:
     """The bytes, with a 32-bit checksum at their start or end."""
 
     name: str
-    function: Callable[[Encoded], int]
     place: Place
 
     def decode(self, data: Encoded, size: DecodedSize, out: Encoded | None) -> Encoded:
@@ -440,7 +439,7 @@ class Checksum:
         checksum = data[:_CHECKSUM_BYTES] if is_first else data[-_CHECKSUM_BYTES:]
         rest = data[_CHECKSUM_BYTES:] if is_first else data[:-_CHECKSUM_BYTES]
         size.check(len(rest))
-        if self.function(rest) != int.from_bytes(checksum.tobytes(), "little"):
+        if _CHECKSUMS[self.name](rest) != int.from_bytes(checksum.tobytes(), "little"):
             raise ValueError(f"{self.name}: the checksum differs: the bytes are damaged")
         return _delivered(rest, out)
 

@@ -24,13 +24,13 @@ from penstock.cache import DatasetError, MissingDependencyError
 from penstock.cache.base import machine_remedy
 from penstock.readers.formats.zarr.zarr_codecs import (
     AsType,
+    Checksum,
     DecodedSize,
     Delta,
     FixedScaleOffset,
     NumcodecsCodec,
     PackBits,
     Shuffle,
-    checksum_of,
     compressor,
     lzma_codec,
     numcodecs_module,
@@ -171,7 +171,7 @@ def decoder_of(metadata: ArrayMetadata) -> Decoder:
     the codecs are invalid.
     """
     try:
-        return _v2(metadata) if metadata.version == 2 else _v3(metadata)
+        return _v2_chain(metadata) if metadata.version == 2 else _v3_chain(metadata)
     except NotImplementedError:
         return ZarrPythonDecoder(metadata)
     except (ValueError, TypeError, OverflowError) as error:
@@ -247,7 +247,7 @@ class CodecChain:
         return out
 
 
-def _v2(metadata: ArrayMetadata) -> CodecChain:
+def _v2_chain(metadata: ArrayMetadata) -> CodecChain:
     shape, stored = metadata.chunk_shape, metadata.type.stored
     axes = tuple(range(len(shape)))
     builder = _Builder(stored, DecodedSize(math.prod(shape) * stored.itemsize, is_exact=True))
@@ -258,7 +258,7 @@ def _v2(metadata: ArrayMetadata) -> CodecChain:
     )
 
 
-def _v3(metadata: ArrayMetadata) -> CodecChain:
+def _v3_chain(metadata: ArrayMetadata) -> CodecChain:
     shape, stored = metadata.chunk_shape, metadata.type.stored
     axes = tuple(range(len(shape)))
     builder = _Builder(stored, DecodedSize(math.prod(shape) * stored.itemsize, is_exact=True))
@@ -329,7 +329,7 @@ class _Builder:
                 place = options.get("location", "end" if name == "crc32c" else "start")
                 if place not in ("start", "end"):
                     raise ValueError(f"the location of {name} is {place!r:.40}")
-                return checksum_of(name, place)
+                return Checksum(name, place)
             case "fletcher32" | "jenkins_lookup3":
                 registry = numcodecs_module("registry", codec=name)
                 return NumcodecsCodec(name, registry.get_codec({"id": name, **options}))

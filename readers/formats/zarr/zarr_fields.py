@@ -16,16 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
-from penstock.readers.fields import (
-    MAX_FIELDS,
-    Array,
-    Value,
-    array_form,
-    is_field_name,
-    number_dtype,
-)
+from penstock.readers.fields import Array, Value, array_form, is_field_name, number_dtype
 from penstock.readers.formats.array_windows import ArrayWindows, ChunkGrid, windows_of
-from penstock.readers.formats.dataset_arguments import ALL_FIELDS, Sampling, given_types
+from penstock.readers.formats.dataset_arguments import Sampling, given_types
 from penstock.readers.formats.shard_summary import MAX_SAMPLES
 from penstock.readers.formats.zarr.zarr_hierarchy import HierarchyReader
 from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, parse_array
@@ -184,21 +177,9 @@ class _Chooser:
         """Return the arrays whose samples belong together as fields."""
         if not arrays:
             raise self._no_arrays(hierarchy)
-        if len(arrays) > MAX_FIELDS:
-            raise DatasetError(
-                f"{self._url}: it has {len(arrays):,} arrays that can be fields, expected at most "
-                f"{MAX_FIELDS:,}. Name those that you want: fields={{name: path}}."
-            )
         sampling = self._sampling
-        if unknown := sorted(
-            {*sampling.sample, *sampling.stride, *self._types} - {ALL_FIELDS, *arrays}
-        ):
-            raise ConfigError(
-                f"{self._url}: sample=, stride= or schema= names {unknown[0]!r}, and its arrays "
-                f"are {_some(list(arrays))}."
-            )
-        axes = max(len(array.shape) for array in arrays.values())
-        sampling.check_axes(axes, url=self._url)
+        shapes = {name: array.shape for name, array in arrays.items()}
+        sampling.check_arrays(shapes, self._types, url=self._url)
         lead = max(arrays, key=lambda name: (_is_variable(arrays[name]), _bytes(arrays[name])))
         dimensions = arrays[lead].dimension_names
         along = dimensions[0] if dimensions else None

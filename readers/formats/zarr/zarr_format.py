@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from penstock.cache import CorruptShardError, MissingDependencyError, PenstockError
-from penstock.readers.fields import DenseColumn, Schema, may_not_fit, put_fitting
+from penstock.readers.fields import ColumnCrop, DenseColumn, Schema, may_not_fit, put_fitting
 from penstock.readers.formats.array_windows import PartCopier, StepCopier, place_numbers
 from penstock.readers.formats.candidates import PART_BYTES, Candidates
 from penstock.readers.formats.chunked import ChunkFormat, ChunkListing
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Column, ColumnCrop
+    from penstock.readers.fields import Column
     from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader, ShardData
     from penstock.readers.formats.format import Format
     from penstock.readers.formats.open_shard import Places
@@ -69,18 +69,9 @@ class ZarrReader:
         notes = read_notes(shard.notes)
         self._first, self._sizes = notes.first, shard.extents.sizes
         self._fields: dict[str, _FieldReader] = {}
-        are_mapped = int(shard.extents.files.max(initial=0)) < _MAX_MAPS
         extent = 0
         for field, chunks in zip(notes.fields, notes.chunks, strict=True):
-            self._fields[field.name] = _FieldReader(
-                field,
-                chunks,
-                extent,
-                first=notes.first,
-                samples=shard.samples,
-                are_mapped=are_mapped,
-                sizes=self._sizes,
-            )
+            self._fields[field.name] = _FieldReader(field, chunks, extent, shard, notes.first)
             extent += len(chunks)
         if extent != len(shard.extents) or list(self._fields) != list(shard.schema):
             raise CorruptShardError(
@@ -156,27 +147,19 @@ class ZarrReader:
 class _FieldReader:
     """Reads one field of a shard.
 
-    chunks: numbers of the stored chunks, ascending. extent: that of the first one. first, samples:
-    of the shard, in the dataset. are_mapped: the shard has few enough files to map them. sizes: of
-    all extents.
+    chunks: numbers of the stored chunks, ascending. extent: that of the first one. first: the
+    number of the shard's first sample in the dataset.
     """
 
     def __init__(
-        self,
-        field: WindowedArray,
-        chunks: Ints,
-        extent: int,
-        *,
-        first: int,
-        samples: int,
-        are_mapped: bool,
-        sizes: Ints,
+        self, field: WindowedArray, chunks: Ints, extent: int, shard: ChunkedShardFacts, first: int
     ) -> None:
         self.field = field
         self._grid, self._windows = field.grid, field.windows
         self._chunks, self._extent = chunks, extent
-        self._first, self._samples = first, samples
-        self._are_mapped, self._sizes = are_mapped, sizes
+        self._first, self._samples = first, shard.samples
+        self._are_mapped = int(shard.extents.files.max(initial=0)) < _MAX_MAPS
+        self._sizes = shard.extents.sizes
         self._fill, self._dtype = field.array.fill_value, field.array.dtype
         self._shape = field.array.chunk_shape
         self._are_chunks, self._chunk_bytes = _are_chunks(field), field.array.chunk_bytes
@@ -185,10 +168,7 @@ class _FieldReader:
 
     def needs(self, samples: Ints, crop: ColumnCrop | None) -> list[int]:
         """Return the extents that samples need."""
-        starts, lengths = self._windows.starts(samples), self._windows.window
-        if crop is not None:
-            starts[:, self._windows.is_step :] += crop.corners
-            lengths = (*lengths[: self._windows.is_step], *crop.shape)
+        starts, lengths = self._windows.parts(samples, crop)
         touched = self._grid.touched(starts, lengths)
         extents = self._extents(np.unique(touched.chunks))
         stored: list[int] = extents[extents != _FILL].tolist()
@@ -204,12 +184,10 @@ class _FieldReader:
         corners: Ints | None,
     ) -> None:
         """Read samples into out[places]."""
-        starts, lengths = self._windows.starts(samples), self._windows.window
+        crop = None if corners is None else ColumnCrop(corners, out.shape[1:])
+        starts, lengths = self._windows.parts(samples, crop)
         if self._windows.is_step:
             out = out[:, None]
-        if corners is not None:
-            starts[:, self._windows.is_step :] += corners
-            lengths = out.shape[1:]
         touched = self._grid.touched(starts, lengths)
         is_raw = lengths[0] == 1 and self._is_raw()
         if self._are_chunks and corners is None and out.dtype == self._dtype and not is_raw:

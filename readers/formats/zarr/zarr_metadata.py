@@ -630,7 +630,7 @@ class RefusedArray:
 def parse_array(node: Node) -> ArrayMetadata | RefusedArray:
     """Parse the documents of an array. Raises DatasetError if they are damaged."""
     try:
-        return _v2(node) if node.version == 2 else _v3(node)
+        return _parse_v2(node) if node.version == 2 else _parse_v3(node)
     except NotImplementedError as error:
         return RefusedArray(name=node.name, reason=str(error))
     except ValueError as error:
@@ -639,7 +639,7 @@ def parse_array(node: Node) -> ArrayMetadata | RefusedArray:
         ) from None
 
 
-def _v2(node: Node) -> ArrayMetadata:
+def _parse_v2(node: Node) -> ArrayMetadata:
     document = node.document
     if document.get("zarr_format") != 2:
         raise ValueError(f"its zarr_format is {_short(document.get('zarr_format'))}, expected 2")
@@ -670,7 +670,7 @@ def _v2(node: Node) -> ArrayMetadata:
     )
 
 
-def _v3(node: Node) -> ArrayMetadata:
+def _parse_v3(node: Node) -> ArrayMetadata:
     document = node.document
     for key in document.keys() - _V3_KEYS:
         value = document[key]

@@ -117,11 +117,7 @@ def stored_chunks(store: HierarchyFiles, array: ArrayMetadata, listed: ArrayFile
             starts=np.zeros(len(listed.files), np.int64),
             sizes=np.array([entry.size_bytes for entry in listed.files], np.int64),
         )
-    reader = _ShardIndexes(store, array, array.sharding)
-    step = max(1, _BATCH_BYTES // max(1, array.sharding.index_bytes))
-    count = len(listed.files)
-    batches = (range(first, min(first + step, count)) for first in range(0, count, step))
-    parts = [part for batch in batches for part in reader.read(listed, batch)]
+    parts = list(_indexed_chunks(store, array, array.sharding, listed))
     numbers, places, starts, sizes = (
         np.concatenate([np.empty(0, np.int64), *columns])
         for columns in (zip(*parts, strict=True) if parts else [()] * 4)
@@ -136,46 +132,34 @@ def stored_chunks(store: HierarchyFiles, array: ArrayMetadata, listed: ArrayFile
     )
 
 
-class _ShardIndexes:
-    """Reads the indexes of an array's shards."""
-
-    def __init__(self, store: HierarchyFiles, array: ArrayMetadata, sharding: Sharding) -> None:
-        self._store, self._array, self._sharding = store, array, sharding
-        counts = array.chunks
-        self._strides = np.array(
-            [math.prod(counts[axis + 1 :]) for axis in range(len(counts))], np.int64
-        )
-        self._limits = np.array(counts, np.int64)
-        self._inner = np.indices(sharding.counts).reshape(len(counts), -1).T
-
-    def read(
-        self, listed: ArrayFiles, places: Sequence[int]
-    ) -> list[tuple[Ints, Ints, Ints, Ints]]:
-        """Return the numbers, files, starts and sizes of the chunks in some files; a tuple for each
-        file."""
-        entries = [listed.files[place] for place in places]
+def _indexed_chunks(
+    store: HierarchyFiles, array: ArrayMetadata, sharding: Sharding, listed: ArrayFiles
+) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
+    """Read the indexes of an array's shards; yield the numbers, files, starts and sizes of the
+    chunks of each shard."""
+    inner = np.indices(sharding.counts).reshape(len(sharding.counts), -1).T
+    step = max(1, _BATCH_BYTES // max(1, sharding.index_bytes))
+    for first in range(0, len(listed.files), step):
+        entries = listed.files[first : first + step]
         ranges = []
         for entry in entries:
             try:
-                ranges.append((entry, *self._sharding.index_range(entry.size_bytes)))
+                ranges.append((entry, *sharding.index_range(entry.size_bytes)))
             except ValueError as error:
                 raise _damaged(entry, error) from None
-        parts = []
-        for place, entry, data in zip(places, entries, self._store.read(ranges), strict=True):
+        for place, data in enumerate(store.read(ranges), first):
+            entry = listed.files[place]
             try:
-                index = self._sharding.parse_index(data, entry.size_bytes).reshape(-1, 2)
+                index = sharding.parse_index(data, entry.size_bytes).reshape(-1, 2)
             except ValueError as error:
                 raise _damaged(entry, error) from None
-            parts.append(self._chunks(int(listed.numbers[place]), place, index))
-        return parts
-
-    def _chunks(self, file: int, place: int, index: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        corner = np.array(np.unravel_index(file, self._array.files), np.int64)
-        places = corner * np.array(self._sharding.counts, np.int64) + self._inner
-        is_stored = (index[:, 0] >= 0) & (places < self._limits).all(axis=1)
-        numbers = (places[is_stored] * self._strides).sum(axis=1)
-        starts, sizes = index[is_stored].T
-        return numbers, np.full(len(numbers), place), starts, sizes
+            corner = np.array(np.unravel_index(listed.numbers[place], array.files), np.int64)
+            chunks = corner * np.array(sharding.counts, np.int64) + inner
+            # Shards at the end of the array have chunks outside of it.
+            is_stored = (index[:, 0] >= 0) & (chunks < np.array(array.chunks)).all(axis=1)
+            numbers = np.ravel_multi_index(tuple(chunks[is_stored].T), array.chunks)
+            starts, sizes = index[is_stored].T
+            yield numbers, np.full(len(numbers), place), starts, sizes
 
 
 def _damaged(entry: Entry, error: ValueError) -> DatasetError:

@@ -1,6 +1,6 @@
 """Mix the images and class numbers of a batch by MixUp and CutMix, into soft targets.
 
-The order chooses the partners (`penstock.pipeline.plan.rank_slots`): they are neighbours in it, so
+The order chooses the partners (`penstock.pipeline.plan.job_order`): they are neighbours in it, so
 that a rank reads at most two samples more than its own. (A batch turned around, as torchvision's
 is, would make every rank read twice as much.) The shares are keyed by (seed, epoch, sample id), so
 a sample's mixed pixels are the same at any world size, and after any restart, for the same global

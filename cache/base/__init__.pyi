@@ -5,7 +5,7 @@ from .blob import ReadMode as ReadMode, Segment as Segment, absent_bytes as abse
 from .blob import blob_key as blob_key
 from .counters import Traffic as Traffic, TrafficMeter as TrafficMeter
 from .counters import joined_traffic as joined_traffic
-from .fetch_policy import FetchPolicy as FetchPolicy
+from .store import FetchPolicy as FetchPolicy
 from .file_map import FileMap as FileMap, map_file as map_file
 from .folders import Folder as Folder, OTHERS_WRITE as OTHERS_WRITE
 from .folders import StrangeFileError as StrangeFileError, file_system as file_system

@@ -4,8 +4,8 @@ from . import doctor_peers as doctor_peers
 from . import pack_command as pack_command
 from .cache_command import ago as ago
 from .command_options import parse_sampling as parse_sampling
-from .contact_sheet import Picture as Picture, class_color as class_color
-from .contact_sheet import contact_sheet as contact_sheet
+from .inspect_batch import Picture as Picture, class_color as class_color
+from .inspect_batch import contact_sheet as contact_sheet
 from .doctor_checks import cache_checks as cache_checks, package_checks as package_checks
 from .doctor_command import checks as checks
 from .doctor_facts import CacheFacts as CacheFacts, FolderFacts as FolderFacts, Gpu as Gpu
@@ -22,5 +22,5 @@ from .inspect_batch import load_batch as load_batch, displayed_pixels as display
 from .inspect_batch import value_ranges as value_ranges
 from .main import app as app, main as main
 from .pack_command import executor_on as executor_on, index as index
-from .plan_chart import sweep as sweep
+from .plan_report import sweep as sweep
 from .plan_inputs import model_named as model_named

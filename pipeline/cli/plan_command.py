@@ -424,7 +424,7 @@ def _report(
     else:
         show_plan(found, notes.found, Console(), walked)
     if plot is not None:
-        from penstock.pipeline.cli.plan_chart import plot_plan
+        from penstock.pipeline.cli.plan_report import plot_plan
 
         plot_plan(setup, plot, title=_title(options, found))
         Console(stderr=as_json).print("Picture:", str(plot), markup=False, soft_wrap=True)

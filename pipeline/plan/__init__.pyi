@@ -32,9 +32,9 @@ from .order_costs import usual_spread_words as usual_spread_words, usual_spreads
 from .placement import Holders as Holders, MOST_LEVEL as MOST_LEVEL, Nodes as Nodes
 from .placement import ProcessReport as ProcessReport, held_bytes_of_lanes as held_bytes_of_lanes
 from .placement import level_text as level_text, levels_of as levels_of, moves as moves
-from .rank_slots import PARTNERS_ELSEWHERE as PARTNERS_ELSEWHERE, RankOrder as RankOrder
-from .rank_slots import RankSlots as RankSlots, most_elsewhere as most_elsewhere
-from .rank_slots import partners as partners, with_partners as with_partners
+from .job_order import PARTNERS_ELSEWHERE as PARTNERS_ELSEWHERE, RankOrder as RankOrder
+from .job_order import RankSlots as RankSlots, most_elsewhere as most_elsewhere
+from .job_order import partners as partners, with_partners as with_partners
 from .state import LoaderState as LoaderState, MOST_LANE_ORDER as MOST_LANE_ORDER
 from .state import check_resumable as check_resumable, moved_state as moved_state
 from .state import not_a_torch_state as not_a_torch_state, other_order as other_order

@@ -14,7 +14,7 @@ Data are often sorted (by class, by day), so neighbours in the index are similar
 them out of one batch. The index is cut into runs, and each lane gets shards of every run, so a lane
 is a sample of all data. And a lane has two strands of different shards, one of odd and one of even
 runs, which alternate: neighbours in a lane never come from one shard, so mixing may pair neighbours
-(`plan.rank_slots`) without reading another rank's samples.
+(`plan.job_order`) without reading another rank's samples.
 
 Rejected: a sequential generator (a resume would replay it); lanes counted in shards (uneven shards
 make uneven lanes); a table of highly composite lane numbers (they divide no power-of-two batch);

@@ -15,4 +15,4 @@ from .simulation import SimulatedEpoch as SimulatedEpoch, Simulation as Simulati
 from .simulation import simulate as simulate
 from .traffic import WORDS as WORDS, memory_share as memory_share
 from .traffic import reshuffled_share as reshuffled_share, single_share as single_share
-from .utilisation import au_percent as au_percent
+from .cluster import au_percent as au_percent

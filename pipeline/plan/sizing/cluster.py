@@ -1,17 +1,20 @@
-"""Describe what a sizing is computed from: the data, a node, the store, the job, unit costs.
+"""Describe the inputs of a sizing: the data, a node, the store, the job and unit costs.
 
-All are figures of one machine or one job, in bytes, seconds and samples; nothing here looks
-anything up. What moving bytes takes of the cores was measured; docs/sizing.md says where and on
-what. CPU seconds are of a core of that machine: faster cores take less.
+All are figures of one machine or one job, in bytes, seconds and samples. The CPU costs of moving
+bytes were measured; docs/sizing.md names the machine. Faster cores need fewer CPU-seconds.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError
 from penstock.cache.base import FetchPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _MOST = 1e24
 """Of any figure: a yottabyte."""
@@ -226,3 +229,32 @@ class ClusterSetup:
     def steps(self) -> int:
         """Whole global batches of an epoch; what is left of it is dropped."""
         return self.data.samples // self.job.global_batch
+
+
+def au_percent(compute_s: Sequence[float], elapsed_s: float) -> float:
+    """Compute accelerator utilisation (AU) in per cent, 0 to 100: the share of computing time.
+
+    compute_s: measured seconds of the compute of each step but the first; elapsed_s: seconds from
+    the end of the first step to the end of the last. Returns 0.0 without a step.
+
+    The definition is DLIO's (github.com/argonne-lcf/dlio_benchmark, utils/statscounter.py,
+    `compute_metrics_train`, with metric_exclude_start_steps=1 and metric_exclude_end_steps=0):
+    AU = 100 * sum(compute[1:]) / (elapsed - (load[0] + compute[0])). Compute is the measured length
+    of a step, not the requested one, so a machine too busy to wake a step in time doesn't count as
+    waiting. DLIO's elapsed also includes the end of an epoch, and DLIO takes the mean over epochs
+    and ranks.
+
+    Raises ConfigError if the steps are longer than elapsed_s, or negative: then they weren't read
+    from one clock, or one of the two includes the first step.
+    """
+    computed_s = sum(compute_s)
+    if computed_s == 0:
+        return 0.0
+    # Sums of differences of one clock differ from the difference of its ends by rounding only.
+    if min(compute_s) < 0 or computed_s > elapsed_s * (1 + 1e-9):
+        raise ConfigError(
+            f"{computed_s:.6f} s of steps in {elapsed_s:.6f} s can't be: every step must be at "
+            "least 0 s and all of them at most the elapsed time. Read both from one clock, and "
+            "leave the first step out of both."
+        )
+    return min(100.0, 100 * computed_s / elapsed_s)

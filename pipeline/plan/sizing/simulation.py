@@ -28,11 +28,11 @@ from penstock.pipeline.plan.sizing.cluster import (
     RAM_SHARE,
     READ_S_PER_GB,
     REQUEST_BYTES,
+    au_percent,
     fetch_cpu_s,
 )
 from penstock.pipeline.plan.sizing.shard_geometry import geometry_of
 from penstock.pipeline.plan.sizing.traffic import EARLY_BATCHES, block_samples
-from penstock.pipeline.plan.sizing.utilisation import au_percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -120,7 +120,7 @@ class SizedOrder:
         return pinned
 
 
-_RANGE, _LEAST_CONNECTIONS = 8 * 2**20, 8  # of `cache.base.fetch_policy`
+_RANGE, _LEAST_CONNECTIONS = 8 * 2**20, 8  # of `FetchPolicy`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

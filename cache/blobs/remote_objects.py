@@ -49,25 +49,26 @@ from penstock.cache.disk import DISK_ERRORS, Segments
 from penstock.cache.errors import FetchError, PenstockWarning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import Blob, BlobSpans, FileMap, ReadMode, Traffic, TrafficMeter
+    from penstock.cache.base import (
+        Answer,
+        Blob,
+        BlobSpans,
+        FileMap,
+        ReadMode,
+        Traffic,
+        TrafficMeter,
+    )
     from penstock.cache.blobs.dataset_cache import BlockSums
     from penstock.cache.blobs.upstream import Upstream
     from penstock.cache.disk import CacheFolder, DiskCache, Lookup, PieceSpan, PinnedShare
     from penstock.cache.fetch import Fetcher
 
     Bytes = NDArray[np.uint8]
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from penstock.cache.base import Answer
-
     Spans = Sequence[tuple[int, int]]
-    Bytes = NDArray[np.uint8]
 
 _MAP_NORESERVE = 0x4000  # Linux; Python's module names it from 3.12 on
 

@@ -204,8 +204,7 @@ def test_steps_are_numbered_from_any_known_place(
 
 
 def test_too_many_samples_are_not_counted_for_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("buckets", "bucket_walk"):
-        monkeypatch.setattr(f"penstock.pipeline.plan.{module}.MOST_COUNTED", 400)
+    monkeypatch.setattr("penstock.pipeline.plan.buckets.MOST_COUNTED", 400)
     lengths = [[1 + each % 7 for each in range(100)]]
     _, walk = made(lengths, tokens=20, is_padded=False, ranks=1, seed=1)
     number = walk.step_number(Cursor(3, 0))

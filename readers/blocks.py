@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,13 @@ MAX_FREE = 8  # free blocks, about as many as a loader has batches in flight
 FREE_BYTES = 2**30
 """The most bytes of free blocks, except that one larger block is kept."""
 _STEP_BYTES = 2**20
+
+
+class MemoryOwner(Protocol):
+    """Lends memory and reuses it."""
+
+    def give_back(self, memory: Encoded) -> None:
+        """Accept memory of which no view is left, while any line of any thread runs."""
 
 
 class Blocks:
@@ -50,7 +57,7 @@ class Blocks:
         second.
         """
         memory = self._memory(size_bytes)
-        lease = _BlockLease(memory, self)
+        lease = MemoryLease(memory, self)
         shown = pa.foreign_buffer(memory.ctypes.data, len(memory), base=lease)
         return memory, np.frombuffer(shown, np.uint8)
 
@@ -64,7 +71,7 @@ class Blocks:
             return np.empty(shape, dtype)
         lent = None if self._allocate is None else self._allocate(size_bytes)
         if lent is None:
-            lent = np.asarray(_BlockLease(self._memory(size_bytes), self))
+            lent = np.asarray(MemoryLease(self._memory(size_bytes), self))
         return lent[:size_bytes].view(dtype).reshape(shape)
 
     def close(self) -> None:
@@ -107,17 +114,20 @@ class Blocks:
             self._free.clear()
 
 
-class _BlockLease:
-    """Returns a block when the last view of it is gone."""
+class MemoryLease:
+    """Gives memory back to its owner when the last view of it is gone.
 
-    __slots__ = ("_blocks", "_memory")
+    An array made from it (`np.asarray`) and all views of that array keep it alive.
+    """
 
-    def __init__(self, memory: NDArray[np.uint8], blocks: Blocks) -> None:
-        self._memory, self._blocks = memory, blocks
+    __slots__ = ("_memory", "_owner")
+
+    def __init__(self, memory: Encoded, owner: MemoryOwner) -> None:
+        self._memory, self._owner = memory, owner
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         return self._memory.__array_interface__
 
     def __del__(self) -> None:
-        self._blocks.give_back(self._memory)
+        self._owner.give_back(self._memory)

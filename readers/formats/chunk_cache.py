@@ -26,6 +26,7 @@ import numpy as np
 
 from penstock.cache import STALL_TIMEOUT_S, Outcome, StalledError
 from penstock.cache.base import available_memory_bytes, format_size, usable_cores
+from penstock.readers.blocks import MemoryLease
 from penstock.readers.formats.chunk_counts import DecodedCounts, ReadTally
 from penstock.readers.formats.kept_chunks import KeptChunks
 
@@ -77,7 +78,7 @@ class ChunkMemory:
         except (KeyError, IndexError):
             memory = np.empty(room_bytes, np.uint8)
             self._counted_bytes = self.free_bytes
-        lent: Encoded = np.asarray(_MemoryLease(memory, self))
+        lent: Encoded = np.asarray(MemoryLease(memory, self))
         return lent[:size_bytes].view(dtype).reshape(shape)
 
     def limit(self, most_bytes: int) -> None:
@@ -92,22 +93,6 @@ class ChunkMemory:
         if self._counted_bytes + len(memory) <= self._most_bytes:
             self._counted_bytes += len(memory)
             self._free.setdefault(len(memory), deque()).append(memory)
-
-
-class _MemoryLease:
-    """Returns memory to its owner when the last view of it is gone."""
-
-    __slots__ = ("_memory", "_owner")
-
-    def __init__(self, memory: Encoded, owner: ChunkMemory) -> None:
-        self._memory, self._owner = memory, owner
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        return self._memory.__array_interface__
-
-    def __del__(self) -> None:
-        self._owner.give_back(self._memory)
 
 
 _log = logging.getLogger("penstock")

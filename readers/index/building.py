@@ -273,7 +273,10 @@ class IndexBuilder:
                 for name, reason in list(candidates.left_out.items())[:_MOST_LEFT_OUT]
             },
             samples_left_out=joined_left_out(
-                [count_left_out(quarantined, has_papers=candidates.has_papers), candidates.unnamed]
+                [
+                    count_left_out(quarantined, has_stray_files=candidates.has_stray_files),
+                    candidates.unnamed,
+                ]
             )
             or None,
         )

@@ -58,13 +58,13 @@ def quarantine_lines(quarantined: Sequence[QuarantineEntry]) -> bytes:
 
 
 def count_left_out(
-    quarantined: Iterable[QuarantineEntry], *, has_papers: bool
+    quarantined: Iterable[QuarantineEntry], *, has_stray_files: bool
 ) -> dict[str, LeftOut]:
-    """Count the left-out samples by reason, most frequent first. has_papers: files of other kinds
-    next to the images may be among the entries; they are no samples and aren't counted.
+    """Count the left-out samples by reason, most frequent first.
 
-    If there are too many reasons to read, reasons that differ only in a number or a name are
-    counted as one.
+    has_stray_files: True if files of other kinds next to the images may be among the entries; they
+    aren't samples and aren't counted. If there are too many reasons to read, reasons that differ
+    only in a number or a name are counted as one.
     """
     from penstock.readers.origin.unreadable import is_no_sample
 
@@ -72,7 +72,7 @@ def count_left_out(
         _summed(
             (_PLACE.sub("", each.reason), LeftOut(1, printable(each.name)))
             for each in quarantined
-            if each.is_counted and not (has_papers and is_no_sample(each.name, each.reason))
+            if each.is_counted and not (has_stray_files and is_no_sample(each.name, each.reason))
         )
     )
 
@@ -119,7 +119,7 @@ def parse_quarantine(data: bytes) -> dict[str, LeftOut]:
             raise ValueError("a line of it isn't an object with a reason")
         name = str(value.get("name", "")).encode("utf-8", "surrogatepass")
         entries.append(QuarantineEntry(name=name, reason=value["reason"]))
-    return count_left_out(entries, has_papers=True)
+    return count_left_out(entries, has_stray_files=True)
 
 
 def noted_left_out(

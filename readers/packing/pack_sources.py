@@ -114,13 +114,13 @@ class PackSource(SampleSource, Protocol):
     """The source of a complete pack.
 
     fingerprint: changes with anything about the source. has_ids: True if its samples already have
-    ids, which don't change if one of them is bad. has_papers, max_pixels: see `Candidates`.
+    ids, which don't change if one of them is bad. has_stray_files, max_pixels: see `Candidates`.
     left_out: samples that the source left out before it was read for the pack, and that aren't in
     `quarantined`.
     """
 
     has_ids: bool
-    has_papers: bool
+    has_stray_files: bool
     max_pixels: int
     fingerprint: str
     quarantined: list[QuarantineEntry]
@@ -176,7 +176,7 @@ class CandidateSource:
         self._origin, self.candidates = origin, found
         self.url, self.fingerprint = origin.url, fingerprint
         self.schema, self.sizes, self.quarantined = found.schema, found.sizes, found.quarantined
-        self.has_papers, self.left_out = found.has_papers, found.unnamed
+        self.has_stray_files, self.left_out = found.has_stray_files, found.unnamed
         self.max_pixels = found.max_pixels
         self._units = BoxUnits(enough=min(8, len(found)))
 
@@ -286,7 +286,7 @@ class PackedSource:
     and their facts are reused."""
 
     has_ids = True
-    has_papers = False
+    has_stray_files = False
 
     def __init__(
         self, index: Index, *, fields: Sequence[str] | None = None, sizes_known: bool = False
@@ -455,7 +455,7 @@ class RowSource:
     boxes and points, because only the indexes of the source know their facts."""
 
     has_ids = True
-    has_papers = False
+    has_stray_files = False
 
     def __init__(
         self,

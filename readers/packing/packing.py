@@ -141,7 +141,7 @@ class PackCompletion:
             settings=settings,
             samples_left_out=joined_left_out(
                 [
-                    count_left_out(quarantined, has_papers=self.source.has_papers),
+                    count_left_out(quarantined, has_stray_files=self.source.has_stray_files),
                     self.source.left_out,
                 ]
             )
@@ -224,7 +224,7 @@ class PackSummary:
             left_out={
                 reason: each.samples
                 for reason, each in count_left_out(
-                    (q for record in records for _, q in record.rejected), has_papers=True
+                    (q for record in records for _, q in record.rejected), has_stray_files=True
                 ).items()
             },
         )

@@ -221,7 +221,7 @@ class FolderFiles:
         passed_over = warn_of_left_out(url, others, labelled="label" in samples.types)
         hints = hints_of_names(url, samples.names, samples.types, has_labels="label" in schema)
         left_out = [*samples.left_out, *hints]
-        return replace(samples, passed_over=passed_over, left_out=left_out, has_papers=True)
+        return replace(samples, passed_over=passed_over, left_out=left_out, has_stray_files=True)
 
     def _folders(self) -> list[bytes]:
         """Return the folders directly below the root, empty ones too; none if a URL names files."""

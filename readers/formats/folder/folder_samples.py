@@ -64,7 +64,7 @@ class FolderSamples:
     already. rejected: the reason for each rejected sample, by number. quarantined: other files that
     can't be samples. passed_over: counts of files that belong to no sample, by extension. notes:
     one sentence for each decision. left_out: one sentence for each thing that isn't read though it
-    seems to be meant. has_papers, unnamed: see `Candidates`.
+    seems to be meant. has_stray_files, unnamed: see `Candidates`.
     """
 
     names: Sequence[bytes]
@@ -78,7 +78,7 @@ class FolderSamples:
     passed_over: Mapping[str, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
     left_out: Sequence[str] = ()
-    has_papers: bool = False
+    has_stray_files: bool = False
     unnamed: Mapping[str, LeftOut] = field(default_factory=dict)
 
     def with_table(self, found: TableFields) -> FolderSamples:
@@ -157,7 +157,7 @@ def candidates_of(
         quarantined=sorted(samples.quarantined, key=lambda q: q.name),
         passed_over=dict(samples.passed_over),
         present=present,
-        has_papers=samples.has_papers,
+        has_stray_files=samples.has_stray_files,
         unnamed=samples.unnamed,
     )
 

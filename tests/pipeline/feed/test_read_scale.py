@@ -55,7 +55,7 @@ def test_large_arrays_have_a_thread_a_core(
 
 
 def _threads() -> int:
-    feeds = [each for each in gc.get_objects() if type(each).__name__ == "Feed"]
+    feeds = [each for each in gc.get_objects() if type(each).__name__ == "PipelineRunner"]
     (feed,) = [each for each in feeds if not each._closed]
     count: int = feed._readers._count
     return count

@@ -273,7 +273,7 @@ def test_two_files_for_one_are_named() -> None:
     )
     assert files_of(found, "image") == ["a/2.jpg"]
     assert set(reasons(found)) == {"a/1.jpg", "b/1.png", "b/1.bmp"}
-    counted = count_left_out(found.quarantined, has_papers=True)
+    counted = count_left_out(found.quarantined, has_stray_files=True)
     assert counted == {"mask: 2 files of its name in 'b'": (1, "a/1.jpg")}
 
 

@@ -1,4 +1,4 @@
-"""Read NumPy's files: .npy whose first axis is samples, .npz, and a file a sample."""
+"""Read NumPy files: .npy and .npz, whose samples are rows, windows of rows, or whole files."""
 
 import lazy_loader
 

@@ -83,8 +83,8 @@ def read_groups(origin: Origin, entries: Sequence[Entry], *, workers: int) -> li
             for stored in read_archives(origin, entries, workers=workers)
         ]
     fields = _files_of(entries, places, url=origin.url)
-    wanted = [entry for files in fields.values() for entry in files]
-    arrays = dict(zip(wanted, read_arrays(origin, wanted, workers=workers), strict=True))
+    named = [entry for files in fields.values() for entry in files]
+    arrays = dict(zip(named, read_arrays(origin, named, workers=workers), strict=True))
     return [
         ArrayGroup(
             name=files[0].name,

@@ -109,9 +109,9 @@ class NpyReader:
     def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:
         """Return the extents that contain the samples."""
         del crops
-        wanted = [self._fields.index(name) for name in fields]
+        numbers = [self._fields.index(name) for name in fields]
         pieces = np.unique(self._piece_of(rows)).tolist()
-        return [self._extent(piece, field) for piece in pieces for field in wanted]
+        return [self._extent(piece, field) for piece in pieces for field in numbers]
 
     def needs_parts(
         self, rows: Ints, fields: Sequence[str], crops: Crops

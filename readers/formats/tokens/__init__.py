@@ -1,4 +1,4 @@
-"""Read files of token ids: flat ones, and Megatron's .bin with an .idx of its documents."""
+"""Read files of token ids: flat files, and Megatron's .bin files with an .idx of documents."""
 
 import lazy_loader
 

@@ -261,7 +261,7 @@ def find_files(origin: Origin) -> list[TokenFilePair]:
     for name in by_name:
         if name.endswith(IDX) and name not in used:
             raise DatasetError(
-                f"{origin.url}: {printable(name)} is there without "
+                f"{origin.url}: {printable(name)} has no data file "
                 f"{printable(name[: -len(IDX)] + BIN)}. Fetch that file too, or remove the .idx "
                 "from the folder."
             )

@@ -1,4 +1,4 @@
-"""Read Zarr hierarchies of versions 2 and 3: arrays as fields, chunk by chunk where they lie."""
+"""Read Zarr hierarchies of versions 2 and 3: arrays are fields, read and decoded by chunk."""
 
 import lazy_loader
 

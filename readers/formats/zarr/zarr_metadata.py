@@ -723,7 +723,7 @@ def _chunk_shape(shape: tuple[int, ...], value: object) -> tuple[int, ...]:
             f"its chunk shape {lengths} and its shape {shape} differ in their number of axes"
         )
     # Some writers give an axis of length 0 chunks of length 0.
-    chunk = tuple(part or int(not whole) for part, whole in zip(lengths, shape, strict=True))
+    chunk = tuple(part or int(not length) for part, length in zip(lengths, shape, strict=True))
     if 0 in chunk:
         raise ValueError(f"its chunk shape is {chunk}")
     return chunk

@@ -1,6 +1,7 @@
-"""Real processes of a job on loopback, each with a script and gloo's group; what they printed.
+"""Run real processes of a job on loopback with a script and a gloo group, and return their output.
 
-Importing torch in each would take most of a test's time: they are warm (tests/warm.py).
+Importing torch in each would take most of a test's time, so they are forked from a warm process
+(tests/warm.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JOB_COMPL
 
 @dataclass
 class Forked:
-    """Processes that run. pids: of each. done() waits for all."""
+    """Running processes. pids: of each. done() waits for all."""
 
     processes: list[Warm]
 
@@ -31,7 +32,7 @@ class Forked:
         return [process.pid for process in self.processes]
 
     def done(self) -> list[tuple[int, str, str]]:
-        """Exit status, output and errors of each."""
+        """Return the exit status, the output and the errors of each."""
         texts = [process.communicate() for process in self.processes]
         return [(p.wait(), *text) for p, text in zip(self.processes, texts, strict=True)]
 
@@ -51,7 +52,7 @@ def forked(script: str, children: Sequence[tuple[list[str], dict[str, str]]]) ->
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """Return a port on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -59,7 +60,7 @@ def free_port() -> int:
 
 
 def rank_variables(rank: int, size: int, port: int) -> dict[str, str]:
-    """What a launcher tells a rank."""
+    """Return the environment variables that a launcher sets for a rank."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -71,7 +72,7 @@ def rank_variables(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def run_ranks(script: str, *arguments: str, size: int = 2) -> list[dict[str, Any]]:
-    """Run a script as `size` ranks; the JSON object in each one's last line, by rank.
+    """Run a script as `size` ranks, and return the JSON object of each one's last line, by rank.
 
     The script has its rank in RANK and the address of a free port in MASTER_ADDR, MASTER_PORT.
     """

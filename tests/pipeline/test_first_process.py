@@ -1,4 +1,4 @@
-"""Process 0 of a job without collectives ends: killed, it ends the others; in peace, it doesn't."""
+"""Process 0 of a job without collectives ends: if it is killed, the others end too."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ elif end == "absent":
     loader = [0] * 9
 seen, failed = 0, ""
 def ended():
-    # Behind this nobody of rank 0 answers; its own connection ends with the process.
+    # This connection to the job's store breaks when the process of rank 0 ends.
     import socket
     line = socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])))
     store.set(f"ready-{rank}", "1")
@@ -73,7 +73,7 @@ os._exit(0)
 
 
 def run(pack: Path, kind: str, end: str, *, size: int = 3) -> list[dict[str, object]]:
-    """The last words of every rank but 0, which ends as it is asked to."""
+    """Return the last output of every rank except 0, which ends in the given way."""
     port = free_port()
     children = [([kind, end, str(pack)], rank_variables(n, size, port)) for n in range(size)]
     with forked(SCRIPT, children) as running:

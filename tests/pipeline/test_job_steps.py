@@ -1,4 +1,4 @@
-"""Batches that grow, steps by their number, and skipping: exact over worlds and resumes."""
+"""Growing batches, numbered steps and skipping, exact over worlds and resumes."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def made(world: World | None = None, **options: Any) -> DataLoader:
 
 
 def endless(loader: DataLoader) -> Iterator[list[int]]:
-    """Ids of batch after batch, over the epochs."""
+    """Yield the ids of batch after batch, over the epochs."""
     while True:
         for batch in loader:
             yield batch[-1].tolist()
 
 
 def some_steps(count: int, *, size: int = 1, state: Any = None, **options: Any) -> list[list[int]]:
-    """Global batches from a state on, put together from all ranks of a world."""
+    """Return global batches from a state on, joined from all ranks of a world."""
     steps: list[list[int]] = [[] for _ in range(count)]
     for rank in range(size):
         with made(World(rank, size), **options) as loader:
@@ -57,7 +57,8 @@ def some_steps(count: int, *, size: int = 1, state: Any = None, **options: Any) 
 
 @pytest.fixture(scope="module")
 def uninterrupted() -> tuple[list[list[int]], list[dict[str, Any]]]:
-    """Global batches of five epochs, and the state before each and behind the last."""
+    """Return the global batches of five epochs, the state before each, and the state behind the
+    last."""
     steps, states = [], []
     with made() as loader:
         states.append(json.loads(json.dumps(loader.state_dict())))
@@ -153,7 +154,7 @@ def test_another_batch_joins_the_history_and_older_steps_stay(uninterrupted: Any
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PenstockWarning)
             wanted += some_steps(9, size=size, state=state, global_batch_size=batch)
-        with made(World(0, 1), batch_size=1) as loader:  # takes the state's batches
+        with made(World(0, 1), batch_size=1) as loader:  # the state's batches apply
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", PenstockWarning)
                 with made(World(0, 1), global_batch_size=batch) as other:
@@ -213,7 +214,7 @@ def test_an_epoch_that_begins_again_is_cut_as_this_loader_was_told(uninterrupted
         with pytest.warns(PenstockWarning, match="goes from 12 to 30"):
             loader.load_state_dict(state)
         assert [len(batch[-1]) for batch in islice(loader, 1)] == [30]
-        # The batches that the epoch began with were others': from its start it is this one's.
+        # The epoch began with another loader's batches; from its start, this loader's apply.
         assert [len(batch[-1]) for batch in loader] == [30, 30, 30]
         assert loader.step == 10 + 3
         loader.set_epoch(0)
@@ -241,7 +242,7 @@ def test_another_end_of_epochs_counts_on_and_forgets_what_was_before() -> None:
             assert again["first_step"] == 12
             loader.load_state_dict(again)
             assert loader.step == 15
-            loader.set_epoch(0)  # before all that is known: as if it had always been so
+            loader.set_epoch(0)  # before the rest of the schedule
             assert (loader.step, loader.state_dict()["step"]) == (0, 0)
 
 

@@ -1,4 +1,4 @@
-"""The whole job's statistics: each rank names the slowest of all, and why."""
+"""The statistics of a whole job: each rank names the slowest rank and its cause."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCRIPT = textwrap.dedent(
         for _ in range(1):
             for batch in loader:
                 dist.barrier()
-        dist.barrier()  # both have told at the epoch's end
+        dist.barrier()  # both have published at the epoch's end
         found = loader.statistics()
     job = found.job
     print(json.dumps({

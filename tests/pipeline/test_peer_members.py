@@ -1,4 +1,4 @@
-"""Members of a job that come, go and change places within a process: peers follow."""
+"""Members of a job that join, leave and change places within a process: peers follow."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def member(url: str, folder: Path, rank: int) -> DataLoader:
 
 
 def epoch(members: Sequence[DataLoader], *, step: int) -> list[list[int]]:
-    """The global batches of an epoch that these run as ranks 0, 1, 2, … of a new membership."""
+    """Return the global batches of an epoch that these loaders run as ranks 0, 1, 2, … of a new
+    membership."""
     store = dist.HashStore()  # type: ignore[attr-defined]
 
     def run(rank: int) -> list[list[int]]:
@@ -57,7 +58,7 @@ def epoch(members: Sequence[DataLoader], *, step: int) -> list[list[int]]:
 
 
 def received(members: Sequence[DataLoader]) -> tuple[int, int]:
-    """Bytes from the remote and from peers."""
+    """Return the bytes from the remote and from peers."""
     found = [one.statistics() for one in members]
     return sum(one.bytes_remote for one in found), sum(one.bytes_peers for one in found)
 
@@ -75,7 +76,7 @@ def test_places_change_and_a_node_is_replaced(data: Path, tmp_path: Path) -> Non
         second = epoch(moved, step=steps)
         assert sorted(itertools.chain.from_iterable(second)) == list(range(SAMPLES))
         after = received(members)
-        # All but what nobody had fetched whole when the epoch ended.
+        # Except shards that no node had fetched completely when the epoch ended.
         assert after[0] - remote <= 0.1 * size
         assert after[1] - peers >= 0.85 * size
 
@@ -84,9 +85,9 @@ def test_places_change_and_a_node_is_replaced(data: Path, tmp_path: Path) -> Non
         fresh = member(url, tmp_path / "fresh", 1)
         third = epoch([moved[0], fresh, moved[2]], step=2 * steps)
         assert sorted(itertools.chain.from_iterable(third)) == list(range(SAMPLES))
-        # Each node holds what it read as two ranks: the others have what the lost one had.
+        # Each node holds what two ranks read: the others have the bytes of the lost one.
         got = fresh.statistics()
-        assert got.bytes_remote <= 0.1 * size  # the index, and the like
+        assert got.bytes_remote <= 0.1 * size  # the index and other small files
         assert got.bytes_peers > 0.2 * size
         for one in (*moved, fresh):
             one.close()

@@ -42,7 +42,7 @@ run("torch train", DataLoader(Squares(61, "int"), 4, shuffle=True, seed=1, drop_
                               num_workers=1), lambda b: b.tolist())
 run("torch evaluate", DataLoader(Squares(61, "int"), 4, seed=1, pad="mask"),
     lambda b: b[0][b[1]].tolist())
-if rank == 0:  # alone: nobody must be waited for
+if rank == 0:  # alone: it must not wait for the others
     found["alone"] = sum(len(b[0]) for b in DataLoader(
         Dataset(pack), 16, augment=imagenet_eval(32, 40), world=World(0, 1)))
 open(f"{out}/{rank}.json", "w").write(json.dumps(found))
@@ -52,7 +52,7 @@ dist.destroy_process_group()
 
 
 def run(size: int, pack: Path, out: Path, *, wrong_seed: bool = False) -> list[tuple[int, str]]:
-    """Exit status and errors of each rank."""
+    """Return the exit status and the errors of each rank."""
     port = free_port()
     arguments = [str(pack), str(out), str(int(wrong_seed))]
     children = [(arguments, rank_variables(rank, size, port)) for rank in range(size)]

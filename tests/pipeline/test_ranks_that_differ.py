@@ -1,4 +1,4 @@
-"""Real processes whose ranks come late, were refused, or read what the others don't."""
+"""Real processes whose ranks come late, raise an error, or read other data than the others."""
 
 from __future__ import annotations
 

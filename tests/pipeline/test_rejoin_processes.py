@@ -1,4 +1,4 @@
-"""Real processes that are killed and replaced, in the job (as torchft does) and by torchrun."""
+"""Real processes that are killed and replaced, within the job (as torchft does) and by torchrun."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.watchdog import PATIENCE_S
 ROOT = Path(__file__).resolve().parents[2]
 B = 30
 
-# A member of a job whose manager (the test) says who is in it from which step on: a quorum. Each
+# A member of a job whose manager (the test) sets its members from a step on: a quorum. Each
 # step is committed by all members or by none.
 MEMBER = textwrap.dedent(
     """
@@ -78,7 +78,7 @@ MEMBER = textwrap.dedent(
 
 
 def global_batches(pack: Path, count: int) -> list[list[int]]:
-    """The global batches of a job that nothing happens to."""
+    """Return the global batches of a job without failures."""
     found: list[list[int]] = []
     with DataLoader(
         Dataset(pack, fields=("id",)),
@@ -109,7 +109,7 @@ def test_a_member_is_killed_and_later_replaced_while_the_others_go_on(pack: Path
         quorum(0, [0, 1, 2], step=0, until=99, victim=[1, 4])
         server.wait(["victim waits"], timedelta(seconds=PATIENCE_S))
         os.kill(members.pids[1], signal.SIGKILL)
-        # What the manager does: the step isn't committed, and who is left begins it again.
+        # As the manager does: the step isn't committed, and the remaining members repeat it.
         assert server.compare_set("step-0-4", "", "broken") == b"broken"
         quorum(1, [0, 2], step=4, until=8)
         quorum(2, [2, 3, 0], step=8, until=14, new=3)
@@ -139,7 +139,7 @@ TRAINER = textwrap.dedent(
     server = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False)
     store, state = dist.PrefixStore(f"attempt-{attempt}", server), out / "state.json"
 
-    def barrier(step):  # as a collective of the step would
+    def barrier(step):  # like a collective of the step
         store.set(f"{step}-{rank}", "")
         store.wait([f"{step}-0", f"{step}-1"], timedelta(seconds=60))
 

@@ -1,6 +1,6 @@
-"""Each undocumented name of torch that the library leans on: that it is there and does its work.
+"""Each undocumented name of torch that the library uses exists and works.
 
-Where a release of torch makes one of these fail, the message says which feature of ours breaks.
+If a release of torch makes one of these fail, the message names the feature that breaks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Draws(torchs.Dataset[Any]):
-    """What a worker draws for a sample, and who it says that it is."""
+    """The draws of a worker for a sample, and the worker's number."""
 
     def __len__(self) -> int:
         return 4
@@ -55,7 +55,7 @@ def as_it_is(samples: Any) -> Any:
 
 @pytest.fixture
 def two_workers() -> Iterator[Any]:
-    """An iterator of torch's with two workers, which has been asked for its first batch."""
+    """Yield an iterator of torch's with two workers, whose first batch was received."""
     loader = torchs.DataLoader(Squares(40, "int"), 2, num_workers=2, timeout=PATIENCE_S)
     iterator: Any = iter(loader)
     next(iterator)
@@ -135,8 +135,8 @@ class TestIterators:
         assert not torch_private.tasks_of(iter(torchs.DataLoader(Squares(4))))
 
     def test_workers_are_asked_by_turns(self) -> None:
-        """No name, but as little documented: behind a resume the worker whose turn it is goes on
-        (`passes.restoring`, `IterableSource`)."""
+        """This is undocumented too: after a resume, the worker whose turn it is continues
+        (`with_restored_states`, `IterableSource`)."""
         loader: Any = torchs.DataLoader(Draws(), None, num_workers=2, timeout=PATIENCE_S)
         assert [worker for worker, *_ in loader] == [0, 1, 0, 1]
 
@@ -166,7 +166,7 @@ class TestIterators:
             signal.signal(signal.SIGCHLD, before)
 
     def test_disowned_workers_live_on(self, two_workers: Any) -> None:
-        """In this process, as a forked child would."""
+        """This process acts as a forked child."""
         why = "a child that is forked while a pass runs ends the pass of its parent"
         workers = set(torch_private.workers_of(two_workers))
         children = process._children  # type: ignore[attr-defined]
@@ -241,7 +241,7 @@ def nodes_of(path: Path) -> list[ast.AST]:
 
 
 def names_of_ours() -> set[str]:
-    """Every private name that the library itself defines."""
+    """Return every private name that the library itself defines."""
     found: set[str] = set()
     for path in modules().values():
         for node in nodes_of(path):
@@ -260,7 +260,8 @@ def names_of_ours() -> set[str]:
 
 
 def private_names(module: str) -> Iterator[tuple[str, int]]:
-    """Names with an underscore that a module imports, or asks of something: name and line."""
+    """Yield the names with an underscore that a module imports or reads from an object, with their
+    lines."""
     for node in nodes_of(modules()[module]):
         if isinstance(node, ast.Attribute):
             yield node.attr, node.lineno
@@ -296,7 +297,7 @@ def test_no_other_module_uses_an_undocumented_name_of_torch() -> None:
 
 
 def test_the_names_are_found() -> None:
-    """Else a search that sees nothing would pass."""
+    """Otherwise a search that finds nothing would pass."""
     both = ("pipeline.torch_private", "cache.job_store")
     seen = {name for module in both for name, _ in private_names(module)}
     assert {

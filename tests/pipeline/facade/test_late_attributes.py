@@ -1,4 +1,5 @@
-"""Attributes that are set once the loader is made: what torch reads is honoured, else an error."""
+"""Attributes that are set once the loader is made: those that torch reads work, others are
+errors."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Torch = torch.utils.data.DataLoader
-FREE = {"self", "snapshot_every_n_steps"}  # the latter changes nothing, whatever it is
+FREE = {"self", "snapshot_every_n_steps"}  # the latter never changes anything
 ARGUMENTS = set(inspect.signature(DataLoader.__init__).parameters) - FREE
 NATIVE = {"num_workers": 2, "prefetch_factor": 3, "timeout": 9.0, "pin_memory": True}
 IN_ORDER = {"in_order": False}
 
 
 class Seeds(torch.utils.data.Dataset[Any]):
-    """What the worker that reads a sample was told by worker_init_fn, and its process."""
+    """The value that worker_init_fn set in the worker that reads a sample, and its process."""
 
     def __len__(self) -> int:
         return 8
@@ -58,7 +59,7 @@ class TestTorchDatasets:
         assert [told.tolist() for _, told, _ in loader] == [[70] * 4, [71] * 4]
 
     def test_a_trainers_way_of_seeding_workers(self) -> None:
-        """As Lightning's seed_everything(workers=True) has it done, before the first pass."""
+        """Lightning's seed_everything(workers=True) does this before the first pass."""
         loader = DataLoader(Seeds(), 4, num_workers=1, persistent_workers=True)
         assert loader.worker_init_fn is None
         loader.worker_init_fn = partial(tell, told=5)
@@ -123,7 +124,7 @@ class TestTorchDatasets:
         list(loader)
         with pytest.raises(ConfigError, match="persistent workers are alive"):
             loader.worker_init_fn = partial(tell, told=1)
-        loader.num_workers = 1  # as it is
+        loader.num_workers = 1  # unchanged
         assert len(list(loader)) == 3
         loader.close()
 
@@ -192,7 +193,8 @@ class TestNativeDatasets:
             assert getattr(loader, name) in (1, 0, None)
 
     def test_there_is_no_worker_to_seed(self, pack: Path) -> None:
-        """Lightning sets what isn't there; what is there may be passed on by who rebuilds."""
+        """Lightning sets a missing worker_init_fn; a framework that rebuilds passes on an existing
+        one."""
         with native(pack, num_workers=1) as loader:
             assert loader.worker_init_fn is not None
             with pytest.raises(ConfigError, match="there are no worker processes"):

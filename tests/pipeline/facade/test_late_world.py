@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch.distributed as dist
 
 from penstock.augment import imagenet_train
-from penstock.cache import ConfigError, PlanError
+from penstock.cache import ConfigError, JobStore, PlanError
 from penstock.pipeline import DataLoader, LateWorld, World
 from penstock.readers import Dataset
 from tests.conftest import SAMPLES
@@ -28,14 +29,17 @@ CHILD = {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}  # of Lightning
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """No launcher and no group; what it returns lets one stand."""
+    """Remove the launcher's variables, and return a function that starts a process group."""
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
 
-    def stands(rank: int, size: int) -> None:
-        monkeypatch.setattr("penstock.pipeline.plan.world._process_group", lambda: (rank, size))
+    def start(rank: int, size: int) -> None:
+        values = {"is_initialized": True, "get_rank": rank, "get_world_size": size}
+        for name, value in values.items():
+            monkeypatch.setattr(dist, name, lambda value=value: value)
+        monkeypatch.setattr(JobStore, "of_group", classmethod(lambda _: None))
 
-    return stands
+    return start
 
 
 def native(pack: Path, **options: Any) -> DataLoader:
@@ -128,7 +132,7 @@ def test_what_only_the_world_decides_is_an_error_at_the_first_pass(
     loader = make(pack, drop_last=False)
     unseeded = make(pack, seed=None)
     group(0, 2)
-    for _ in range(2):  # and every time again: never a pass over another world's share
+    for _ in range(2):  # each time: no pass reads another world's share
         with pytest.raises(ConfigError, match="With 2 ranks the end of an epoch"):
             iter(loader)
     if make is native:
@@ -158,7 +162,7 @@ def test_half_a_launcher_is_no_world_of_one(
         monkeypatch.setenv(name, value)
     with pytest.raises(PlanError, match=r"RANK: not set.*process group.*World\(rank, size\)"):
         World.detect()
-    loader = make(pack)  # nothing is known yet, and nothing needed
+    loader = make(pack)  # the world is neither known nor needed yet
     assert len(loader) == SAMPLES // 5
     assert loader.state_dict()["version"] > 0
     for _ in range(2):
@@ -247,7 +251,7 @@ loaders = {
     "plain": DataLoader(Squares(203, "int"), 5),
 }
 found = {name: [len(loader)] for name, loader in loaders.items()}
-os.environ.update(WORLD_SIZE="2", LOCAL_RANK=str(rank), NODE_RANK="0")  # as Lightning in fit()
+os.environ.update(WORLD_SIZE="2", LOCAL_RANK=str(rank), NODE_RANK="0")  # as Lightning does in fit()
 dist.init_process_group("gloo", rank=rank, world_size=2)
 for name, loader in loaders.items():
     found[name].append(len(loader))

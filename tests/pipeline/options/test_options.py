@@ -1,4 +1,4 @@
-"""What users ask of a loader, as values: each checks itself, alone, without a loader."""
+"""The arguments of a loader as values: each checks itself, without a loader."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_every_argument_of_the_loader_is_in_one_value() -> None:
 
 
 def test_torchs_arguments_are_torchs() -> None:
-    """With its defaults, so that a value of ours says what torch would do."""
+    """They have torch's defaults."""
     torchs = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
     ours = {field.name: field.default for field in fields(TorchOptions)}
     assert set(ours) == set(torchs) - {"self", "dataset"}

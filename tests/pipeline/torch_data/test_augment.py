@@ -1,4 +1,4 @@
-"""augment= on torch datasets: DALI makes of their images what it makes of a native dataset's."""
+"""augment= on torch datasets: DALI processes their images as it does those of a native dataset."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Photos(torch.utils.data.Dataset[Any]):
-    """The folder's files in our listing order, in a form of choice."""
+    """The folder's files in the order of Penstock's listing, in a chosen form."""
 
     def __init__(self, root: Path, form: str) -> None:
         self.paths = sorted(root.glob("[01]/*.jpg"))
@@ -170,7 +170,7 @@ PAIR_FORMS = ("bytes", "pil", "array")
 
 
 class Pairs(torch.utils.data.Dataset[Any]):
-    """Two images a sample, of different sizes."""
+    """Two images per sample, of different sizes."""
 
     def __init__(self, root: Path, form: str, *, in_tuple: bool = False) -> None:
         self.paths = sorted(root.glob("[01]/*.jpg"))
@@ -210,7 +210,7 @@ def test_all_images_of_a_sample_are_decoded(folder: Path, form: str, in_tuple: b
     order = torch.cat([batch[ids] for batch in batches])
     back = torch.empty_like(order)
     back[order] = torch.arange(SAMPLES)
-    # What is left of one sample is right of another.
+    # One sample's left image is another one's right image.
     assert torch.equal(lefts[back], rights[back.flip(0)])
 
 
@@ -251,13 +251,13 @@ def test_single_samples(folder: Path, form: str, workers: int, seed: int | None)
         image = images_of(one, form)
         assert image.shape == (3, 32, 32)
         assert torch.equal(image, images_of(many, form)[0])
-        if form == "bytes":  # what torch's default_convert leaves of it
+        if form == "bytes":  # torch's default_convert returns them unchanged
             assert type(one[1]) is int
 
 
 @pytest.mark.parametrize("most", [4095, 65535])
 def test_pictures_of_16_bits_are_scaled_as_their_files_are(most: int) -> None:
-    """PIL makes white of all above 255."""
+    """PIL would make all values above 255 white."""
     wide = np.linspace(0, most, 64, dtype=np.uint16).reshape(8, 8)
     picture = Image.fromarray(wide)
     picture.save(buffer := io.BytesIO(), "PNG")

@@ -1,4 +1,5 @@
-"""Bad samples of map-style datasets: with max_bad= and seed= others stand in, the same anywhere."""
+"""Bad samples of map-style datasets: with max_bad= and seed=, the same substitutes replace them
+anywhere."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ class Holed(torch.utils.data.Dataset[Any]):
 
 
 class HoledBatches(Holed):
-    """Reads a batch at once."""
+    """Reads a whole batch at once."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
@@ -86,7 +87,7 @@ def own_order(loader: DataLoader) -> list[int]:
 
 
 def stand_ins(**options: Any) -> dict[int, tuple[int, float]]:
-    """What was handed out in each sample's place, in the first epoch, over all ranks."""
+    """Return what was delivered instead of each sample, in the first epoch, over all ranks."""
     found: dict[int, tuple[int, float]] = {}
     size = options.pop("worlds", 1)
     for rank in range(size):
@@ -104,7 +105,9 @@ class TestSubstitutes:
         }
         for i in BAD:
             assert found[i][0] not in BAD
-            assert found[i] == plain[found[i][0]]  # as it comes by itself, its draws too
+            assert (
+                found[i] == plain[found[i][0]]
+            )  # the same as without bad samples, its draws included
 
     @pytest.mark.parametrize(
         "options",

@@ -1,4 +1,4 @@
-"""Where a loader over a torch dataset stands, and what a dataset was told of epochs: each alone."""
+"""The position of a loader over a torch dataset, and the epoch of the dataset: each alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Ten(torch.utils.data.IterableDataset[int]):
 
 
 def setup(**options: Any) -> PassSetup:
-    """Of a stream that promises ten samples: three batches of four."""
+    """Return the setup of a stream that promises ten samples: three batches of four."""
     torch_options = TorchOptions(batch_size=4, **options)
     return PassSetup(
         dataset=Ten(),
@@ -79,7 +79,7 @@ class TestBookmark:
         bookmark, stream = Bookmark(), setup()
         saved = Mark(epoch=1, batches=2)
         bookmark.restore(saved)
-        for _ in range(2):  # some trainers call iter() once more to look
+        for _ in range(2):  # some trainers call iter() twice
             number = bookmark.open(stream)
             assert bookmark.mark == saved
         bookmark.go_to(1, stream)
@@ -131,7 +131,7 @@ class TestDatasetEpoch:
         assert epochs.now() is None
         epochs.set(3, sampler, None)
         assert (dataset.told, sampler.told, epochs.now()) == ([3], [3], 3)
-        epochs.advance(2)  # not where it stands
+        epochs.advance(2)  # not the dataset's epoch
         epochs.advance(3)
         assert (dataset.told, epochs.now()) == ([3, 4], 4)
         epochs.restore(1)

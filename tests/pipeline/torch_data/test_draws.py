@@ -1,4 +1,4 @@
-"""Samplers that draw from the process's own generators: as torch has it, and resumed exactly."""
+"""Samplers that draw from the process's own generators: the same as torch, and resumed exactly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLES = 23
 
 
 class Python(torch.utils.data.Sampler[int]):
-    """Shuffles with python's generator, when the first index is asked for."""
+    """Shuffles with python's generator at the first index."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -35,14 +35,14 @@ class Python(torch.utils.data.Sampler[int]):
 
 
 class Eager(Python):
-    """Shuffles when it is iterated, before anything is asked for."""
+    """Shuffles in iter(), before the first index."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(np.random.permutation(SAMPLES).tolist())
 
 
 class Lazy(Python):
-    """Draws each index when it is asked for, from python's generator and from numpy's."""
+    """Draws each index when it is needed, from python's generator and from numpy's."""
 
     def __iter__(self) -> Iterator[int]:
         for _ in range(SAMPLES):
@@ -56,7 +56,7 @@ class LazyTorch(Python):
 
 
 class Derived(torch.utils.data.DistributedSampler[int]):
-    """Of one rank; weighs its samples by numpy's generator."""
+    """A sampler of one rank that weighs its samples by numpy's generator."""
 
     def __init__(self) -> None:
         super().__init__(Squares(SAMPLES), num_replicas=1, rank=0)
@@ -125,7 +125,7 @@ def test_resumed_at_every_step(kind: str) -> None:
         states.append(json.dumps(loader.state_dict()))
     assert max(map(len, states)) < 10_000
     for step, state in enumerate(states[:-1], start=1):
-        seed(99 + step)  # another process: its generators stand elsewhere
+        seed(99 + step)  # another process, with other generator states
         resumed = DataLoader(Squares(SAMPLES, "int"), **options)
         resumed.load_state_dict(json.loads(state))
         before = random.getstate(), str(np.random.get_state())

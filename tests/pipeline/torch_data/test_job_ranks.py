@@ -1,4 +1,4 @@
-"""Loaders over torch datasets with seed=: ranks compare them and pass errors on to one another."""
+"""Loaders over torch datasets with seed=: ranks compare them and publish their errors."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ CROP = [RandomCrop(8, pad_if_needed=True)]
 
 
 class Grids(Dataset[Any]):
-    """Pictures whose pixels say where they lie: the first pixel of a crop is its corner."""
+    """Pictures whose pixels hold their position: the first pixel of a crop is its corner."""
 
     def __init__(self, count: int = 10) -> None:
         self.count = count
@@ -38,7 +38,7 @@ class Grids(Dataset[Any]):
 
 
 class Repeated(Sampler[int]):
-    """As timm has it: a sample goes to several ranks, one after another."""
+    """timm's sampler: a sample goes to several ranks, one after another."""
 
     def __init__(self, count: int, num_replicas: int, rank: int, repeats: int = 3) -> None:
         self.count, self.num_replicas, self.rank, self.repeats = count, num_replicas, rank, repeats
@@ -60,7 +60,7 @@ class Repeated(Sampler[int]):
 
 
 class ByWorldSize(Repeated):
-    """Other names, and draws from python's own generator."""
+    """A sampler with other attribute names that draws from python's own generator."""
 
     def __init__(self, count: int, world_size: int, rank: int) -> None:
         super().__init__(count, world_size, rank)
@@ -84,7 +84,7 @@ class Wrapped(Sampler[int]):
 
 
 class Sharded(Sampler[int]):
-    """Cut into shards when it was made."""
+    """A sampler that was cut into shards when it was made."""
 
     def __init__(self, count: int, num_replicas: int, rank: int) -> None:
         self.num_replicas, self.rank = num_replicas, rank
@@ -98,14 +98,15 @@ class Sharded(Sampler[int]):
 
 
 class Endless(Sampler[int]):
-    """Without a length."""
+    """A sampler without a length."""
 
     def __iter__(self) -> Iterator[int]:
         return iter([4, 4, 4, 7, 4, 7] * 2)
 
 
 class Stateful(Sampler[int]):
-    """With a length, and a state of its own: a resumed pass doesn't draw again what was."""
+    """A sampler with a length and a state of its own: a resumed pass doesn't draw the past
+    again."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -127,13 +128,13 @@ class Stateful(Sampler[int]):
 
 
 def loader_of(sampler: Any, **options: Any) -> DataLoader[Any]:
-    torch.manual_seed(11)  # what the draws' seed is taken from
+    torch.manual_seed(11)  # the draws' seed is drawn from it
     options = {"batch_size": 4, "augment": CROP, **options}
     return DataLoader(Grids(), sampler=sampler, **options)
 
 
 def corners(batches: Any) -> list[tuple[int, tuple[int, int]]]:
-    """Which sample each place delivers, and the corner of its crop."""
+    """Return the sample that each position delivers, and the corner of its crop."""
     found = []
     for pixels, ids in batches:
         first = pixels[:, :, 0, 0].int()
@@ -148,7 +149,7 @@ def delivered(sampler: Any, **options: Any) -> list[tuple[int, tuple[int, int]]]
 
 
 def all_differ(found: list[tuple[int, tuple[int, int]]]) -> bool:
-    """Whether the crops of each sample differ: two of 57 * 57 may be one, by chance."""
+    """Return True if the crops of each sample differ; two of 57 * 57 may be equal by chance."""
     of = defaultdict(list)
     for index, corner in found:
         of[index].append(corner)
@@ -180,7 +181,7 @@ def test_repeats_differ_and_resume_exactly(sampler: Any, workers: int) -> None:
         batches = iter(loader)
         begun = corners([next(batches), next(batches)])
         state = loader.state_dict()
-    torch.manual_seed(77)  # nothing of what goes on
+    torch.manual_seed(77)  # must not change what follows
     with DataLoader(
         Grids(), sampler=made(), batch_size=4, augment=CROP, num_workers=workers
     ) as again:
@@ -201,9 +202,10 @@ def test_the_first_of_each_sample_has_the_crop_that_it_had() -> None:
 @pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ranks_number_repeats_together(kind: Any, ranks: int, is_known: bool) -> None:
-    """An evaluation for each rank gives what one rank with all samples would.
+    """Each rank evaluates the sampler as one rank with all samples would.
 
-    is_known: whether Penstock knows of the ranks too, as in a job."""
+    is_known: Penstock knows the ranks too, as in a job.
+    """
 
     def found(world: int, rank: int) -> list[Any]:
         random.seed(4)
@@ -254,7 +256,7 @@ def test_the_order_and_all_generators_stay_what_torch_leaves(make: Any) -> None:
             seed(6)
         options: Any = {} if kind is torch.utils.data.DataLoader else {"augment": CROP}
         loader = kind(Grids(), sampler=make(), batch_size=4, **options)
-        if kind is DataLoader:  # its draws' seed is one more number of torch's
+        if kind is DataLoader:  # the draws' seed takes one more number of torch's
             torch.manual_seed(6)
         orders.append([ids.tolist() for _ in range(2) for _, ids in loader])
         states.append((random.getstate(), np.random.bytes(8), torch.rand(3).tolist()))

@@ -24,7 +24,7 @@ Torch = torch.utils.data.DataLoader
 
 
 def both(make: Any, seed: int = 3) -> tuple[list[Any], list[Any]]:
-    """Two epochs through each, from one state of torch's generator."""
+    """Return two epochs of each loader, from one state of torch's generator."""
     results = []
     for kind in (Torch, DataLoader):
         torch.manual_seed(seed)
@@ -199,7 +199,7 @@ def test_the_same_exception_from_a_dataset_and_the_sample_named(workers: int) ->
         seen = [next(batches)[1].tolist() for _ in range(2)]
         with pytest.raises(KeyError) as caught:
             next(batches)
-        seen.append(next(batches)[1].tolist())  # torch goes on behind it
+        seen.append(next(batches)[1].tolist())  # torch continues with the next batch
         outcomes.append(seen)
     assert outcomes[0] == outcomes[1]
     assert "sample 5" in "".join([*getattr(caught.value, "__notes__", []), str(caught.value)])
@@ -261,7 +261,7 @@ def test_worker_init_fn_sees_the_users_dataset() -> None:
 
 
 class _Restarting:
-    """A batch sampler that is its own iterator and begins anew at iter(), as Lightning's."""
+    """A batch sampler that is its own iterator and restarts at iter(), like Lightning's."""
 
     def __iter__(self) -> Any:
         self.at = 0

@@ -1,4 +1,4 @@
-"""Resuming a torch dataset: exactly what a loop that was never stopped would have had."""
+"""Resuming a torch dataset delivers exactly what a loop without a stop would have delivered."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_resume_continues_exactly(name: str, workers: int) -> None:
         second.close()
 
 
-# Samplers live in the loader's process: with workers, one stands for all that differ by theirs.
+# Samplers run in the loader's process, so one of them is enough with workers.
 ENDS = [(name, 0) for name in MAKERS] + [
     (name, 2)
     for name in MAKERS
@@ -466,13 +466,13 @@ def test_going_on_behind_an_error_counts_its_batch_as_gone(workers: int) -> None
     again = DataLoader(_Failing(11, "int"), 2, seed=1, pad="mask", num_workers=workers)
     again.load_state_dict(behind)
     assert same(seen[3:], list(again))
-    again.load_state_dict(stopped)  # the failed batch isn't lost to who resumes
+    again.load_state_dict(stopped)  # the failed batch is read again
     with pytest.raises(KeyError):
         next(iter(again))
 
 
 class _Witness:
-    """Lists at its own destruction which worker processes live."""
+    """Lists the live worker processes in its destructor."""
 
     alive: list[Any] | None = None
 
@@ -487,7 +487,8 @@ class _Witness:
 def test_workers_end_before_the_destructors_of_a_cycle_that_dropped_their_loader(
     persistent: bool,
 ) -> None:
-    """torch ends workers in a destructor, when it can't reach them any more, and waits 5 s each."""
+    """torch ends workers in a destructor, when it can't reach them any more, and waits 5 s for
+    each."""
 
     def leave_a_cycle() -> set[Any]:
         before, witness = set(multiprocessing.active_children()), _Witness()
@@ -534,8 +535,8 @@ def test_statistics_count_samples() -> None:
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("batches", [1, 3])
 def test_a_state_with_another_drop_last(seed: int | None, saved: bool, batches: int) -> None:
-    """As with native datasets: the batches before an epoch's end stay, and a warning says what the
-    end is."""
+    """As with native datasets, the batches before an epoch's end stay, and a warning describes the
+    end."""
 
     def make(*, drop_last: bool, samples: int = 14) -> DataLoader[Any]:
         return DataLoader(
@@ -552,7 +553,7 @@ def test_a_state_with_another_drop_last(seed: int | None, saved: bool, batches: 
     change = "ends with its last 2" if saved else "leaves out its last 2"
     with pytest.warns(PenstockWarning, match=change):
         second.load_state_dict(state)
-    moved_on = batches == 3  # and nothing of the epoch was left in one of the two
+    moved_on = batches == 3  # and one of the two has nothing left of the epoch
     assert second.epoch == (1 if moved_on else 0)
     rest = [batch.tolist() for batch in second]
     if not moved_on:

@@ -1,4 +1,4 @@
-"""Iterable datasets: no kind of them loses or repeats a sample, wherever a job goes on."""
+"""Iterable datasets of any kind lose and repeat no sample, at any position of a resume."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def numbers(batch: Any) -> list[int]:
 
 
 def rest(loader: DataLoader) -> list[Any]:
-    """What is left of EPOCHS epochs, batch by batch."""
+    """Return what is left of EPOCHS epochs, batch by batch."""
     batches: list[Any] = []
     while loader.epoch < EPOCHS:
         before = len(batches)
@@ -40,8 +40,10 @@ def rest(loader: DataLoader) -> list[Any]:
 
 
 def stopped(loader: DataLoader, batches: int) -> tuple[list[Any], dict[str, Any]]:
-    """That many batches over epochs, and the state there. The loader then goes on by one batch, as
-    a job does that writes its checkpoint meanwhile."""
+    """Return that many batches over epochs, and the state after them.
+
+    The loader then continues by one batch, as a job does that writes its checkpoint meanwhile.
+    """
     seen: list[Any] = []
     while True:
         iterator = iter(loader)
@@ -128,7 +130,7 @@ def test_a_state_does_not_change_behind_its_owners_back() -> None:
     again = iter(second)
     next(again)
     assert state == kept
-    second.state_dict()["mark"]["workers"][0]["state"].clear()  # the user's, to do with as he likes
+    second.state_dict()["mark"]["workers"][0]["state"].clear()  # the state belongs to the user
     assert [numbers(batch) for batch in again] == expected
 
 
@@ -208,7 +210,7 @@ def test_of_two_iterators_the_latest_is_the_states() -> None:
 def test_a_decided_order_stays_when_iter_is_called_once_more() -> None:
     loader = DataLoader(Squares(20, "int"), 5, shuffle=True, num_workers=1)
     state = loader.state_dict()
-    iter(loader)  # some trainers look first
+    iter(loader)  # some trainers call iter() twice
     expected = [numbers(batch) for batch in loader]
     again = DataLoader(Squares(20, "int"), 5, shuffle=True, num_workers=1)
     again.load_state_dict(state)
@@ -239,7 +241,7 @@ def test_a_stream_may_give_more_than_its_length(persistent: bool, batch_size: in
         left = [numbers(batch) for batch in again]
     assert sorted(n for batch in seen + left for n in batch) == list(range(12))
     assert again.epoch == 1
-    next(iter(loader))  # who never asks past the length moves on by the next iter()
+    next(iter(loader))  # a loop that stops at the length continues with the next iter()
     assert loader.epoch == 1
     loader.close()
     again.close()
@@ -286,7 +288,7 @@ def test_the_epoch_that_a_dataset_was_told_is_kept() -> None:
         again.load_state_dict(state)
         assert [numbers(batch) for batch in again] == expected
         again.load_state_dict(state)
-        again.set_epoch(epoch)  # as the resumed loop does
+        again.set_epoch(epoch)  # like the resumed loop
         assert [numbers(batch) for batch in again] == expected
 
 
@@ -302,7 +304,7 @@ def test_a_resumed_pass_that_goes_on_by_itself_tells_the_next_epoch() -> None:
     loader = DataLoader(Told([12]), 3)
     loader.set_epoch(0)
     iterator = iter(loader)
-    for _ in range(4):  # all of it, but its end wasn't seen
+    for _ in range(4):  # all batches, but not the end
         next(iterator)
     again = DataLoader(Told([12]), 3)
     again.load_state_dict(loader.state_dict())
@@ -348,7 +350,7 @@ def test_a_stream_that_shuffles_by_the_processs_generators_goes_on(cut: int) -> 
         left = []
         for batch in again:
             left.append(numbers(batch))
-            random.random()  # the training loop's own draws, beside a resumed stream
+            random.random()  # the training loop draws while a resumed stream is read
         assert left == whole[cut:]
 
 

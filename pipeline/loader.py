@@ -103,7 +103,13 @@ def check_dataset(dataset: Any) -> None:
             f"dataset: got a {type(dataset).__name__}, wanted the dataset that it reads. Pass its "
             ".dataset."
         )
-    _refuse_wrapped(dataset)
+    if any(_is_native(part) for part in _inner_datasets(dataset)):
+        name = type(dataset).__name__
+        remedy = _PART_REMEDY if isinstance(dataset, torch.utils.data.Subset) else _SEVERAL_REMEDY
+        raise DatasetError(
+            f"{name} holds a native dataset (penstock.Dataset), which is read by shards and not by "
+            f"index, so torch's wrappers and lists can't hold one. Instead {remedy}."
+        )
     is_known = isinstance(dataset, torch.utils.data.Dataset)
     if not is_known and not any(hasattr(dataset, n) for n in ("__getitem__", "__getitems__")):
         remedy = (
@@ -116,17 +122,6 @@ def check_dataset(dataset: Any) -> None:
         raise ConfigError(
             f"dataset: got an object of type {type(dataset).__name__}, wanted a dataset. {remedy}."
         )
-
-
-def _refuse_wrapped(dataset: Any) -> None:
-    if not any(_is_native(part) for part in _inner_datasets(dataset)):
-        return
-    name = type(dataset).__name__
-    remedy = _PART_REMEDY if isinstance(dataset, torch.utils.data.Subset) else _SEVERAL_REMEDY
-    raise DatasetError(
-        f"{name} holds a native dataset (penstock.Dataset), which is read by shards and not by "
-        f"index, so torch's wrappers and lists can't hold one. Instead {remedy}."
-    )
 
 
 def _inner_datasets(dataset: Any) -> list[Any]:

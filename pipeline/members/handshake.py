@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan import World
 
 _MOST_RUNS = 12  # of ranks, that a message names
+_RECIPE_SHOWN = 200  # characters
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -67,6 +68,12 @@ def recipe_text(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(recipe_text, value))}]"
     return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def recipe_facts(operations: object) -> tuple[str, str]:
+    """Return a recipe's facts for `SharedFacts`: its fingerprint, and the start of its text."""
+    text = recipe_text(operations)
+    return hashlib.sha256(text.encode()).hexdigest(), text[:_RECIPE_SHOWN]
 
 
 CUT_TWICE = (
@@ -189,8 +196,7 @@ EXCHANGE_TIMEOUT_S = 600.0
 collective, after which the job would end in any case."""
 
 MEET_TIMEOUT_S = 5.0
-"""Seconds that rank 0 waits if no other rank has built the loader, because it may have one alone.
-"""
+"""Seconds that rank 0 waits if no other rank has built the loader: it may have one alone."""
 
 _WARN_AFTER_S = 60.0  # a rank that has waited this long logs the ranks that it waits for
 _MOST_DATASETS = 64  # datasets read in index order that are compared

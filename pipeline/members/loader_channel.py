@@ -56,7 +56,7 @@ class LoaderChannel:
     ) -> None:
         """store: this loader's part of the job's store. job_store: all of it. section: the name of
         the part that holds this and similar loaders. size: ranks of the job, reachable or not."""
-        self._store = store
+        self.store = store
         self._job_store = job_store
         self.section = section
         self.rank = rank
@@ -70,19 +70,14 @@ class LoaderChannel:
         self._waits_number = 0  # of this process, among those that published waits, from 1
 
     @property
-    def store(self) -> JobStore | None:
-        """This loader's part of the job's store; None if the ranks can't reach one another."""
-        return self._store
-
-    @property
     def is_shared(self) -> bool:
         """True if other ranks can read what this one publishes."""
-        return self._store is not None
+        return self.store is not None
 
     @property
     def job_store(self) -> JobStore | None:
         """The job's store; None if it isn't known to answer."""
-        return None if self._store is None else self._job_store
+        return None if self.store is None else self._job_store
 
     @property
     def speaks_for_rank(self) -> bool:
@@ -95,14 +90,14 @@ class LoaderChannel:
 
         is_expected: all processes have this loader.
         """
-        if self._store is None or world.processes == 1:
+        if self.store is None or world.processes == 1:
             return
         connection = self._request(lambda store: store.separate(), None)
-        if connection is None or self._store is None:
+        if connection is None or self.store is None:
             return
         from penstock.pipeline.members.first_process import FirstProcessNotices, FirstProcessWatch
 
-        store = self._store
+        store = self.store
         with contextlib.suppress(JobStoreError):  # the next request reports it
             if world.process == 0:
                 self._notices = FirstProcessNotices(store, owner=self)
@@ -274,20 +269,20 @@ class LoaderChannel:
         key = self._key("all-ended")
         if here >= members:
             self._request(lambda store: store.set(key, "1"), None)
-        elif self._store is not None:
+        elif self.store is not None:
             with contextlib.suppress(JobStoreError):  # the store is gone: its process has ended
-                self._store.wait([key], timeout_s=ENDING_TIMEOUT_S)
+                self.store.wait([key], timeout_s=ENDING_TIMEOUT_S)
 
     def _key(self, name: str) -> str:
         return f"{self._round}/{name}"
 
     def _request(self, request: Callable[[JobStore], T], default: T) -> T:
-        if self._store is None:
+        if self.store is None:
             return default
         try:
-            return request(self._store)
+            return request(self.store)
         except JobStoreError as error:
-            self._store = None
+            self.store = None
             self._lose(error)
             return default
 

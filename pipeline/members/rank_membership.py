@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan import Cursor, JobOrder, LaneOrder, LoaderState
     from penstock.readers import Source
 
-_RECIPE_SHOWN = 200  # characters
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankMembership:
@@ -198,14 +196,14 @@ def _give_up(channel: LoaderChannel, reason: str) -> None:
 
 
 def _shared_facts(order: JobOrder, options: NativeOptions, *, plan: str, at: str) -> SharedFacts:
-    from penstock.pipeline.members.handshake import SharedFacts, recipe_text
+    from penstock.pipeline.members.handshake import SharedFacts, recipe_facts
 
     contents, settings, walk = order.source.contents, order.settings, order.walk
-    recipe = recipe_text(options.augment)
     batch = ", ".join(
         f"{size} from sample {first} on" if first else str(size)
         for first, size in walk.schedule.entries[walk.schedule.history :]
     )
+    recipe, recipe_words = recipe_facts(options.augment)
     return SharedFacts(
         dataset=contents.fingerprint,
         samples=contents.samples,
@@ -219,8 +217,8 @@ def _shared_facts(order: JobOrder, options: NativeOptions, *, plan: str, at: str
         reshuffle=float(settings.reshuffle),
         batch="" if at else batch,  # ranks that rejoin know only the batches to come (`at`)
         ends=f"drop_last={walk.drop_last}, pad={'mask' if options.pad else None}",
-        recipe=hashlib.sha256(recipe.encode()).hexdigest(),
-        recipe_words=recipe[:_RECIPE_SHOWN],
+        recipe=recipe,
+        recipe_words=recipe_words,
     )
 
 

@@ -375,9 +375,8 @@ class Pass:
         self._mark = replace(self._mark, workers=tuple(workers))
 
     def _apply_pending(self) -> None:
-        if self._pending:
-            self._apply(self._pending)
-            self._pending = []
+        pending, self._pending = self._pending, []
+        self._apply(pending)
 
     def _deliver(self, message: WorkerMessage) -> Any:
         setup, mark = self._setup, self._mark

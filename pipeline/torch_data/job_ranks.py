@@ -6,7 +6,6 @@ loader is independent. Torch datasets have no fingerprint, so their type and len
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 from penstock.cache import JobStore
@@ -18,7 +17,7 @@ from penstock.pipeline.members import (
     check_replicas,
     check_same_plan,
     open_channel,
-    recipe_text,
+    recipe_facts,
 )
 from penstock.pipeline.torch_data.index_order import PlannedOrder
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from penstock.pipeline.report import Meter
     from penstock.pipeline.torch_data.mark import Mark
     from penstock.pipeline.torch_data.pass_setup import PassSetup
-
-_RECIPE_SHOWN = 200  # characters
 
 
 class JobRanks:
@@ -116,9 +113,9 @@ class JobRanks:
 def _facts(setup: PassSetup) -> SharedFacts:
     options, order = setup.options, setup.order
     assert isinstance(order, PlannedOrder)
-    recipe = recipe_text(options.own.augment)
     kind, samples = type(setup.dataset).__name__, order.walk.samples
     shuffles = bool(options.torch_options.shuffle)
+    recipe, recipe_words = recipe_facts(options.own.augment)
     return SharedFacts(
         dataset=f"{kind}-{samples}",
         samples=samples,
@@ -127,7 +124,7 @@ def _facts(setup: PassSetup) -> SharedFacts:
         size=options.world.size,
         batch=str(order.walk.schedule.size),
         ends=f"drop_last={order.walk.drop_last}, pad={'mask' if order.is_padded else None}",
-        recipe=hashlib.sha256(recipe.encode()).hexdigest(),
-        recipe_words=recipe[:_RECIPE_SHOWN],
+        recipe=recipe,
+        recipe_words=recipe_words,
         reshuffle=float(options.own.order.reshuffle) if shuffles else 0.0,
     )

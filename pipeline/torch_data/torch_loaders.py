@@ -35,7 +35,7 @@ from penstock.pipeline.torch_private import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from penstock.pipeline.torch_data.mark import Mark
     from penstock.pipeline.torch_data.pass_setup import PassSetup
@@ -77,60 +77,11 @@ class OutstandingRequests:
         return f"samples {', '.join(map(repr, flat[:_MOST_NAMED]))}{more}" if flat else "nothing"
 
 
-def worker_error(
-    error: Exception,
-    inner: Any,
-    outstanding: OutstandingRequests | None,
-    *,
-    streams: Mapping[int, int],
-    name: str,
-) -> WorkerError | None:
-    """Return an error that names a dead worker's samples; None if no worker of `inner` has died.
-
-    inner: torch's iterator. outstanding: of a map-style dataset, else None. streams: batches that
-    were delivered of each worker's stream. name: of the dataset.
-    """
-    workers = workers_of(inner)
-    is_cut_off = isinstance(error, ConnectionError | EOFError)
-    if not is_cut_off and not any(worker.exitcode for worker in workers):
-        return None
-    stop_watching(inner)
-    if is_cut_off:  # the worker may not have ended yet
-        ends = connection.wait([worker.sentinel for worker in workers], timeout=_END_S)
-        for worker in workers:
-            if worker.sentinel in ends:
-                worker.join(_END_S)
-    dead = {number: code for number, worker in enumerate(workers) if (code := worker.exitcode)}
-    if not dead:
-        return WorkerError(
-            f"The connection to a DataLoader worker broke while it sent a batch. {_MEMORY}"
-        )
-    losses = "; ".join(
-        f"worker {number} (pid {workers[number].pid}) {describe_exit(code)} while it was "
-        f"reading {_last_request(inner, number, outstanding, streams)} of {name}"
-        for number, code in dead.items()
-    )
-    return WorkerError(f"DataLoader {losses}. {_MEMORY}")
-
-
-def _last_request(
-    inner: Any, number: int, outstanding: OutstandingRequests | None, streams: Mapping[int, int]
-) -> str:
-    """Return, as text, what the worker was reading or had just read."""
-    tasks = sorted(tasks_of(inner).items())
-    mine = [(task, len(info) > 1) for task, info in tasks if info[0] == number]
-    away = [task for task, is_back in mine if not is_back]
-    if outstanding is not None:
-        return outstanding.samples(away)
-    first = streams.get(number, 0) + len(mine) - len(away)
-    return f"batches {first} to {first + max(0, len(away) - 1)} of its stream"
-
-
 def end_workers(inner: Any) -> None:
     """End the workers of one of torch's iterators now.
 
-    torch would end them when nothing refers to the iterator any more, and the traceback of an error
-    may do so for long. torch's handler of dead children may raise in any code that runs then, its
+    torch would end them only when nothing refers to the iterator any more, which the traceback of
+    an error delays. torch's handler of dead children may raise in any code that runs meanwhile, its
     own clean-up included.
     """
     with contextlib.suppress(RuntimeError):
@@ -353,18 +304,42 @@ class TorchIterator:
         return None
 
     def _find_loss(self, error: Exception, mark: Mark) -> WorkerError | None:
-        """Return an error that names the samples that a dead worker was reading, if one has
-        died."""
-        setup = self._setup
-        if setup.num_workers == 0:
+        """Return an error that names the samples that a dead worker was reading, if one has died.
+
+        mark: as in `next_message`.
+        """
+        inner, workers = self._inner, workers_of(self._inner)
+        is_cut_off = isinstance(error, ConnectionError | EOFError)
+        if not workers or not (is_cut_off or any(worker.exitcode for worker in workers)):
             return None
-        return worker_error(
-            error,
-            self._inner,
-            self._outstanding,
-            streams={number: worker.batches for number, worker in enumerate(mark.workers)},
-            name=description_of(setup.dataset),
+        stop_watching(inner)
+        if is_cut_off:  # the worker may not have ended yet
+            ends = connection.wait([worker.sentinel for worker in workers], timeout=_END_S)
+            for worker in workers:
+                if worker.sentinel in ends:
+                    worker.join(_END_S)
+        dead = {number: code for number, worker in enumerate(workers) if (code := worker.exitcode)}
+        if not dead:
+            return WorkerError(
+                f"The connection to a DataLoader worker broke while it sent a batch. {_MEMORY}"
+            )
+        losses = "; ".join(
+            f"worker {number} (pid {workers[number].pid}) {describe_exit(code)} while it was "
+            f"reading {self._last_request(number, mark)} of {description_of(self._setup.dataset)}"
+            for number, code in dead.items()
         )
+        return WorkerError(f"DataLoader {losses}. {_MEMORY}")
+
+    def _last_request(self, number: int, mark: Mark) -> str:
+        """Return, as text, what a worker was reading or had just read."""
+        tasks = sorted(tasks_of(self._inner).items())
+        mine = [(task, len(info) > 1) for task, info in tasks if info[0] == number]
+        open_tasks = [task for task, has_returned in mine if not has_returned]
+        if self._outstanding is not None:
+            return self._outstanding.samples(open_tasks)
+        delivered = mark.workers[number].batches if number < len(mark.workers) else 0
+        first = delivered + len(mine) - len(open_tasks)
+        return f"batches {first} to {first + max(0, len(open_tasks) - 1)} of its stream"
 
     def stop(self) -> None:
         """Drop torch's iterator, and end its workers."""

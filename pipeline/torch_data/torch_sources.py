@@ -59,92 +59,6 @@ class FetchedSamples:
     bad: dict[int, BadRow] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class MapSampleReader:
-    """Reads samples of a map-style dataset.
-
-    seed: with epoch and index, it keys each sample's random numbers; None keys none. substitutes:
-    None if a bad sample is an error.
-    """
-
-    dataset: Any
-    seed: int | None
-    substitutes: Substitutes | None
-
-    def read(self, indices: list[Any], epoch: int, *, together: bool) -> FetchedSamples:
-        """Return samples by index; together: by `__getitems__`, if the dataset has it.
-
-        Raises what the dataset raises, and TooManyBadSamplesError if no substitute is good.
-        """
-        many = getattr(self.dataset, "__getitems__", None)
-        if not together or not callable(many):
-            return self._read_each(indices, epoch)
-        if indices:
-            self._seed(indices[0], epoch)  # one call draws for all of them: keyed by the first
-        try:
-            return FetchedSamples(many(indices), indices)
-        except Exception as error:  # raised again, or each sample is read alone
-            if self.substitutes is None or not is_sample_fault(error):
-                raise
-        return self._read_each(indices, epoch, together=True)
-
-    def _read_each(
-        self, indices: list[Any], epoch: int, *, together: bool = False
-    ) -> FetchedSamples:
-        if self.substitutes is None:
-            return FetchedSamples(
-                [self._read_one(i, epoch, together=together) for i in indices], indices
-            )
-        read = FetchedSamples([], [])
-        for row, index in enumerate(indices):
-            sample, used, why = self._read_good(index, epoch, self.substitutes, together=together)
-            read.samples.append(sample)
-            read.ids.append(used)
-            if why is not None:
-                read.bad[row] = BadRow(index, why)
-        return read
-
-    def _read_good(
-        self, index: Any, epoch: int, substitutes: Substitutes, *, together: bool
-    ) -> tuple[Any, Any, str | None]:
-        """Return a sample or its first good substitute, the index of that, and why it was
-        replaced."""
-        reasons: dict[int, str] = {}
-        for candidate in (index, *substitutes.of(index, epoch=epoch)):
-            if candidate in reasons:
-                continue
-            try:
-                sample = self._read_one(candidate, epoch, together=together)
-            except Exception as error:  # raised again unless the sample is bad
-                if not is_sample_fault(error):
-                    raise
-                reasons[candidate] = reason_of(error)
-            else:
-                return sample, candidate, reasons.get(index)
-        raise TooManyBadSamplesError(
-            f"Sample {index} of {description_of(self.dataset)} is bad ({reasons[index]}), and so "
-            f"are all {len(reasons) - 1} substitutes that were tried, the last because of "
-            f"{list(reasons.values())[-1]}. The dataset's own code may be the cause: try "
-            f"dataset[{index}]. max_bad= is for samples that can't be read.",
-            sample_ids=tuple(sorted(reasons)),
-        )
-
-    def _read_one(self, index: Any, epoch: int, *, together: bool) -> Any:
-        self._seed(index, epoch)
-        try:
-            if together:
-                (sample,) = self.dataset.__getitems__([index])
-                return sample
-            return self.dataset[index]
-        except Exception as error:  # raised again, with the sample named
-            error.add_note(f"while reading sample {index!r} of {description_of(self.dataset)}")
-            raise
-
-    def _seed(self, index: Any, epoch: int) -> None:
-        if self.seed is not None:
-            seed_all(int(keyed_hash(self.seed, epoch, int(index))))
-
-
 def collate_named(collate: Collate, samples: Any, names: Sequence[Any]) -> Any:
     """Return collate(samples); an error gets a note that names the samples that caused it."""
     try:
@@ -191,24 +105,6 @@ def _failing_sample(collate: Collate, samples: Any) -> tuple[int, str] | None:
     return (odd[0], why) if odd else None
 
 
-@dataclass(frozen=True, slots=True)
-class RandomState:
-    """States of the three generators that datasets draw from."""
-
-    python: Any
-    numpy: Any
-    torch: torch.Tensor
-
-    @classmethod
-    def now(cls) -> RandomState:
-        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state())
-
-    def restore(self) -> None:
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-        torch.set_rng_state(self.torch)
-
-
 class MapSource(torch.utils.data.Dataset[WorkerMessage]):
     """A dataset for torch's loader whose items are requests to the user's map-style dataset.
 
@@ -228,7 +124,8 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
         self.dataset = dataset
         self._collate = collate
         self._batched = batched
-        self._reader = MapSampleReader(dataset, seed, substitutes)
+        self._seed = seed
+        self._substitutes = substitutes
         self._has_state = has_state(dataset)
 
     def __getitem__(self, request: WorkerRequest) -> WorkerMessage:
@@ -238,14 +135,18 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
         if request.void:
             return WorkerMessage(worker=worker, void=True)
         in_main = torch.utils.data.get_worker_info() is None
-        before = RandomState.now() if in_main and self._reader.seed is not None else None
+        before: Any = None  # states of the generators, which the training loop uses
+        if in_main and self._seed is not None:
+            before = random.getstate(), np.random.get_state(), torch.get_rng_state()
         try:
             read, batch = self._fetch(request)
         except TooManyBadSamplesError as error:  # torch would raise it without its sample_ids
             return WorkerMessage(worker=worker, error=error)
         finally:
             if before is not None:
-                before.restore()
+                random.setstate(before[0])
+                np.random.set_state(before[1])
+                torch.set_rng_state(before[2])
         # Each time, unlike for a stream: samples between two states couldn't be read again.
         state = self.state() if self._has_state and not in_main else None
         return WorkerMessage(
@@ -260,10 +161,85 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
 
     def _fetch(self, request: WorkerRequest) -> tuple[FetchedSamples, Any]:
         if not self._batched:
-            read = self._reader.read([request.index], request.epoch, together=False)
+            read = self._read([request.index], request.epoch, together=False)
             return read, self._collate(read.samples[0])
-        read = self._reader.read(list(request.index), request.epoch, together=True)
+        read = self._read(list(request.index), request.epoch, together=True)
         return read, collate_named(self._collate, read.samples, read.ids)
+
+    def _read(self, indices: list[Any], epoch: int, *, together: bool) -> FetchedSamples:
+        """Return samples by index; together: by `__getitems__`, if the dataset has it.
+
+        Raises what the dataset raises, and TooManyBadSamplesError if no substitute is good.
+        """
+        many = getattr(self.dataset, "__getitems__", None)
+        if not together or not callable(many):
+            return self._read_each(indices, epoch)
+        if indices:
+            self._seed_sample(
+                indices[0], epoch
+            )  # one call draws for all of them: keyed by the first
+        try:
+            return FetchedSamples(many(indices), indices)
+        except Exception as error:  # raised again, or each sample is read alone
+            if self._substitutes is None or not is_sample_fault(error):
+                raise
+        return self._read_each(indices, epoch, together=True)
+
+    def _read_each(
+        self, indices: list[Any], epoch: int, *, together: bool = False
+    ) -> FetchedSamples:
+        if self._substitutes is None:
+            return FetchedSamples(
+                [self._read_one(i, epoch, together=together) for i in indices], indices
+            )
+        read = FetchedSamples([], [])
+        for row, index in enumerate(indices):
+            sample, used, why = self._read_good(index, epoch, self._substitutes, together=together)
+            read.samples.append(sample)
+            read.ids.append(used)
+            if why is not None:
+                read.bad[row] = BadRow(index, why)
+        return read
+
+    def _read_good(
+        self, index: Any, epoch: int, substitutes: Substitutes, *, together: bool
+    ) -> tuple[Any, Any, str | None]:
+        """Return a sample or its first good substitute, the index of that, and why it was
+        replaced."""
+        reasons: dict[int, str] = {}
+        for candidate in (index, *substitutes.of(index, epoch=epoch)):
+            if candidate in reasons:
+                continue
+            try:
+                sample = self._read_one(candidate, epoch, together=together)
+            except Exception as error:  # raised again unless the sample is bad
+                if not is_sample_fault(error):
+                    raise
+                reasons[candidate] = reason_of(error)
+            else:
+                return sample, candidate, reasons.get(index)
+        raise TooManyBadSamplesError(
+            f"Sample {index} of {description_of(self.dataset)} is bad ({reasons[index]}), and so "
+            f"are all {len(reasons) - 1} substitutes that were tried, the last because of "
+            f"{list(reasons.values())[-1]}. The dataset's own code may be the cause: try "
+            f"dataset[{index}]. max_bad= is for samples that can't be read.",
+            sample_ids=tuple(sorted(reasons)),
+        )
+
+    def _read_one(self, index: Any, epoch: int, *, together: bool) -> Any:
+        self._seed_sample(index, epoch)
+        try:
+            if together:
+                (sample,) = self.dataset.__getitems__([index])
+                return sample
+            return self.dataset[index]
+        except Exception as error:  # raised again, with the sample named
+            error.add_note(f"while reading sample {index!r} of {description_of(self.dataset)}")
+            raise
+
+    def _seed_sample(self, index: Any, epoch: int) -> None:
+        if self._seed is not None:
+            seed_all(int(keyed_hash(self._seed, epoch, int(index))))
 
     def state(self) -> dict[str, Any]:
         """Return the dataset's own current state, if it has one."""

@@ -89,7 +89,7 @@ class TestAgreement:
         second.stop({"rank": 1})
         first.stop({"rank": 0})
         assert first.stop_notice() is not None
-        assert LoaderChannel(second._store).stop_notice() == {"rank": 1}
+        assert LoaderChannel(second.store).stop_notice() == {"rank": 1}
 
     def test_a_restored_job_forgets_the_notice(self) -> None:
         first, second = pair()

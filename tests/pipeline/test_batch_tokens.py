@@ -143,8 +143,8 @@ def test_parts_and_selections_have_lengths(dataset: Dataset) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"tokens": 0}, "wanted how many tokens"),
-        ({"tokens": {"a": 3, "b": 4}}, "wanted how many tokens"),
+        ({"tokens": 0}, "wanted the most tokens"),
+        ({"tokens": {"a": 3, "b": 4}}, "wanted the most tokens"),
         ({"tokens": {"nowhere": 3}}, "wanted one of"),
         ({"tokens": {"target": 3}}, "don't differ in length"),
         ({"batch_size": 3}, "batch_tokens= and batch_size=3"),

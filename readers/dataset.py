@@ -204,7 +204,7 @@ class Dataset(Source):
             "allow_empty": self._allow_empty,
             "max_pixels": self._max_pixels,
         }
-        return _made, (self._source, arguments, self._names, self._renames)
+        return _make_dataset, (self._source, arguments, self._names, self._renames)
 
     def select(self, *fields: str) -> Dataset:
         """Return the same data with other fields, as a dataset that opens and closes by itself.
@@ -213,7 +213,7 @@ class Dataset(Source):
         documents the errors.
         """
         _, (url, arguments, _, renames) = self.__reduce__()
-        return _made(url, arguments, check_names(fields), renames)
+        return _make_dataset(url, arguments, check_names(fields), renames)
 
     def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
         if id(self) not in made:
@@ -221,7 +221,7 @@ class Dataset(Source):
             if chosen is not None:
                 chosen = tuple(renamed_field(name, names) for name in chosen)
                 check_names(chosen)
-            made[id(self)] = _made(url, arguments, chosen, (*renames, dict(names)))
+            made[id(self)] = _make_dataset(url, arguments, chosen, (*renames, dict(names)))
         return made[id(self)]
 
     def open(self, *, verify: Verify | None = None, workers: int | None = None) -> Index:
@@ -273,7 +273,7 @@ class Dataset(Source):
                         self._naming.schema if is_named else index.schema,
                         self._naming.new(index.lacking) if is_named else index.lacking,
                         url=self.url,
-                        says_why=index.format.name in ("parquet", "arrow", "zarr", "npy"),
+                        has_reasons=index.format.name in ("parquet", "arrow", "zarr", "npy"),
                         left_out=index.about.left_out,
                     )
                     if is_named:
@@ -520,7 +520,7 @@ class Dataset(Source):
             self._scratch.close()
 
 
-def _made(
+def _make_dataset(
     url: Url,
     arguments: dict[str, Any],
     names: tuple[str, ...] | None,
@@ -591,7 +591,7 @@ def _unit_bytes(index: Index) -> float:
 def copy_keeping(dataset: Dataset, fields: tuple[str, ...]) -> Dataset:
     """Return a copy of the dataset, to be opened and closed by the caller, that keeps the chunks'
     bytes of these fields even if its batches don't have them."""
-    copy = _made(*dataset.__reduce__()[1])
+    copy = _make_dataset(*dataset.__reduce__()[1])
     copy._kept = dataset.stored_fields(fields)
     return copy
 

@@ -66,7 +66,7 @@ class Contents:
     - images: bounds of the upright sizes, by field.
     - files: their number; is_file_per_sample: each sample has its own.
     - units: rows of each decode unit, by shard; None if samples can be read one by one.
-    - unit_bytes: mean decoded size of a unit over all fields, as far as metadata tell.
+    - unit_bytes: mean decoded size of a unit over all fields, as far as the metadata record it.
     - longest: largest first length of fields whose samples differ in it, as far as known.
     - is_encoded: numbers are decoded when they are read.
     - max_pixels: of an image or a mask that is decoded.

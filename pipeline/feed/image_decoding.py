@@ -81,7 +81,7 @@ class BatchDraws:
             if isinstance(column, ListColumn):
                 columns[name] = column.samples
             if isinstance(follower.type, Boxes):
-                self.units.see(name, follower.type, column.values)
+                self.units.add(name, follower.type, column.values)
             if isinstance(follower.type, Mask) and follower.type.is_settled:
                 dtypes[name] = follower.type.dtype
         return found, content.with_columns(follow(recipes, moves, columns, dtypes=dtypes))

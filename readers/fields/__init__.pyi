@@ -35,7 +35,7 @@ from .masks import (
 from .fit import is_mask_name as is_mask_name, masks_by_name as masks_by_name
 from .fit import untyped_places as untyped_places
 from .npy_header import MAX_HEAD_BYTES as MAX_HEAD_BYTES, NpyHeader as NpyHeader
-from .npy_header import OF_OTHERS as OF_OTHERS, read_npy_header as read_npy_header
+from .npy_header import UNSUPPORTED_NPY as UNSUPPORTED_NPY, read_npy_header as read_npy_header
 from .schema import LABEL as LABEL, LABELS as LABELS, MAX_FIELDS as MAX_FIELDS, Naming as Naming
 from .schema import PLAIN as PLAIN, Schema as Schema, base_name as base_name
 from .schema import check_names as check_names, check_renames as check_renames

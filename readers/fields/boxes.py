@@ -58,14 +58,14 @@ def check_boxes(
     with np.errstate(over="ignore", invalid="ignore"):  # the results aren't finite
         corners = to_xyxy(boxes, format)
     if len(bad := np.flatnonzero(~np.isfinite(corners).all(axis=1))):
-        return Rejection(f"box {bad[0]} isn't finite: {_numbers(boxes, bad[0])}")
+        return Rejection(f"box {bad[0]} isn't finite: {_shown_row(boxes, bad[0])}")
     # Checked as stored: x + w may round to x.
     stored = np.asarray(boxes).reshape(-1, 4)
     is_xyxy, is_normalised = format.startswith("xyxy"), format.endswith("_norm")
     beyond = (stored < -_TOLERANCE) | (stored > 1 + _TOLERANCE)
     if is_normalised and len(bad := np.flatnonzero(beyond.any(axis=1))):
         return Rejection(
-            f"box {bad[0]} isn't normalised: {_numbers(boxes, bad[0])}; {format} wants fractions "
+            f"box {bad[0]} isn't normalised: {_shown_row(boxes, bad[0])}; {format} wants fractions "
             f'of the image, 0 to 1. For pixels use format="{format.removesuffix("_norm")}"'
         )
     sides = corners[:, 2:] - corners[:, :2] if is_xyxy else stored[:, 2:]
@@ -74,7 +74,7 @@ def check_boxes(
         if format == "xyxy" and ((stored[bad] >= 0) & (stored[bad] <= 1)).all():
             wanted += '. For numbers from 0 to 1 use format="cxcywh_norm" or "xywh_norm"'
         return Rejection(
-            f"box {bad[0]} is inverted: {_numbers(boxes, bad[0])}; {format} wants {wanted}"
+            f"box {bad[0]} is inverted: {_shown_row(boxes, bad[0])}; {format} wants {wanted}"
         )
     if size is not None:
         sizes = np.broadcast_to(np.asarray(size, np.int32), (len(corners), 2))
@@ -83,7 +83,7 @@ def check_boxes(
         if len(bad := np.flatnonzero(far.any(axis=1) & sizes.all(axis=1))):
             height, width = sizes[bad[0]].tolist()
             return Rejection(
-                f"box {bad[0]} lies outside its image: {_numbers(boxes, bad[0])} ({format}), "
+                f"box {bad[0]} lies outside its image: {_shown_row(boxes, bad[0])} ({format}), "
                 f"but the image is {width} wide and {height} high"
             )
     return None
@@ -103,7 +103,7 @@ class BoxUnits:
         self._wrong: dict[str, int] = {}
         self._settled: set[str] = set()
 
-    def see(self, name: str, type: Boxes, boxes: NDArray[Any]) -> None:
+    def add(self, name: str, type: Boxes, boxes: NDArray[Any]) -> None:
         """Add boxes of a field. Raises DatasetError once enough were added and all have the wrong
         unit.
 
@@ -127,7 +127,7 @@ class BoxUnits:
         seen = self._wrong[name] = self._wrong.get(name, 0) + int(wrong.sum())
         if not seen or seen < self._enough:
             return
-        shown = _numbers(stored if type.is_normalised else corners, int(np.flatnonzero(wrong)[0]))
+        shown = _shown_row(stored if type.is_normalised else corners, int(np.flatnonzero(wrong)[0]))
         if type.is_normalised:
             raise DatasetError(
                 f'"{name}": none of the first {seen} boxes lies within 0 to 1, such as {shown}, so '
@@ -152,7 +152,7 @@ def check_keypoints(points: NDArray[Any]) -> Rejection | None:
     with np.errstate(over="ignore"):
         found = np.asarray(points).astype(np.float32).reshape(-1, 2)
     if len(bad := np.flatnonzero(~np.isfinite(found).all(axis=1))):
-        return Rejection(f"point {bad[0]} isn't finite: {_numbers(points, bad[0], 2)}")
+        return Rejection(f"point {bad[0]} isn't finite: {_shown_row(points, bad[0], 2)}")
     return None
 
 
@@ -182,7 +182,7 @@ class BoxChecks:
             assert isinstance(column, RaggedColumn), name
             sizes = None
             if isinstance(type, Boxes):
-                self._units.see(name, type, column.values)
+                self._units.add(name, type, column.values)
                 image = content.columns.get(type.of)
                 if isinstance(image, EncodedColumn) and image.dims is not None:
                     sizes = np.repeat(image.dims, np.diff(column.offsets), axis=0)
@@ -218,6 +218,6 @@ def _check_rows(values: NDArray[Any], columns: int, what: str) -> Rejection | No
     return Rejection(f"wanted {what} of shape (k, {columns}), got {values.shape}")
 
 
-def _numbers(values: NDArray[Any], row: int, columns: int = 4) -> str:
+def _shown_row(values: NDArray[Any], row: int, columns: int = 4) -> str:
     shown = ", ".join(f"{value:.6g}" for value in np.asarray(values).reshape(-1, columns)[row])
     return f"({shown})"

@@ -183,7 +183,7 @@ def _images(
             shape = (verdict.height, verdict.width, verdict.channels)
             found[name][row] = pixel_refusal(
                 verdict.width, verdict.height, max_pixels=max_pixels
-            ) or _payload(sample, 0, shape, verdict.codec)
+            ) or _facts_of(sample, 0, shape, verdict.codec)
         else:
             assert isinstance(verdict, Rejection)
             found[name][row] = verdict
@@ -198,13 +198,13 @@ def _check(
         case Text():
             return _text(data)
         case Bytes():
-            return _payload(data, 0, (), "bytes")
+            return _facts_of(data, 0, (), "bytes")
         case Audio() | Video():
             sniff = sniff_audio if isinstance(type, Audio) else sniff_video
             container = sniff(data[:MEDIA_HEAD_BYTES].tobytes())
             if isinstance(container, Rejection):
                 return container
-            return _payload(data, 0, (), container)
+            return _facts_of(data, 0, (), container)
         case Array():
             return _array(name, data, type)
         case Tokens():
@@ -217,7 +217,7 @@ def _check(
     )
 
 
-def _payload(data: Encoded, start: int, shape: tuple[int, ...], codec: str) -> Facts:
+def _facts_of(data: Encoded, start: int, shape: tuple[int, ...], codec: str) -> Facts:
     return Facts(crc32c(data[start:]), start, len(data) - start, shape, codec)
 
 
@@ -232,7 +232,7 @@ def _text(data: Encoded) -> Facts | Rejection:
     except UnicodeDecodeError as error:
         at = start + error.start
         return Rejection(f"not UTF-8 text (0x{int(data[at]):02X} at byte {at}): convert it")
-    return _payload(data, start, (), "utf-8")
+    return _facts_of(data, start, (), "utf-8")
 
 
 def _array(name: str, data: Encoded, type: Array) -> Facts | Rejection:
@@ -245,7 +245,7 @@ def _array(name: str, data: Encoded, type: Array) -> Facts | Rejection:
     is_bool = header.codec.dtype.kind == "b"
     if is_bool and len(data) > header.start and data[header.start :].max() > 1:
         return Rejection("damaged: booleans that are neither 0 nor 1")
-    return _payload(data, header.start, header.shape, str(header.codec))
+    return _facts_of(data, header.start, header.shape, str(header.codec))
 
 
 def _mask(data: Encoded, type: Mask, *, max_pixels: int) -> Facts | Rejection:
@@ -264,7 +264,7 @@ def _mask(data: Encoded, type: Mask, *, max_pixels: int) -> Facts | Rejection:
     if type.dtype == "uint8" and mask_dtype(codec) != "uint8":
         return Rejection(TOO_WIDE)
     # The payload includes the header of an .npy file: masks are decoded from their bytes alone.
-    return _payload(data, 0, (*classes.shape, 1), codec)
+    return _facts_of(data, 0, (*classes.shape, 1), codec)
 
 
 def _fitting(mask: Facts, type: Mask, facts: Mapping[str, Facts]) -> Facts | Rejection:
@@ -291,7 +291,7 @@ def _points(
         return refusal
     columns = 4 if isinstance(type, Boxes) else 2
     shape = header.shape if len(header.shape) == 2 else (0, columns)
-    return _payload(data, header.start, shape, str(header.codec))
+    return _facts_of(data, header.start, shape, str(header.codec))
 
 
 def _check_points(

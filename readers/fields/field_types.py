@@ -95,11 +95,11 @@ class Array:
 
     def __post_init__(self) -> None:
         if self.dtype != AUTO_DTYPE:
-            object.__setattr__(self, "dtype", _dtype("Array", self.dtype))
+            object.__setattr__(self, "dtype", _check_dtype("Array", self.dtype))
         if self.shape is not None:
-            object.__setattr__(self, "shape", _shape(self.shape))
+            object.__setattr__(self, "shape", _check_shape(self.shape))
         if self.of is not None:
-            _of("Array", self.of)
+            _check_reference("Array", self.of)
 
     @property
     def is_ragged(self) -> bool:
@@ -122,7 +122,7 @@ class Value:
     kind: ClassVar[str] = "value"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", _dtype("Value", self.dtype))
+        object.__setattr__(self, "dtype", _check_dtype("Value", self.dtype))
         if np.dtype(self.dtype).itemsize > 8:
             raise ConfigError(f"Value: got {self.dtype!r}, wanted a number of 8 bytes at most.")
 
@@ -137,7 +137,7 @@ class ClassLabel:
     kind: ClassVar[str] = "class_label"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "names", _names("ClassLabel", self.names))
+        object.__setattr__(self, "names", _check_names("ClassLabel", self.names))
 
 
 @explain_arguments(ConfigError)
@@ -151,7 +151,7 @@ class MultiLabel:
     kind: ClassVar[str] = "multi_label"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "names", _names("MultiLabel", self.names))
+        object.__setattr__(self, "names", _check_names("MultiLabel", self.names))
         if not self.names:
             raise ConfigError("MultiLabel: got no names, wanted the classes' names.")
 
@@ -171,7 +171,7 @@ class Mask:
     kind: ClassVar[str] = "mask"
 
     def __post_init__(self) -> None:
-        _of("Mask", self.of)
+        _check_reference("Mask", self.of)
         if self.dtype not in (AUTO_DTYPE, "uint8", "int32"):
             raise ConfigError(f'Mask: got dtype={self.dtype!r}, wanted "uint8" or "int32".')
 
@@ -196,7 +196,7 @@ class Boxes:
     kind: ClassVar[str] = "boxes"
 
     def __post_init__(self) -> None:
-        _of("Boxes", self.of)
+        _check_reference("Boxes", self.of)
         if self.format not in get_args(BoxFormat):
             wanted = ", ".join(get_args(BoxFormat))
             raise ConfigError(f"Boxes: got format={self.format!r}, wanted one of {wanted}.")
@@ -218,7 +218,7 @@ class Keypoints:
     kind: ClassVar[str] = "keypoints"
 
     def __post_init__(self) -> None:
-        _of("Keypoints", self.of)
+        _check_reference("Keypoints", self.of)
 
 
 @explain_arguments(ConfigError)
@@ -231,7 +231,7 @@ class Tokens:
     kind: ClassVar[str] = "tokens"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", _dtype("Tokens", self.dtype))
+        object.__setattr__(self, "dtype", _check_dtype("Tokens", self.dtype))
         if np.dtype(self.dtype).kind not in "iu":
             raise ConfigError(f"Tokens: got dtype={self.dtype!r}, wanted integers.")
 
@@ -324,7 +324,7 @@ def is_number(name: str, fields: Container[str]) -> bool:
     return name in (ID, SAMPLE_ID, NUMBER) and name not in fields
 
 
-def _dtype(what: str, dtype: object) -> str:
+def _check_dtype(what: str, dtype: object) -> str:
     try:  # numpy would read None as float64
         name = "" if dtype is None else np.dtype(dtype).newbyteorder("=").name  # type: ignore[call-overload]
     except (TypeError, ValueError):
@@ -336,7 +336,7 @@ def _dtype(what: str, dtype: object) -> str:
     return str(name)
 
 
-def _shape(shape: object) -> tuple[int | None, ...]:
+def _check_shape(shape: object) -> tuple[int | None, ...]:
     if (
         not isinstance(shape, Sequence)
         or isinstance(shape, str)
@@ -347,12 +347,12 @@ def _shape(shape: object) -> tuple[int | None, ...]:
     return tuple(shape)
 
 
-def _of(what: str, of: object) -> None:
+def _check_reference(what: str, of: object) -> None:
     if not is_field_name(of):
         raise ConfigError(f"{what}: got of={of!r:.80}, wanted the name of a field.")
 
 
-def _names(what: str, names: object) -> tuple[str, ...]:
+def _check_names(what: str, names: object) -> tuple[str, ...]:
     if not isinstance(names, Sequence) or isinstance(names, str):
         raise ConfigError(f"{what}: got names={names!r}, wanted a list of class names.")
     if not all(isinstance(name, str) and len(name) <= _MAX_NAME_LENGTH for name in names):

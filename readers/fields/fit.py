@@ -151,7 +151,7 @@ class Settling:
         """Return True if the schema is settled already, so that no facts are needed."""
         return not self._open
 
-    def see(self, facts: Mapping[str, Facts], *, sample: str) -> None:
+    def add(self, facts: Mapping[str, Facts], *, sample: str) -> None:
         """Add the facts of one good sample. sample: its name in messages. Raises DatasetError if a
         field has two dtypes or numbers of dimensions."""
         for name in self._open:
@@ -192,13 +192,13 @@ class Settling:
         """Return the settled schema. A field that no sample has becomes an empty float32 array, or
         a uint8 mask."""
         none: dict[str, FieldType] = {
-            name: _of_none(type) for name, type in self._schema.items() if name in self._open
+            name: _default_type(type) for name, type in self._schema.items() if name in self._open
         }
         fields = {**dict(self._schema), **none, **self._found}
         return Schema({name: fields[name] for name in self._schema})
 
 
-def _of_none(type: FieldType) -> FieldType:
+def _default_type(type: FieldType) -> FieldType:
     if isinstance(type, Mask):
         return replace(type, dtype="uint8")
     assert isinstance(type, Array)

@@ -77,12 +77,12 @@ def read_mask(
     if codec == "npy":
         return _npy_classes(data, max_pixels=max_pixels)
     try:
-        with _open(io.BytesIO(data.data), codec := codec.removesuffix(_WIDE)) as image:
+        with _open_image(io.BytesIO(data.data), codec := codec.removesuffix(_WIDE)) as image:
             width, height = image.size
             too_large = pixel_refusal(width, height, max_pixels=max_pixels)
             if too_large is not None:
                 return too_large
-            return _classes(image, data, codec)
+            return _decode_classes(image, data, codec)
     except Exception as error:  # each layer of Pillow raises its own kinds
         if machine_remedy(error) is not None:
             raise
@@ -155,7 +155,7 @@ def narrow(classes: NDArray[Any]) -> NDArray[Any] | Rejection:
     return np.ascontiguousarray(classes, np.int32)
 
 
-def _open(file: io.BytesIO, codec: str) -> Any:
+def _open_image(file: io.BytesIO, codec: str) -> Any:
     """Open an image with the plugin of its codec. `Image.open` would try other formats, and warn
     about large images."""
     from PIL import BmpImagePlugin, PngImagePlugin, PpmImagePlugin, TiffImagePlugin
@@ -169,7 +169,7 @@ def _open(file: io.BytesIO, codec: str) -> Any:
     return plugins[codec](file)
 
 
-def _classes(image: Any, data: Encoded, codec: str) -> NDArray[Any] | Rejection:
+def _decode_classes(image: Any, data: Encoded, codec: str) -> NDArray[Any] | Rejection:
     from PIL import ImageOps
 
     mode = image.mode

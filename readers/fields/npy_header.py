@@ -22,7 +22,7 @@ _MAX_HEADER_BYTES = 10_000  # numpy's own limit for files that it doesn't trust
 MAX_HEAD_BYTES = 12 + _MAX_HEADER_BYTES
 """The largest number of bytes before the payload of an .npy file."""
 
-OF_OTHERS = "an .npy file of"
+UNSUPPORTED_NPY = "an .npy file of"
 """Begins the reason against a file whose header is sound but whose dtype isn't supported."""
 
 _MAX_DIMENSIONS, _MAX_LENGTH = 32, 2**40
@@ -92,18 +92,18 @@ def _header_text(data: Encoded) -> tuple[dict[str, object], int] | Rejection:
 def _codec(descr: object) -> ArrayCodec | Rejection:
     if not isinstance(descr, str):
         return Rejection(
-            f"{OF_OTHERS} named fields (a structured dtype): save one file for each field"
+            f"{UNSUPPORTED_NPY} named fields (a structured dtype): save one file for each field"
         )
     if descr.lstrip("|<>=").startswith("O"):
         return Rejection(
-            f"{OF_OTHERS} Python objects (dtype object), which are pickled and never loaded: "
+            f"{UNSUPPORTED_NPY} Python objects (dtype object), which are pickled and never loaded: "
             "save numbers"
         )
     codec = array_codec(descr)
     if codec is None:
         return Rejection(
-            f"{OF_OTHERS} dtype {_short(descr)}: save booleans, integers or floats of 8 bytes "
-            "at most, or complex numbers of 16"
+            f"{UNSUPPORTED_NPY} dtype {_short(descr)}: save booleans, integers or floats of 8 "
+            "bytes at most, or complex numbers of 16"
         )
     return codec
 

@@ -237,15 +237,15 @@ def check_selection(
     lacking: Mapping[str, int],
     *,
     url: str,
-    says_why: bool = False,
+    has_reasons: bool = False,
     left_out: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
     """Return the fields of a batch, in order.
 
     fields: as `check_names` returned them. lacking: as for `default_fields`. left_out: why some
-    names can't be fields. says_why: the format reports reasons if a mapping names the field. Raises
-    ConfigError for fields that the dataset lacks, that nothing decodes, and that some samples lack
-    if their mask isn't selected; and if no field can be chosen.
+    names can't be fields. has_reasons: the format reports reasons if a mapping names the field.
+    Raises ConfigError for fields that the dataset lacks, that nothing decodes, and that some
+    samples lack if their mask isn't selected; and if no field can be chosen.
     """
     available = [*schema, number_name(schema)]
     if fields is None:
@@ -262,7 +262,7 @@ def check_selection(
             if why := (left_out or {}).get(name):
                 raise ConfigError(f"fields: {field!r} of {url} can't be a field: {why}.")
             hint = "; labels need one sub-folder per class" if field == LABEL else ""
-            if says_why:
+            if has_reasons:
                 hint = f', or see why it was left out: fields={{"{field}": "{field}"}}'
             raise ConfigError(
                 f"fields: got {field!r}, but {url} has {available}. Choose some of those{hint}."

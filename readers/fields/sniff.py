@@ -126,7 +126,7 @@ def is_progressive(data: Encoded) -> bool:
 
 Sides = tuple[int, int]
 
-NOT_KNOWN: Sides = (0, 0)
+UNKNOWN_SIZE: Sides = (0, 0)
 """The size of a sample that is no picture, or whose header is damaged."""
 
 _SIZE_MARKER = re.compile(rb"\xff+([^\x00\xff])", re.S)
@@ -145,32 +145,32 @@ def upright_sizes(samples: Sequence[Encoded]) -> NDArray[np.int32]:
 
 
 def upright_size(sample: Encoded) -> Sides:
-    """Return the height and width of an upright picture, or NOT_KNOWN if its header has none."""
+    """Return the height and width of an upright picture, or UNKNOWN_SIZE if its header has none."""
     head = sample[:32].tobytes()
     try:
         if head[:2] == b"\xff\xd8":
-            return _jpeg(sample.data)
+            return _jpeg_size(sample.data)
         if head[:8] == b"\x89PNG\r\n\x1a\n":
             width, height = struct.unpack(">II", head[16:24])
-            return _checked(height, width)
+            return _checked_size(height, width)
         if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-            found = _webp(head)
+            found = _webp_size(head)
             if found is not None:
                 return found
     except (struct.error, IndexError):
-        return NOT_KNOWN
+        return UNKNOWN_SIZE
     if not head or isinstance(sniff(head), Rejection):
-        return NOT_KNOWN
-    return _by_pillow(sample)
+        return UNKNOWN_SIZE
+    return _size_by_pillow(sample)
 
 
-def _checked(height: int, width: int, *, is_turned: bool = False) -> Sides:
+def _checked_size(height: int, width: int, *, is_turned: bool = False) -> Sides:
     if not (0 < height < 2**31 and 0 < width < 2**31):
-        return NOT_KNOWN
+        return UNKNOWN_SIZE
     return (width, height) if is_turned else (height, width)
 
 
-def _jpeg(data: memoryview) -> Sides:
+def _jpeg_size(data: memoryview) -> Sides:
     at, is_turned = 2, False
     while found := _SIZE_MARKER.match(data, at):
         marker, at = data[found.end() - 1], found.end()
@@ -179,11 +179,11 @@ def _jpeg(data: memoryview) -> Sides:
         length = (data[at] << 8) + data[at + 1]
         if marker in _FRAMES:
             height, width = struct.unpack_from(">HH", data, at + 3)
-            return _checked(height, width, is_turned=is_turned)
+            return _checked_size(height, width, is_turned=is_turned)
         if marker == 0xE1 and not is_turned and data[at + 2 : at + 8] == _EXIF:
             is_turned = _orientation(bytes(data[at + 8 : at + length])) in _TURNED
         at += length
-    return NOT_KNOWN
+    return UNKNOWN_SIZE
 
 
 def _orientation(exif: bytes) -> int:
@@ -202,23 +202,23 @@ def _orientation(exif: bytes) -> int:
     return 1
 
 
-def _webp(head: bytes) -> Sides | None:
+def _webp_size(head: bytes) -> Sides | None:
     """Return the size in a WebP header, or None if metadata may turn the image, so that Pillow must
     read it."""
     kind = head[12:16]
     if kind == b"VP8 " and head[23:26] == b"\x9d\x01\x2a":
         width, height = struct.unpack("<HH", head[26:30])
-        return _checked(height & 0x3FFF, width & 0x3FFF)
+        return _checked_size(height & 0x3FFF, width & 0x3FFF)
     if kind == b"VP8L" and head[20] == 0x2F:
         (bits,) = struct.unpack("<I", head[21:25])
-        return _checked((bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1)
+        return _checked_size((bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1)
     if kind == b"VP8X" and not head[20] & 0x08:
         width, height = (int.from_bytes(head[a : a + 3], "little") + 1 for a in (24, 27))
-        return _checked(height, width)
+        return _checked_size(height, width)
     return None
 
 
-def _by_pillow(sample: Encoded) -> Sides:
+def _size_by_pillow(sample: Encoded) -> Sides:
     import io
 
     from PIL import Image
@@ -226,11 +226,11 @@ def _by_pillow(sample: Encoded) -> Sides:
     try:
         with Image.open(io.BytesIO(sample.data)) as image:
             turn = image.getexif().get(_ORIENTATION, 1)
-            return _checked(image.height, image.width, is_turned=turn in _TURNED)
+            return _checked_size(image.height, image.width, is_turned=turn in _TURNED)
     except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
         if machine_remedy(error) is not None:
             raise
-        return NOT_KNOWN
+        return UNKNOWN_SIZE
 
 
 MEDIA_HEAD_BYTES = 192

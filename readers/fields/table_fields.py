@@ -1,6 +1,6 @@
 """Turn the columns of a table into fields: types, values, and the rows that don't fit.
 
-Types follow from the values, in the same way for every table (`_inferred`), unless a schema gives
+Types follow from the values, in the same way for every table (`_infer_type`), unless a schema gives
 them. A row that doesn't fit its schema is rejected. A column that holds two kinds of values needs a
 schema, else it is an error, because either kind could be meant. Values are never converted to fit:
 a fraction is no integer, and true is no number.
@@ -340,7 +340,7 @@ def fields_of(
             found.left_out[name] = "no field can have this name"
             continue
         try:
-            type = given or _inferred(table, name, values, found)
+            type = given or _infer_type(table, name, values, found)
         except DatasetError as error:
             if not is_lenient or name == LABEL:
                 raise
@@ -351,12 +351,12 @@ def fields_of(
     return found
 
 
-def _inferred(
+def _infer_type(
     table: TextTable, name: str, values: Sequence[Any], found: TableFields
 ) -> FieldType | None:
     """Infer the type of a column that the schema doesn't name; None leaves the column out."""
     if table.is_text:
-        return _of_text(table, name, values, found)
+        return _infer_from_cells(table, name, values, found)
     rows: dict[str, list[int]] = {}
     for row, value in enumerate(values):
         if value is not None:
@@ -372,7 +372,7 @@ def _inferred(
             f'values, or choose a type, such as schema={{"{name}": {_EXAMPLES[first]}}}: rows that '
             "don't fit are then left out, by name."
         )
-    return _of_kind(name, next(iter(rows), ""), values, found)
+    return _infer_from_kind(name, next(iter(rows), ""), values, found)
 
 
 _EXAMPLES = {
@@ -397,7 +397,9 @@ def _kind(value: Any) -> str:
     return "lists" if isinstance(value, list) else "objects"
 
 
-def _of_kind(name: str, kind: str, values: Sequence[Any], found: TableFields) -> FieldType | None:
+def _infer_from_kind(
+    name: str, kind: str, values: Sequence[Any], found: TableFields
+) -> FieldType | None:
     """Return the type of a column whose values are of one kind; None leaves the column out."""
     if kind == "text":
         return ClassLabel() if name == LABEL else Text()
@@ -412,12 +414,12 @@ def _of_kind(name: str, kind: str, values: Sequence[Any], found: TableFields) ->
     if kind == "fractions":
         return Value(_float_of(np.array([v for v in values if v is not None], np.float64), ()))
     if kind == "lists":
-        return _of_lists(name, values, found)
+        return _infer_from_lists(name, values, found)
     found.left_out[name] = "no row has a value" if not kind else "it holds objects without keys"
     return None
 
 
-def _of_text(
+def _infer_from_cells(
     table: TextTable, name: str, cells: Sequence[str | None], found: TableFields
 ) -> FieldType | None:
     """Return the type of a CSV's column: integers if all cells are, else numbers if all are, else
@@ -450,7 +452,7 @@ def _float_of(numbers: NDArray[np.float64], values: Sequence[Any]) -> str:
     return "float32" if exact and fits(np.dtype(np.float32), numbers) else "float64"
 
 
-def _of_lists(name: str, values: Sequence[Any], found: TableFields) -> Array | None:
+def _infer_from_lists(name: str, values: Sequence[Any], found: TableFields) -> Array | None:
     kinds: set[type] = set()
     dimensions: set[int] = set()
     wide = False
@@ -489,7 +491,7 @@ def _add(
     """Add a column as a field of a type, and reject the rows that don't fit."""
     is_numbered = isinstance(type, ClassLabel) and not type.names
     if is_numbered:
-        type = _named(table, values, name, found)
+        type = _label_type(table, values, name, found)
     names = type.names if isinstance(type, ClassLabel | MultiLabel) else ()
     numbers = ClassNumbers(names)
     cells: list[Any] = [None] * len(values)
@@ -506,7 +508,7 @@ def _add(
             cells[row] = made
             present[row] = True
     if isinstance(type, Array) and not type.is_settled:
-        for row in _odd_ones(cells):
+        for row in _odd_rows(cells):
             reason = f"{name}: {shorten(values[row])} differs in kind or depth from most rows"
             found.rejected.setdefault(row, f"{reason} ({table.place(row)})")
             cells[row], present[row] = None, False
@@ -515,7 +517,7 @@ def _add(
         found.present[name] = present
 
 
-def _odd_ones(cells: Sequence[NDArray[Any] | None]) -> list[int]:
+def _odd_rows(cells: Sequence[NDArray[Any] | None]) -> list[int]:
     """Return the rows whose arrays differ from most in kind or depth."""
     kinds = [
         None if each is None or not each.size else (each.dtype.kind == "b", each.ndim)
@@ -528,7 +530,9 @@ def _odd_ones(cells: Sequence[NDArray[Any] | None]) -> list[int]:
     return [row for row, kind in enumerate(kinds) if kind not in (None, usual)]
 
 
-def _named(table: TextTable, values: Sequence[Any], name: str, found: TableFields) -> ClassLabel:
+def _label_type(
+    table: TextTable, values: Sequence[Any], name: str, found: TableFields
+) -> ClassLabel:
     """Number the classes by their sorted names, if the values are texts."""
     texts = {value for value in values if isinstance(value, str)}
     if table.is_text and all(isinstance(number_of(text), int) for text in texts):
@@ -538,7 +542,7 @@ def _named(table: TextTable, values: Sequence[Any], name: str, found: TableField
         raise DatasetError(
             f'{table.source}: the column "{name}" holds numbers, and {values[row]!r} '
             f"({table.place(row)}) is no integer: which class is that? Write integers or names; or "
-            f'say what it is, schema={{"{name}": Value("float32")}}.'
+            f'declare its type, schema={{"{name}": Value("float32")}}.'
         )
     names = sorted(filter(is_utf8, texts))
     if not names:

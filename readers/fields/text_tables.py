@@ -123,7 +123,7 @@ def json_value(text: str | bytes, *, what: str) -> Any:
     """Parse a JSON value. Raises DatasetError for other text, and for keys that occur twice in an
     object."""
     try:
-        return json.loads(text, object_pairs_hook=_once)
+        return json.loads(text, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
         raise DatasetError(
             f"{what}: isn't JSON ({error}). Wanted one object, such as "
@@ -160,7 +160,7 @@ def object_table(
                 f"{source}: more than {MAX_COLUMNS:,} columns at {unit} {places[row]}. Wanted the "
                 "same keys in each object: put names that vary into lists."
             )
-    return TextTable(source=source, columns=_empties(columns), places=places, unit=unit)
+    return TextTable(source=source, columns=_fill_empty_lists(columns), places=places, unit=unit)
 
 
 def _flatten(flat: dict[str, Any], name: str, value: Any, *, depth: int) -> None:
@@ -179,7 +179,7 @@ def _flatten(flat: dict[str, Any], name: str, value: Any, *, depth: int) -> None
         flat[name] = value
 
 
-def _empties(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+def _fill_empty_lists(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Replace an empty list of objects, which has no keys, by an empty list for each key that other
     rows have."""
     parents = {
@@ -195,7 +195,7 @@ def _empties(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return columns
 
 
-def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:

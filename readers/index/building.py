@@ -241,7 +241,7 @@ class IndexBuilder:
             quarantined += shard.rejected(candidates)
             if not settling.is_done:
                 for position, facts in shard.good():
-                    settling.see(facts, sample=printable(candidates.names[position]))
+                    settling.add(facts, sample=printable(candidates.names[position]))
             sidecar = self._sidecar(shard, candidates, candidates.layout)
             if sidecar is not None:
                 draft.add(sidecar, progressive=shard.progressive)

@@ -112,7 +112,7 @@ def check_units(candidates: Candidates) -> None:
             values = noted_values(candidates, range(len(candidates)))[name]
             boxes = [value for value in values if value is not None]
             if boxes:
-                BoxUnits(enough=1).see(name, type, np.concatenate(boxes))
+                BoxUnits(enough=1).add(name, type, np.concatenate(boxes))
 
 
 def noted_values(

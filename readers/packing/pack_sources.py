@@ -238,7 +238,7 @@ def _settled(origin: Origin, candidates: Candidates, *, workers: int) -> Candida
             chunk.positions.tolist(), chunk.examine(alone, None), strict=True
         ):
             if not isinstance(facts, Rejection):
-                settling.see(facts, sample=printable(candidates.names[position]))
+                settling.add(facts, sample=printable(candidates.names[position]))
     settled = {
         name: replace(type, of=unsettled[name].of)
         for name, type in settling.schema().items()
@@ -267,7 +267,7 @@ def _samples(
             elif (form := array_form(type)) is not None:
                 arrays[name] = to_array(payload, each.codec, each.shape, form.dtype)
                 if isinstance(type, Boxes):
-                    units.see(name, type, arrays[name])
+                    units.add(name, type, arrays[name])
         for name, column in candidates.values.items():
             present = candidates.present.get(name)
             if present is not None and not present[position]:

@@ -170,9 +170,15 @@ class SampleReader:
             slots = DirectArrays.of(visit, choice, spans, blocks)
         began = time.perf_counter()
         found: dict[int, str] | None = None if marks is None else {}
-        unread = self._load(spans, mode, found, slots)
-        if self.index.remote is not None:
+        unread: list[Unread] = []
+        advise, remote = self._advice.is_on, self.index.remote
+        if remote is not None:
+            if len(spans):
+                unread += load_blobs(spans, mode, remote=remote, opened=self.shards, advise=advise)
             began = time.perf_counter()  # the network's time isn't the disk's
+        elif len(spans):
+            of_spans = None if slots is None else slots.of_spans
+            unread = load_local(spans, mode, advise=advise, marks=found, slots=of_spans)
         if slots is None:
             payloads = cast("list[Encoded]", unread)
             crcs = checksums(spans, payloads, mode, blocks)
@@ -289,21 +295,6 @@ class SampleReader:
         columns = self._layout.table.count if choice.needs_table else 0
         return BatchRows.of(rows, self.shards, columns=columns)
 
-    def _load(
-        self,
-        spans: BatchSpans,
-        mode: ReadMode,
-        marks: dict[int, str] | None = None,
-        slots: DirectArrays | None = None,
-    ) -> list[Unread]:
-        if not len(spans):
-            return []
-        advise, remote = self._advice.is_on, self.index.remote
-        if remote is None:
-            of_spans = None if slots is None else slots.of_spans
-            return load_local(spans, mode, advise=advise, marks=marks, slots=of_spans)
-        return [*load_blobs(spans, mode, remote=remote, opened=self.shards, advise=advise)]
-
     def copy_threads(self) -> CopyThreads:
         """Return the threads that copy large arrays."""
         if self._copy_threads is None:
@@ -325,16 +316,18 @@ class SampleReader:
     ) -> None:
         """Fetch remote shards with wrong spans once more. Spans that are still wrong are marked, or
         raise if marks is None."""
+        remote = self.index.remote
         for piece, (shard, a, b) in enumerate(list(spans.pieces())):
             in_shard = [span for span in wrong if a <= span < b]
             if not in_shard:
                 continue
             number = spans.numbers[piece]
             repaired: set[int] = set()
-            if self.index.remote is not None:
+            if remote is not None:
                 fresh = self.shards.replace(number, shard)
                 again = spans.again(number, fresh, in_shard, choice)
-                found = cast("list[Encoded]", self._load(again, mode))
+                advise = self._advice.is_on
+                found = load_blobs(again, mode, remote=remote, opened=self.shards, advise=advise)
                 crcs = checksums(again, found, mode, self._blocks)
                 wanted = again.crcs.tolist()
                 for i, span in enumerate(in_shard):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import DatasetError, ordered
-from penstock.readers.fields import MAX_HEAD_BYTES, OF_OTHERS, NpyHeader, read_npy_header
+from penstock.readers.fields import MAX_HEAD_BYTES, UNSUPPORTED_NPY, NpyHeader, read_npy_header
 from penstock.readers.files import printable
 from penstock.readers.formats.unindexed_files import read_file_parts
 from penstock.readers.types import Rejection
@@ -129,7 +129,7 @@ def _parse_header(head: bytes, size_bytes: int) -> NpyHeader | Rejection:
     """Parse the header of a .npy file of this size."""
     header = read_npy_header(np.frombuffer(head, np.uint8), size_bytes=size_bytes)
     if isinstance(header, NpyHeader) and len(header.shape) > MAX_AXES:
-        return Rejection(f"{OF_OTHERS} {len(header.shape)} axes: at most {MAX_AXES} are read")
+        return Rejection(f"{UNSUPPORTED_NPY} {len(header.shape)} axes: at most {MAX_AXES} are read")
     return header
 
 
@@ -294,7 +294,7 @@ class _Archive:
     ) -> StoredArray | Rejection:
         header = _parse_header(head, member.file_size)
         if isinstance(header, Rejection):
-            if not header.reason.startswith(OF_OTHERS):
+            if not header.reason.startswith(UNSUPPORTED_NPY):
                 raise ValueError(f"{member.filename!r}: {header.reason}")
             return header
         packed = None

@@ -17,7 +17,7 @@ UNKNOWN = Schema({"x": Array()})
 def settle(schema, samples):
     settling = Settling(schema)
     for name, facts in samples:
-        settling.see(facts, sample=name)
+        settling.add(facts, sample=name)
     return settling.schema()
 
 

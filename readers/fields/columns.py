@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 _Kind = TypeVar("_Kind")
 
 
+def _replaced(samples: Sequence[Any], rows: Rows, others: Sequence[Any]) -> list[Any]:
+    """Return samples with others in some rows."""
+    found = list(samples)
+    for row, sample in zip(rows, others, strict=True):
+        found[row] = sample
+    return found
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedColumn:
     """Encoded samples: n views of uint8, shape (bytes,) each, which keep their mapped file alive.
@@ -54,13 +62,11 @@ class EncodedColumn:
     def patched(self, rows: Rows, others: Column) -> EncodedColumn:
         """Return a copy with other samples in some rows."""
         assert isinstance(others, EncodedColumn)
-        samples, dims = list(self.samples), self.dims
-        for row, sample in zip(rows, others.samples, strict=True):
-            samples[row] = sample
+        dims = self.dims
         if dims is not None and others.dims is not None:
             dims = dims.copy()
             dims[rows] = others.dims
-        return EncodedColumn(samples, dims)
+        return EncodedColumn(_replaced(self.samples, rows, others.samples), dims)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,10 +158,9 @@ class RaggedColumn:
     def patched(self, rows: Rows, others: Column) -> RaggedColumn:
         """Return a copy with other samples in some rows."""
         assert isinstance(others, RaggedColumn)
-        samples = [self.sample(row) for row in range(len(self))]
-        for place, row in enumerate(rows):
-            samples[row] = others.sample(place)
-        return RaggedColumn.of(samples, like=self)
+        own = [self.sample(row) for row in range(len(self))]
+        new = [others.sample(place) for place in range(len(others))]
+        return RaggedColumn.of(_replaced(own, rows, new), like=self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,10 +185,7 @@ class ListColumn:
     def patched(self, rows: Rows, others: Column) -> ListColumn:
         """Return a copy with other samples in some rows."""
         assert isinstance(others, ListColumn)
-        samples: list[Any] = list(self.samples)
-        for row, sample in zip(rows, others.samples, strict=True):
-            samples[row] = sample
-        return ListColumn(samples)
+        return ListColumn(_replaced(self.samples, rows, others.samples))
 
 
 Column = EncodedColumn | DenseColumn | RaggedColumn | ListColumn

@@ -27,7 +27,7 @@ from penstock.cache.base import machine_remedy
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -93,35 +93,35 @@ def check_jpeg(data: Encoded) -> Rejection | None:
 
     It is lenient where decoders agree: bytes after the end marker and between segments are skipped.
     """
-    view = data.data
-    at, in_scan = 2, False
-    while found := _MARKER.search(view, at):
-        marker, at = view[found.start() + 1], found.end()
+    in_scan = False
+    for marker, at in _markers(data.data):
         if in_scan and marker not in _AFTER_SCAN:
-            return Rejection(f"corrupt JPEG scan (0xFF{marker:02X} at byte {found.start()})")
+            return Rejection(f"corrupt JPEG scan (0xFF{marker:02X} at byte {at})")
         if marker == _EOI:
             return None
-        if marker not in _NO_LENGTH:
-            at += max(int.from_bytes(view[at : at + 2], "big"), 2)
         in_scan = marker == _SOS
     return Rejection("truncated JPEG (no end-of-image marker)")
+
+
+def _markers(view: memoryview) -> Iterator[tuple[int, int]]:
+    """Yield the markers of a JPEG after the first, and their positions."""
+    at = 2
+    while found := _MARKER.search(view, at):
+        marker, at = view[found.start() + 1], found.end()
+        yield marker, found.start()
+        if marker not in _NO_LENGTH:
+            at += max(int.from_bytes(view[at : at + 2], "big"), 2)
 
 
 def is_progressive(data: Encoded) -> bool:
     """Return True if a JPEG consists of several scans that refine it (SOF2 and similar, T.81 table
     B.1), and False for other formats. data: uint8, shape (bytes,)."""
-    view, at = data.data, 2
-    if len(view) < 2 or view[0] != 0xFF or view[1] != 0xD8:
+    if data[:2].tobytes() != b"\xff\xd8":
         return False
-    while found := _MARKER.search(view, at):
-        marker, at = view[found.start() + 1], found.end()
-        if marker in _PROGRESSIVE:
-            return True
-        if marker in (_SOS, _EOI):
-            return False
-        if marker not in _NO_LENGTH:
-            at += max(int.from_bytes(view[at : at + 2], "big"), 2)
-    return False
+    decisive = (
+        marker for marker, _ in _markers(data.data) if marker in (*_PROGRESSIVE, _SOS, _EOI)
+    )
+    return next(decisive, None) in _PROGRESSIVE
 
 
 Sides = tuple[int, int]

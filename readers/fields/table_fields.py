@@ -196,17 +196,11 @@ def _label(value: Any, numbers: ClassNumbers, *, is_text: bool) -> int | Rejecti
     if isinstance(value, str) and value in numbers:
         return numbers[value]
     found = number_of(value) if is_text else value
+    if isinstance(value, str) and numbers and (numbers.is_ambiguous or not isinstance(found, int)):
+        return Rejection(f"{shorten(value)} is no class of the list, which has {len(numbers):,}")
     if type(found) is not int:
-        if numbers and isinstance(value, str):
-            return Rejection(
-                f"{shorten(value)} is no class of the list, which has {len(numbers):,}"
-            )
         return Rejection(f"{shorten(value)} is no integer")
     if numbers.is_ambiguous:
-        if is_text:
-            return Rejection(
-                f"{shorten(value)} is no class of the list, which has {len(numbers):,}"
-            )
         return Rejection(
             f'{found} may be the class named "{found}" or class number {found}: rename the '
             "classes, or write names as text"

@@ -116,8 +116,8 @@ def read_by_rows(
 
 
 def _fetch_missing(visit: BatchRows, fields: Sequence[str], remote: Remote) -> None:
-    """Fetch the spans that samples miss of incomplete shards with one call, not shard by shard.
-    Raises FetchError."""
+    """Fetch all bytes that the batch still lacks of incomplete shards with one call. Raises
+    FetchError."""
     wanted, cached = [], 0
     for shard, a, b in visit.pieces():
         cold_spans = getattr(shard, "cold_spans", None)

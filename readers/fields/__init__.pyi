@@ -53,6 +53,7 @@ from .text_tables import MAX_TABLE_BYTES as MAX_TABLE_BYTES, TextTable as TextTa
 from .text_tables import csv_table as csv_table, json_object as json_object
 from .text_tables import json_value as json_value, jsonl_table as jsonl_table
 from .text_tables import object_table as object_table
+from .text_tables import valid_object_table as valid_object_table
 from .verification import find_verify as find_verify, image_verdicts as image_verdicts
 from .verification import named_verify as named_verify, strict_pillow as strict_pillow
 from .verification import verify_name as verify_name

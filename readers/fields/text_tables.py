@@ -163,6 +163,27 @@ def object_table(
     return TextTable(source=source, columns=_fill_empty_lists(columns), places=places, unit=unit)
 
 
+def valid_object_table(
+    objects: list[Any], *, rejected: dict[int, str], source: str, places: Sequence[str], unit: str
+) -> TextTable:
+    """Convert JSON objects to a table as `object_table` does, but reject single invalid objects.
+
+    objects: a rejected one becomes None. rejected: receives its reason, by row. Raises DatasetError
+    if the other objects don't make a table together.
+    """
+    try:
+        return object_table(objects, source=source, places=places, unit=unit)
+    except DatasetError:
+        pass  # find out whether single objects are invalid, or only all of them together
+    for row, each in enumerate(objects):
+        try:
+            object_table([each], source=source, places=places[row : row + 1], unit=unit)
+        except DatasetError as error:
+            rejected.setdefault(row, str(error))
+            objects[row] = None
+    return object_table(objects, source=source, places=places, unit=unit)
+
+
 def _flatten(flat: dict[str, Any], name: str, value: Any, *, depth: int) -> None:
     if depth > _MAX_DEPTH:
         raise ValueError(f"objects nested more than {_MAX_DEPTH} deep, at {shorten(name)}.")

@@ -27,11 +27,10 @@ from penstock.readers.fields import (
     DenseColumn,
     Image,
     Text,
-    TextTable,
     Video,
     fields_of,
     json_object,
-    object_table,
+    valid_object_table,
 )
 from penstock.readers.files import encoded_name, extension, printable
 from penstock.readers.formats.candidates import MISSING
@@ -276,7 +275,10 @@ def _with_companions(
     samples = replace(samples, files=files, types=types, places=places, quarantined=quarantined)
     if jsons:
         objects, rejected = _objects(jsons, len(stems), read)
-        table = _table(objects, [printable(name) for name in samples.names], rejected)
+        names = [printable(name) for name in samples.names]
+        table = valid_object_table(
+            objects, rejected=rejected, source="json", places=names, unit="file"
+        )
         given = {name: type for name, type in schema.items() if name not in types}
         found = fields_of(table, given, is_lenient=True)
         left_out += [
@@ -327,22 +329,6 @@ def _objects(
         except DatasetError as error:
             rejected[row] = str(error)
     return objects, rejected
-
-
-def _table(
-    objects: list[dict[str, object] | None], places: Sequence[str], rejected: dict[int, str]
-) -> TextTable:
-    """Return the objects as a table. An object that can't be a row is rejected."""
-    try:
-        return object_table(objects, source="json", places=places, unit="file")
-    except DatasetError:
-        pass  # find out whether single files are wrong, or only all of them together
-    for row, each in enumerate(objects):
-        try:
-            object_table([each], source="json", places=[places[row]], unit="file")
-        except DatasetError as error:
-            rejected[row], objects[row] = str(error), None
-    return object_table(objects, source="json", places=places, unit="file")
 
 
 def _class_of(name: bytes) -> bytes | None:

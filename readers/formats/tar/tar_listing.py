@@ -24,7 +24,7 @@ from penstock.readers.fields import (
     TextTable,
     fields_of,
     is_mask_name,
-    object_table,
+    valid_object_table,
 )
 from penstock.readers.files import printable
 from penstock.readers.formats.candidates import MISSING, Candidates, Grouping, Spans
@@ -86,7 +86,8 @@ class _ValueCollector:
         url: str,
     ) -> None:
         """name: returns a sample's name for messages, by its number."""
-        self._samples, self._requested, self._name, self._url = samples, requested, name, url
+        self._samples, self._requested, self._url = samples, requested, url
+        self._names = _SampleNames(name, range(len(samples)))
         self.types: dict[str, FieldType] = {}
         self.values: dict[str, Column] = {}
         self.present: dict[str, NDArray[np.bool_]] = {}
@@ -134,29 +135,16 @@ class _ValueCollector:
     def _flat(self, objects: list[Any]) -> Mapping[str, Sequence[Any]]:
         """Return objects as columns. Samples whose object can't be a row are rejected."""
         try:
-            return self._objects(objects)
-        except DatasetError:
-            pass  # find out whether single objects are wrong, or only all of them together
-        for row, each in enumerate(objects):
-            try:
-                self._objects([each], first=row)
-            except DatasetError as error:
-                self.refused.setdefault(row, str(error))
-                objects[row] = None
-        try:
-            return self._objects(objects)
+            return valid_object_table(
+                objects, rejected=self.refused, source=self._url, places=self._names, unit=_UNIT
+            ).columns
         except DatasetError as error:
             self.left_out["json"] = str(error)
             return {}
 
-    def _objects(self, objects: list[Any], first: int = 0) -> Mapping[str, Sequence[Any]]:
-        places = _SampleNames(self._name, range(first, first + len(objects)))
-        return object_table(objects, source=self._url, places=places, unit=_UNIT).columns
-
     def _add(self, name: str, values: Sequence[Any], default: FieldType | None) -> None:
         """Add one column by itself, so that an error in it doesn't affect the others."""
-        places = _SampleNames(self._name, range(len(self._samples)))
-        table = TextTable(source=self._url, columns={name: values}, places=places, unit=_UNIT)
+        table = TextTable(source=self._url, columns={name: values}, places=self._names, unit=_UNIT)
         type = self._requested.types.get(name) or default
         try:
             found = fields_of(table, {} if type is None else {name: type})

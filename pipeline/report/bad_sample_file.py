@@ -1,4 +1,4 @@
-"""Write the bad samples that training met to a quarantine file: JSON lines, one file a rank."""
+"""Write the bad samples of a training run to a quarantine file: JSON lines, one file per rank."""
 
 from __future__ import annotations
 
@@ -19,92 +19,89 @@ if TYPE_CHECKING:
 
 _FOLDER = "quarantine"
 _TEMP = "penstock-quarantine-"
-_KEPT = 200  # of jobs without a cache
 
 
 class QuarantineFile:
-    """Append-only. Made at the first bad sample.
+    """An append-only list of bad samples, created with the first one.
 
-    folder: the dataset's cache folder, where lines of earlier runs stay; None or one that can't be
-    written: a file of its own in the user's cache directory, which keeps the last 200, and where
-    that fails in a temporary folder. A disk that takes nothing costs the report and one warning,
-    not the job.
+    folder: the dataset's cache folder, in which the lines of earlier runs stay. If it is None or
+    can't be written to, each job gets a new file in the user's cache directory, which keeps the
+    latest `most_files`, or in a temporary folder if that can't be written to either. If no folder
+    can be written to, the list is lost with one warning, and the job continues.
     """
+
+    most_files = 200
 
     def __init__(self, folder: str | None, *, name: str) -> None:
         self.path = ""
         self._folder = folder
         self._name = name
-        self._given_up = False
+        self._failed = False
 
     def append(self, lines: Sequence[dict[str, str | int]]) -> None:
-        """Write these objects. Never raises for the disk's sake."""
-        if self._given_up or not lines:
+        """Append one line per object. An error of the disk is never raised."""
+        if self._failed or not lines:
             return
         data = b"".join(json.dumps(line).encode("ascii") + b"\n" for line in lines)
         problem, remedy = "", None
-        for place in self._places():
+        for write in self._writers():
             try:
-                self.path = place(data)
+                self.path = write(data)
             except OSError as error:
                 problem = f"{error.filename or self._name}: {error.strerror or error}"
                 remedy = machine_remedy(error) if is_shortage(error) else None
             else:
                 return
-        self._given_up = True
+        self._failed = True
         warnings.warn(
-            f"The list of bad samples can't be written ({problem}); training goes on without it. "
+            f"The list of bad samples can't be written ({problem}); training continues without it. "
             + (remedy or "Give the dataset a cache= folder on a disk with room."),
             PenstockWarning,
             stacklevel=2,
         )
 
-    def _places(self) -> list[Callable[[bytes], str]]:
-        """Ways to write, the best one first; each gives the file's path."""
+    def _writers(self) -> list[Callable[[bytes], str]]:
+        """Return functions that write data and return the file's path, in order of preference."""
         if self.path:
             return [lambda data: _append(self.path, data)]
-        ways: list[Callable[[bytes], str]] = [
-            lambda data: _append_once(self._name, data),
-            self._in_temporary,
+        writers: list[Callable[[bytes], str]] = [
+            self._append_in_user_cache,
+            lambda data: _append(os.path.join(tempfile.mkdtemp(prefix=_TEMP), self._name), data),
         ]
         if self._folder is not None:
             kept = os.path.join(self._folder, _FOLDER, self._name)
-            ways.insert(0, lambda data: _append(kept, data))
-        return ways
+            writers.insert(0, lambda data: _append(kept, data))
+        return writers
 
-    def _in_temporary(self, data: bytes) -> str:
-        return _append(os.path.join(tempfile.mkdtemp(prefix=_TEMP), self._name), data)
+    def _append_in_user_cache(self, data: bytes) -> str:
+        """Write a new file in the user's cache directory, and remove the oldest files."""
+        from penstock.cache.base import Folder, user_cache
 
-
-def _append_once(name: str, data: bytes) -> str:
-    """Write a new file of the user's cache directory, and remove the oldest ones."""
-    from penstock.cache.base import Folder, user_cache
-
-    home = user_cache()
-    if home is None:
-        raise FileNotFoundError(errno.ENOENT, "no home directory", name)
-    above = os.path.join(os.fsdecode(home), _FOLDER)
-    stem, extension = os.path.splitext(name)
-    path = _append(os.path.join(above, f"{stem}-{secrets.token_hex(4)}{extension}"), data)
-    with contextlib.suppress(OSError):
-        folder = Folder.at(above)
-        oldest = sorted(folder.files().items(), key=lambda item: item[1].st_mtime_ns)
-        for old, _ in oldest[:-_KEPT]:
-            folder.remove(old)
-    return path
+        home = user_cache()
+        if home is None:
+            raise FileNotFoundError(errno.ENOENT, "no home directory", self._name)
+        parent = os.path.join(os.fsdecode(home), _FOLDER)
+        stem, extension = os.path.splitext(self._name)
+        path = _append(os.path.join(parent, f"{stem}-{secrets.token_hex(4)}{extension}"), data)
+        with contextlib.suppress(OSError):
+            folder = Folder.at(parent)
+            oldest = sorted(folder.files().items(), key=lambda item: item[1].st_mtime_ns)
+            for old, _ in oldest[: -self.most_files]:
+                folder.remove(old)
+        return path
 
 
 def _append(path: str, data: bytes) -> str:
-    """Append to a file. Nothing empty is left where that fails."""
-    above, name = os.path.split(path)
+    """Append to a file. If that fails, neither an empty file nor an empty folder is left."""
+    parent, name = os.path.split(path)
     from penstock.cache.base import Folder
 
     try:
-        # Never through another user's link: a cache folder may lie where others can write.
-        folder = Folder.at(above, make=True)
+        # Follows no link of another user: others may be able to write to the cache folder.
+        folder = Folder.at(parent, make=True)
         fd = folder.open_or_create(name, os.O_WRONLY | os.O_APPEND)
         try:
-            os.write(fd, data)  # whole lines in one call: processes that share the file don't mix
+            os.write(fd, data)  # one call, so that lines of several processes don't mix
         except OSError:
             if not os.fstat(fd).st_size:
                 folder.remove(name)
@@ -113,6 +110,6 @@ def _append(path: str, data: bytes) -> str:
             os.close(fd)
     except OSError:
         with contextlib.suppress(OSError):
-            os.rmdir(above)
+            os.rmdir(parent)
         raise
     return path

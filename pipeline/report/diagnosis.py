@@ -1,10 +1,10 @@
 """Derive the verdict from the facts of a run: its limit, the cause, and the most useful change.
 
-Everything here is pure. The stage follows from where the training loop waited. Its cause is the
+This module is pure. The limit is the stage for which the training loop waited. Its cause is the
 anomaly with the largest predicted gain (progressive JPEGs, oversized images, a slow core, tiny
-shards, a small cache, ...); where nothing is out of the ordinary, the stage itself is. Every
-prediction scales the rate of this very run by a factor, says what it assumes and where the factor
-comes from, and ends where the next stage does.
+shards, a small cache, ...), or the stage itself if nothing is unusual. A prediction multiplies the
+rate of this run by a factor, states its assumptions and the source of the factor, and never exceeds
+the ceiling of the next stage.
 """
 
 from __future__ import annotations
@@ -18,68 +18,69 @@ if TYPE_CHECKING:
     from penstock.pipeline.report.remedies import Change
     from penstock.pipeline.report.run_facts import Cause, Ceilings, Limit, LoaderFacts, Rate, Stage
 
-# Waits shorter than this share of the time move nothing: the accelerator is fed.
+# Waits shorter than this share of the time don't matter: the accelerator is busy.
 FED_WAIT_SHARE = 0.02
-# A cache that keeps less of what the node reads than this is too small for it.
+# A cache that keeps less than this share of what the node reads is too small.
 _KEPT_SHARE = 0.98
-# With less than this most bytes come from the remote in every epoch.
+# If the cache keeps less than this, most bytes come from the remote in every epoch.
 _KEPT_LITTLE = 0.5
-# Tries to take the GIL that are late as often as this: somebody keeps it. A loop of pure Python or
-# a C call that doesn't let it go made 58 to 71 of 100 late, a step that waits none to 7, with two
-# cores and four times as many programs that wanted them (measured).
+# If this share of the attempts to take the GIL is late, another thread holds it. A loop of pure
+# Python or a C call that doesn't release it made 58 to 71 of 100 late, and a step that waits 0 to
+# 7, with two cores and four times as many busy programs (measured).
 _HELD_GIL = 0.3
-# Where decoding is less than this of the time that decoding and augmenting take, augmenting is it.
+# If decoding takes less than this share of decoding and augmenting, augmenting is the limit.
 _DECODE_SHARE = 0.5
-# A stage whose own ceiling is this near is what the run waits for.
+# The run waits for a stage if its rate is this close to the stage's ceiling.
 _NEAR_CEILING = 0.8
 
 _STAGE_OF_LIMIT: dict[Limit, Stage] = {
     "disk": "read",
     "remote": "remote",
     "cache": "remote",
-    # What a run does of which decoding is the larger part: it never reaches decoding alone.
+    # A run also augments, so it never reaches the rate of decoding alone.
     "decode": "augment",
     "augment": "augment",
     "copy": "copy",
 }
-"""The stage whose ceiling a run's rate is compared with: its own part of the work, all of it."""
+"""The stage with whose ceiling a run's rate is compared."""
 
 
 def find_limit(facts: LoaderFacts) -> Limit:
-    """The stage that the training loop waited for."""
+    """Return the stage for which the training loop waited."""
     if facts.batches < 1:
         return "nothing yet"
     holds_gil = facts.workers is None and facts.gil_late >= _HELD_GIL
     if facts.wait_share < FED_WAIT_SHARE:
         return "python" if holds_gil else "model"
-    # Before the GIL: a function in the reading threads keeps it from the others of them.
+    # Checked before the GIL: a function in one reading thread holds it against the others.
     waits_for_bytes = facts.wait_read_s > facts.wait_decode_s or not facts.decodes
     if facts.map is not None and waits_for_bytes and facts.map.seconds > facts.load_s / 2:
         return "map"
-    # Readers that are kept from the GIL leave decoding without work: it is waited for then, too.
+    # Reading threads that can't take the GIL leave decoding without work, so the training loop
+    # waits for decoding, too.
     if holds_gil and facts.step_s > facts.wait_s:
         return "python"
     if facts.workers is not None:
         return "decode" if facts.wait_decode_s > facts.wait_read_s else "dataset"
     # Reading threads that decode into memory wait for no disk.
     if not waits_for_bytes or facts.fill_s > facts.load_s / 2:
-        return _behind_the_bytes(facts)
+        return _limit_after_reading(facts)
     remote = facts.remote
-    # By what the reading threads waited for: a job may fetch all the time and wait for a disk.
+    # The reading threads' waits decide: a job may fetch all the time and still wait for a disk.
     if remote is None or remote.traffic.remote_wait_s < facts.load_s / 2:
         return "python" if holds_gil else "disk"
     if remote.traffic.bytes_peers > remote.traffic.bytes_remote:
         return "peers"
     is_small = remote.max_bytes > 0 and remote.kept_bytes < _KEPT_SHARE * remote.wanted_bytes
-    # Until all that it keeps was read once, the rest isn't what the job waits for, unless the rest
-    # is the larger part anyway.
+    # In the first epoch the job also waits for bytes that the cache will keep. The cache's size is
+    # the limit only once more bytes pass it by, or if it keeps the smaller part in any case.
     passes = remote.traffic.bytes_passed > remote.traffic.bytes_filled
     is_tiny = remote.max_bytes > 0 and remote.kept_bytes < _KEPT_LITTLE * remote.wanted_bytes
     return "cache" if is_small and (passes or is_tiny) else "remote"
 
 
-def _behind_the_bytes(facts: LoaderFacts) -> Limit:
-    """Which stage behind reading it is, where their ceilings are known."""
+def _limit_after_reading(facts: LoaderFacts) -> Limit:
+    """Return the limiting stage after reading: decode, unless the ceilings name another one."""
     ceilings = facts.ceilings
     if ceilings is None:
         return "decode"
@@ -93,8 +94,10 @@ def _behind_the_bytes(facts: LoaderFacts) -> Limit:
 
 
 def ceiling_of(limit: Limit, ceilings: Ceilings | None) -> tuple[Stage, Rate] | None:
-    """The stage that a limit is about and what it does alone, the one thing that `of_ceiling` is a
-    share of; None where that wasn't measured."""
+    """Return the stage of a limit and its rate alone, of which `of_ceiling` is the share.
+
+    None if that wasn't measured.
+    """
     stage = _STAGE_OF_LIMIT.get(limit)
     rate = ceilings.stages().get(stage) if stage is not None and ceilings is not None else None
     return (stage, rate) if stage is not None and rate is not None else None
@@ -106,12 +109,12 @@ _CHANGED_STAGES: dict[Limit, tuple[Stage, ...]] = {
     "augment": ("decode", "augment"),
     "copy": ("copy",),
 }
-"""Stages whose ceilings move with a change of the limit; the others bound what it can bring."""
+"""Stages whose ceilings a change to the limit raises; the other stages bound its gain."""
 _GAIN_ASSUMPTIONS: dict[Limit, str] = {
     "decode": "decoding stays the limit",
     "augment": "decoding is the limit then",
 }
-"""What a gain by a factor assumes."""
+"""The assumption behind a gain by a factor."""
 STAGE_WORDS: dict[Stage, str] = {
     "remote": "fetching",
     "read": "reading",
@@ -126,10 +129,10 @@ _LEAST_STEP_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a run would do after a change.
+    """The rate of a run after a change.
 
-    samples_per_s: None where nothing measured tells. assumes: what has to be so for that, behind an
-    "if". basis: the figures that it follows from.
+    samples_per_s: None if no measurement predicts it. assumes: the conditions, to be read after an
+    "if". basis: the figures from which it follows.
     """
 
     samples_per_s: float | None
@@ -138,51 +141,47 @@ class Prediction:
 
 
 def predict(change: Change, limit: Limit, facts: LoaderFacts) -> Prediction:
-    """The rate with the change, what it assumes and what it follows from."""
+    """Predict the rate after a change."""
     rate, bounds = facts.samples_per_s, _bounds(limit, facts)
     if change.factor is not None:
         wanted = rate * change.factor
         bound, name = min(bounds, default=(wanted, ""))
         if wanted <= bound:
-            stays = _GAIN_ASSUMPTIONS.get(limit, "nothing else becomes the limit")
-            return Prediction(wanted, f"{change.assumes} and {stays}", change.basis)
+            rest = _GAIN_ASSUMPTIONS.get(limit, "no other stage becomes the limit")
+            return Prediction(wanted, f"{change.assumes} and {rest}", change.basis)
     elif change.removes and facts.ceilings is not None and bounds:
         bound, name = min(bounds)
     else:
         return Prediction(None, "", change.basis)
-    # A ceiling that was measured while others used the machine may lie below what the run did.
-    stays = "takes what it took" if name == _THE_STEP else "gives what it gave alone"
-    assumes = f"{change.assumes} and {name} {stays}"
+    # A ceiling measured while other programs used the machine may lie below the run's rate.
+    rest = "takes as long as before" if name == _THE_STEP else "reaches the rate that it has alone"
+    assumes = f"{change.assumes} and {name} {rest}"
     if limit in ("model", "python"):
         return Prediction(max(bound, rate), assumes, f"{name}, measured alone")
     return Prediction(max(bound, rate), assumes, f"{change.basis}; then {name} would be the limit")
 
 
 def _bounds(limit: Limit, facts: LoaderFacts) -> list[tuple[float, str]]:
-    """Samples a second of what stays as it is: the other stages and the training step."""
+    """Return the rates of what doesn't change, the other stages and the training step, by name."""
     changed = _CHANGED_STAGES.get(limit, ())
+    ceilings = {} if facts.ceilings is None else facts.ceilings.stages()
     bounds: list[tuple[float, str]] = []
     for stage in STAGE_WORDS:
-        if stage == "remote":  # a job whose limit it isn't reads what is here
+        if stage == "remote":  # if it isn't the limit, the job reads local bytes
             continue
-        # Decoding alone bounds where only what follows it changes; else augmenting is slower.
+        # Decoding alone is a bound only if augmenting changes; otherwise augmenting is slower.
         bounding = stage not in changed if stage != "decode" else limit == "augment"
-        rate = _ceiling(stage, facts)
-        if bounding and rate is not None:
-            bounds.append((rate.samples_per_s, STAGE_WORDS[stage]))
-    # A loop that only takes batches has no step to speak of.
+        if bounding and stage in ceilings:
+            bounds.append((ceilings[stage].samples_per_s, STAGE_WORDS[stage]))
+    # A loop that only takes batches has no training step.
     has_step = facts.trains and facts.step_s > _LEAST_STEP_SHARE * (facts.step_s + facts.wait_s)
     if limit not in ("model", "python") and has_step:
         bounds.append((facts.samples / facts.step_s, _THE_STEP))
     return bounds
 
 
-def _ceiling(stage: Stage, facts: LoaderFacts) -> Rate | None:
-    return facts.ceilings.stages().get(stage) if facts.ceilings is not None else None
-
-
 LEAST_PREDICTED_GAIN = 1.05
-"""Times the rate of now, below which a prediction isn't told: it would read "1 times as many"."""
+"""A verdict leaves out a smaller gain, which would read "1 times as many"."""
 
 _LIMIT_SUBJECTS: dict[Limit, str] = {
     "model": "The model is",
@@ -208,46 +207,39 @@ _BYTE_SOURCES: dict[Limit, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What holds a run back.
+    """The limit of a run, its cause and its remedy.
 
-    limit: the stage; cause: what is behind it. of_ceiling: the run's rate over what that stage does
-    alone (`ceiling_of`), measured beside the run (of the model and of Python: the share of the time
-    that they take); None where that wasn't measured. advice: the one change that would help most.
-    predicted_samples_per_s: with it, None where nothing measured tells; assumes: what has to be so
-    for that, behind an "if"; basis: the figures that it follows from. verdict: all of it, in some
+    limit: the stage; cause: the reason. of_ceiling: the run's rate divided by the rate of that
+    stage alone (`ceiling_of`); for the model and Python, the share of the time that they take; None
+    if it wasn't measured. advice: the one change that would help most. predicted_samples_per_s: the
+    rate after that change, None if no measurement predicts it; assumes: the conditions, to be read
+    after an "if"; basis: the figures from which it follows. verdict: all of this in a few
     sentences.
     """
 
     limit: Limit
-    cause: Cause
-    of_ceiling: float | None
-    advice: str
-    predicted_samples_per_s: float | None
-    assumes: str
-    basis: str
+    cause: Cause = ""
+    of_ceiling: float | None = None
+    advice: str = ""
+    predicted_samples_per_s: float | None = None
+    assumes: str = ""
+    basis: str = ""
     verdict: str
 
 
 def diagnose(facts: LoaderFacts) -> Diagnosis:
-    """Name the limit of a run, its cause, and what would move it."""
+    """Return the limit of a run, its cause, and the change that would help most."""
     limit = find_limit(facts)
     if limit == "nothing yet":
         return Diagnosis(
-            limit=limit,
-            cause="",
-            of_ceiling=None,
-            advice="",
-            predicted_samples_per_s=None,
-            assumes="",
-            basis="",
-            verdict="Too early to tell: fewer than two batches were handed out.",
+            limit=limit, verdict="Too early to judge: fewer than two batches were delivered."
         )
     changes = changes_for(limit, facts)
-    change = max(changes, key=lambda one: (one.is_anomaly, one.factor or 0.0))
+    change = max(changes, key=lambda each: (each.is_anomaly, each.factor or 0.0))
     prediction = predict(change, limit, facts)
-    found = f"{_wait_words(limit, facts)}{_ceiling_words(limit, facts)}"
     has_model = facts.trains or limit != "model"
-    what = _LIMIT_SUBJECTS[limit] if has_model else "The loop that takes the batches is"
+    subject = _LIMIT_SUBJECTS[limit] if has_model else "The loop that takes the batches is"
+    waits = f"{_describe_waits(limit, facts)}{_describe_ceiling(limit, facts)}"
     return Diagnosis(
         limit=limit,
         cause=change.cause,
@@ -259,10 +251,10 @@ def diagnose(facts: LoaderFacts) -> Diagnosis:
         verdict=" ".join(
             part
             for part in (
-                f"{what} the limit: {found}.",
+                f"{subject} the limit: {waits}.",
                 change.why,
                 change.advice,
-                _prediction_words(prediction, limit, facts),
+                _describe_prediction(prediction, limit, facts),
             )
             if part
         ),
@@ -276,10 +268,10 @@ def _of_ceiling(limit: Limit, facts: LoaderFacts) -> float | None:
     return facts.samples_per_s / found[1].samples_per_s if found is not None else None
 
 
-def _wait_words(limit: Limit, facts: LoaderFacts) -> str:
-    """How much of the time the training step waited, at which rate, and with what."""
-    who = "the training step" if facts.trains else "a loop that only takes batches"
-    waited = f"{who} waits {facts.wait_share:.1%} of the time"
+def _describe_waits(limit: Limit, facts: LoaderFacts) -> str:
+    """Describe the share of the time that the training step waited, its rate, and the setup."""
+    loop = "the training step" if facts.trains else "a loop that only takes batches"
+    waited = f"{loop} waits {facts.wait_share:.1%} of the time"
     at = f"{waited} at {facts.samples_per_s:,.0f} samples/s"
     if limit in ("model", "python"):
         return waited
@@ -298,19 +290,20 @@ def _wait_words(limit: Limit, facts: LoaderFacts) -> str:
     return f"{at} with {threads} decode thread{'s' * (threads != 1)}"
 
 
-def _ceiling_words(limit: Limit, facts: LoaderFacts) -> str:
-    """How far the run is from what its stage does alone."""
+def _describe_ceiling(limit: Limit, facts: LoaderFacts) -> str:
+    """Describe the run's rate as a share of its stage's rate alone; "" if that is unknown."""
     found = ceiling_of(limit, facts.ceilings)
     if found is None:
         return ""
     stage, rate = found
     share = facts.samples_per_s / rate.samples_per_s
-    if share > 1:  # as where the machine was busier meanwhile
-        return f" ({STAGE_WORDS[stage]} alone gave no more than {rate.samples_per_s:,.0f}/s)"
-    return f" ({share:.0%} of the {rate.samples_per_s:,.0f}/s that {STAGE_WORDS[stage]} alone gave)"
+    alone = f"{STAGE_WORDS[stage]} alone"
+    if share > 1:  # for example because the machine was busier while the ceiling was measured
+        return f" ({alone} reached no more than {rate.samples_per_s:,.0f}/s)"
+    return f" ({share:.0%} of the {rate.samples_per_s:,.0f}/s that {alone} reached)"
 
 
-def _prediction_words(prediction: Prediction, limit: Limit, facts: LoaderFacts) -> str:
+def _describe_prediction(prediction: Prediction, limit: Limit, facts: LoaderFacts) -> str:
     rate, assumes, basis = prediction.samples_per_s, prediction.assumes, prediction.basis
     if rate is None:
         return ""

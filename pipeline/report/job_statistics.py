@@ -1,4 +1,4 @@
-"""Describe what the ranks of a job publish of their waits, and name the slowest rank. Pure.
+"""Describe the waits that the ranks of a job publish, and name the slowest rank. Pure.
 
 A process that is alone never imports this module.
 """
@@ -6,7 +6,7 @@ A process that is alone never imports this module.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import format_size
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MOST_TEXT = 300
-"""Bytes of what one rank tells."""
+"""Most bytes of one rank's published text."""
 
-_MOST_WORDS = 40  # characters of a cause
-# A rank that waits less than that isn't what others wait for.
+_MOST_CHARACTERS = 40  # of a limit or a cause
+# A rank that waits less than this share of its time doesn't hold the others up.
 _SLOW_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankWaits:
-    """What one process told of its waits. process: its number; times are seconds.
+    """The waits of one process, as it published them. Times are seconds.
 
-    step: batches that it had been handed by then. wait_share: of its time; wait_p50_s, wait_p99_s:
-    of a batch. bytes_disk, bytes_peers, bytes_remote: that it had read from each tier. limit,
-    cause: what holds it back.
+    process: its number in the job. step: batches that had been delivered to it. wait_share: share
+    of its time that it waited; wait_p50_s, wait_p99_s: wait for one batch. bytes_disk, bytes_peers,
+    bytes_remote: bytes that it had read from each tier. limit, cause: its verdict.
     """
 
     rank: int
@@ -45,7 +45,7 @@ class RankWaits:
     cause: str
 
     def text(self) -> str:
-        """All of it as a short text."""
+        """Return all values as ASCII text of at most `MOST_TEXT` bytes, to be published."""
         values = [
             self.rank,
             self.process,
@@ -57,14 +57,14 @@ class RankWaits:
             self.bytes_disk,
             self.bytes_peers,
             self.bytes_remote,
-            self.limit[:_MOST_WORDS],
-            self.cause[:_MOST_WORDS],
+            self.limit[:_MOST_CHARACTERS],
+            self.cause[:_MOST_CHARACTERS],
         ]
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str) -> RankWaits | None:
-        """What a rank told; None for what no rank of this release tells."""
+        """Parse a published text; None if no rank of this release can have written it."""
         try:
             values = json.loads(text)
         except ValueError:
@@ -79,29 +79,18 @@ class RankWaits:
         return cls(**dict(zip(_FIELD_TYPES, values, strict=True)))
 
 
-_FIELD_TYPES: dict[str, Any] = {
-    "rank": int,
-    "process": int,
-    "step": int,
-    "step_s": (int, float),
-    "wait_share": (int, float),
-    "wait_p50_s": (int, float),
-    "wait_p99_s": (int, float),
-    "bytes_disk": int,
-    "bytes_peers": int,
-    "bytes_remote": int,
-    "limit": str,
-    "cause": str,
-}
+_JSON_TYPES: dict[Any, Any] = {"int": int, "float": (int, float), "str": str}
+_FIELD_TYPES = {field.name: _JSON_TYPES[field.type] for field in fields(RankWaits)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatistics:
-    """What all processes of the job told of one loader.
+    """The published waits of all processes of the job, for one loader.
 
-    processes: of the job; heard: of how many. slowest: who waits for its batches the largest share
-    of its time; None where nobody told. stale_steps: batches that this process has had since the
-    slowest told, and stale_s about how long ago that is (by steps, as nodes' clocks differ).
+    processes: of the job; heard: how many of them have published their waits. slowest: the process
+    that waits for its batches the largest share of its time; None if none has published. How old
+    that is: stale_steps counts the batches that were delivered to this process since, and stale_s
+    estimates the seconds from them, because the clocks of nodes differ.
     """
 
     processes: int
@@ -111,39 +100,35 @@ class JobStatistics:
     stale_s: float = 0.0
 
     @classmethod
-    def of(cls, told: Sequence[RankWaits], *, processes: int, step: int) -> JobStatistics:
-        """What follows from what was told. step: batches that this process was handed."""
-        if not told:
+    def of(cls, published: Sequence[RankWaits], *, processes: int, step: int) -> JobStatistics:
+        """Summarise published waits. step: batches that were delivered to this process."""
+        if not published:
             return cls(processes=processes, heard=0, slowest=None)
-        slowest = max(told, key=lambda one: (one.wait_share, one.wait_p99_s, -one.process))
+        slowest = max(published, key=lambda each: (each.wait_share, each.wait_p99_s, -each.process))
         stale = max(0, step - slowest.step)
         return cls(
             processes=processes,
-            heard=len(told),
+            heard=len(published),
             slowest=slowest,
             stale_steps=stale,
             stale_s=stale * slowest.step_s,
         )
 
-    @property
-    def is_slowed(self) -> bool:
-        """Whether the slowest waits enough to hold the others up."""
-        return self.slowest is not None and self.slowest.wait_share >= _SLOW_SHARE
-
     def __str__(self) -> str:
-        heard = f"{self.heard:,} of {self.processes:,} processes told"
-        one = self.slowest
-        if one is None:
-            return f"Job: {heard} of their waits so far."
-        age = f"{self.stale_steps:,} steps (about {self.stale_s:.0f} s) ago"
-        if not self.is_slowed:
-            return f"Job: {heard}; none waits more than {one.wait_share:.1%} of its time."
-        process = "" if one.process == one.rank else f" (process {one.process})"
-        peers = f", {format_size(one.bytes_peers)} from peers" if one.bytes_peers else ""
-        cause = f" ({one.cause})" if one.cause and one.cause != one.limit else ""
+        reported = f"{self.heard:,} of {self.processes:,} processes reported"
+        rank = self.slowest
+        if rank is None:
+            return f"Job: {reported} their waits so far."
+        if rank.wait_share < _SLOW_SHARE:
+            return f"Job: {reported}; none waits more than {rank.wait_share:.1%} of its time."
+        process = "" if rank.process == rank.rank else f" (process {rank.process})"
+        peers = f", {format_size(rank.bytes_peers)} from peers" if rank.bytes_peers else ""
+        cause = f" ({rank.cause})" if rank.cause and rank.cause != rank.limit else ""
         return (
-            f"Job: {heard}. Slowest: rank {one.rank}{process}, which waits {one.wait_share:.1%} of "
-            f"its time (p50 {one.wait_p50_s * 1e3:.1f} ms, p99 {one.wait_p99_s * 1e3:.1f} ms a "
-            f"batch); its limit: {one.limit}{cause}; read {format_size(one.bytes_disk)} from local "
-            f"files{peers}, {format_size(one.bytes_remote)} from the remote. Told {age}."
+            f"Job: {reported}. Slowest: rank {rank.rank}{process}, which waits "
+            f"{rank.wait_share:.1%} of its time (p50 {rank.wait_p50_s * 1e3:.1f} ms, p99 "
+            f"{rank.wait_p99_s * 1e3:.1f} ms a batch); its limit: {rank.limit}{cause}; read "
+            f"{format_size(rank.bytes_disk)} from local files{peers}, "
+            f"{format_size(rank.bytes_remote)} from the remote. Reported {self.stale_steps:,} "
+            f"steps (about {self.stale_s:.0f} s) ago."
         )

@@ -9,18 +9,18 @@ from __future__ import annotations
 import resource
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.cache.base import Traffic
+from penstock.pipeline.report import probes
 from penstock.pipeline.report.probes import ReadProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.pipeline.report.diagnosis import Diagnosis
     from penstock.pipeline.report.job_statistics import JobStatistics
     from penstock.pipeline.report.run_facts import (
         ChunkFacts,
@@ -34,48 +34,31 @@ if TYPE_CHECKING:
     from penstock.pipeline.report.statistics import Statistics
 
 _WAITS_KEPT = 4096
-_TRAFFIC_FIELDS = (
-    "bytes_remote",
-    "bytes_peers",
-    "peer_requests",
-    "peer_failed",
-    "bytes_filled",
-    "bytes_passed",
-    "hits",
-    "misses",
-    "hit_ratio",
-    "requests",
-    "retries",
-    "hedges",
-    "throttled",
-    "refetched",
-    "remote_wait_s",
-)
-"""Of the traffic, as it is told."""
 BLOCK_BYTES = 512
-"""Of ru_inblock, by getrusage(2)."""
-# Looking at the cores takes 0.2 s, and what else runs on them seldom changes.
+"""Bytes of a unit of ru_inblock (getrusage(2))."""
+# Measuring the cores takes 0.2 s, and the other programs on them seldom change.
 _CORES_EVERY_S = 300.0
 
 
 def _disk_bytes() -> int:
-    """Bytes that this process has had to read from disks."""
+    """Return the bytes that the system has read from disks for this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_inblock * BLOCK_BYTES
 
 
 @dataclass(slots=True)
 class Meter:
-    """The counters of one loader, which its engine adds to; one thread writes each of them.
+    """The counters of one loader. Its engine increments them, and one thread writes each of them.
 
-    decode_threads, usable_cores: of this rank. url: of a native dataset; output: height and
-    width that its recipe hands out, None without images. decodes: whether DALI has any to decode.
+    decode_threads, usable_cores: of this rank. url: of a native dataset; output: height and width
+    of the images that its recipe delivers, None without images. decodes: True if DALI has images to
+    decode. The callables return facts for the verdict; each is None if its feature isn't in use.
     """
 
     decode_threads: int
     device: str
     usable_cores: int = 1
     url: str = ""
-    shards: Callable[[], ShardFigures] | None = None  # of a native dataset
+    shards: Callable[[], ShardFigures] | None = None  # a native dataset
     output: tuple[int, int] | None = None
     decodes: bool = True
     probe: ReadProbe = field(default_factory=ReadProbe)
@@ -92,15 +75,15 @@ class Meter:
     bytes_disk: int = 0
     counted_bytes: int = 0
     disk_mark: int = 0
-    remote: Callable[[], TierFacts] | None = None  # of a remote dataset
-    resident: Callable[[], ResidentFacts] | None = None  # where images stay in memory
-    map: Callable[[], MapFacts] | None = None  # where the recipe has Maps
-    chunks: Callable[[], ChunkFacts] | None = None  # where chunks are decoded as a whole
-    job: Callable[[], JobStatistics | None] | None = None  # where other processes tell theirs
+    remote: Callable[[], TierFacts] | None = None  # a remote dataset
+    resident: Callable[[], ResidentFacts] | None = None  # resident images
+    map: Callable[[], MapFacts] | None = None  # the recipe's Maps
+    chunks: Callable[[], ChunkFacts] | None = None  # data in chunks
+    job: Callable[[], JobStatistics | None] | None = None  # several processes
     bad: int = 0
     quarantine: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    workers: int | None = None  # torch's, of a torch dataset; None: a native one
+    workers: int | None = None  # worker processes of a torch dataset; None for a native one
     cores: CoreSpeeds | None = None
     cores_due_s: float = 0.0
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
@@ -108,8 +91,11 @@ class Meter:
     def count_batch(
         self, samples: int, *, wait_s: float, read_s: float, decode_s: float, size_bytes: int = 0
     ) -> None:
-        """Count one batch. read_s, decode_s: the parts of wait_s spent on bytes and on DALI.
-        size_bytes: that were read for it."""
+        """Count one delivered batch.
+
+        read_s, decode_s: the parts of wait_s spent waiting for bytes and for DALI. size_bytes: the
+        encoded bytes that were read for it.
+        """
         self.samples += samples
         self.batches += 1
         if self.batches == 1:
@@ -123,9 +109,13 @@ class Meter:
         self.waits.append(wait_s)
 
     def snapshot(self, *, briefly: bool = False) -> Statistics:
-        """The statistics as of now, with the verdict that follows from them. briefly: without what
-        takes a while, the cores and the other processes."""
-        # Here: a loader that nobody asks starts without the modules that judge.
+        """Return the statistics as of now, with their verdict.
+
+        briefly: neither measure the cores nor read what the other processes published, because both
+        take a while.
+        """
+        # Imported late: most loaders start and deliver without the modules of the verdict.
+        from penstock.pipeline.report.diagnosis import diagnose
         from penstock.pipeline.report.statistics import Statistics
         from penstock.readers.formats import DecodedCounts
 
@@ -133,8 +123,13 @@ class Meter:
         remote = self.remote() if self.remote is not None else None
         resident = self.resident() if self.resident is not None else None
         traffic = remote.traffic if remote is not None else Traffic(bytes_disk=self.bytes_disk)
+        names = [{each.name for each in fields(kind)} for kind in (Traffic, Statistics)]
+        repeated = names[0] & names[1]  # counts of the cache that the statistics repeat
         facts = self._facts(remote, fill_s=resident.fill_s if resident else 0.0)
-        facts, diagnosis = self._judged(facts, briefly=briefly)
+        diagnosis = diagnose(facts)
+        if diagnosis.limit == "decode" and facts.device == "cpu" and not briefly:
+            facts = replace(facts, cores=self._cores())
+            diagnosis = diagnose(facts)
         counts = facts.chunks.counts if facts.chunks is not None else DecodedCounts()
         return Statistics(
             samples=self.samples,
@@ -150,8 +145,8 @@ class Meter:
             read_s=self.read_s,
             load_s=self.load_s,
             map_s=facts.map.seconds if facts.map else 0.0,
-            bytes_disk=traffic.bytes_disk,
-            **{name: getattr(traffic, name) for name in _TRAFFIC_FIELDS},
+            **{name: getattr(traffic, name) for name in repeated},
+            hit_ratio=traffic.hit_ratio,
             bytes_memory=resident.bytes_memory if resident else 0,
             resident_hits=resident.hits if resident else 0,
             resident_bytes=resident.size_bytes if resident else 0,
@@ -175,16 +170,6 @@ class Meter:
             facts=facts,
             job=self.job() if self.job is not None and not briefly else None,
         )
-
-    def _judged(self, facts: LoaderFacts, *, briefly: bool) -> tuple[LoaderFacts, Diagnosis]:
-        """What holds the run back, and the facts with what had to be looked at for that."""
-        from penstock.pipeline.report.diagnosis import diagnose
-
-        diagnosis = diagnose(facts)
-        if diagnosis.limit == "decode" and facts.device == "cpu" and not briefly:
-            facts = replace(facts, cores=self._cores())
-            diagnosis = diagnose(facts)
-        return facts, diagnosis
 
     def _facts(self, remote: TierFacts | None, *, fill_s: float) -> LoaderFacts:
         from penstock.pipeline.report.run_facts import LoaderFacts
@@ -219,10 +204,8 @@ class Meter:
         )
 
     def _cores(self) -> CoreSpeeds:
-        """How fast the cores are, looked at now and then."""
-        from penstock.pipeline.report.core_speeds import core_speeds
-
+        """Return the speeds of the cores, measured at most every `_CORES_EVERY_S`."""
         now = time.monotonic()
         if self.cores is None or now >= self.cores_due_s:
-            self.cores, self.cores_due_s = core_speeds(), now + _CORES_EVERY_S
+            self.cores, self.cores_due_s = probes.core_speeds(), now + _CORES_EVERY_S
         return self.cores

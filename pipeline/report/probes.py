@@ -1,28 +1,40 @@
-"""Measure what slows a running loader from outside: a late GIL and costly images.
+"""Measure from outside what slows a running loader: a held GIL, costly images, slow cores.
 
-The reading threads sample the GIL and the images once a batch. A thread that releases the GIL for
-a moment and takes it back sees whether another one keeps it: 0.1 ms of hardly any work, at most
-every 10 ms. Some image headers of the first batches are parsed, which costs some microseconds
-each, and then no more.
+The reading threads sample the GIL and the images once per batch (`ReadProbe`). A thread that
+releases the GIL for a moment and then takes it back finds out whether another thread holds it; this
+takes 0.1 ms with almost no work, at most every 10 ms. The headers of some images of the first
+batches are parsed, which costs a few microseconds each.
+
+The cores are measured on request (`core_speeds`). Another program or a limit may slow a core. Every
+core gets a thread for a moment, which works without the GIL. If a core seems slow, all are measured
+again a little later, so that a program that ran by chance doesn't count.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import select
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.cache import Workers
+from penstock.cache.base import allowed_cores
+
 if TYPE_CHECKING:
-    from penstock.pipeline.report.run_facts import ImageFigures
+    from collections.abc import Callable, Sequence
+
+    from penstock.pipeline.report.run_facts import CoreSpeeds, ImageFigures
     from penstock.readers import EncodedBatch
 
-# Long enough for a thread that waits for the GIL to wake up and take it: after a shorter nap, or
-# none, the GIL is back before it could (half of the tries against a loop of pure Python, measured).
+# Long enough for a thread that waits for the GIL to wake up and take it. After a shorter nap, this
+# thread often has the GIL back first (in half of the attempts against a loop of pure Python).
 _NAP_S = 50e-6
 _EVERY_S = 0.01
-# Later than this by the clock isn't the kernel's timer (0.06 ms) but somebody else's turn.
+# A longer delay isn't due to the kernel's timer (0.06 ms): another thread held the GIL.
 _LATE_S = 1e-3
 _TRIES_KEPT = 256
 _FEWEST_TRIES = 8
@@ -33,7 +45,7 @@ _PACK_PER_OUTPUT = 256 / 224
 
 
 def _gil_s() -> float:
-    """Seconds that it took to get the GIL back after a nap, waits for a core not among them."""
+    """Return the seconds that it took to get the GIL back after a nap, without waits for a core."""
     queued_s, began = _queued_s(), time.perf_counter()
     select.select((), (), (), _NAP_S)
     took_s = time.perf_counter() - began - _NAP_S
@@ -41,8 +53,11 @@ def _gil_s() -> float:
 
 
 def _queued_s() -> float:
-    """How long this thread has waited for a core so far: proc(5), the second number of schedstat,
-    in nanoseconds; always 0.0 where the kernel doesn't tell."""
+    """Return the seconds that this thread has waited for a core so far.
+
+    This is the second number of schedstat (proc(5)), in nanoseconds; 0.0 if the kernel doesn't
+    provide it.
+    """
     try:
         with open("/proc/thread-self/schedstat", "rb") as file:
             return int(file.read().split()[1]) / 1e9
@@ -52,7 +67,7 @@ def _queued_s() -> float:
 
 @dataclass(frozen=True, slots=True)
 class _SeenImage:
-    """What the header of one image says."""
+    """The size of one image and its kind, as its header states them."""
 
     size_bytes: int
     height: int
@@ -61,7 +76,7 @@ class _SeenImage:
 
 
 class ReadProbe:
-    """What the reading threads of a run notice: several threads call sample(), one asks."""
+    """Samples of a run's GIL delays and images. Several threads may sample, and one evaluates."""
 
     def __init__(self) -> None:
         self._late: deque[float] = deque(maxlen=_TRIES_KEPT)
@@ -69,25 +84,24 @@ class ReadProbe:
         self._due_s = 0.0
 
     def sample(self, batch: EncodedBatch | None = None) -> None:
-        """Note a batch that was read; each reading thread calls this for its own."""
+        """Sample the GIL and a batch that this thread has read."""
         now = time.perf_counter()
         if now >= self._due_s:
             self._due_s = now + _EVERY_S
             self._late.append(_gil_s())
         if batch is not None and len(self._seen) < _MOST_IMAGES:
-            self._look_at(batch)
+            from penstock.readers.fields import is_progressive  # for the first batches only
 
-    def _look_at(self, batch: EncodedBatch) -> None:
-        from penstock.readers.fields import is_progressive  # of the first batches alone
-
-        for sample, (height, width) in zip(
-            batch.encoded[:_IMAGES_A_BATCH], batch.dims[:_IMAGES_A_BATCH].tolist(), strict=True
-        ):
-            self._seen.append(_SeenImage(len(sample), height, width, is_progressive(sample)))
+            for sample, (height, width) in zip(
+                batch.encoded[:_IMAGES_A_BATCH], batch.dims[:_IMAGES_A_BATCH].tolist(), strict=True
+            ):
+                self._seen.append(_SeenImage(len(sample), height, width, is_progressive(sample)))
 
     def gil(self) -> tuple[float, float]:
-        """Share of the latest tries to take the GIL that came late, and the mean seconds of those;
-        (0.0, 0.0) before there are enough."""
+        """Return the share of late attempts to take the GIL, and their mean delay in seconds.
+
+        Only the latest attempts count; (0.0, 0.0) before there are enough of them.
+        """
         tries = list(self._late)
         late = [seconds for seconds in tries if seconds > _LATE_S]
         if len(tries) < _FEWEST_TRIES or not late:
@@ -95,26 +109,90 @@ class ReadProbe:
         return len(late) / len(tries), sum(late) / len(late)
 
     def images(self, out: tuple[int, int]) -> ImageFigures | None:
-        """What the images are like, for a recipe that hands out `out` (height, width); None where
-        none was seen."""
-        seen = [one for one in list(self._seen) if one.size_bytes and one.height]
+        """Return figures of the sampled images, for a recipe that delivers `out` (height, width).
+
+        None if no image was sampled.
+        """
+        seen = [each for each in list(self._seen) if each.size_bytes and each.height]
         if not seen:
             return None
-        from penstock.pipeline.report.run_facts import ImageFigures  # for statistics alone
+        from penstock.pipeline.report.run_facts import ImageFigures  # needed by statistics only
 
         pack_short = round(min(out) * _PACK_PER_OUTPUT)
-        pixels = [one.height * one.width for one in seen]
-        shorts = [min(one.height, one.width) for one in seen]
+        pixels = [each.height * each.width for each in seen]
+        shorts = [min(each.height, each.width) for each in seen]
         fewer = [
             n * min(1.0, pack_short / short) ** 2 for n, short in zip(pixels, shorts, strict=True)
         ]
         count = len(seen)
         return ImageFigures(
             seen=count,
-            mean_bytes=sum(one.size_bytes for one in seen) / count,
+            mean_bytes=sum(each.size_bytes for each in seen) / count,
             mean_pixels=sum(pixels) / count,
-            progressive=sum(one.progressive for one in seen) / count,
+            progressive=sum(each.progressive for each in seen) / count,
             out_short=min(out),
             pack_short=pack_short,
             mean_short_pixels=sum(fewer) / count,
         )
+
+
+# Many time slices of the kernel's scheduler (3 to 4 ms), so that two programs share a core evenly.
+_MEASURE_S = 0.15
+_PAUSE_S = 0.2
+_ROUNDS = 1000  # of a hash, about 0.7 ms
+
+
+def core_speeds(*, seconds: float = _MEASURE_S) -> CoreSpeeds:
+    """Measure the speed of each core that this thread may use, which takes about `seconds`.
+
+    It takes three times as long if a core seems slow, and longer still if a program of real-time
+    priority occupies one. The affinity of the process's other threads doesn't change.
+    """
+    from penstock.pipeline.report.run_facts import SLOW_CORE  # needed by statistics only
+
+    numbers = allowed_cores()
+    pool = Workers(len(numbers), name="cores")
+    try:
+        found = _measure_cores(pool, numbers, seconds)
+        if min(found.speeds) < SLOW_CORE:
+            threading.Event().wait(_PAUSE_S)
+            again = _measure_cores(pool, numbers, seconds).speeds
+            found = relative_speeds(
+                numbers, [max(*both) for both in zip(found.speeds, again, strict=True)]
+            )
+    finally:
+        pool.close()
+    return found
+
+
+def _measure_cores(pool: Workers, numbers: Sequence[int], seconds: float) -> CoreSpeeds:
+    running = [pool.submit(_core_work(seconds), core) for core in numbers]
+    return relative_speeds(numbers, [each.result() for each in running])
+
+
+def relative_speeds(numbers: Sequence[int], rates: Sequence[float]) -> CoreSpeeds:
+    """Return the speeds of cores relative to the fastest. rates: work per second, by core."""
+    from penstock.pipeline.report.run_facts import CoreSpeeds
+
+    fastest = max(rates)
+    return CoreSpeeds(numbers=tuple(numbers), speeds=tuple(rate / fastest for rate in rates))
+
+
+def _core_work(seconds: float) -> Callable[[int], float]:
+    """Return a function that works on a core and returns the pieces of work done per second.
+
+    The time counts from now on, so a core that another program occupies completely has a low rate.
+    The work needs neither memory nor the GIL.
+    """
+    began = time.perf_counter()
+
+    def run(core: int) -> float:
+        pieces = 0
+        os.sched_setaffinity(0, {core})  # of this thread only, which ends afterwards
+        while True:
+            hashlib.pbkdf2_hmac("sha256", b"penstock", b"core", _ROUNDS)
+            pieces += 1
+            if (elapsed_s := time.perf_counter() - began) >= seconds:
+                return pieces / elapsed_s
+
+    return run

@@ -1,9 +1,9 @@
 """Propose, for each limit, the changes that could remove it, with their predicted gains.
 
-Gains follow from the run's own figures: a gain is a factor on the run's rate from a stated model,
-or the whole stage (`removes`: what remains are the other stages), or unknown. Where one of the
-changes of a stage comes from something out of the ordinary (a slow core, progressive JPEGs, tiny
-shards, a small cache), the diagnosis names that as the cause.
+A gain follows from the run's own figures. It is a factor on the run's rate, from a stated model; or
+the removal of the whole stage (`removes`), which leaves the other stages; or unknown. If a change
+addresses something unusual (a slow core, progressive JPEGs, tiny shards, a small cache), the
+diagnosis names that as the cause.
 """
 
 from __future__ import annotations
@@ -17,24 +17,21 @@ from penstock.pipeline.report.run_facts import SLOW_CORE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.pipeline.report.run_facts import (
-        Cause,
-        ImageFigures,
-        Limit,
-        LoaderFacts,
-        TierFacts,
-    )
+    from penstock.pipeline.report.run_facts import Cause, ImageFigures, Limit, LoaderFacts
 
-# A change that gains less isn't worth a sentence.
+# A change that gains less isn't worth mentioning.
 LEAST_GAIN = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One thing to change. why: a sentence on what was found; advice: what to do. factor: on the
-    run's rate, None if unknown; removes: it takes the whole stage away; basis: the figures that
-    come from; assumes: what has to be so for the gain to come true, behind an "if". is_anomaly:
-    what was found is out of the ordinary."""
+    """A proposed change.
+
+    why: a sentence about the finding; advice: a sentence about the remedy. factor: the gain on the
+    run's rate, None if unknown; removes: the change removes the whole stage; basis: the figures
+    from which the gain follows; assumes: the conditions for the gain, to be read after an "if".
+    is_anomaly: the finding is unusual.
+    """
 
     cause: Cause
     why: str = ""
@@ -47,71 +44,69 @@ class Change:
 
 
 _STORE_RESULTS = (
-    "store what it returns and read that in its place: a column of a table, or .npy files beside "
-    "the data, then `penstock pack`"
+    "store its results and read those instead: a column of a table, or .npy files next to the "
+    "data, then `penstock pack`"
 )
 
 
 def map_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """What could be changed where a Map is waited for, the first that is left to do."""
-    found = facts.map
-    assert found is not None
-    share = min(1.0, found.seconds / facts.load_s) if facts.load_s else 1.0
-    each_ms = 1e3 * found.seconds / max(facts.samples, 1)
-    why = (
-        f"{found.name} is {share:.0%} of the time that goes into reading: {each_ms:.2g} ms a sample"
-    )
-    cores = facts.usable_cores
-    batched = "" if found.batched else ", batched=True if it can take many samples at once"
-    if not found.processes:
+    """Propose the first of the remedies for a slow Map that isn't in use yet."""
+    slowest = facts.map
+    assert slowest is not None
+    share = min(1.0, slowest.seconds / facts.load_s) if facts.load_s else 1.0
+    each_ms = 1e3 * slowest.seconds / max(facts.samples, 1)
+    why = f"{slowest.name} takes {share:.0%} of the time for reading: {each_ms:.2g} ms a sample"
+    cores, processes = facts.usable_cores, slowest.processes
+    batched = "" if slowest.batched else ", batched=True if it can take many samples at once"
+    if not processes:
         yield Change(
             cause="slow-map",
             why=f"{why}, in the reading threads.",
             advice=f"processes={max(2, cores)} would call it in processes of its own{batched}; or "
             f"{_STORE_RESULTS}.",
         )
-    elif found.processes < cores:
+    elif processes < cores:
         yield Change(
             cause="slow-map",
-            why=f"{why}, by {found.processes} processes; {cores} cores are usable.",
-            advice=f"processes={cores} would move it{batched}; or {_STORE_RESULTS}.",
-            factor=cores / found.processes,
-            basis=f"{cores} cores for {found.processes}",
+            why=f"{why}, by {processes} processes; {cores} cores are usable.",
+            advice=f"processes={cores} would help{batched}; or {_STORE_RESULTS}.",
+            factor=cores / processes,
+            basis=f"{cores} cores for {processes}",
             assumes="the function computes, and the cores are free",
         )
     else:
         yield Change(
             cause="slow-map",
-            why=f"{why}, by {found.processes} processes on {cores} cores.",
+            why=f"{why}, by {processes} processes on {cores} cores.",
             advice=f"Do it once{batched}: {_STORE_RESULTS}.",
         )
 
 
-# With fewer progressive images than this it doesn't matter what they cost, where that isn't known.
+# A smaller share of progressive images isn't reported unless their cost was measured.
 _MANY_PROGRESSIVE = 0.1
-# Images are oversized with so many times the pixels that they have at `pack_short`: photographs of
-# ImageNet's size have 2.5 times.
+# Images are oversized if they have this many times the pixels that they have at `pack_short`.
+# Photographs of ImageNet's size have 2.5 times as many.
 OVERSIZED = 4.0
 
 
 def augment_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """What could be changed where augmenting is the larger part of the work."""
+    """Propose changes if augmenting is the larger part of the work."""
     share = facts.ceilings.decode_share if facts.ceilings is not None else None
     yield Change(
         cause="slow-augment",
         why="" if share is None else f"Decoding is only {share:.0%} of the work.",
-        advice='Cheaper operations behind the crop in augment=, or device="cuda" for them, would '
-        "move it.",
+        advice='Cheaper operations after the crop in augment=, or device="cuda" for them, would '
+        "help.",
         factor=1 / share if share else None,
         basis="" if share is None else f"decoding is {share:.0%} of the work, measured",
-        assumes="none of them is left",
+        assumes="no other operation is left",
     )
     yield from _slow_core(facts)
     yield from _more_threads(facts)
 
 
 def decode_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """What could be changed where decoding is."""
+    """Propose changes if decoding is the larger part of the work."""
     share = facts.ceilings.decode_share if facts.ceilings is not None else None
     if facts.images is not None and facts.images.seen:
         yield from _progressive(facts, facts.images, share)
@@ -120,10 +115,10 @@ def decode_changes(facts: LoaderFacts) -> Iterator[Change]:
     yield from _more_threads(facts)
     yield Change(
         cause="slow-decode",
-        advice="Smaller images or a smaller crop would move it."
+        advice="Smaller images or a smaller crop would help."
         if facts.device.startswith("cuda")
-        else 'More cores for this rank (num_workers=), device="cuda", or smaller images would move '
-        "it.",
+        else 'More cores for this rank (num_workers=), device="cuda", or smaller images would '
+        "help.",
     )
 
 
@@ -133,42 +128,44 @@ def _more_threads(facts: LoaderFacts) -> Iterator[Change]:
     yield Change(
         cause="slow-decode",
         why=f"{facts.usable_cores} cores are usable.",
-        advice=f"num_workers={facts.usable_cores} would move it.",
+        advice=f"num_workers={facts.usable_cores} would help.",
         factor=facts.usable_cores / facts.decode_threads,
         basis=f"{facts.usable_cores} cores for {facts.decode_threads}",
         assumes="threads share the work evenly and the cores are free",
     )
 
 
-def _share_words(share: float | None) -> str:
-    """What a change of decoding alone leaves as it is."""
+def _describe_share(share: float | None) -> str:
+    """Describe the share of decoding in the work."""
     if share is None:
-        return "at most: what augmenting takes wasn't measured"
+        return "at most: the time for augmenting wasn't measured"
     return f"decoding is {share:.0%} of the work, measured"
 
 
-def _assumed_words(share: float | None) -> str:
-    """What a gain by less decoding assumes where nobody has measured its part of the work."""
+def _share_assumption(share: float | None) -> str:
+    """Return the assumption of a gain by faster decoding if its share wasn't measured."""
     return "decoding is all of the work and " if share is None else ""
 
 
 def _speedup(time_share: float, *, of_work: float | None) -> float:
-    """Amdahl's law: the part `of_work` of the time takes `time_share` of what it took.
+    """Return the gain if the part `of_work` of the time shrinks to `time_share` of itself.
 
-    G. M. Amdahl, Validity of the single processor approach, AFIPS 1967."""
+    This is Amdahl's law (Validity of the single processor approach, AFIPS 1967).
+    """
     part = 1.0 if of_work is None else of_work
     return 1 / (1 - part + part * time_share)
 
 
 def _progressive(facts: LoaderFacts, images: ImageFigures, share: float | None) -> Iterator[Change]:
     measured = facts.ceilings.progressive if facts.ceilings is not None else None
-    found = (
-        f"{images.progressive:.0%} of the images are progressive JPEGs ({images.seen} looked "
-        "at), which take"
+    finding = (
+        f"{images.progressive:.0%} of the images are progressive JPEGs ({images.seen} inspected), "
+        "which take"
     )
     change = Change(
         cause="progressive",
-        why=f"{found} longer to decode than baseline ones; `penstock bench` measures by how much.",
+        why=f"{finding} longer to decode than baseline ones; `penstock bench` measures how much "
+        "longer.",
         advice=f"`penstock pack {facts.url or 'SRC'} DST --baseline` rewrites them without loss.",
         is_anomaly=True,
     )
@@ -180,14 +177,14 @@ def _progressive(facts: LoaderFacts, images: ImageFigures, share: float | None) 
     factor = _speedup(1 / cost, of_work=share)
     if factor < LEAST_GAIN:
         return
-    beside = "the same images as baseline ones" if measured.of_twins else "the baseline ones here"
+    baseline = "the same images as baseline ones" if measured.of_twins else "the baseline ones"
     yield replace(
         change,
-        why=f"{found} {measured.times:.2g} times as long to decode as {beside} "
+        why=f"{finding} {measured.times:.2g} times as long to decode as {baseline} "
         f"({measured.images} measured).",
         factor=factor,
-        basis=f"{measured.times:.2g} times for each of them, measured; {_share_words(share)}",
-        assumes=f"{_assumed_words(share)}the other images are like those looked at",
+        basis=f"{measured.times:.2g} times for each of them, measured; {_describe_share(share)}",
+        assumes=f"{_share_assumption(share)}the other images are like those inspected",
     )
 
 
@@ -200,20 +197,19 @@ def _smaller(facts: LoaderFacts, images: ImageFigures, share: float | None) -> I
     kind = "oversized" if is_oversized else "larger than needed"
     yield Change(
         cause="oversized" if is_oversized else "slow-decode",
-        why=f"The images are {kind}: {images.mean_pixels / 1e6:.2g} megapixels in the mean "
-        f"({images.seen} looked at) for an output of {images.out_short} pixels.",
+        why=f"The images are {kind}: {images.mean_pixels / 1e6:.2g} megapixels on average "
+        f"({images.seen} inspected) for an output of {images.out_short} pixels.",
         advice=f"`penstock pack {facts.url or 'SRC'} DST --short-side {images.pack_short}` keeps "
-        "what a crop of that size can show.",
+        "the detail that a crop of that size can show.",
         factor=factor,
-        basis=f"{ratio:.2g} times fewer pixels; {_share_words(share)}",
-        assumes=f"{_assumed_words(share)}the time to decode goes with the pixels",
+        basis=f"{ratio:.2g} times fewer pixels; {_describe_share(share)}",
+        assumes=f"{_share_assumption(share)}the time to decode is proportional to the pixels",
         is_anomaly=is_oversized,
     )
 
 
 def _slow_core(facts: LoaderFacts) -> Iterator[Change]:
-    """Threads that share their work lose what the slow cores are slower by, where there are no
-    other cores to go to."""
+    """Propose to free a slow core, if the decode threads have no other cores to use."""
     if facts.cores is None or facts.device.startswith("cuda"):
         return
     speeds = facts.cores.speeds
@@ -224,49 +220,54 @@ def _slow_core(facts: LoaderFacts) -> Iterator[Change]:
     speed, number = min(zip(speeds, facts.cores.numbers, strict=True))
     yield Change(
         cause="slow-core",
-        why=f"Core {number} is slow: it does {speed:.0%} of the work of the fastest in the same "
+        why=f"Core {number} is slow: it does {speed:.0%} of the fastest core's work in the same "
         "time.",
-        advice="Stop or move what else runs there (`ps -eLo psr,pid,pcpu,comm` tells the core of "
-        "each thread).",
+        advice="Stop or move the other programs on it (`ps -eLo psr,pid,pcpu,comm` lists the core "
+        "of each thread).",
         factor=factor,
         basis=f"{len(speeds)} cores do the work of {sum(speeds):.1f}, measured",
-        assumes="all cores are as fast as the fastest then",
+        assumes="all cores are then as fast as the fastest",
         is_anomaly=True,
     )
 
 
-# More of the requests than this refused, and the store's limits are what to change.
+# If the store throttles more than this share of the requests, its limits are the cause.
 _THROTTLED_SHARE = 0.05
-# Below this a shard is a request or two that are all latency: throughput levels off at 4 to 8 MiB a
-# request (measured).
+# The requests for a smaller shard are mostly latency: throughput levels off at 4 to 8 MiB a request
+# (measured).
 TINY_SHARD_BYTES = 1 << 20
-# A small dataset has no other choice than a few small shards.
+# With fewer shards, the dataset is small, so its shards have to be.
 _FEW_SHARDS = 64
-# Reading threads that are on a core for more of their time than this don't wait for a disk.
+# Reading threads that are on a core for more than this share of their time don't wait for a disk.
 _COMPUTING_SHARE = 0.5
-# Chunks decoded more often than this are worth a sentence.
+# Chunks decoded more often than this on average are reported.
 _DECODED_AGAIN = 1.2
-# Of the bytes, from a disk: less than that may be others' reads. And a second of waiting, where
-# bytes aren't counted: no disk is slower.
+# A run waits for a disk if more than this share of its bytes came from one; less may be other
+# programs' reads. If its bytes aren't counted, the second limit holds: no disk is slower.
 COLD_SHARE = 0.2
 _LEAST_DISK_BYTES_PER_S = 1 << 18
-# Sleeping for more than this for each sample's bytes is waiting, whatever the system counts (file
-# systems over a network aren't all counted); threads that share cores sleep less.
+# Reading threads that sleep longer than this per sample wait, even if the system counts no bytes
+# (it doesn't count those of all network file systems). Threads that share cores sleep less.
 _LONG_SLEEP_S = 0.5e-3
-_OTHERS = "what the other stages gave alone"
-_NOTHING_FETCHED = "nothing has to be fetched any more"
+_OTHERS = "the rates of the other stages alone"
 
 
 def reads_compute(facts: LoaderFacts) -> bool:
-    """Whether reading local samples takes cores rather than a disk: the reading threads are on a
-    core for most of their time, or aren't what is waited for at all."""
+    """Return True if reading local samples takes cores rather than a disk.
+
+    The reading threads are then on a core for most of their time, or the training loop waits for
+    something else.
+    """
     is_behind = not facts.decodes and facts.wait_read_s < facts.wait_s / 2
     return is_behind or facts.read_s > _COMPUTING_SHARE * facts.load_s
 
 
 def waits_for_disk(facts: LoaderFacts) -> bool:
-    """Whether the reading threads were seen to wait for a disk: it was read from, or they slept for
-    long over files. What is in the page cache, or decoded, is waited for otherwise."""
+    """Return True if the reading threads waited for a disk.
+
+    The system then counted bytes read from disks, or the threads slept for long while they read
+    files that aren't decoded chunks.
+    """
     if reads_compute(facts):
         return False
     least = max(COLD_SHARE * facts.bytes_read, _LEAST_DISK_BYTES_PER_S * facts.wait_s)
@@ -277,57 +278,56 @@ def waits_for_disk(facts: LoaderFacts) -> bool:
 
 
 def _decoded(facts: LoaderFacts) -> int:
-    """Bytes of chunks that were decoded."""
+    """Return the bytes of the chunks that were decoded."""
     return 0 if facts.chunks is None else facts.chunks.counts.decoded_bytes
 
 
 def disk_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """What could be changed where batches wait for local samples."""
+    """Propose changes if batches wait for local samples."""
     waits = waits_for_disk(facts)
     if waits and facts.shards is not None and not facts.shards.are_files:
         yield from _tiny_shards(facts)
     yield from _decoded_again(facts)
-    # What is cached of a remote folder lies in blobs of many samples.
+    # The cache stores a remote folder in blobs of many samples.
     are_files = facts.shards is not None and facts.shards.are_files and facts.remote is None
-    are_files &= facts.bytes_read > 0 or facts.disk_bytes is None  # the index has the labels
+    are_files &= facts.bytes_read > 0 or facts.disk_bytes is None  # labels come from the index
     pack = f"A pack (`penstock pack {facts.url or 'SRC'} DST`)"
     if not waits:
-        advice = "Larger batches, or fewer fields (`fields=`), take less for a sample."
+        advice = "Larger batches or fewer fields (`fields=`) take less time per sample."
         if are_files:
             advice = f"{pack} has no files to open for each sample."
         elif _decoded(facts):
-            advice = "Data whose chunks are smaller or quicker to decode would move it."
-        yield Change(cause="slow-read", why=_no_disk_words(facts), advice=advice)
+            advice = "Chunks that are smaller or faster to decode would help."
+        yield Change(cause="slow-read", why=_describe_reading(facts), advice=advice)
         return
-    pack = f"{pack} on a local NVMe would move it."
+    pack = f"{pack} on a local NVMe would help."
     yield Change(
         cause="slow-disk",
         why="The samples are single files." if are_files else "",
         advice=pack
         if facts.shards is None or are_files
         else "A local NVMe for it (or `cache=DiskCache(...)` there), or memory for all of its "
-        "bytes, would move it.",
+        "bytes, would help.",
         removes=True,
         basis=_OTHERS,
-        assumes="reading takes no time then",
+        assumes="reading then takes no time",
     )
 
 
-def _no_disk_words(facts: LoaderFacts) -> str:
-    """What reading takes that waits for no disk."""
+def _describe_reading(facts: LoaderFacts) -> str:
+    """Describe the cost of reading that doesn't wait for a disk."""
     each_us = 1e6 * facts.read_s / max(facts.samples, 1)
-    words = f"It isn't the disk: reading and checking takes {each_us:.2g} us of a core for each"
-    words += " sample"
+    text = f"It isn't the disk: reading and checking takes {each_us:.2g} us of a core per sample"
     if decoded := _decoded(facts):
         rate = decoded / max(facts.step_s + facts.wait_s, 1e-9) / 1e6
-        words += f", and {format_size(decoded)} of chunks were decoded, {rate:,.2g} MB/s"
+        text += f", and {format_size(decoded)} of chunks were decoded, {rate:,.2g} MB/s"
     if facts.disk_bytes is not None and not reads_compute(facts):
-        words += f"; the system counted {format_size(facts.disk_bytes)} read from disks meanwhile"
-    return f"{words}."
+        text += f"; the system counted {format_size(facts.disk_bytes)} read from disks meanwhile"
+    return f"{text}."
 
 
 def _decoded_again(facts: LoaderFacts) -> Iterator[Change]:
-    """What could be changed where chunks are decoded again, as nothing has room to keep them."""
+    """Propose changes if chunks are decoded again because there is no room to keep them."""
     chunks = facts.chunks
     if chunks is None or not chunks.counts.again or chunks.counts.ratio < _DECODED_AGAIN:
         return
@@ -341,62 +341,73 @@ def _decoded_again(facts: LoaderFacts) -> Iterator[Change]:
     )
     advice = f'Dataset(decoded_bytes="{-(-needed // 2**20):.0f}MiB")'
     if not chunks.file_bytes:
-        advice += ", a cache=DiskCache(...) for what memory can't keep,"
+        advice += ", a cache=DiskCache(...) for the chunks that memory can't keep,"
     smaller = int(chunks.window * kept / max(needed, 1))
     advice += f" or order=Order(window={max(1, smaller)})" if smaller < chunks.window else ""
     yield Change(
         cause="decoded-again",
-        why=f"Decoded {counts.ratio:.2g} x what was delivered: this rank's windows have "
+        why=f"{counts.ratio:.2g} x the delivered bytes were decoded: this rank's windows have "
         f"{chunks.open_chunks:.0f} chunks of {format_size(chunks.mean_bytes)}, and "
         f"{format_size(counts.max_bytes)} of memory{files} keep them.",
         advice=f"{advice} would end that.",
         factor=counts.ratio,
         basis="bytes decoded over bytes delivered, counted",
-        assumes="decoding chunks is all that reading takes",
+        assumes="reading does nothing but decode chunks",
         is_anomaly=True,
     )
 
 
 def remote_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """What could be changed where batches wait for the store."""
+    """Propose changes if batches wait for the store."""
     remote = facts.remote
     assert remote is not None
-    fetched, traffic = _fetched_words(facts, remote), remote.traffic
+    traffic = remote.traffic
+    rate = traffic.bytes_remote / max(facts.elapsed_s, 1e-9) / 1e6
+    fetched = (
+        f"{format_size(traffic.bytes_remote)} were fetched so far, {rate:.2g} MB/s over at most "
+        f"{remote.connections} connections, 99 % of the requests within "
+        f"{remote.request_p99_s:.2g} s."
+    )
     yield from _tiny_shards(facts, fetched)
     yield from _decoded_again(facts)
     if traffic.throttled > _THROTTLED_SHARE * traffic.requests:
-        yield Change(
+        yield _no_fetching(
             cause="throttled",
-            why=f"{fetched} It throttled {traffic.throttled:,} of {traffic.requests:,} requests.",
-            advice="A higher limit at the store, or `penstock warm` before the job, would move it.",
-            removes=True,
-            basis=_OTHERS,
-            assumes=_NOTHING_FETCHED,
+            why=f"{fetched} The store throttled {traffic.throttled:,} of {traffic.requests:,} "
+            "requests.",
+            advice="A higher limit at the store, or `penstock warm` before the job, would help.",
             is_anomaly=True,
         )
     elif not remote.max_bytes:
-        yield Change(
+        yield _no_fetching(
             cause="no-cache",
             why=fetched,
-            advice="cache=DiskCache(...) would keep what is fetched for the next epoch.",
-            removes=True,
-            basis=_OTHERS,
-            assumes=_NOTHING_FETCHED,
+            advice="cache=DiskCache(...) would keep the fetched bytes for the next epoch.",
         )
     else:
-        yield Change(
+        yield _no_fetching(
             cause="slow-remote",
             why=fetched,
-            advice="What is fetched stays in the cache for the next epoch; `penstock warm` before "
-            "the job would move the first.",
-            removes=True,
-            basis=_OTHERS,
-            assumes=_NOTHING_FETCHED,
+            advice="The fetched bytes stay in the cache for the next epoch; `penstock warm` before "
+            "the job would speed up the first.",
         )
+
+
+def _no_fetching(*, cause: Cause, why: str, advice: str, is_anomaly: bool = False) -> Change:
+    """Return a change after which nothing has to be fetched any more."""
+    return Change(
+        cause=cause,
+        why=why,
+        advice=advice,
+        removes=True,
+        basis=_OTHERS,
+        assumes="nothing has to be fetched any more",
+        is_anomaly=is_anomaly,
+    )
 
 
 def peer_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """What could be changed where batches wait for other nodes' caches."""
+    """Propose changes if batches wait for other nodes' caches."""
     remote = facts.remote
     assert remote is not None
     traffic = remote.traffic
@@ -406,26 +417,12 @@ def peer_changes(facts: LoaderFacts) -> Iterator[Change]:
         if traffic.peer_failed
         else ""
     )
-    yield Change(
+    yield _no_fetching(
         cause="slow-peers",
         why=f"{format_size(traffic.bytes_peers)} came from other nodes' caches so far, "
         f"{rate:.2g} MB/s{failed}.",
-        advice="What came stays in this node's cache for the next epoch, as far as it keeps it; "
-        "`penstock warm` before the job would move the first.",
-        removes=True,
-        basis=_OTHERS,
-        assumes=_NOTHING_FETCHED,
-    )
-
-
-def _fetched_words(facts: LoaderFacts, remote: TierFacts) -> str:
-    """What came, and how fast."""
-    traffic = remote.traffic
-    rate = traffic.bytes_remote / max(facts.elapsed_s, 1e-9) / 1e6
-    return (
-        f"{format_size(traffic.bytes_remote)} fetched so far: it gave {rate:.2g} MB/s over at most "
-        f"{remote.connections} connections, 99 % of the requests within "
-        f"{remote.request_p99_s:.2g} s."
+        advice="The part of them that this node's cache keeps stays for the next epoch; "
+        "`penstock warm` before the job would speed up the first.",
     )
 
 
@@ -434,40 +431,37 @@ def _tiny_shards(facts: LoaderFacts, fetched: str = "") -> Iterator[Change]:
     if shards is None or shards.count < _FEW_SHARDS or shards.mean_bytes >= TINY_SHARD_BYTES:
         return
     size = format_size(int(shards.mean_bytes))
-    found = f"The shards are tiny: {shards.count:,} of {size}"
+    finding = f"The shards are tiny: {shards.count:,} of {size}"
     if shards.are_files:
-        found = f"Every sample lies in objects of its own: {shards.count:,} of {size}"
+        finding = f"Every sample has objects of its own: {shards.count:,} of {size}"
     yield Change(
         cause="tiny-shards",
-        why=f"{found}, and each takes requests and openings. {fetched}".rstrip(),
-        advice=f"`penstock pack {facts.url or 'SRC'} DST --shard-bytes 64MiB` would move it.",
+        why=f"{finding}, and each has to be requested and opened. {fetched}".rstrip(),
+        advice=f"`penstock pack {facts.url or 'SRC'} DST --shard-bytes 64MiB` would help.",
         removes=True,
         basis=_OTHERS,
-        assumes="requests and openings are all that it takes",
+        assumes="requesting and opening shards takes all of the time",
         is_anomaly=True,
     )
 
 
 def cache_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """What could be changed where the cache keeps too little of what the node reads."""
+    """Propose changes if the cache keeps too little of what the node reads."""
     remote = facts.remote
     assert remote is not None
-    # Blocks of the file system and the indexes take a little more than the data.
+    # File system blocks and indexes take a little more room than the data.
     needed = remote.max_bytes + 1.02 * (remote.wanted_bytes - remote.kept_bytes)
-    yield Change(
+    yield _no_fetching(
         cause="small-cache",
         why=f"It keeps {remote.kept_bytes / max(remote.wanted_bytes, 1):.0%} of the "
         f"{format_size(remote.wanted_bytes)} that this node reads.",
         advice=f'max_bytes="{-(-needed // 2**20):.0f}MiB" would end the fetching.',
-        removes=True,
-        basis=_OTHERS,
-        assumes=_NOTHING_FETCHED,
         is_anomaly=True,
     )
 
 
 def changes_for(limit: Limit, facts: LoaderFacts) -> list[Change]:
-    """What could be changed, one at least. limit: not "nothing yet"."""
+    """Return at least one change for a limit other than "nothing yet"."""
     return list(_CHANGES[limit](facts))
 
 
@@ -483,10 +477,10 @@ def _model(_: LoaderFacts) -> Iterator[Change]:
 def _python(facts: LoaderFacts) -> Iterator[Change]:
     yield Change(
         cause="gil",
-        why=f"It holds Python's GIL: {facts.gil_late:.0%} of the reading threads' tries to take it "
-        f"came late, by {facts.gil_late_s * 1e3:.1f} ms.",
-        advice="Move what computes in Python between two batches to a process of its own, or to "
-        "native code that lets the GIL go.",
+        why=f"It holds Python's GIL: {facts.gil_late:.0%} of the reading threads' attempts to take "
+        f"it came late, by {facts.gil_late_s * 1e3:.1f} ms.",
+        advice="Move Python computations between two batches to a process of its own, or to "
+        "native code that releases the GIL.",
         removes=True,
         assumes="the training loop takes no time",
         is_anomaly=True,
@@ -496,8 +490,8 @@ def _python(facts: LoaderFacts) -> Iterator[Change]:
 def _dataset(_: LoaderFacts) -> Iterator[Change]:
     yield Change(
         cause="dataset-code",
-        advice="More num_workers=, or a native dataset (`penstock pack`), whose images "
-        "DALI decodes, would move it.",
+        advice="A larger num_workers=, or a native dataset (`penstock pack`), whose images DALI "
+        "decodes, would help.",
     )
 
 

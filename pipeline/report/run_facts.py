@@ -1,14 +1,14 @@
 """Describe one run of a loader as values, from which `diagnosis` derives the verdict.
 
-All that `LoaderFacts` holds is measured or stored; nothing here is a guess. `Statistics.facts`
-has what a running loader knows of itself; `pipeline.bench.ceilings` adds `Ceilings`, the rate
-that each stage reaches alone. `Limit` and `Cause` are the words of the verdict.
+All values of `LoaderFacts` are measured or stored; none is a guess. `Statistics.facts` holds what a
+running loader measures about itself; `pipeline.bench.ceilings` adds `Ceilings`, the rate that each
+stage reaches alone. `Limit` and `Cause` list the names that a verdict uses.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     from penstock.cache.base import Traffic
@@ -28,8 +28,8 @@ Limit = Literal[
     "peers",
     "cache",
 ]
-"""The stage that holds the job back. python: the training loop, as it keeps Python's GIL. map: a
-function of the user's in the recipe. peers: the other nodes' caches, and the links to them."""
+"""The stage that limits the job. python: the training loop, because it holds Python's GIL. map: a
+function of the user's in the recipe. peers: the other nodes' caches and the links to them."""
 
 Cause = Literal[
     "",
@@ -53,16 +53,16 @@ Cause = Literal[
     "no-cache",
     "small-cache",
 ]
-"""What is behind a limit; "" before there is anything to judge."""
+"""The reason for a limit; "" while the limit is "nothing yet"."""
 
 Stage = Literal["remote", "read", "decode", "augment", "copy", "python"]
-"""A stage of a batch's road whose speed can be measured alone."""
+"""A stage of a batch whose speed can be measured alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """What a stage does alone. bytes_per_s: encoded bytes; cpu_s_per_1000: CPU seconds of this
-    process a thousand samples."""
+    """The speed of a stage that runs alone. bytes_per_s: encoded bytes; cpu_s_per_1000: CPU seconds
+    of this process per thousand samples."""
 
     samples_per_s: float
     bytes_per_s: float
@@ -71,10 +71,11 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressiveCost:
-    """What decoding progressive JPEGs of this dataset takes, on the job's device, measured.
+    """The measured cost of decoding this dataset's progressive JPEGs on the job's device.
 
-    times: as long as a baseline JPEG. images: progressive ones that were decoded. of_twins: beside
-    the same images rewritten without loss; else beside the dataset's baseline images, by pixels.
+    times: decoding time relative to baseline JPEGs. images: progressive JPEGs that were decoded.
+    of_twins: True if they were compared with the same images rewritten as baseline JPEGs without
+    loss; False if with the dataset's own baseline images, pixel by pixel.
     """
 
     times: float
@@ -84,14 +85,15 @@ class ProgressiveCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """What each stage does alone, measured beside the run; None: it isn't part of this job.
+    """The rate that each stage reaches alone; None for a stage that isn't part of the job.
 
-    device: that decodes. remote: ranges of its objects, fetched and dropped. read: encoded samples
-    in the loader's order, checked; of a remote dataset those in the cache. is_cold: it had to wait
-    for the disk. decode: encoded samples in memory to pixels of the windows that the recipe asks
-    for. augment: the same with all else that the recipe does. copy: a batch's encoded bytes to the
-    GPU. python: all but reading and decoding. progressive: no stage, but what decoding is made of;
-    None also where nothing could be compared.
+    device: the device that decodes. remote: fetch ranges of objects and drop them. read: read and
+    check encoded samples in the loader's order; of a remote dataset, those in the cache. is_cold:
+    True if reading had to wait for the disk. decode: decode samples in memory to the windows that
+    the recipe requests. augment: the same with all other operations of the recipe. copy: copy a
+    batch's encoded bytes to the GPU. python: everything but reading and decoding. progressive: the
+    cost of progressive JPEGs, which are part of decoding; None also if there was nothing to compare
+    them with.
     """
 
     device: str = "cpu"
@@ -105,29 +107,22 @@ class Ceilings:
     progressive: ProgressiveCost | None = None
 
     def stages(self) -> dict[Stage, Rate]:
-        """The stages that were measured."""
-        found: dict[Stage, Rate | None] = {
-            "remote": self.remote,
-            "read": self.read,
-            "decode": self.decode,
-            "augment": self.augment,
-            "copy": self.copy,
-            "python": self.python,
-        }
-        return {name: rate for name, rate in found.items() if rate is not None}
+        """Return the rates of the stages that were measured."""
+        rates = {name: getattr(self, name) for name in get_args(Stage)}
+        return {name: rate for name, rate in rates.items() if rate is not None}
 
     @property
     def decode_share(self) -> float | None:
-        """The share of decoding in the time to decode and augment; None if not measured."""
+        """Return the share of decoding in the time to decode and augment; None if not measured."""
         if self.decode is None or self.augment is None:
             return None
-        if self.device == "cpu":  # CPU time drifts less than the clock's on a busy machine
+        if self.device == "cpu":  # on a busy machine, CPU time varies less than wall-clock time
             return min(1.0, self.decode.cpu_s_per_1000 / self.augment.cpu_s_per_1000)
         return min(1.0, self.augment.samples_per_s / self.decode.samples_per_s)
 
 
 SLOW_CORE = 0.67
-"""A core below this share of the fastest one's speed is slow: one other program there halves it."""
+"""A core below this share of the fastest core's speed is slow: one other program halves it."""
 
 _COUNTED_FIELDS = (
     "samples",
@@ -146,11 +141,12 @@ _COUNTED_FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierFacts:
-    """What is known of the tiers of a remote dataset: its store and its cache.
+    """The store and the cache of a remote dataset, measured.
 
-    traffic: since the dataset was opened. connections: in use at most; request_p99_s: of recent
-    requests. wanted_bytes: what this node reads in an epoch; kept_bytes: of that, what the cache
-    keeps for the job; max_bytes: the cache's limit, 0 without a cache of the user's.
+    traffic: since the dataset was opened. connections: the most that may be in use; request_p99_s:
+    of recent requests. wanted_bytes: bytes that this node reads in an epoch; kept_bytes: the part
+    of them that the cache keeps for the job; max_bytes: the cache's limit, 0 if the user gave no
+    cache.
     """
 
     traffic: Traffic
@@ -163,11 +159,11 @@ class TierFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidentFacts:
-    """What `resident=` keeps in memory.
+    """The images that `resident=` keeps in memory.
 
-    samples, size_bytes: in memory; max_bytes: room for pixels. fill_s: by the clock, that reading
-    threads spent on decoding whole images and copying them. hits: samples fed from memory without
-    being read; bytes_memory: of their decoded images.
+    samples, size_bytes: in memory; max_bytes: room for pixels. fill_s: wall-clock time that reading
+    threads spent on decoding whole images and copying them. hits: samples that came from memory
+    without being read; bytes_memory: bytes of their decoded images.
     """
 
     samples: int
@@ -180,10 +176,10 @@ class ResidentFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapFacts:
-    """What the functions of a recipe's Maps take.
+    """The time that the functions of a recipe's Maps take.
 
-    seconds: by the clock, that reading threads spent on them, waits for processes among it. name,
-    processes, batched: of the one that took most.
+    seconds: wall-clock time that reading threads spent on them, waits for processes included. name,
+    processes, batched: of the slowest Map.
     """
 
     name: str
@@ -194,11 +190,12 @@ class MapFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFigures:
-    """What the images are like that the run has read; some of them were looked at.
+    """Figures of the images that a run read, from a sample of them.
 
-    seen: how many. mean_bytes: encoded; mean_pixels: upright height times width. progressive: share
-    of them that are progressive JPEGs. out_short: shorter side that the recipe hands out, pixels.
-    mean_short_pixels: pixels that they would have with their shorter side cut to `pack_short`.
+    seen: images in the sample. mean_bytes: encoded size; mean_pixels: upright height times width.
+    progressive: share of progressive JPEGs. out_short: shorter side of the images that the recipe
+    delivers, in pixels. pack_short: shorter side that a pack for this output would have.
+    mean_short_pixels: mean pixels if the shorter sides were reduced to `pack_short`.
     """
 
     seen: int
@@ -212,8 +209,8 @@ class ImageFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFigures:
-    """How many shards the dataset has, and of which size. mean_bytes: of a shard. are_files:
-    samples lie in files or objects of their own."""
+    """The number and mean size of a dataset's shards. are_files: each sample has files or objects
+    of its own."""
 
     count: int
     mean_bytes: float
@@ -222,10 +219,11 @@ class ShardFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkFacts:
-    """What chunks that are decoded as a whole take.
+    """Figures of data in chunks, each of which is decoded as a whole.
 
-    counts: since the dataset was opened. open_chunks: that the windows of this rank mix at a time;
-    window: of the plan. file_bytes: what chunks may take of the cache folder; 0 without one.
+    counts: since the dataset was opened. open_chunks: chunks that this rank's windows mix at a
+    time; window: of the plan. file_bytes: room for decoded chunks in the cache folder, 0 without
+    one.
     """
 
     counts: DecodedCounts
@@ -235,14 +233,14 @@ class ChunkFacts:
 
     @property
     def mean_bytes(self) -> float:
-        """Of a chunk, as decoded so far."""
+        """Return the mean decoded size of a chunk so far."""
         return self.counts.decoded_bytes / max(1, self.counts.chunks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSpeeds:
-    """Usable cores and how fast each is for this process. numbers: as the system counts them;
-    speeds: of a fixed piece of work, the fastest core 1.0, in the same order."""
+    """The usable cores and their speeds. numbers: of the cores, as the system counts them; speeds:
+    at a fixed piece of work, in the same order; the fastest core has 1.0."""
 
     numbers: tuple[int, ...]
     speeds: tuple[float, ...]
@@ -250,21 +248,20 @@ class CoreSpeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderFacts:
-    """What is known of one run of a loader. Times are seconds, the first batch left out (see
+    """The facts of one run of a loader. Times are seconds, without the first batch (see
     `penstock.Statistics`).
 
-    samples, batches: handed out. step_s: outside of the loader; wait_s: in it; wait_read_s,
-    wait_decode_s: the parts of wait_s that waited for bytes and for DALI. read_s, load_s: CPU time
-    and time by the clock of the reading threads; fill_s: of the latter, decoding into memory.
-    elapsed_s: all, the first batch among it.
-    gil_late: share of the reading threads' tries to take Python's GIL that came late; gil_late_s:
-    the mean time of those. decode_threads, usable_cores: of this rank. device: "cpu", "cuda:0".
-    workers: torch's, of a torch dataset; None for a native one. url: the dataset's, for people.
-    map: what the recipe's Maps take; None without any. chunks: what decoding chunks takes; None
-    where samples can be had alone. bytes_read: of the samples, from wherever they came, as far as
-    that is counted (not of tables). disk_bytes: that this process had to read from disks, as the
-    system counts them; None: unknown. trains: False where a loop only takes batches. decodes:
-    whether there are images, which DALI decodes.
+    samples, batches: delivered. step_s: time outside the loader; wait_s: time in it; wait_read_s,
+    wait_decode_s: the parts of wait_s spent waiting for bytes and for DALI. read_s, load_s: CPU
+    time and wall-clock time of the reading threads; fill_s: the part of load_s spent on decoding
+    into memory (`resident=`). elapsed_s: all time, the first batch included.
+    gil_late: share of the reading threads' late attempts to take Python's GIL; gil_late_s: their
+    mean delay. decode_threads, usable_cores: of this rank. device: such as "cpu" or "cuda:0".
+    workers: worker processes of a torch dataset; None for a native dataset. url: the dataset's, for
+    messages. map: None without Maps. chunks: None if samples are decoded one by one. bytes_read:
+    bytes of the samples from all tiers, except of tables, which aren't counted. disk_bytes: bytes
+    that the system has read from disks for this process; None if unknown. trains: False for a loop
+    that only takes batches. decodes: True if DALI has images to decode.
     """
 
     samples: int
@@ -307,11 +304,17 @@ class LoaderFacts:
         return self.wait_s / busy_s if busy_s else 0.0
 
     def since(self, earlier: LoaderFacts) -> LoaderFacts:
-        """What happened after `earlier`, of the same loader: so a warm-up doesn't count."""
+        """Return the facts of the time after `earlier`, so that a warm-up doesn't count.
+
+        earlier: facts of the same loader.
+        """
         less = {name: getattr(self, name) - getattr(earlier, name) for name in _COUNTED_FIELDS}
         remote = self.remote
         if remote is not None and earlier.remote is not None:
-            remote = replace(remote, traffic=_traffic_since(remote.traffic, earlier.remote.traffic))
+            now, then = remote.traffic, earlier.remote.traffic
+            names = [each.name for each in fields(now) if each.name != "request_s"]  # a mean
+            counts = {name: getattr(now, name) - getattr(then, name) for name in names}
+            remote = replace(remote, traffic=replace(now, **counts))
         map = self.map
         if map is not None and earlier.map is not None:
             map = replace(map, seconds=map.seconds - earlier.map.seconds)
@@ -321,9 +324,3 @@ class LoaderFacts:
         if self.disk_bytes is not None and earlier.disk_bytes is not None:
             less["disk_bytes"] = self.disk_bytes - earlier.disk_bytes
         return replace(self, remote=remote, map=map, chunks=chunks, **less)
-
-
-def _traffic_since(traffic: Traffic, earlier: Traffic) -> Traffic:
-    """request_s is a mean, and stays."""
-    names = [field.name for field in fields(traffic) if field.name != "request_s"]
-    return replace(traffic, **{n: getattr(traffic, n) - getattr(earlier, n) for n in names})

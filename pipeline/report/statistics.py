@@ -1,4 +1,4 @@
-"""Snapshot what a loader has measured of itself; its `str` says what holds the job back."""
+"""Hold a snapshot of a loader's measurements; its `str` names the limit of the job."""
 
 from __future__ import annotations
 
@@ -16,52 +16,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What a loader has measured about itself so far.
+    """The measurements of one loader so far. Times are seconds of this rank since it was built.
 
-    Times are seconds of this rank since the loader was built.
-    samples, batches: handed out to the training loop.
-    first_batch_s: from the first request to the first batch; it counts in no other field.
-    step_s: spent outside the loader between two batches: the model's time.
-    wait_s: spent in the loader, waiting for or handing over a batch; wait_share: of step_s +
-    wait_s.
-    wait_p50_s, wait_p99_s: of one batch, over the latest 4,096.
-    wait_read_s, wait_decode_s: the part of wait_s that waited for bytes, and for DALI.
-    read_s: thread time that reading, checking and drawing took; high with a low wait_read_s is
-    fine.
-    load_s: time that the reading threads spent on that by the clock, waits among it.
-    map_s: of that, in the functions of the recipe's Maps, or waiting for their processes.
-    bytes_disk: encoded bytes read from local files, a cache's among them.
-    bytes_memory: decoded bytes that came from memory (`resident=`) in place of reading and
-    decoding; resident_hits: of how many samples; resident_bytes: of images that are kept there.
-    decoded_bytes: of chunks that are decoded as a whole (Zarr, Parquet, …), since the dataset was
-    opened in this process; delivered_bytes: the part of them that samples were made of; their ratio
-    is 1 where each chunk was decoded once and used up. chunks_decoded: how many; chunks_again: of
-    those, as there was no room to keep them. chunks_memory_bytes, chunks_disk_bytes: kept in memory
-    and in the cache folder, at most.
+    samples, batches: delivered to the training loop.
+    first_batch_s: wait for the first batch; no other field includes it.
+    step_s: time outside the loader between two batches, which is the model's.
+    wait_s: time in the loader, waiting for a batch; wait_share: wait_s / (step_s + wait_s).
+    wait_p50_s, wait_p99_s: quantiles of the wait for one batch, over the latest 4,096.
+    wait_read_s, wait_decode_s: the parts of wait_s spent waiting for bytes and for DALI.
+    read_s: CPU time of the reading threads; high values are fine while wait_read_s is low.
+    load_s: wall-clock time of the reading threads, waits included.
+    map_s: the part of load_s spent in functions of the recipe's Maps or waiting for their
+    processes.
+    bytes_disk: encoded bytes read from local files, cached files included.
+    bytes_memory: decoded bytes that came from memory (`resident=`) instead of being read and
+    decoded; resident_hits: samples that did; resident_bytes: size of the images kept in memory.
+    decoded_bytes: decoded size of chunks (Zarr, Parquet, …) since this process opened the dataset;
+    delivered_bytes: the part of them that went into samples; the ratio is 1 if each chunk was
+    decoded once and used completely. chunks_decoded: number of chunks decoded; chunks_again: those
+    decoded again because there was no room to keep them. chunks_memory_bytes, chunks_disk_bytes:
+    the most that was kept in memory and in the cache folder.
 
-    All zero for a local dataset, else counted since the dataset was opened in this process:
-    bytes_remote: received from the store, metadata too; bytes_peers: from other nodes' caches;
-    bytes_filled: of both, kept in the cache; bytes_passed: handed on without being kept.
+    The following are 0 for a local dataset; otherwise they count since this process opened the
+    dataset.
+    bytes_remote: received from the store, metadata included; bytes_peers: received from other
+    nodes' caches; bytes_filled: of both, those written to the cache; bytes_passed: delivered
+    without being cached.
     peer_requests: to other nodes; peer_failed: of those, without an answer or with a wrong one.
-    hits, misses, hit_ratio: samples whose bytes were on
-    the local disk when they were asked for, or not; hit_ratio is 1.0 before the first.
-    requests; retries, hedges: of those, sent again after a failure, or as the first was late;
-    throttled: answered with 429 or 503. refetched: objects fetched again as their bytes were wrong.
+    hits, misses: samples whose bytes were, or were not, on the local disk when they were requested;
+    hit_ratio: hits / (hits + misses), 1.0 before the first sample.
+    requests: to the store; retries, hedges: of those, repeated after a failure, or sent a second
+    time because the first was late; throttled: answered with 429 or 503. refetched: objects fetched
+    again because their bytes were wrong.
     remote_wait_s: time that reading threads waited for the store.
-    cache_bytes: of what this node reads in an epoch, what the cache keeps for this job;
-    cache_max_bytes: the cache's limit.
+    cache_bytes: of the bytes that this node reads in an epoch, those that the cache keeps for this
+    job; cache_max_bytes: the cache's limit.
 
-    samples_per_s: while iterating, the first batch left out; 0.0 before the second batch.
-    left_out: samples that the dataset leaves out since it was indexed or packed, by reason; of the
-    datasets that a part or several end to end are made of, all.
-    bad: samples that were handed out replaced or marked, as they are bad; quarantine: the file that
-    lists them, "" without one.
-    gil_late: share of the reading threads' tries to take Python's GIL that came late, as somebody
-    kept it.
-    limit, cause: the stage that holds the job back, and what is behind it; verdict: both in words,
-    and what would move it. facts: what that follows from.
-    job: what all processes of the job told of their waits, once a minute and at epochs' ends: who
-    is slowest, and why; None without a process group.
+    samples_per_s: rate while iterating, without the first batch; 0.0 before the second batch.
+    left_out: samples that indexing or packing left out of the dataset, by reason; for a part or a
+    concatenation of datasets, those of all of them.
+    bad: bad samples for which a replacement or a marked sample was delivered; quarantine: the file
+    that lists them, "" without one.
+    gil_late: share of the reading threads' attempts to take Python's GIL that came late because
+    another thread held it.
+    limit, cause: the stage that limits the job, and the reason; verdict: both as sentences, with
+    the change that would help most. facts: the values from which they were derived.
+    job: the waits that all processes of the job publish once a minute and at the end of an epoch,
+    with the slowest process; None without a process group.
     """
 
     samples: int
@@ -169,8 +170,8 @@ class Statistics:
 
     def _bad_text(self) -> str:
         left_out = sum(self.left_out.values())
-        told = f"; {left_out:,} samples are left out of the dataset" if left_out else ""
+        omitted = f"; {left_out:,} samples are left out of the dataset" if left_out else ""
         if not self.bad:
-            return told
-        where = f" ({self.quarantine})" if self.quarantine else ""
-        return f"; {self.bad:,} bad samples{where}{told}"
+            return omitted
+        path = f" ({self.quarantine})" if self.quarantine else ""
+        return f"; {self.bad:,} bad samples{path}{omitted}"

@@ -54,4 +54,4 @@ def test_a_rank_behind_a_slow_remote_is_named_on_each(pack: Path) -> None:
         assert one["slowest"] == 1
         assert one["limit"] == "remote"
         assert one["share"] > 0.1
-        assert one["line"].startswith("Job: 2 of 2 processes told. Slowest: rank 1")
+        assert one["line"].startswith("Job: 2 of 2 processes reported. Slowest: rank 1")

@@ -22,7 +22,7 @@ from penstock.augment import imagenet_eval, imagenet_train
 from penstock.cache import FetchError, PenstockWarning, TooManyBadSamplesError
 from penstock.pipeline import DataLoader, Order, World
 from penstock.pipeline.plan import SAME_SHARD_ATTEMPTS, substitute
-from penstock.pipeline.report import bad_sample_file
+from penstock.pipeline.report import QuarantineFile
 from penstock.readers import Dataset, ImageFacts, Rejection, pack
 from tests.conftest import photograph
 from tests.sources import values_of
@@ -470,9 +470,9 @@ class TestReport:
 
     def test_old_lists_go(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        monkeypatch.setattr(bad_sample_file, "_KEPT", 3)
+        monkeypatch.setattr(QuarantineFile, "most_files", 3)
         for number in range(5):
-            report = bad_sample_file.QuarantineFile(None, name="set.jsonl")
+            report = QuarantineFile(None, name="set.jsonl")
             report.append([{"id": number}])
             os.utime(report.path, (number, number))
             report.append([{"id": number}])
@@ -488,7 +488,7 @@ class TestReport:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         monkeypatch.setattr(os, "write", refuse)
         with pytest.warns(PenstockWarning, match="can't be written.*No space"):
-            bad_sample_file.QuarantineFile(str(tmp_path / "c"), name="x").append([{"id": 1}])
+            QuarantineFile(str(tmp_path / "c"), name="x").append([{"id": 1}])
         assert list(tmp_path.rglob("*quarantine*")) == []
 
     def test_a_disk_that_takes_nothing_costs_one_warning(

@@ -162,7 +162,7 @@ PLANTED: list[tuple[LoaderFacts, Limit, Cause, str]] = [
         facts(ceilings=ALONE),
         "decode",
         "slow-decode",
-        "(91% of the 110/s that decoding and augmenting alone gave).",
+        "(91% of the 110/s that decoding and augmenting alone reached).",
     ),
     (facts(ceilings=HEAVY), "augment", "slow-augment", "only 25% of the work"),
     (facts(ceilings=HEAVY, cores=SLOW_CORE), "augment", "slow-core", "Core 1"),
@@ -194,9 +194,9 @@ PLANTED: list[tuple[LoaderFacts, Limit, Cause, str]] = [
         facts(**READING, chunks=chunks()),
         "disk",
         "decoded-again",
-        "3.1 x what was delivered: this rank's windows have 64 chunks of 171.9 MiB, and 4.0 GiB of "
-        'memory keep them. Dataset(decoded_bytes="11001MiB"), a cache=DiskCache(...) for what '
-        "memory can't keep, or order=Order(window=5) would end that.",
+        "3.1 x the delivered bytes were decoded: this rank's windows have 64 chunks of 171.9 MiB, "
+        'and 4.0 GiB of memory keep them. Dataset(decoded_bytes="11001MiB"), a cache=DiskCache(...) for the '
+        "chunks that memory can't keep, or order=Order(window=5) would end that.",
     ),
     (
         facts(**READING, chunks=chunks(file_bytes=2**30)),
@@ -265,7 +265,7 @@ def test_a_prediction_is_amdahls_of_the_measured_work() -> None:
     assert found.predicted_samples_per_s == pytest.approx(expected)
     assert "decoding is 70% of the work" in found.basis
     assert (
-        "Predicted, if the other images are like those looked at and decoding stays the limit: "
+        "Predicted, if the other images are like those inspected and decoding stays the limit: "
         f"{expected:,.0f} samples/s" in found.verdict
     )
 
@@ -274,13 +274,13 @@ def test_a_prediction_is_amdahls_of_the_measured_work() -> None:
 def test_what_progressive_images_cost_is_measured_or_not_told(ceilings: Ceilings | None) -> None:
     found = diagnose(facts(images=PROGRESSIVE, ceilings=ceilings))
     assert (found.cause, found.predicted_samples_per_s) == ("progressive", None)
-    assert "`penstock bench` measures by how much" in found.verdict
+    assert "`penstock bench` measures how much longer" in found.verdict
     assert "times" not in found.verdict
 
 
 def test_whom_progressive_images_were_compared_with_is_told() -> None:
     beside = replace(ALONE, progressive=replace(TWICE, of_twins=False))
-    assert "the baseline ones here (16 measured)" in (
+    assert "as the baseline ones (16 measured)" in (
         diagnose(facts(images=PROGRESSIVE, ceilings=beside)).verdict
     )
     assert "the same images as baseline ones" in (
@@ -324,7 +324,7 @@ def test_what_is_left_without_the_remote_are_the_other_stages() -> None:
     alone = replace(ALONE, remote=rate(125.0), read=None)
     found = diagnose(facts(**READING, remote=remote(), ceilings=alone))
     assert found.of_ceiling == pytest.approx(100 / 125)
-    assert "80% of the 125/s that fetching alone gave" in found.verdict
+    assert "80% of the 125/s that fetching alone reached" in found.verdict
     assert found.predicted_samples_per_s == 110.0
     assert "then decoding and augmenting would be the limit" in found.basis
     warm = diagnose(facts(**READING, remote=remote(), ceilings=replace(alone, read=rate(105.0))))
@@ -437,4 +437,4 @@ def test_without_a_training_step_none_is_named() -> None:
 def test_no_share_above_a_ceiling_is_shown() -> None:
     slower = replace(ALONE, read=rate(50.0))
     found = diagnose(facts(**READING, ceilings=slower))
-    assert "(reading alone gave no more than 50/s)" in found.verdict
+    assert "(reading alone reached no more than 50/s)" in found.verdict

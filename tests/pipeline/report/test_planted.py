@@ -27,7 +27,7 @@ from penstock.cache import DiskCache
 from penstock.cache.base import usable_cores
 from penstock.pipeline import DataLoader
 from penstock.pipeline.bench import measure_ceilings
-from penstock.pipeline.report import CoreSpeeds, diagnose
+from penstock.pipeline.report import CoreSpeeds, diagnose, probes
 from penstock.readers import Dataset, pack
 from tests.servers import Faults, serving
 
@@ -83,7 +83,7 @@ def quiet_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other programs on the machine of the tests are no plant of ours."""
     numbers = tuple(sorted(os.sched_getaffinity(0)))
     even = CoreSpeeds(numbers=numbers, speeds=(1.0,) * len(numbers))
-    monkeypatch.setattr("penstock.pipeline.report.core_speeds.core_speeds", lambda: even)
+    monkeypatch.setattr(probes, "core_speeds", lambda: even)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_one_slow_core(photographs: Path, hogs: int, monkeypatch: pytest.MonkeyP
             break
     assert (found.limit, found.cause) == ("decode", "slow-core")
     assert f"Core {hogs} is slow" in found.verdict
-    assert "Stop or move what else runs there" in found.verdict
+    assert "Stop or move the other programs on it" in found.verdict
 
 
 def count_for(seconds: float) -> None:
@@ -289,7 +289,7 @@ def test_with_ceilings_the_cause_stays_and_gets_a_prediction(tmp_path: Path) -> 
     assert told.predicted_samples_per_s > found.samples_per_s
     assert ceilings.progressive is not None
     assert ceilings.progressive.times > 1
-    assert "decoding and augmenting alone gave" in told.verdict
+    assert "decoding and augmenting alone reached" in told.verdict
     assert "of the work, measured" in told.basis
 
 
@@ -309,4 +309,4 @@ def test_what_a_remote_gives_alone_is_told_apart_from_what_the_cache_has(
     assert ceilings.remote is not None
     assert ceilings.read is not None  # what the run has fetched
     assert ceilings.read.samples_per_s > ceilings.remote.samples_per_s
-    assert "fetching alone gave" in told.verdict
+    assert "fetching alone reached" in told.verdict

@@ -1,8 +1,7 @@
 from . import batch_pipeline as batch_pipeline
 from . import resident_memory as resident_memory
 from . import runner as runner
-from .batch import Batch as Batch
-from .batch_pipeline import BatchPipeline as BatchPipeline
+from .batch_pipeline import Batch as Batch, BatchPipeline as BatchPipeline
 from .batch_reader import BatchReader as BatchReader
 from .image_decoding import ImageGraphs as ImageGraphs, thread_shares as thread_shares
 from .map_calls import Mapper as Mapper
@@ -28,4 +27,4 @@ from .shard_fills import FillQueue as FillQueue, Filler as Filler, WalkBudget as
 from .tensors import Finisher as Finisher, PageLocked as PageLocked, in_storage as in_storage
 from .tensors import tensor_of as tensor_of
 from .warm_up import WarmResult as WarmResult, WarmState as WarmState
-from .warm_up import hosts_of_ranks as hosts_of_ranks, node_world as node_world, warm as warm
+from .warm_up import worker_per_host as worker_per_host, node_world as node_world, warm as warm

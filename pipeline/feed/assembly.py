@@ -1,7 +1,8 @@
-"""Build what one loader works with from its options: order, pipeline, runner, prefetch and meter.
+"""Build the parts of one loader from its options: order, pipeline, runner, prefetch and meter.
 
-Of a dataset in chunks it also compares the memory that the windows need with what there is to keep
-decoded chunks in, and logs both.
+The recipe is checked first: which fields batches have after its Maps, and which operations remain.
+For data in chunks, the memory that the windows need is compared with the room for decoded chunks,
+and both are logged.
 """
 
 from __future__ import annotations
@@ -11,49 +12,171 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.cache import STALL_TIMEOUT_S, PenstockError
+from penstock.augment import FieldRecipes
+from penstock.cache import STALL_TIMEOUT_S, ConfigError, PenstockError, RecipeError
 from penstock.cache.base import format_size, usable_cores
 from penstock.pipeline.feed.bad_samples import BadCount, BadSamples
 from penstock.pipeline.feed.batch_pipeline import BatchPipeline
 from penstock.pipeline.feed.batch_reader import BatchReader, Payloads
-from penstock.pipeline.feed.frozen_order import freeze_order, warn_of_the_order
-from penstock.pipeline.feed.map_fields import make_recipes, mapped_fields
+from penstock.pipeline.feed.frozen_order import freeze_order, warn_of_costs
 from penstock.pipeline.feed.runner import READ_AHEAD, PipelineRunner, ReadScale
-from penstock.pipeline.feed.tensors import Finisher
+from penstock.pipeline.feed.tensors import VALID, Finisher, PageLocked
 from penstock.pipeline.members import RankMembership, join_ranks, refuse_unbuilt
 from penstock.pipeline.plan import RankOrder, live_share, open_units, shards_of_a_rank, unit_count
 from penstock.pipeline.report import Meter, QuarantineFile
 from penstock.readers import Blocks
-from penstock.readers.fields import Boxes, Keypoints, stored_fields
+from penstock.readers.fields import (
+    Array,
+    Boxes,
+    Image,
+    Keypoints,
+    Mask,
+    base_name,
+    image_fields,
+    stored_fields,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.augment import ArrayDraws, FieldRecipes
+    from penstock.augment import ArrayCrop, ArrayDraws, CheckedMaps, FieldLists
     from penstock.pipeline.feed.image_decoding import ImageDecoding
     from penstock.pipeline.feed.map_calls import Mapper
-    from penstock.pipeline.feed.map_fields import MappedFields
     from penstock.pipeline.feed.padding import Pads
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
-    from penstock.pipeline.feed.tensors import PageLocked
     from penstock.pipeline.members import JobWaits, LoaderChannel
     from penstock.pipeline.options import NativeOptions
     from penstock.pipeline.plan import JobOrder, LaneOrder, PlanSettings, World
     from penstock.pipeline.report import ChunkFacts, ShardFigures
     from penstock.readers import Source
-    from penstock.readers.fields import BoxChecks
+    from penstock.readers.fields import BoxChecks, Schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappedFields:
+    """The fields that batches have after the Maps of a recipe.
+
+    maps: in order; None if the recipe has none. schema: of samples after the Maps; it also has
+    fields that aren't selected. fields: of a batch, those that Maps add at the end. reads: the
+    dataset's fields that are read for them. augment: the recipe without Maps. crops: of arrays, by
+    field; only the cropped parts are read. salts: of the draws, by field.
+    """
+
+    maps: CheckedMaps | None
+    schema: Schema
+    fields: tuple[str, ...]
+    reads: tuple[str, ...]
+    augment: FieldLists | None
+    crops: Mapping[str, ArrayCrop]
+    salts: Mapping[str, int]
+
+    @property
+    def encoded_images(self) -> list[str]:
+        """The image fields whose encoded bytes a Map's function gets."""
+        maps = () if self.maps is None else self.maps.maps
+        taken = [name for each in maps for name in each.takes]
+        return list(image_fields(self.schema, taken))
+
+
+def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
+    """Check the Maps of a loader's recipe against its dataset, and return the resulting fields.
+
+    A Map may take fields that aren't selected. Raises RecipeError.
+    """
+    schema = dataset.schema
+    if options.augment is None:
+        return MappedFields(
+            maps=None,
+            schema=schema,
+            fields=dataset.fields,
+            reads=stored_fields(dataset.fields, schema),
+            augment=None,
+            crops={},
+            salts={},
+        )
+    from penstock.augment import by_field, check_maps, entry_salts, split_maps
+
+    recipes, salts = by_field(options.augment), entry_salts(options.augment)
+    crops: dict[str, ArrayCrop] = {}
+    if recipes is None or not schema.of_type(Array):
+        maps, augment = split_maps(recipes)
+    else:
+        from penstock.augment import check_array_crops, cropped_schema, is_array_crop
+
+        fields = stored_fields(dataset.fields, schema)
+        maps, augment = split_maps(recipes, lambda op, of: is_array_crop(op, of, schema, fields))
+        crops = check_array_crops(augment, schema, fields, salts)
+        schema = cropped_schema(schema, crops)
+    checked = check_maps(maps, schema)
+    made: dict[str, None] = {}
+    read = [*dataset.fields]
+    for each in checked.maps:
+        read += [field for field in each.takes if base_name(field) not in made]
+        made |= dict.fromkeys(each.returns)
+    unread = [name for name in made if name in dataset.schema and name not in read]
+    if unread:
+        raise RecipeError(
+            f'A Map returns "{unread[0]}", a field of the dataset that fields={dataset.fields!r} '
+            "leaves out. Add it to fields=, or give the returned value another name."
+        )
+    return MappedFields(
+        maps=checked if checked.maps else None,
+        schema=checked.schema,
+        fields=(*dataset.fields, *(name for name in made if name not in dataset.fields)),
+        reads=stored_fields(read, dataset.schema),
+        augment=augment,
+        crops=crops,
+        salts=salts,
+    )
+
+
+def make_recipes(dataset: Source, options: NativeOptions, mapped: MappedFields) -> FieldRecipes:
+    """Check the recipe without its Maps against the fields that batches have."""
+    types = (mapped.schema.get(name) for name in mapped.fields)
+    # Images, and what follows them, are processed even without operations.
+    has_images = any(isinstance(type, Image | Mask | Boxes | Keypoints) for type in types)
+    if mapped.augment is None and not has_images:
+        recipes = FieldRecipes(fields=mapped.fields, images={}, followers={}, pads={})
+    else:
+        from penstock.augment import check_recipes
+
+        recipes = check_recipes(
+            mapped.augment, mapped.schema, mapped.fields, dataset.contents.images, mapped.salts
+        )
+    if options.as_dict and options.pad and VALID in recipes.fields:
+        raise ConfigError(
+            f'as_dict=True and pad="mask" add "{VALID}" to each batch, and the dataset has a field '
+            "of that name. Drop as_dict= and take tuples, or leave the field out of fields=."
+        )
+    return recipes
+
+
+def checked_order(dataset: Source, options: NativeOptions) -> JobOrder:
+    """Return the order of a loader whose world isn't known yet, after checking its options.
+
+    It makes every check of `build_assembly` that needs no thread, no graph and no other rank.
+    Raises what `build_assembly` raises.
+    """
+    order = freeze_order(dataset, options)
+    mapped = mapped_fields(dataset, options)
+    recipes = make_recipes(dataset, options, mapped)
+    if recipes.mixed is not None:
+        from penstock.pipeline.feed.image_decoding import make_mixed
+
+        make_mixed(mapped.schema, options, recipes, seed=order.settings.seed)
+    return order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """What one loader works with, put together. fingerprint: of dataset and order."""
+    """The parts of one loader. fingerprint: of its dataset and order."""
 
     order: JobOrder
     fingerprint: str
     membership: RankMembership
-    road: BatchPipeline
-    feed: PipelineRunner
+    pipeline: BatchPipeline
+    runner: PipelineRunner
 
 
 def build_assembly(
@@ -65,11 +188,11 @@ def build_assembly(
     lane_order: LaneOrder | None = None,
     membership: RankMembership | None = None,
 ) -> Assembly:
-    """Open the dataset, freeze the order and build the graph; nothing is read yet.
+    """Open the dataset, freeze the order and build the graphs. Nothing is read yet.
 
-    position: where the feed will look what its user wants next. settings: of the plan of a state,
-    taken over as they are; lane_order: of that plan. membership: among the ranks of the job, where
-    it stands; None begins one. Raises what DataLoader's constructor documents.
+    position: the runner reads from it where the next batch begins. settings: of a state's plan,
+    used unchanged; lane_order: of that plan. membership: the existing one among the ranks of the
+    job; None starts a new one. Raises what DataLoader's constructor documents.
     """
     try:
         order = freeze_order(dataset, options, settings, lane_order)
@@ -78,131 +201,161 @@ def build_assembly(
             refuse_unbuilt(dataset, options, error)
         raise
     if settings is None:
-        warn_of_the_order(order, options)
+        warn_of_costs(order, options)
     fingerprint = order.fingerprint()
     membership = membership or join_ranks(order, options, plan=fingerprint)
     try:
-        return _assembly(dataset, options, position, order, membership, fingerprint)
+        pipeline, runner = _build(dataset, options, position, order, membership.channel)
     except PenstockError as error:
         membership.refuse(error)
         raise
+    return Assembly(
+        order=order,
+        fingerprint=fingerprint,
+        membership=membership,
+        pipeline=pipeline,
+        runner=runner,
+    )
 
 
-def _assembly(
+def _build(
     dataset: Source,
     options: NativeOptions,
     position: Position,
     order: JobOrder,
-    membership: RankMembership,
-    fingerprint: str,
-) -> Assembly:
-    agreement, seed = membership.channel, order.settings.seed
+    channel: LoaderChannel,
+) -> tuple[BatchPipeline, PipelineRunner]:
     threads = options.threads or options.world.threads(usable_cores())
     mapped = mapped_fields(dataset, options)
     recipes = make_recipes(dataset, options, mapped)
-    meter = _meter(dataset, options, recipes, threads=threads)
-    mapper = _mapper(dataset, options, mapped, meter, seed=seed)
-    road = _road(
-        dataset, options, order, agreement, mapped, recipes, mapper, meter, threads=threads
+    image = next(iter(recipes.images.values()), None)
+    meter = Meter(
+        decode_threads=threads,
+        device=str(options.device),
+        usable_cores=options.world.threads(usable_cores()),
+        url=dataset.url,
+        shards=partial(_shard_figures, dataset),
+        output=image.shape[1:] if image is not None else None,
+        decodes=image is not None,
+        left_out=dataset.left_out,
     )
+    mapper = _mapper(dataset, options, mapped, meter, seed=order.settings.seed)
+    decoding: ImageDecoding | None = None
+    # resident=True without images is an error, which make_decoding raises.
+    if recipes.images or recipes.followers or options.resident is True:
+        from penstock.pipeline.feed.image_decoding import make_decoding
+
+        decoding = make_decoding(dataset, options, order, mapped, recipes, threads=threads)
+        if decoding.resident is not None:
+            meter.resident = decoding.graphs.resident_facts
+    pipeline = _pipeline(dataset, options, order, channel, mapped, recipes, mapper, decoding, meter)
     try:
-        prefetch = _prefetch(dataset, options, order, road.reader.crops, agreement)
+        prefetch = _prefetch(dataset, options, order, pipeline.reader.crops, channel)
     except PenstockError:
-        if road.graphs is not None:
-            road.graphs.close()
+        if pipeline.graphs is not None:
+            pipeline.graphs.close()
         raise
     if prefetch is not None:
         meter.remote = prefetch.facts
-    _watch_chunks(meter, dataset, options, order)
-    scale = _read_scale(dataset, options, mapped, road, mapper)
+    meter.chunks = _watch_chunks(
+        dataset, order.settings, options.world, batch_size=options.sizes.per_rank
+    )
+    scale = ReadScale.of(
+        dataset,
+        options,
+        fields=mapped.reads,
+        are_slow=pipeline.reader.payloads.are_slow,
+        is_plain=not pipeline.graphs and mapper is None,
+    )
     map_threads = mapper.threads if mapper is not None else 0
     units_threads = scale.threads if dataset.contents.units is not None else 0
-    # Without images nothing is in DALI: one batch waits there, the others where they are counted.
-    depth = options.depth if road.graphs else 1
-    feed = PipelineRunner(
-        road,
+    # Without images DALI gets nothing: one batch waits in its place, the others are read ahead.
+    depth = options.depth if pipeline.graphs else 1
+    runner = PipelineRunner(
+        pipeline,
         position,
         depth=depth,
         read_threads=max(scale.threads, map_threads),
         least_ahead=max(map_threads, units_threads, READ_AHEAD + options.depth - depth),
         most_ahead=scale.most_ahead - depth,
         turn=scale.turn,
-        decodes_ahead=options.device.type == "cpu" and (bool(road.graphs) or options.pin_memory),
+        decodes_ahead=options.device.type == "cpu"
+        and (bool(pipeline.graphs) or options.pin_memory),
         prefetch=prefetch,
         timeout_s=options.timeout_s or STALL_TIMEOUT_S,
     )
-    return Assembly(
-        order=order, fingerprint=fingerprint, membership=membership, feed=feed, road=road
-    )
+    return pipeline, runner
 
 
-def _read_scale(
-    dataset: Source,
-    options: NativeOptions,
-    mapped: MappedFields,
-    road: BatchPipeline,
-    mapper: Mapper | None,
-) -> ReadScale:
-    return ReadScale.of(
-        dataset,
-        options,
-        fields=mapped.reads,
-        are_slow=road.reader.payloads.are_slow,
-        is_plain=not road.graphs and mapper is None,
-    )
-
-
-def _watch_chunks(meter: Meter, dataset: Source, options: NativeOptions, order: JobOrder) -> None:
-    if dataset.chunks:
-        meter.chunks = watch_chunks(
-            dataset, order.settings, options.world, batch_size=options.sizes.per_rank
-        )
-
-
-def _road(
+def _pipeline(
     dataset: Source,
     options: NativeOptions,
     order: JobOrder,
-    agreement: LoaderChannel,
+    channel: LoaderChannel,
     mapped: MappedFields,
     recipes: FieldRecipes,
     mapper: Mapper | None,
+    decoding: ImageDecoding | None,
     meter: Meter,
-    *,
-    threads: int,
 ) -> BatchPipeline:
-    """The stages of the loader's batches."""
-    seed, walk, schema = order.settings.seed, order.walk, dataset.schema
-    decoding = _image_decoding(dataset, options, order, mapped, recipes, threads=threads)
-    mixed = None if decoding is None else decoding.mixed
-    resident = None if decoding is None else decoding.resident
-    if decoding is not None and resident is not None:
-        meter.resident = decoding.graphs.resident_facts
+    seed, schema, contents = order.settings.seed, dataset.schema, dataset.contents
     bad_samples = BadSamples(dataset, seed=seed)
-    memory = _page_locked(options)
+    check_headers: Callable[..., Mapping[int, str]] | None = None
+    if recipes.images:
+        from penstock.augment import bad_headers
+
+        check_headers = bad_headers
+    crops: ArrayDraws | None = None
+    if mapped.crops:
+        from penstock.augment import ArrayDraws  # needed for arrays only
+
+        crops = ArrayDraws(crops=mapped.crops, seed=seed)
+    memory = PageLocked.of(options.device, pins=options.pin_memory)
+    boxes: BoxChecks | None = None
+    has_boxes = any(isinstance(schema.get(name), Boxes | Keypoints) for name in mapped.reads)
+    if contents.units is not None and has_boxes:  # no index has checked those of tables
+        from penstock.readers.fields import BoxChecks
+
+        boxes = BoxChecks.of(schema, mapped.reads, samples=len(dataset))
+    pads: Pads | None = None
+    if recipes.pads:
+        from penstock.pipeline.feed.padding import Pads
+
+        pads = Pads(tuple(recipes.pads.values()), names=dataset.names)
+    job_waits: JobWaits | None = None
+    if channel.is_shared:
+        from penstock.pipeline.members import JobWaits  # a single process needs none of it
+
+        job_waits = JobWaits(channel, meter, options.world)
+        meter.job = job_waits.statistics
+    name = f"{contents.fingerprint[:16]}-{options.world.file_label}.jsonl"
+    is_all = mapped.reads == stored_fields(dataset.fields, schema)
+    mixed = None if decoding is None else decoding.mixed
     return BatchPipeline(
-        walk=walk,
+        walk=order.walk,
         endless=order.settings.shuffle,
-        slots=_rank_order(order, options, mixes=mixed is not None),
+        slots=RankOrder(
+            plan=order.plan(),
+            world=options.world,
+            padded_by=order.walk if options.pad else None,
+            mixes=mixed is not None,
+        ),
         reader=BatchReader(
             dataset=dataset,
             recipes=recipes.images,
             payloads=Payloads(
-                {name: schema[name] for name in mapped.reads},
-                max_pixels=dataset.contents.max_pixels,
+                {name: schema[name] for name in mapped.reads}, max_pixels=contents.max_pixels
             ),
             mode=options.read,
             bad_samples=bad_samples,
             probe=meter.probe,
-            resident=resident,
+            resident=None if decoding is None else decoding.resident,
             transform=mapper,
-            crops=_crops(mapped, seed=seed),
-            boxes=_box_checks(dataset, mapped),
+            crops=crops,
+            boxes=boxes,
             blocks=Blocks(allocate=memory),
-            fields=None
-            if mapped.reads == stored_fields(dataset.fields, dataset.schema)
-            else mapped.reads,
-            bad_headers=_header_checks(recipes),
+            fields=None if is_all else mapped.reads,
+            bad_headers=check_headers,
         ),
         draws=None if decoding is None else decoding.draws,
         graphs=None if decoding is None else decoding.graphs,
@@ -213,89 +366,27 @@ def _road(
             memory=memory,
             as_dict=options.as_dict,
         ),
-        bad_count=_bad_count(dataset, options, bad_samples, agreement, meter),
+        bad_count=BadCount(
+            dataset,
+            bad_samples,
+            max_bad=options.max_bad,
+            agreement=channel,
+            report=QuarantineFile(dataset.cache_folder, name=name),
+            meter=meter,
+        ),
         meter=meter,
-        pads=_pads(dataset, recipes),
-        job_waits=_job_waits(agreement, meter, options),
+        pads=pads,
+        job_waits=job_waits,
     )
-
-
-def _image_decoding(
-    dataset: Source,
-    options: NativeOptions,
-    order: JobOrder,
-    mapped: MappedFields,
-    recipes: FieldRecipes,
-    *,
-    threads: int,
-) -> ImageDecoding | None:
-    """Build what decodes images; None where batches have neither images nor what follows them."""
-    # resident=True without images is an error, which is raised there.
-    if not recipes.images and not recipes.followers and options.resident is not True:
-        return None
-    from penstock.pipeline.feed.image_decoding import make_decoding
-
-    return make_decoding(dataset, options, order, mapped, recipes, threads=threads)
-
-
-def _header_checks(recipes: FieldRecipes) -> Callable[..., Mapping[int, str]] | None:
-    if not recipes.images:
-        return None
-    from penstock.augment import bad_headers
-
-    return bad_headers
-
-
-def _box_checks(dataset: Source, mapped: MappedFields) -> BoxChecks | None:
-    """Return the checks of boxes and points that no index has checked, as those of tables; None
-    where there are none."""
-    schema = dataset.schema
-    has_boxes = any(isinstance(schema.get(name), Boxes | Keypoints) for name in mapped.reads)
-    if dataset.contents.units is None or not has_boxes:
-        return None
-    from penstock.readers.fields import BoxChecks
-
-    return BoxChecks.of(schema, mapped.reads, samples=len(dataset))
-
-
-def _pads(dataset: Source, recipes: FieldRecipes) -> Pads | None:
-    if not recipes.pads:
-        return None
-    from penstock.pipeline.feed.padding import Pads
-
-    return Pads(tuple(recipes.pads.values()), names=dataset.names)
-
-
-def _rank_order(order: JobOrder, options: NativeOptions, *, mixes: bool) -> RankOrder:
-    """What this rank reads in each step."""
-    return RankOrder(
-        plan=order.plan(),
-        world=options.world,
-        padded_by=order.walk if options.pad else None,
-        mixes=mixes,
-    )
-
-
-def checked_order(dataset: Source, options: NativeOptions) -> JobOrder:
-    """The order that `build` would freeze, with every check that needs no thread, no graph and no
-    other rank: for a loader whose world isn't known yet. Raises what `build` raises."""
-    order = freeze_order(dataset, options)
-    mapped = mapped_fields(dataset, options)
-    recipes = make_recipes(dataset, options, mapped)
-    if recipes.mixed is not None:
-        from penstock.pipeline.feed.image_decoding import make_mixed
-
-        make_mixed(mapped.schema, options, recipes, seed=order.settings.seed)
-    return order
 
 
 def _mapper(
     dataset: Source, options: NativeOptions, mapped: MappedFields, meter: Meter, *, seed: int
 ) -> Mapper | None:
-    """What calls the functions of the recipe's Maps; None where it has none."""
+    """Make the caller of the recipe's Maps; None without Maps."""
     if mapped.maps is None:
         return None
-    from penstock.pipeline.feed.map_calls import Mapper  # others needn't wait for its import
+    from penstock.pipeline.feed.map_calls import Mapper  # needed for Maps only
 
     timeout_s = options.timeout_s or STALL_TIMEOUT_S
     mapper = Mapper(mapped.maps, seed=seed, names=dataset.names, timeout_s=timeout_s)
@@ -303,73 +394,11 @@ def _mapper(
     return mapper
 
 
-def _crops(mapped: MappedFields, *, seed: int) -> ArrayDraws | None:
-    """What draws the parts of arrays that are read; None where all of them is."""
-    if not mapped.crops:
-        return None
-    from penstock.augment import ArrayDraws  # images need none of it
-
-    return ArrayDraws(crops=mapped.crops, seed=seed)
-
-
-def _page_locked(options: NativeOptions) -> PageLocked | None:
-    """The memory that large arrays are read into; None where it is that of any others."""
-    if options.device.type == "cpu" and not options.pin_memory:
-        return None
-    from penstock.pipeline.feed.tensors import PageLocked  # others needn't wait for its import
-
-    return PageLocked.of(options.device, pins=options.pin_memory)
-
-
-def _job_waits(agreement: LoaderChannel, meter: Meter, options: NativeOptions) -> JobWaits | None:
-    if not agreement.is_shared:
-        return None
-    from penstock.pipeline.members import JobWaits  # a process alone needs none of it
-
-    waits = JobWaits(agreement, meter, options.world)
-    meter.job = waits.statistics
-    return waits
-
-
-def _bad_count(
-    dataset: Source,
-    options: NativeOptions,
-    bad_samples: BadSamples,
-    agreement: LoaderChannel,
-    meter: Meter,
-) -> BadCount:
-    name = f"{dataset.contents.fingerprint[:16]}-{options.world.file_label}.jsonl"
-    return BadCount(
-        dataset,
-        bad_samples,
-        max_bad=options.max_bad,
-        agreement=agreement,
-        report=QuarantineFile(dataset.cache_folder, name=name),
-        meter=meter,
-    )
-
-
-def _meter(
-    dataset: Source, options: NativeOptions, recipes: FieldRecipes, *, threads: int
-) -> Meter:
-    image = next(iter(recipes.images.values()), None)
-    return Meter(
-        decode_threads=threads,
-        device=str(options.device),
-        usable_cores=options.world.threads(usable_cores()),
-        url=dataset.url,
-        shards=partial(_shard_figures, dataset),
-        output=image.shape[1:] if image is not None else None,
-        decodes=image is not None,
-        left_out=dataset.left_out,
-    )
-
-
 def _shard_figures(dataset: Source) -> ShardFigures:
-    from penstock.pipeline.report import ShardFigures  # for statistics alone
+    from penstock.pipeline.report import ShardFigures  # needed by statistics only
 
     contents = dataset.contents
-    # A shard of chunks may be a part of a file, or many files that are asked for side by side.
+    # A shard of chunks may be a part of a file, or many files that are requested together.
     shards = len(contents.shard_bytes) if dataset.chunks else contents.files
     return ShardFigures(
         count=shards,
@@ -383,13 +412,12 @@ def _prefetch(
     options: NativeOptions,
     order: JobOrder,
     crops: ArrayDraws | None,
-    agreement: LoaderChannel,
+    channel: LoaderChannel,
 ) -> Prefetch | None:
-    """Joins the cache; None for a local dataset."""
+    """Make the prefetch of a remote dataset; None for a local one."""
     remote = dataset.remote_shards
     if remote is None:
         return None
-    # Local data need none of it.
     from penstock.pipeline.feed.prefetch import FILLED_SHARE, Prefetch, wanted_share
 
     return Prefetch(
@@ -398,23 +426,26 @@ def _prefetch(
         order,
         world=options.world,
         least_ahead=options.depth + READ_AHEAD,
-        store=agreement.store,
+        store=channel.store,
         fills=crops is None or wanted_share(dataset, remote, crops) >= FILLED_SHARE,
     )
 
 
-# Batches that reading threads may have in hand at a time, several in a turn: a chunk that nobody
-# takes while those are read isn't left over for that.
+# Batches that reading threads may be working on at a time, several in a turn. A chunk that wasn't
+# used for so many batches may still be needed.
 _IN_FLIGHT = 32
 
 _log = logging.getLogger("penstock")
 
 
-def watch_chunks(
+def _watch_chunks(
     source: Source, settings: PlanSettings, world: World, *, batch_size: int
 ) -> Callable[[], ChunkFacts] | None:
-    """Share the machine's memory among the ranks' chunks, say what the windows need, and return
-    what tells how it goes; None where samples can be had alone. batch_size: of this rank."""
+    """Divide the memory for decoded chunks among the ranks, and log what the windows need.
+
+    Returns a function that returns the current figures; None if samples are decoded one by one.
+    batch_size: of this rank.
+    """
     stores = source.chunks
     if not stores:
         return None
@@ -432,7 +463,7 @@ def watch_chunks(
         units = open_units(contents, lanes=settings.lanes, window=settings.window)
         mixed = shards_of_a_rank(units, lanes=settings.lanes, ranks=world.size)
         needed *= mixed * live_share(rows)
-        mine *= min(1.0, settings.lanes / world.size)  # of a lane's rows that are this rank's
+        mine *= min(1.0, settings.lanes / world.size)  # this rank's rows of a lane
     for store in stores:
         store.expect(max(round(mixed * mine), _IN_FLIGHT * batch_size))
     memory = sum(store.max_bytes for store in stores)
@@ -450,7 +481,7 @@ def watch_chunks(
 
 
 def _log_chunk_memory(url: str, *, units: float, needed: float, memory: int, files: int) -> None:
-    """One line at the start: what the windows need, and what there is."""
+    """Log the memory that the windows need, and the room for it."""
     wanted = (
         f"{url}: this rank's windows mix {units:,.0f} decode units, which "
         f"take about {format_size(needed)} decoded"
@@ -463,7 +494,7 @@ def _log_chunk_memory(url: str, *, units: float, needed: float, memory: int, fil
         )
     else:
         _log.warning(
-            "%s; memory keeps %s and the cache folder %s, so some are decoded again and again. "
+            "%s; memory keeps %s and the cache folder %s, so some are decoded repeatedly. "
             "Give Dataset(decoded_bytes=…), a cache=DiskCache(…) with more room, or "
             "order=Order(window=…).",
             wanted,

@@ -1,11 +1,11 @@
-"""Remember bad samples, choose their substitutes, and count them over all ranks against `max_bad`.
+"""Record bad samples, choose their substitutes, and count them over all ranks against `max_bad`.
 
-What holds in every epoch is remembered from one epoch to the next: wrong bytes, a header that can't
-be parsed, an image that is decoded whole. Damage that only some random windows reach is remembered
-for its epoch alone, because a restart would not know more either.
+A fault that shows in every epoch is recorded for all epochs: wrong bytes, a header that can't be
+parsed, an image that is decoded as a whole. Damage that only some random windows touch is recorded
+for its epoch only, because a restarted job wouldn't know more either.
 
-The count is published as batches are delivered, and no rank waits for it. Past the limit every rank
-stops at its next batch, with the list.
+The count is published as batches are delivered, and no rank waits for it. When it passes the limit,
+every rank stops at its next batch and lists the bad samples.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
 MOST_NAMED = 10  # bad samples that one message names
 REMEDY = (
-    "Look at why; then leave them out (dataset.subset), or mend or delete them in the source and "
-    "make its index or its pack from it again; or raise max_bad=."
+    "Check the reasons; then leave the samples out (dataset.subset), or repair or delete them in "
+    "the source and make its index or its pack again; or raise max_bad=."
 )
 
 
 def listed_reasons(reasons: Mapping[int, str]) -> str:
-    """The first bad samples with their reasons, for a message."""
+    """Return the first bad samples with their reasons, for a message."""
     named = "; ".join(f"{i} ({reasons[i]})" for i in sorted(reasons)[:MOST_NAMED])
     more = len(reasons) - MOST_NAMED
     return named + (f"; and {more} more" if more > 0 else "")
 
 
 class BadSamples:
-    """What a loader knows of samples that can't be used. Any thread may ask and tell."""
+    """The bad samples of one loader, with reasons. Any thread may call it."""
 
     def __init__(self, source: Source, *, seed: int) -> None:
         self._source, self._contents = source, source.contents
@@ -59,27 +59,29 @@ class BadSamples:
         self._seen = np.zeros((self._contents.samples + 7) // 8, np.uint8)
 
     def reason(self, epoch: int, sample_id: int) -> str | None:
-        """Why a sample can't be used in an epoch, as far as it is known."""
+        """Return the reason why a sample can't be used in an epoch; None if none is known."""
         return self._always.get(sample_id) or self._in_epoch.get(epoch, {}).get(sample_id)
 
     def reasons(self, epoch: int, ids: NDArray[np.int64]) -> dict[int, str]:
-        """The rows of these ids whose samples are known to be bad, and why."""
+        """Return the rows of these ids whose samples are known to be bad, with reasons."""
         if not self._always and epoch not in self._in_epoch:
             return {}
         reasons = ((row, self.reason(epoch, i)) for row, i in enumerate(ids.tolist()))
         return {row: reason for row, reason in reasons if reason is not None}
 
-    def learn(self, epoch: int, sample_id: int, reason: str, *, lasting: bool) -> None:
-        """Remember that a sample is bad. lasting: in every epoch."""
+    def record(self, epoch: int, sample_id: int, reason: str, *, lasting: bool) -> None:
+        """Record that a sample is bad. lasting: in every epoch."""
         if lasting:
             self._always[sample_id] = reason
         else:
             self._in_epoch.setdefault(epoch, {})[sample_id] = reason
 
     def substitute(self, epoch: int, sample_id: int) -> int:
-        """The first attempt that isn't known to be bad. Raises TooManyBadSamplesError when the
-        attempts run out."""
-        from penstock.pipeline.plan import ATTEMPTS, substitute  # reached for bad samples alone
+        """Return the first substitute that isn't known to be bad.
+
+        Raises TooManyBadSamplesError after `ATTEMPTS` bad substitutes.
+        """
+        from penstock.pipeline.plan import ATTEMPTS, substitute  # needed for bad samples only
 
         contents, own = self._contents, self._source.rows(np.array([sample_id], np.int64))
         place = int(contents.places(own)[0])
@@ -104,21 +106,20 @@ class BadSamples:
         )
 
     def unseen(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which of these (shard, row) have headers that nobody has looked at in this process:
-        positions, int64."""
+        """Return the indices, int64, of the (shard, row) pairs whose headers aren't checked yet."""
         places = self._contents.places(rows)
         return np.flatnonzero((self._seen[places >> 3] & _bits(places)) == 0)
 
     def mark_seen(self, rows: NDArray[np.int64]) -> None:
-        """Remember that the headers of these (shard, row) can be parsed.
+        """Record that the headers of these (shard, row) pairs can be parsed.
 
-        One bit a sample; one that two threads lose costs another look.
+        It takes one bit per sample. If two threads lose one, that header is checked again.
         """
         places = self._contents.places(rows)
         np.bitwise_or.at(self._seen, places >> 3, _bits(places))
 
     def forget_before(self, epoch: int) -> None:
-        """Drop what held for earlier epochs only."""
+        """Drop the records of earlier epochs."""
         for old in [e for e in list(self._in_epoch) if e < epoch]:
             del self._in_epoch[old]
 
@@ -128,16 +129,15 @@ def _bits(places: NDArray[np.int64]) -> NDArray[np.uint8]:
     return bits
 
 
-NOTICE_IDS = 1000  # ids that a notice to the other ranks names at most
+NOTICE_IDS = 1000  # the most ids in a notice to the other ranks
 
 _EPOCHS_KEPT = 4
 
 
 class BadCount:
-    """Counts and reports bad samples as batches are handed out; the thread that does so calls.
+    """Counts and reports bad samples as batches are delivered, on the delivering thread.
 
-    It counts for the epoch of the batches that it is told of; which batch that is, and whether it
-    begins an epoch, its caller says.
+    The caller provides each batch's position, and whether it begins an epoch.
     """
 
     def __init__(
@@ -150,8 +150,8 @@ class BadCount:
         report: QuarantineFile,
         meter: Meter,
     ) -> None:
-        """max_bad: share of the dataset's samples, per epoch and over all ranks, past which every
-        rank stops."""
+        """max_bad: every rank stops if more than this share of the dataset's samples is bad in an
+        epoch, over all ranks."""
         self._dataset = dataset
         self._bad_samples = bad_samples
         self._samples = dataset.contents.samples
@@ -159,21 +159,22 @@ class BadCount:
         self._agreement = agreement
         self._report = report
         self._meter = meter
-        self._met: dict[int, str] = {}  # handed out, in any epoch
-        self._counted: dict[int, set[int]] = {}  # by epoch: told to all ranks
+        self._reasons: dict[int, str] = {}  # of delivered bad samples, in any epoch
+        self._counted: dict[int, set[int]] = {}  # ids that were published, by epoch
         self._stopped = False
-        self._restored = 0  # times: each begins the counts anew, on all ranks
-        self._earlier: list[tuple[int, int]] = []  # places and counts that _before is made of
-        self._found: list[tuple[int, int]] = []  # those of this membership, when last asked
-        # In this epoch: in this process, before a restart, and over all ranks as told last.
-        self._count, self._before, self._told = 0, 0, 0
-        self._past: list[tuple[int, int]] = []  # where a batch began, and the count behind it
+        self._restored = 0  # each restore resets the counts, on all ranks
+        self._earlier: list[tuple[int, int]] = []  # positions and counts that add up to _before
+        self._published: list[tuple[int, int]] = []  # those of this membership, when last read
+        # In this epoch: in this process, before a restart, and over all ranks as last read.
+        self._count, self._before, self._total = 0, 0, 0
+        self._past: list[tuple[int, int]] = []  # where a batch began, and the count after it
 
     def check(self, cursor: Cursor) -> None:
-        """Raise what a rank told all to stop for: TooManyBadSamplesError, RankFailedError.
+        """Raise the error for which a rank asked all ranks to stop, if there is one.
 
-        A notice holds for what comes after the batch that it was sent with: that one every rank
-        hands out, also a rank that hears of it before, as the others wait for it in their step.
+        This is TooManyBadSamplesError or RankFailedError. A notice applies after the batch with
+        which it was sent. Every rank still delivers that batch, even if it reads the notice
+        earlier, because the others wait for it in their training step.
         """
         notice = self._agreement.stop_notice()
         if notice is None:
@@ -181,22 +182,20 @@ class BadCount:
         if not self._stopped and (cursor.epoch, cursor.position) <= tuple(notice["last"]):
             return
         is_first, self._stopped = not self._stopped, True
-        if (
-            is_first and "failed" not in notice
-        ):  # others stop here too; a failed rank isn't waited for
+        if is_first and "failed" not in notice:  # no rank waits for a failed one
             self._agreement.end_together()
         raise self._error(notice)
 
     def count(self, at: Cursor, bad: Mapping[int, str], *, begins_epoch: bool) -> None:
-        """Count, report and, past the limit, tell every rank to stop at the next batch.
+        """Count and report a batch's bad samples; past the limit, ask every rank to stop.
 
-        at: where the batch begins. bad: this rank's own samples of it, id -> reason. Again for the
-        same batch, it counts nothing twice for the job. begins_epoch: none of the epoch is counted
-        yet.
+        The ranks stop at their next batch. at: where the batch begins. bad: reasons by id, of this
+        rank's own samples. A batch that is delivered again isn't counted again for the job.
+        begins_epoch: this is the first batch of the epoch that is counted.
         """
         epoch = at.epoch
         if begins_epoch:
-            self._count, self._before, self._told = 0, 0, 0
+            self._count, self._before, self._total = 0, 0, 0
             self._past, self._earlier = [], []
             self._forget_before(epoch)
         if not bad:
@@ -206,38 +205,39 @@ class BadCount:
         counted = self._counted.setdefault(epoch, set())
         new = [sample_id for sample_id in bad if sample_id not in counted]
         counted.update(new)
-        first_ever = not self._met
-        self._write({i: why for i, why in bad.items() if i not in self._met}, epoch)
-        self._met.update(bad)
+        first_ever = not self._reasons
+        self._write({i: why for i, why in bad.items() if i not in self._reasons}, epoch)
+        self._reasons.update(bad)
         if new:
-            mine = len(new) if self._agreement.speaks_for_rank else 0  # else another tells
-            self._told = self._agreement.add(_counter(epoch), mine)
+            # Of several processes with the same rank, one publishes the count.
+            mine = len(new) if self._agreement.speaks_for_rank else 0
+            self._total = self._agreement.add(_counter(epoch), mine)
             if mine and (store := self._agreement.store) is not None:
                 from penstock.pipeline.members import publish_count
 
-                with contextlib.suppress(JobStoreError):  # the next question says so
+                with contextlib.suppress(JobStoreError):  # the next request to the store raises it
                     publish_count(
-                        store, self._places(epoch), total=self._told, place=at.position, count=mine
+                        store, self._places(epoch), total=self._total, place=at.position, count=mine
                     )
-            self._past.append((at.position, self._told))
-            total = self._told + self._before
+            self._past.append((at.position, self._total))
+            total = self._total + self._before
             if total > self._max_bad * self._samples:
                 self._agreement.stop(self._notice(at, total))
         if first_ever:
             self._warn(*next(iter(bad.items())))
 
-    def failed(self, error: Exception) -> None:
-        """Tell the other ranks that this one can't go on, so that none waits for it."""
+    def report_failure(self, error: Exception) -> None:
+        """Notify the other ranks that this one can't continue, so that none waits for it."""
         self._agreement.fail(f"{type(error).__name__}: {error}")
 
     # -- state
 
     def count_before(self, at: Cursor) -> int:
-        """Bad samples of an epoch before a place, over all ranks: what a state says.
+        """Return the bad samples of an epoch before a position, over all ranks, for a state.
 
-        The same on every rank, and never waited for: what the ranks had told by the time that the
-        first of them asked. Ranks that can't reach one another agree on none but what a state
-        brought; one rank alone knows its own.
+        The first rank that asks publishes the count, and the others use it, so the count is the
+        same on every rank, and none waits. Ranks without a common store agree only on the count of
+        a restored state. A single rank uses its own count.
         """
         if at.position == 0:
             return 0
@@ -248,52 +248,55 @@ class BadCount:
 
     @property
     def known(self) -> int:
-        """Bad samples of this epoch so far, as far as this rank heard, without asking."""
-        return self._before + max(self._count, self._told)
+        """Bad samples of this epoch so far, as last read by this rank, without a request."""
+        return self._before + max(self._count, self._total)
 
     def known_before(self, at: Cursor) -> int:
-        """Bad samples of this epoch before a place, of an earlier one than now: those behind it
-        come again, and count then.
+        """Return the bad samples of this epoch before a position that was already passed.
 
-        Over all ranks that handed that out, as far as their store still answers; else as far as
-        this rank heard when it was there.
+        The later ones are delivered, and counted, again. The count covers all ranks if their store
+        still answers; otherwise it is the one that this rank had read at that position.
         """
         store = self._agreement.store
-        behind = sum(count for place, count in self._earlier if place >= at.position)
+        later = sum(count for place, count in self._earlier if place >= at.position)
         if store is not None:
             from penstock.pipeline.members import published_counts
 
             with contextlib.suppress(JobStoreError):
                 total = self._agreement.add(_counter(at.epoch), 0)
-                found = published_counts(store, self._places(at.epoch), total=total)
-                if found is not None:
-                    self._found = found
-                    total = sum(count for place, count in found if place < at.position)
-                    return self._before - behind + total
-        heard = [told for position, told in self._past if position < at.position]
-        return self._before - behind + max(heard, default=0)
+                counts = published_counts(store, self._places(at.epoch), total=total)
+                if counts is not None:
+                    self._published = counts
+                    total = sum(count for place, count in counts if place < at.position)
+                    return self._before - later + total
+        totals = [total for position, total in self._past if position < at.position]
+        return self._before - later + max(totals, default=0)
 
     def _places(self, epoch: int) -> str:
         return f"places-{self._restored}-{_counter(epoch)}"
 
     def take_over(self, other: BadCount) -> None:
-        """Go on where another one was, which counts no more."""
-        self._met, self._counted, self._stopped = other._met, other._counted, other._stopped
-        self._count, self._before, self._told = other._count, other._before, other._told
+        """Continue the counts of another object, which counts no more."""
+        self._reasons, self._counted = other._reasons, other._counted
+        self._stopped = other._stopped
+        self._count, self._before, self._total = other._count, other._before, other._total
         self._past, self._restored = other._past, other._restored
-        self._earlier, self._found = other._earlier, other._found
+        self._earlier, self._published = other._earlier, other._published
 
     def restore(self, bad: int, *, before: int = 0, begins: bool = True) -> None:
-        """Go on in the middle of an epoch of which so many were counted before. All ranks do so
-        together, and what was told to all is forgotten. begins: among the same ranks as before;
-        else before: the position there."""
-        self._count, self._before, self._told = 0, bad, 0
+        """Continue an epoch of which `bad` samples were counted earlier; all ranks do so together.
+
+        Published counts are dropped. begins: True among the same ranks; False after rejoining
+        other ranks at the position `before`.
+        """
+        self._count, self._before, self._total = 0, bad, 0
         self._past = []
         self._counted.clear()
         self._stopped = False
         self._restored += 1
-        told = [] if begins else self._earlier + self._found
-        self._earlier, self._found = [one for one in told if one[0] < before], []
+        counts = [] if begins else self._earlier + self._published
+        self._earlier = [each for each in counts if each[0] < before]
+        self._published = []
         if begins:
             self._agreement.begin()
 
@@ -316,14 +319,14 @@ class BadCount:
     def _names(self, ids: list[int]) -> list[str]:
         try:
             return self._dataset.names(ids)
-        except PenstockError:  # a shard that can't be opened any more: the ids will do
+        except PenstockError:  # a shard can't be opened any more; the ids have to suffice
             return [""] * len(ids)
 
     def _warn(self, sample_id: int, reason: str) -> None:
-        where = f", listed in {self._report.path}" if self._report.path else ""
+        listed = f", listed in {self._report.path}" if self._report.path else ""
         warnings.warn(
-            f"Sample {sample_id} is bad: {reason}. It and others like it are replaced by other "
-            f'samples (pad="mask": valid=False){where}. The job stops when more than '
+            f"Sample {sample_id} is bad: {reason}. Bad samples are replaced by other samples "
+            f'(with pad="mask": valid=False){listed}. The job stops when more than '
             f"max_bad={self._max_bad} of an epoch are bad.",
             PenstockWarning,
             stacklevel=5,
@@ -337,7 +340,7 @@ class BadCount:
             "last": [at.epoch, at.position],
             "total": total,
             "ids": ids[:NOTICE_IDS],
-            "reasons": {str(i): self._met[i] for i in ids[:MOST_NAMED]},
+            "reasons": {str(i): self._reasons[i] for i in ids[:MOST_NAMED]},
             "file": self._report.path,
         }
 
@@ -350,7 +353,7 @@ class BadCount:
         epoch, total = int(notice["epoch"]), int(notice["total"])
         reasons = {int(i): str(why) for i, why in notice["reasons"].items()}
         mine = self._counted.get(epoch, set())
-        reasons |= {i: self._met[i] for i in sorted(mine) if i in self._met}
+        reasons |= {i: self._reasons[i] for i in sorted(mine) if i in self._reasons}
         ids = tuple(sorted(mine | {int(i) for i in notice["ids"]}))
         files = [path for path in dict.fromkeys((notice["file"], self._report.path)) if path]
         more = f" All of them: {' and '.join(files)}." if files else ""

@@ -3,8 +3,8 @@
     stage      method of          result                              thread
                `BatchPipeline`
     ---------  -----------------  ----------------------------------  --------------------------
-    order      order              Step: positions of the stream       the one that pulls the next
-                                                                      batch
+    order      order              Step: positions of the stream       the one that requests the
+                                                                      next batch
     read       read               Batch: ids and columns, all         penstock-read_N
                                   decoded but images
     draw       draw               Batch.draws, .mix: random numbers;  penstock-read_N
@@ -14,41 +14,116 @@
                                                                       training loop's
     finish     finish             Batch.output: mixed, as tensors on  the one that decodes
                                   their device
-    deliver    hand_out           the output, which is the user's;    the training loop's
+    deliver    deliver            the output, which is the user's;    the training loop's
                                   bad samples are counted for all
                                   ranks
 
-One `Batch` passes through all stages, and each stage fills in its own fields. `BatchPipeline` says
-what happens to a batch. `runner` schedules it: it decides on which thread a stage runs, how many
-batches are in flight and what stops them. `Position` alone holds how far the user is.
+One `Batch` passes through all stages, and each stage fills in its own fields. `BatchPipeline`
+implements the stages. `runner` schedules them: it decides on which thread a stage runs, how many
+batches are in flight and what stops them. Only `Position` holds how far the user is.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from penstock.augment import Draws, Mix
     from penstock.pipeline.feed.bad_samples import BadCount
-    from penstock.pipeline.feed.batch import Batch, Output
     from penstock.pipeline.feed.batch_reader import BatchReader
     from penstock.pipeline.feed.image_decoding import BatchDraws, ImageGraphs
     from penstock.pipeline.feed.padding import Pads
     from penstock.pipeline.feed.tensors import Finisher
     from penstock.pipeline.members import JobWaits
-    from penstock.pipeline.plan import Cursor, RankOrder, Step, Walk
+    from penstock.pipeline.plan import Cursor, RankOrder, RankSlots, Step, Walk
     from penstock.pipeline.report import Meter
+    from penstock.readers.fields import DenseColumn, RaggedColumn, SampleBatch
+
+Output = tuple[Any, ...] | dict[str, Any]
+"""A delivered batch: tensors, `Ragged`s and lists, in field order or by field name."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Batch:
+    """One rank's share of a global batch. Each stage fills in its fields, one thread at a time.
+
+    order:
+        step: its positions of the stream. slots: the samples of them that this rank reads.
+    read:
+        own: ids that the plan assigns, int64, shape (n,). content: the columns of these samples,
+        with images encoded and all else decoded. A bad sample has its substitute's columns, or
+        empty ones in a padded batch. bad: rows whose own sample is bad, with reasons. valid: bool,
+        shape (n,), False if a padded slot holds a stand-in or a bad sample; None without padding.
+    draw:
+        draws: the random numbers of each sample, by image field; masks, boxes and points in content
+        are moved accordingly. mix: how the samples are mixed once they are decoded; the last rows
+        may then be samples of other ranks, which are read as partners only. filled: ragged columns
+        after padding, and packed columns after unpacking. read_s, load_s: CPU time and wall-clock
+        time of reading and drawing.
+    decode:
+        images: by field; empty without images and after `finish`. read_wait_s, decode_wait_s: time
+        spent waiting for bytes and for DALI.
+    finish:
+        output: what the user gets.
+    """
+
+    step: Step
+    slots: RankSlots
+    own: NDArray[np.int64]
+    content: SampleBatch
+    bad: Mapping[int, str]
+    valid: NDArray[np.bool_] | None
+    draws: Mapping[str, Draws] = field(default_factory=dict)
+    mix: Mix | None = None
+    filled: Mapping[str, DenseColumn | RaggedColumn] = field(default_factory=dict)
+    read_s: float = 0.0
+    load_s: float = 0.0
+    images: dict[str, torch.Tensor] = field(default_factory=dict)
+    read_wait_s: float = 0.0
+    decode_wait_s: float = 0.0
+    output: Output = ()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the batch."""
+        return self.step.start.epoch
+
+    @property
+    def samples(self) -> int:
+        """The number of samples that the user gets."""
+        return len(self.mix.partner) if self.mix else len(self.own)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that were read for the samples."""
+        return self.content.bytes_read
+
+    @property
+    def left_out(self) -> Mapping[int, str]:
+        """Rows that aren't decoded, with reasons: the bad ones of a padded batch."""
+        return self.bad if self.valid is not None else {}
+
+    @property
+    def bad_ids(self) -> dict[int, str]:
+        """Ids of the bad samples that the plan assigned to this batch, with reasons."""
+        real = self.slots.real
+        return {int(self.own[row]): why for row, why in self.bad.items() if row < real}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchPipeline:
-    """Says what happens to each batch of a loader, stage by stage; it has no thread and no place.
+    """The stages of a loader's batches, as methods. It has neither a thread nor a position.
 
-    endless: it goes on into the next epoch. draws, graphs: None without images. pads: ragged fields
-    that are filled up; None where none are. job_waits: None without other processes.
+    endless: continue into the next epoch. draws, graphs: None without images. pads: pads and
+    unpacks ragged fields; None if the recipe doesn't. job_waits: None without other processes.
     """
 
     walk: Walk
@@ -63,16 +138,16 @@ class BatchPipeline:
     pads: Pads | None
     job_waits: JobWaits | None = None
 
-    # -- ordered
+    # -- order
 
     def order(self, start: Cursor) -> Iterator[Step]:
-        """The steps from a cursor on."""
+        """Yield the steps from a cursor on."""
         return self.walk.steps(start, endless=self.endless)
 
-    # -- read, drawn: on a reading thread
+    # -- read and draw: on a reading thread
 
     def prepare(self, step: Step) -> Batch:
-        """Read and draw: what a reading thread does for a batch."""
+        """Read a step's batch and draw its random numbers."""
         began, began_s = time.thread_time(), time.perf_counter()
         batch = self.read(step)
         self.draw(batch)
@@ -81,15 +156,18 @@ class BatchPipeline:
         return batch
 
     def prepare_all(self, steps: Sequence[Step]) -> list[Batch | Exception]:
-        """Prepare the batches of some steps: by one read if that can be, else one after the other.
-        An error stands for the first that can't be read, and is raised if nothing is before it."""
+        """Prepare the batches of several steps, by one read if possible, else one by one.
+
+        If a batch can't be read, the list ends with its error. An error of the first batch is
+        raised.
+        """
         if len(steps) > 1 and (together := self._prepare_together(steps)) is not None:
             return [*together]
         batches: list[Batch] = []
         for step in steps:
             try:
                 batches.append(self.prepare(step))
-            except Exception as error:  # raised again where its own batch is due
+            except Exception as error:  # raised later, when its own batch is due
                 if not batches:
                     raise
                 return [*batches, error]
@@ -106,32 +184,37 @@ class BatchPipeline:
         return batches
 
     def read(self, step: Step) -> Batch:
-        """A batch with the samples that this rank has in a step."""
+        """Read the samples that this rank has in a step."""
         return self.reader.read(step, self.slots.slots(step))
 
     def draw(self, batch: Batch) -> None:
-        """Draw the random numbers of its samples: functions of seed, epoch and sample id. Masks,
-        boxes and points go where their pixels will be."""
+        """Draw the random numbers of a batch's samples, and move masks, boxes and points.
+
+        The numbers are pure functions of the seed, the epoch and the sample's id.
+        """
         if self.draws is not None:
             batch.draws, batch.content = self.draws.draw(batch.content, batch.epoch)
             batch.mix = self.draws.mix(batch)
         if self.pads is not None:
             batch.filled = self.pads(batch)
 
-    # -- decoded: one thread at a time
+    # -- decode: one thread at a time
 
     def begin_decode(self, batch: Batch) -> None:
-        """Give a batch to DALI, which works on several at once."""
+        """Feed a batch to DALI, which works on several at once."""
         if self.graphs is not None:
             self.graphs.feed(batch)
 
     def decode(self, batch: Batch) -> None:
-        """Take the images of the oldest batch from DALI, which must be this one."""
-        if self.graphs is not None and (bad := self.graphs.take(batch)):
-            self._mend(batch, bad)
+        """Wait for the images of the oldest batch in DALI, which must be this one."""
+        if self.graphs is not None and (bad := self.graphs.collect(batch)):
+            self._replace(batch, bad)
 
-    def _mend(self, batch: Batch, bad: Mapping[str, Mapping[int, str]]) -> None:
-        """Put substitutes in the place of what didn't decode (in the images too), or mark it."""
+    def _replace(self, batch: Batch, bad: Mapping[str, Mapping[int, str]]) -> None:
+        """Replace samples that didn't decode by substitutes, images included, or mark them.
+
+        bad: rows by image field, with reasons.
+        """
         if batch.valid is not None:
             self.reader.mark(batch, bad)
             return
@@ -150,21 +233,22 @@ class BatchPipeline:
         if self.pads is not None:
             batch.filled = self.pads(batch)
 
-    # -- finished: where it was decoded
+    # -- finish: on the thread that decoded
 
     def finish(self, batch: Batch) -> None:
-        """Make what is handed out."""
+        """Make the output of a decoded batch."""
         batch.output = self.finisher(batch)
         batch.images = {}
 
-    # -- handed out: in the training loop
+    # -- deliver: in the training loop
 
-    def hand_out(self, batch: Batch, *, wait_s: float, begins_epoch: bool) -> Output:
-        """Count a batch, tell the other ranks of its bad samples, and return what the user gets.
+    def deliver(self, batch: Batch, *, wait_s: float, begins_epoch: bool) -> Output:
+        """Count a batch, publish the number of its bad samples, and return its output.
 
-        Before it is handed out, so that the others know when they ask for the next. wait_s: that
-        the training loop waited for it."""
-        # What making it waited for says what we waited for.
+        The number is published first, so that the other ranks have it when they request the next
+        batch. wait_s: time that the training loop waited for this batch.
+        """
+        # The loop waited for reading and decoding in the proportion in which the batch did.
         share = wait_s / max(batch.read_wait_s + batch.decode_wait_s, 1e-9)
         self.meter.count_batch(
             batch.samples,

@@ -1,6 +1,6 @@
-"""Read the samples of a batch, decode all but images, and replace samples that are bad.
+"""Read the samples of a batch, decode all but images, and replace bad samples.
 
-It runs on the reading threads. Texts, bytes and masks are decoded here; images go to DALI.
+This runs on the reading threads. They decode texts, bytes and masks; DALI decodes images.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from penstock.cache import PenstockError
-from penstock.pipeline.feed.batch import Batch
+from penstock.pipeline.feed.batch_pipeline import Batch
 from penstock.pipeline.report import ReadProbe
 from penstock.readers import MAX_PIXELS, Blocks, EncodedBatch
 from penstock.readers.fields import (
@@ -42,38 +42,40 @@ if TYPE_CHECKING:
     from penstock.readers.fields import BoxChecks, Column, ColumnCrop, SampleBatch
 
     Undecodable = Mapping[str, Mapping[int, str]]
-    """By image field: rows that don't decode, and why."""
+    """Rows that don't decode, by image field, with reasons."""
     Decode = Callable[[Encoded], Any]
 
 
 class Transform(Protocol):
-    """What is done to samples once they are read and all but images is decoded; on any thread.
+    """A change to samples after reading and decoding all but images, on any thread.
 
-    is_random: a sample may become another in another epoch."""
+    is_random: True if a sample's result may differ between epochs.
+    """
 
     @property
     def is_random(self) -> bool: ...
 
     def close(self) -> None:
-        """End what it works with. Safe to call twice."""
+        """Release processes and other resources. Safe to call twice."""
 
     def __call__(self, content: SampleBatch, *, epoch: int, bad: dict[int, str]) -> SampleBatch:
-        """Other columns for these samples, each as a function of its own sample, id and epoch.
-        bad: rows that are known to be, which have empty columns; those that turn out so are added,
-        with reasons."""
+        """Return new columns; each value depends only on its sample, the sample's id and the epoch.
+
+        bad: rows that are known to be bad, with empty columns; newly found ones are added, with
+        reasons.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReader:
-    """Reads the samples of a batch, and finds others for those that are bad; on any thread.
+    """Reads the samples of a batch and substitutes for bad ones, on any thread.
 
-    recipes: by image field. payloads: decodes what is neither images nor numbers. resident: what
-    keeps decoded images in memory; None where each sample is read each time. transform: what is
-    done to samples then; None: nothing. crops: draws the parts of arrays that are read; None: all
-    of them. fields: that are read; None: those of the dataset. boxes: finds bad boxes among what no
-    index has checked; None where there are none. blocks:
-    the memory of large arrays. probe: is shown what was read. bad_headers: `bad_headers` of
-    augment; None without images.
+    recipes: by image field. payloads: decodes encoded columns other than images. resident: keeps
+    decoded images in memory; None if every sample is read each time. transform: changes samples
+    after reading; None to leave them unchanged. crops: draws the parts of arrays to read; None to
+    read whole arrays. fields: to read; None for those of the dataset. boxes: finds bad boxes that
+    no index has checked; None if there are none. blocks: memory for large arrays. probe: samples
+    the batches that were read. bad_headers: `penstock.augment.bad_headers`; None without images.
     """
 
     dataset: Source
@@ -90,15 +92,11 @@ class BatchReader:
     blocks: Blocks = field(default_factory=Blocks)
     bad_headers: Callable[..., Mapping[int, str]] | None = None
 
-    @property
-    def _max_pixels(self) -> int | None:
-        """The limit of images that nobody has verified: in chunks; None for all others."""
-        contents = self.dataset.contents
-        return None if contents.units is None else contents.max_pixels
-
     def read(self, step: Step, slots: RankSlots) -> Batch:
-        """The batch of a step with its bytes. Raises what reading raises, and
-        TooManyBadSamplesError."""
+        """Read the batch of a step.
+
+        Raises the errors of reading, and TooManyBadSamplesError if no substitute is found.
+        """
         rows, epoch, valid = slots.rows, step.start.epoch, slots.valid
         own = self.dataset.ids(rows)
         bad = self.bad_samples.reasons(epoch, own)
@@ -108,11 +106,11 @@ class BatchReader:
             found: dict[int, str] = {}
             content = self._read_once(own, epoch, found, rows)
             for row, why in found.items():
-                self.bad_samples.learn(epoch, int(own[row]), why, lasting=self._lasts)
+                self.bad_samples.record(epoch, int(own[row]), why, lasting=self._lasts)
             bad |= found
             valid = valid.copy()
             valid[list(bad)] = False
-            # Rows of boxes and of what belongs to them agree in number, here too: nowhere any.
+            # A bad sample has no boxes, and nothing that belongs to boxes.
             content = _emptied(content, sorted(bad))
         image = next(iter(self.recipes), None)
         self.probe.sample(None if image is None else content.encoded(image))
@@ -121,8 +119,11 @@ class BatchReader:
     def read_together(
         self, steps: Sequence[Step], slots: Sequence[RankSlots]
     ) -> list[Batch] | None:
-        """The batches of several steps by one read; None where that can't be: some sample is bad,
-        which is seen to batch by batch, or the steps aren't of one epoch."""
+        """Read the batches of several steps at once.
+
+        None if they have to be read one by one, because a sample is bad, the batches are padded, or
+        the steps aren't of one epoch.
+        """
         epoch = steps[0].start.epoch
         if len(steps) == 1 or epoch != steps[-1].start.epoch or slots[0].valid is not None:
             return None
@@ -133,7 +134,7 @@ class BatchReader:
         try:
             bounds = [0, *accumulate(len(each.rows) for each in slots)]
             parts = self._read_parts(ids, epoch, bad, rows, bounds)
-        except (PenstockError, OSError):  # raised again where its own batch is due
+        except (PenstockError, OSError):  # reading one by one raises it again for its batch
             return None
         if bad:
             return None
@@ -151,10 +152,10 @@ class BatchReader:
         rows: NDArray[np.int64],
         bounds: Sequence[int],
     ) -> list[SampleBatch]:
-        """As `_read_once`, of several batches."""
-        is_all = self.payloads.are_none and not self.recipes
+        """Read several batches as `_read_once` does."""
+        is_plain = self.payloads.are_none and not self.recipes
         more = (self.transform, self.crops, self.resident, self.boxes)
-        if not is_all or any(each is not None for each in more):
+        if not is_plain or any(each is not None for each in more):
             content = self._read_once(ids, epoch, bad, rows)
             return content.parts(bounds, array=self.blocks.array)
         return self.dataset.read_parts(
@@ -162,8 +163,10 @@ class BatchReader:
         )
 
     def close(self) -> None:
-        """End what samples are transformed by; what is read then fails. Memory that batches gave
-        back is freed, what they have stays theirs. Safe to call twice."""
+        """Close the transform and free unused memory; later reads may fail.
+
+        Batches that exist keep their memory. Safe to call twice.
+        """
         self.blocks.close()
         if self.transform is not None:
             self.transform.close()
@@ -171,32 +174,34 @@ class BatchReader:
     def mark(self, batch: Batch, undecodable: Undecodable) -> None:
         """Mark the rows of a padded batch that don't decode as not valid."""
         assert batch.valid is not None
-        reasons = self._learn_undecodable(batch, undecodable)
+        reasons = self._record_undecodable(batch, undecodable)
         valid = batch.valid.copy()
         valid[list(reasons)] = False
         batch.valid, batch.bad = valid, {**batch.bad, **reasons}
 
     def replace(self, batch: Batch, undecodable: Undecodable) -> tuple[list[int], SampleBatch]:
-        """Other samples for the rows that don't decode, and these rows. Raises
-        TooManyBadSamplesError."""
-        rows = sorted(self._learn_undecodable(batch, undecodable))
+        """Return the rows that don't decode, and substitutes for them.
+
+        Raises TooManyBadSamplesError if no substitute is found.
+        """
+        rows = sorted(self._record_undecodable(batch, undecodable))
         bad = self.bad_samples.reasons(batch.epoch, batch.own[rows])
         substitutes = self._read(batch.own[rows], batch.epoch, bad=bad)
         batch.bad = {**batch.bad, **{rows[place]: why for place, why in bad.items()}}
         return rows, substitutes
 
-    def _learn_undecodable(self, batch: Batch, undecodable: Undecodable) -> dict[int, str]:
-        """Remember what didn't decode; the rows, and why."""
+    def _record_undecodable(self, batch: Batch, undecodable: Undecodable) -> dict[int, str]:
+        """Record the samples that didn't decode, and return their rows with reasons."""
         reasons: dict[int, str] = {}
         for image, rows in undecodable.items():
-            from penstock.augment import decodes_window  # reached only where an image fails
+            from penstock.augment import decodes_window  # needed only if an image fails
 
             recipe = self.recipes[image]
-            # A random window may miss the damage in another epoch.
+            # In another epoch, a random window may miss the damage.
             lasting = not (recipe.random and decodes_window(recipe))
             for row, why in rows.items():
                 reason, sample_id = self.payloads.reason(image, why), int(batch.content.ids[row])
-                self.bad_samples.learn(batch.epoch, sample_id, reason, lasting=lasting)
+                self.bad_samples.record(batch.epoch, sample_id, reason, lasting=lasting)
                 reasons.setdefault(row, reason)
         return reasons
 
@@ -208,8 +213,11 @@ class BatchReader:
         bad: dict[int, str],
         rows: NDArray[np.int64] | None = None,
     ) -> SampleBatch:
-        """Samples by id, with substitutes for bad ones. bad: rows known to be bad; those whose
-        bytes or headers turn out so are added. rows: where these ids lie, if that is known."""
+        """Read samples by id, with substitutes for bad ones.
+
+        bad: rows known to be bad; those with bad bytes or headers are added. rows: (shard, row) of
+        each id, if known.
+        """
         ids = own.copy()
         for row in bad:
             ids[row] = self.bad_samples.substitute(epoch, int(own[row]))
@@ -217,8 +225,8 @@ class BatchReader:
         content = self._read_once(ids, epoch, found, None if bad else rows)
         while found:
             for row, why in found.items():
-                self.bad_samples.learn(epoch, int(ids[row]), why, lasting=self._lasts)
-                bad.setdefault(row, why)  # the first that was tried was the row's own
+                self.bad_samples.record(epoch, int(ids[row]), why, lasting=self._lasts)
+                bad.setdefault(row, why)  # the first reason is that of the row's own sample
                 ids[row] = self.bad_samples.substitute(epoch, int(own[row]))
             replaced, again = sorted(found), dict[int, str]()
             content = content.patched(replaced, self._read_once(ids[replaced], epoch, again))
@@ -227,7 +235,7 @@ class BatchReader:
 
     @property
     def _lasts(self) -> bool:
-        """Whether what is bad when it is read is so in every epoch."""
+        """True if a sample that is bad when it is read is bad in every epoch."""
         is_cropped = self.crops is not None and self.crops.is_random
         return not is_cropped and (self.transform is None or not self.transform.is_random)
 
@@ -238,8 +246,10 @@ class BatchReader:
         bad: dict[int, str],
         rows: NDArray[np.int64] | None = None,
     ) -> SampleBatch:
-        """From memory what is there, the rest from its files; decoded, but for images. bad: is told
-        rows and reasons. rows: where these ids lie, if that is known."""
+        """Read samples from memory or from files, and decode all but images.
+
+        bad: gets the rows of bad samples, with reasons. rows: (shard, row) of each id, if known.
+        """
         if self.resident is not None:
             content = self.resident.read(ids, bad, self._read_files)
         elif self.crops is None:
@@ -259,8 +269,11 @@ class BatchReader:
         rows: NDArray[np.int64] | None = None,
         crops: Mapping[str, ColumnCrop] | None = None,
     ) -> SampleBatch:
-        """Read, and look at the headers of what this process sees for the first time: DALI doesn't
-        survive all of those that can't be parsed. bad: is told rows and reasons."""
+        """Read samples, and check the image headers that this process reads for the first time.
+
+        DALI crashes on some headers that can't be parsed. bad: gets the rows of bad samples, with
+        reasons.
+        """
         places = self.dataset.rows(ids) if rows is None else rows
         content = self.dataset.read(
             places, mode=self.mode, bad=bad, fields=self.fields, crops=crops, blocks=self.blocks
@@ -270,10 +283,12 @@ class BatchReader:
             bad |= {row: why for row, why in found.items() if row not in bad}
         if self.bad_headers is None:
             return content
-        ledger = self.bad_samples
-        new = [row for row in ledger.unseen(places).tolist() if row not in bad]
+        new = [row for row in self.bad_samples.unseen(places).tolist() if row not in bad]
         if not new:
             return content
+        contents = self.dataset.contents
+        # Indexing has checked the size of all images that aren't in chunks.
+        max_pixels = None if contents.units is None else contents.max_pixels
         for image in self.recipes:
             present = content.present.get(image)
             those = new if present is None else [row for row in new if present[row]]
@@ -283,14 +298,14 @@ class BatchReader:
                 encoded=[images.encoded[row] for row in those],
                 dims=images.dims[those],
             )
-            for place, why in self.bad_headers(some, max_pixels=self._max_pixels).items():
+            for place, why in self.bad_headers(some, max_pixels=max_pixels).items():
                 bad[those[place]] = self.payloads.reason(image, why)
-        ledger.mark_seen(places[[row for row in new if row not in bad]])
+        self.bad_samples.mark_seen(places[[row for row in new if row not in bad]])
         return content
 
 
 def _emptied(content: SampleBatch, rows: list[int]) -> SampleBatch:
-    """The samples with nothing ragged in some rows."""
+    """Return the samples with empty ragged values in some rows."""
     if not rows:
         return content
     ragged = {n: c.emptied(rows) for n, c in content.columns.items() if isinstance(c, RaggedColumn)}
@@ -302,9 +317,9 @@ _NO_MASK.flags.writeable = False
 
 
 class Payloads:
-    """Decodes those encoded columns that aren't images; on any thread.
+    """Decodes encoded columns other than images, on any thread.
 
-    are_slow: they take a thread longer than to read and to check them; are_none: there are none.
+    are_slow: decoding takes longer than reading and checking; are_none: there are no such columns.
     """
 
     def __init__(self, types: Mapping[str, FieldType], *, max_pixels: int = MAX_PIXELS) -> None:
@@ -317,12 +332,14 @@ class Payloads:
         self._names_fields = len(kinds) > 1
 
     def reason(self, field: str, why: str) -> str:
-        """Why a sample is bad: with the field in front where a sample has several that can be."""
+        """Return the reason why a sample is bad, after the field's name if there are several."""
         return f"{field}: {why}" if self._names_fields else why
 
     def __call__(self, content: SampleBatch, bad: dict[int, str]) -> SampleBatch:
-        """The samples with these columns decoded; what is missing or bad is empty. bad: rows that
-        are known to be; those that don't decode are added, with reasons."""
+        """Return the samples with these columns decoded; missing and bad values are empty.
+
+        bad: rows known to be bad; those that don't decode are added, with reasons.
+        """
         if not self._decoders:
             return content
         columns: dict[str, Column] = {}
@@ -344,19 +361,18 @@ class Payloads:
 
 
 def _decoder(type: FieldType, max_pixels: int) -> tuple[Decode, Any] | None:
-    """How a payload is decoded, and what stands for one that isn't there; None: elsewhere."""
+    """Return the function that decodes a payload, and the value of a missing one.
+
+    None for fields that aren't decoded here.
+    """
     if isinstance(type, Text):
-        from penstock.readers.fields import decode_text  # images need none of it
+        from penstock.readers.fields import decode_text  # not needed for images
 
         return decode_text, ""
     if isinstance(type, Bytes):
-        return _as_bytes, b""
+        return (lambda payload: payload.tobytes()), b""
     if isinstance(type, Mask):
         from penstock.readers.fields import decode_mask
 
         return partial(decode_mask, dtype=type.dtype, max_pixels=max_pixels), _NO_MASK
     return None
-
-
-def _as_bytes(payload: Encoded) -> bytes:
-    return payload.tobytes()

@@ -1,4 +1,4 @@
-"""Freeze a job's order from its user's options, check it, and warn of what it costs."""
+"""Freeze a job's order from the user's options, check it, and warn of its costs."""
 
 from __future__ import annotations
 
@@ -31,15 +31,24 @@ def freeze_order(
     settings: PlanSettings | None = None,
     lane_order: LaneOrder | None = None,
 ) -> JobOrder:
-    """The order of a job. settings: of the plan of a state, taken over as they are; None: a job's
-    first start. lane_order: of that plan; None is the identity. Raises ConfigError and PlanError.
+    """Return the order of a job.
+
+    settings: of a state's plan, used unchanged; None at a job's first start. lane_order: of that
+    plan; None is the identity. Raises ConfigError and PlanError.
     """
     if options.batch_tokens is not None or (settings and settings.buckets):
         return _by_tokens(source, options, settings, lane_order)
     if settings is None:
         global_batch = options.sizes.schedule.first_size  # the lanes stay as the batch grows
         settings = _first_settings(source.contents, options, global_batch=global_batch)
-    walk = _walk(source, options)
+    schedule, samples = options.sizes.schedule, source.contents.samples
+    if not samples or (options.drop_last and schedule.largest > samples):
+        raise PlanError(
+            f"One global batch of {schedule.largest} samples is more than the {samples} of "
+            f"{source!r}, and drop_last=True drops it: an epoch would have no step. Pass a "
+            "smaller batch or drop_last=False."
+        )
+    walk = Walk(samples=samples, schedule=schedule, drop_last=options.drop_last)
     return JobOrder(source=source, settings=settings, walk=walk, lane_order=lane_order)
 
 
@@ -49,7 +58,7 @@ def _by_tokens(
     settings: PlanSettings | None,
     lane_order: LaneOrder | None,
 ) -> JobOrder:
-    """The order of a job whose batches are cut by tokens."""
+    """Return the order of a job whose batches are cut by tokens."""
     from penstock.pipeline.feed.token_batches import check_resumed, freeze_buckets
 
     if settings is None:
@@ -64,18 +73,18 @@ def _by_tokens(
 def bucket_order(
     source: Source, settings: PlanSettings, lane_order: LaneOrder | None = None
 ) -> JobOrder:
-    """The order of a job whose settings cut batches by tokens."""
-    from penstock.pipeline.plan import BucketWalk  # other jobs need none of it
+    """Return the order of a job from settings that cut batches by tokens."""
+    from penstock.pipeline.plan import BucketWalk  # needed by such jobs only
 
-    told, found = settings.buckets, buckets_of(source, settings, lane_order)
-    assert told is not None
-    assert found is not None
+    cut, buckets = settings.buckets, buckets_of(source, settings, lane_order)
+    assert cut is not None
+    assert buckets is not None
     samples = source.contents.samples
     walk = BucketWalk(
         samples=samples,
-        schedule=BatchSchedule.constant(max(1, min(told.batch, samples))),
+        schedule=BatchSchedule.constant(max(1, min(cut.batch, samples))),
         drop_last=False,
-        buckets=found,
+        buckets=buckets,
     )
     return JobOrder(source=source, settings=settings, walk=walk, lane_order=lane_order)
 
@@ -83,7 +92,7 @@ def bucket_order(
 def _first_settings(
     contents: Contents, options: NativeOptions, *, global_batch: int
 ) -> PlanSettings:
-    """The user's, else from dataset and global batch."""
+    """Return the settings of a first start: the user's, else derived from the dataset and batch."""
     given = options.order
     check_shuffles(given, shuffle=options.shuffle)
     if not options.shuffle:
@@ -98,24 +107,12 @@ def _first_settings(
     )
 
 
-def _walk(source: Source, options: NativeOptions) -> Walk:
-    """The steps of a job's epochs. Raises PlanError where an epoch would have none."""
-    schedule, samples = options.sizes.schedule, source.contents.samples
-    if not samples or (options.drop_last and schedule.largest > samples):
-        raise PlanError(
-            f"One global batch of {schedule.largest} samples is more than the {samples} of "
-            f"{source!r}, and drop_last=True drops it: an epoch would have no step. Pass a "
-            "smaller batch or drop_last=False."
-        )
-    return Walk(samples=samples, schedule=schedule, drop_last=options.drop_last)
-
-
-def warn_of_the_order(order: JobOrder, options: NativeOptions) -> None:
-    """Warn of what the order costs this job; the first rank does, for all."""
+def warn_of_costs(order: JobOrder, options: NativeOptions) -> None:
+    """Warn of the costs of a job's order. Only the first rank warns."""
     world = options.world
     if world.process or not options.shuffle:
         return
-    words = advice(
+    warned = advice(
         order.plan(),
         icc=order.source.contents.icc,
         global_batch=order.walk.schedule.size,
@@ -124,17 +121,18 @@ def warn_of_the_order(order: JobOrder, options: NativeOptions) -> None:
         chosen=options.order.lanes is None,
     )
     uneven = uneven_words(order.walk.schedule, lanes=order.settings.lanes, nodes=world.nodes)
-    few = None if words else _few_shards(order, options)
-    for one in [*words, *(one for one in (uneven, few) if one)]:
-        warnings.warn(one, PenstockWarning, stacklevel=4)
+    few = None if warned else _few_shards(order, options)
+    for message in (*warned, uneven, few):
+        if message:
+            warnings.warn(message, PenstockWarning, stacklevel=4)
 
 
 def _few_shards(order: JobOrder, options: NativeOptions) -> str | None:
-    """What to say of shards that several nodes fetch; None where nothing is fetched."""
+    """Return a warning about shards that several nodes fetch; None if there is none."""
     contents, nodes = order.source.contents, options.world.nodes
     if nodes == 1 or options.order.lanes is not None or order.source.remote_shards is None:
         return None
-    from penstock.pipeline.plan.sizing import few_shards_words  # one node needs none of it
+    from penstock.pipeline.plan.sizing import few_shards_words  # needed by several nodes only
 
     return few_shards_words(
         samples=contents.samples,

@@ -1,7 +1,7 @@
 """Decode the images of batches: check recipes, draw random numbers, build and feed the graphs.
 
-Each image field has a graph of its own; all of them are fed and taken together. Draws are pure
-functions of (seed, epoch, sample id), so any thread may draw.
+Each image field has a graph of its own. A batch is fed to all graphs, and then collected from all.
+Draws are pure functions of (seed, epoch, sample id), so any thread may draw.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
-    from numpy.typing import NDArray
 
     from penstock.augment import CheckedRecipe, FieldRecipes, ImageMoves, Mix, Mixer
-    from penstock.pipeline.feed.batch import Batch
-    from penstock.pipeline.feed.map_fields import MappedFields
+    from penstock.pipeline.feed.assembly import MappedFields
+    from penstock.pipeline.feed.batch_pipeline import Batch
     from penstock.pipeline.feed.resident_images import ResidentGraph, ResidentImages
     from penstock.pipeline.options import NativeOptions
     from penstock.pipeline.plan import JobOrder, PlanSettings, Walk
@@ -46,9 +45,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDraws:
-    """Draws random numbers for recipes: pure functions of (seed, epoch, sample id), on any thread.
+    """Draws random numbers for recipes, which are pure functions of (seed, epoch, sample id).
 
-    mixer: of MixUp and CutMix; None without them. units: compares the boxes with their formats.
+    Any thread may draw. mixer: of MixUp or CutMix; None without them. units: checks the units of
+    boxes against their formats.
     """
 
     recipes: FieldRecipes
@@ -57,23 +57,29 @@ class BatchDraws:
     units: BoxUnits
 
     def draw(self, content: SampleBatch, epoch: int) -> tuple[dict[str, Draws], SampleBatch]:
-        """The numbers of each sample of a batch, by image field; a substitute has those of its own
-        id. And the batch with masks, boxes and points where their pixels will be."""
-        recipes, found = self.recipes, dict[str, Draws]()
+        """Draw the numbers of each sample, by image field, and move masks, boxes and points.
+
+        A substitute has the numbers of its own id. Returns the draws, and the samples with masks,
+        boxes and points where their pixels will be.
+        """
+        recipes, draws = self.recipes, dict[str, Draws]()
         moves: dict[str, ImageMoves] = {}
         for field, recipe in recipes.images.items():
+            dims = content.encoded(field).dims
+            if field in content.present:
+                dims = np.maximum(dims, 1)  # a missing image needs some size to draw a window
             arguments: dict[str, Any] = {
                 "ids": content.ids,
-                "dims": _dims(content, field),
+                "dims": dims,
                 "seed": self.seed,
                 "epoch": epoch,
             }
             if field in recipes.followed:
-                found[field], moves[field] = draw_with_moves(recipe, **arguments)
+                draws[field], moves[field] = draw_with_moves(recipe, **arguments)
             else:
-                found[field] = draw(recipe, **arguments)
+                draws[field] = draw(recipe, **arguments)
         if not recipes.followers:
-            return found, content
+            return draws, content
         columns: dict[str, Any] = {name: content.columns[name] for name in recipes.followers}
         dtypes: dict[str, str] = {}
         for name, follower in recipes.followers.items():
@@ -84,30 +90,24 @@ class BatchDraws:
                 self.units.add(name, follower.type, column.values)
             if isinstance(follower.type, Mask) and follower.type.is_settled:
                 dtypes[name] = follower.type.dtype
-        return found, content.with_columns(follow(recipes, moves, columns, dtypes=dtypes))
+        return draws, content.with_columns(follow(recipes, moves, columns, dtypes=dtypes))
 
     def mix(self, batch: Batch) -> Mix | None:
-        """How each sample is mixed, and with which other; None where none is."""
+        """Draw how each sample is mixed, and with which partner; None without mixing."""
         slots = batch.slots
         if self.mixer is None or slots.partner is None:
             return None
-        # Keyed by the plan's ids: a substitute is mixed as what it stands for.
+        # By the plan's ids, so that a substitute is mixed as the sample that it replaces.
         return self.mixer(batch.own[: slots.real], slots.partner, epoch=batch.epoch)
-
-
-def _dims(content: SampleBatch, field: str) -> NDArray[np.int32]:
-    """Heights and widths to draw windows in; of an image that is missing any will do."""
-    dims = content.encoded(field).dims
-    return np.maximum(dims, 1) if field in content.present else dims
 
 
 _MISSING = "it has no such image"
 
 
 class ImageGraphs:
-    """Decodes the images of batches, field by field. One thread calls; none without image fields.
+    """The graphs that decode the images of batches, by field. One thread may call it.
 
-    What one of the graphs raises leaves the others a batch ahead of it: drain() before the next.
+    If one graph raises, the others are a batch ahead of it; call drain() before the next batch.
     """
 
     def __init__(self, graphs: Mapping[str, Graph | ResidentGraph]) -> None:
@@ -117,7 +117,7 @@ class ImageGraphs:
         return bool(self._graphs)
 
     def feed(self, batch: Batch) -> None:
-        """Give a batch to all graphs, which work on several at once."""
+        """Feed a batch to all graphs, which work on several batches at once."""
         for field, graph in self._graphs.items():
             encoded, draws = batch.content.encoded(field), batch.draws[field]
             missing: Mapping[int, str] = _missing(batch.content, field)
@@ -125,9 +125,11 @@ class ImageGraphs:
                 encoded, draws, missing = _with_stand_ins(encoded, draws, missing, batch.left_out)
             graph.feed(encoded, draws, bad={**missing, **batch.left_out})
 
-    def take(self, batch: Batch) -> dict[str, dict[int, str]]:
-        """Fill in the images of the oldest batch, which must be this one, zeros where there are
-        none; tell the rows of each field that didn't decode, and why."""
+    def collect(self, batch: Batch) -> dict[str, dict[int, str]]:
+        """Wait for the images of the oldest batch, which must be this one, and fill them in.
+
+        Missing images are zeros. Returns the rows of each field that didn't decode, with reasons.
+        """
         bad: dict[str, dict[int, str]] = {}
         for field, graph in self._graphs.items():
             decoded = graph.outputs_marked()
@@ -142,14 +144,17 @@ class ImageGraphs:
         return bad
 
     def decode(self, content: SampleBatch, draws: Mapping[str, Draws]) -> dict[str, DecodedBatch]:
-        """Decode a few samples out of turn, now; missing images are zeros, and not bad."""
+        """Decode a few samples at once, ahead of the batches that were fed.
+
+        Missing images are zeros, and not bad.
+        """
         return {
             field: _decode(graph, content, draws[field], field)
             for field, graph in self._graphs.items()
         }
 
     def resident_facts(self) -> ResidentFacts:
-        """What is kept in memory, of the one graph that is fed from there."""
+        """Return the facts of the only graph, which is fed from memory."""
         from penstock.pipeline.feed.resident_images import ResidentGraph
 
         (graph,) = self._graphs.values()
@@ -157,7 +162,7 @@ class ImageGraphs:
         return graph.facts()
 
     def drain(self) -> None:
-        """Drop what is in flight."""
+        """Drop the batches in flight."""
         for graph in self._graphs.values():
             graph.drain()
 
@@ -168,7 +173,7 @@ class ImageGraphs:
 
 
 def _missing(content: SampleBatch, field: str) -> dict[int, str]:
-    """Rows that have no such image: these are zeros, and not bad."""
+    """Return the rows that have no such image. They become zeros, and are not bad."""
     present = content.present.get(field)
     if present is None or present.all():
         return {}
@@ -178,10 +183,12 @@ def _missing(content: SampleBatch, field: str) -> dict[int, str]:
 def _with_stand_ins(
     images: EncodedBatch, draws: Draws, missing: Mapping[int, str], left_out: Mapping[int, str]
 ) -> tuple[EncodedBatch, Draws, Mapping[int, str]]:
-    """A batch with the smallest of its images in place of those that are missing, whose draws they
-    have too; and what is missing still. Decoding some for nothing costs less than a batch that is
-    put together from parts: 0.36 CPU-seconds per 1,000 samples against 1.0 where a tenth of them is
-    missing (measured)."""
+    """Replace missing images, and their draws, by the batch's smallest image.
+
+    Returns the images, the draws, and the rows that are still missing. Decoding some images in vain
+    is cheaper than assembling a batch from parts: if a tenth of the images is missing, it takes
+    0.36 instead of 1.0 CPU-seconds per 1,000 samples (measured).
+    """
     others = [
         row for row in range(len(images.encoded)) if row not in missing and row not in left_out
     ]
@@ -202,7 +209,7 @@ def _decode(
     missing = _missing(content, field)
     if not missing:
         return graph.decode(content.encoded(field), draws)
-    rows = [row for row in range(len(content)) if row not in missing]  # DALI may see no others
+    rows = [row for row in range(len(content)) if row not in missing]  # DALI gets no empty bytes
     few = {name: values[rows] for name, values in draws.items()}
     decoded = graph.decode(content.take(rows).encoded(field), few)
     images = decoded.images.new_zeros((len(content), *decoded.images.shape[1:]))
@@ -212,15 +219,14 @@ def _decode(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedFields:
-    """Mixes the samples of a batch with one another. image, label: the fields that change."""
+    """Mixes the samples of a batch. image, label: the fields that change."""
 
     mixer: Mixer
     image: str
     label: str
 
     def __call__(self, batch: Batch) -> tuple[dict[str, torch.Tensor], SampleBatch]:
-        """Return the mixed images and labels, without the samples that were read as partners
-        only."""
+        """Mix images and labels, and drop the samples that were read as partners only."""
         mix, content = batch.mix, batch.content
         assert mix is not None
         images = batch.images | {self.image: mix_images(batch.images[self.image], mix)}
@@ -238,7 +244,7 @@ class MixedFields:
 def make_mixed(
     schema: Schema, options: NativeOptions, recipes: FieldRecipes, *, seed: int
 ) -> MixedFields | None:
-    """Make what mixes the samples of a batch; None where the recipe doesn't."""
+    """Make the mixer of a batch's samples; None if the recipe doesn't mix. Raises ConfigError."""
     image = recipes.mixed
     if image is None:
         return None
@@ -257,8 +263,8 @@ def make_mixed(
         )
     if options.pad:
         raise ConfigError(
-            f'Got {name} and pad="mask": a padded batch is for evaluation, which wants each sample '
-            f"as it is. Drop {name}, or pass drop_last=True in place of pad=."
+            f'Got {name} and pad="mask": a padded batch is for evaluation, which needs unmixed '
+            f"samples. Drop {name}, or pass drop_last=True instead of pad=."
         )
     (label,) = labels
     names = schema.of_type(ClassLabel)[label].names
@@ -277,9 +283,10 @@ def make_resident(
     walk: Walk,
     threads: int,
 ) -> ResidentImages | None:
-    """Make what keeps decoded images in memory; None where none are kept.
+    """Make the store of decoded images in memory; None if none are kept.
 
-    Raises ConfigError where that was asked for and can't be."""
+    Raises ConfigError if `resident=True` can't be fulfilled.
+    """
     mode, world, device = options.resident, options.world, options.device
     if mode is False:
         return None
@@ -289,7 +296,6 @@ def make_resident(
             raise ConfigError(why_not)
         return None
     ((image, recipe),) = images.items()
-    # Nobody who doesn't use it waits for its import.
     from penstock.pipeline.feed.resident_images import ResidentImages
     from penstock.pipeline.feed.resident_memory import memory_budget, resident_bytes, share_of_rank
 
@@ -329,7 +335,7 @@ def make_resident(
 def _not_resident(
     images: Mapping[str, CheckedRecipe], mapped: MappedFields, ranges: Mapping[str, ImageRange]
 ) -> str | None:
-    """Why no decoded images can be kept in memory; None where they can."""
+    """Return the reason why no decoded images can be kept in memory; None if they can."""
     if len(images) != 1:
         return (
             f"resident=True keeps decoded images of one field in memory, and "
@@ -340,17 +346,17 @@ def _not_resident(
     if mapped.crops:
         return (
             f"resident=True keeps samples in memory, and {next(iter(mapped.crops.values())).op} "
-            "takes another part of them in each epoch: drop one of the two."
+            "reads another part of them in each epoch. Drop one of the two."
         )
     if image in mapped.encoded_images:
         return (
-            "resident=True keeps decoded images in memory, and a Map gets the bytes of "
-            f'"{image}": drop one of the two.'
+            "resident=True keeps decoded images in memory, and a Map takes the encoded bytes of "
+            f'"{image}". Drop one of the two.'
         )
     if ranges[image] == ANY_SIZE:
         return (
-            "resident=True keeps decoded images in memory, and nobody knows how large those of "
-            "this dataset are before they are read. Drop resident=, or pack the dataset."
+            "resident=True keeps decoded images in memory, and the sizes of this dataset's images "
+            "aren't known before they are read. Drop resident=, or pack the dataset."
         )
     return None
 
@@ -364,9 +370,11 @@ def make_graphs(
     ranges: Mapping[str, ImageRange],
     elsewhere: int = PARTNERS_ELSEWHERE,
 ) -> ImageGraphs:
-    """Build the graphs that decode a loader's batches. threads: of all of them together, as far as
-    each can have one. ranges: sizes of the images by field. elsewhere: samples of other ranks that
-    are read as partners, at most, where the recipe mixes."""
+    """Build the graphs that decode a loader's batches.
+
+    threads: of all graphs together, but at least one each. ranges: sizes of the images, by field.
+    elsewhere: the most samples of other ranks that are read as partners if the recipe mixes.
+    """
     shares = thread_shares(threads, {field: ranges[field] for field in recipes.images})
     graphs: dict[str, Graph | ResidentGraph] = {}
     try:
@@ -382,18 +390,17 @@ def make_graphs(
 
 
 def thread_shares(threads: int, ranges: Mapping[str, ImageRange]) -> dict[str, int]:
-    """Decode threads of each field's graph, by what its images take: their pixels, rounded up.
+    """Return the decode threads of each field's graph, in proportion to its pixels, rounded up.
 
-    All graphs of a batch are waited for, so a thumbnail's threads mustn't be missing beside those
-    of a photograph: for 384 x 512 and 96 x 96 pixels on 2 cores, one thread each gave 901
-    samples/s and two each 1,169.
+    A batch waits for all of its graphs, so rounding down would slow large images: for 384 x 512
+    and 96 x 96 pixels on 2 cores, one thread each decoded 901 samples/s, and two each 1,169.
     """
     pixels = {
         field: each.min_height * each.min_width + each.max_height * each.max_width
         for field, each in ranges.items()
     }
     total = sum(pixels.values())
-    if ANY_SIZE in ranges.values():  # nobody knows, so all alike
+    if ANY_SIZE in ranges.values():  # unknown sizes: all fields get the same
         pixels = dict.fromkeys(ranges, 1)
         total = len(ranges)
     return {field: -(-threads * each // total) for field, each in pixels.items()}
@@ -427,7 +434,7 @@ def _make_graph(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageDecoding:
-    """The parts of a loader's pipeline that only images and what follows them need."""
+    """The parts of a loader's pipeline for images and for the fields that follow them."""
 
     draws: BatchDraws
     graphs: ImageGraphs
@@ -444,7 +451,7 @@ def make_decoding(
     *,
     threads: int,
 ) -> ImageDecoding:
-    """Build what decodes, augments and mixes images. Raises ConfigError for what can't be."""
+    """Build the parts that decode, augment and mix images. Raises ConfigError."""
     seed, contents = order.settings.seed, dataset.contents
     mixed = make_mixed(mapped.schema, options, recipes, seed=seed)
     resident = make_resident(

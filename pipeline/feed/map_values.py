@@ -1,8 +1,8 @@
 """Convert columns to the arguments of a user's function, and its results back to columns.
 
-Arguments are values of Python and numpy. Each result is checked against the type that the `Map`
-declares, and copied as soon as it comes, because a function may go on to use what it has returned.
-Python's numbers take the declared dtype where nothing is lost by it; arrays must have it.
+Arguments are Python and numpy values. Each result is checked against the type that the `Map`
+declares, and copied at once, because the function may change it later. Python numbers are converted
+to the declared dtype if that loses nothing; arrays must have it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def without_views(column: Column, type: FieldType) -> Column:
-    """A column without views on files: of what the reading threads haven't decoded bytes."""
+    """Return a column without views on files; samples that aren't decoded become bytes."""
     if not isinstance(column, EncodedColumn):
         return column
     if isinstance(type, Text):
@@ -56,7 +56,7 @@ def without_views(column: Column, type: FieldType) -> Column:
 
 
 def samples_of(column: Column) -> Sequence[Any]:
-    """Each sample: str or bytes, a read-only array, or a numpy scalar."""
+    """Return each sample as a str, bytes, a read-only array, or a numpy scalar."""
     if isinstance(column, DenseColumn):
         values = _private(column.values)
         return [values[row] for row in range(len(values))]
@@ -67,20 +67,23 @@ def samples_of(column: Column) -> Sequence[Any]:
 
 
 def stacked(column: Column) -> Any:
-    """All samples at once: a list, or where they share a shape a read-only array of them."""
+    """Return all samples at once: a read-only array if they share a shape, else a list."""
     return _private(column.values) if isinstance(column, DenseColumn) else samples_of(column)
 
 
 def _private(values: NDArray[Any]) -> NDArray[Any]:
-    """A copy that can't be written to. Both: a tensor over it may be, and what is behind the
-    original is the dataset's: a mapped file, or what stays in memory for the next epoch."""
+    """Return a read-only copy.
+
+    The flag alone isn't enough, because a tensor over the array could still be written to, and the
+    original belongs to the dataset: a mapped file, or memory that is kept for the next epoch.
+    """
     copy = values.copy()
     copy.flags.writeable = False
     return copy
 
 
 def sample_generators(keys: NDArray[np.uint64]) -> list[np.random.Generator]:
-    """The samples' own random numbers, by their keys. keys: shape (n,)."""
+    """Return a random generator per sample. keys: shape (n,)."""
     return [np.random.Generator(np.random.Philox(key=int(key))) for key in keys]
 
 
@@ -88,7 +91,7 @@ _SHOWN = 80
 
 
 class MisfitError(Exception):
-    """A value isn't what was declared. got, wanted: in words; row: of several values."""
+    """A value doesn't have its declared type. got, wanted: descriptions; row: of several values."""
 
     def __init__(self, got: str, wanted: str, *, row: int | None = None) -> None:
         super().__init__(got, wanted)
@@ -96,20 +99,20 @@ class MisfitError(Exception):
 
 
 class Collector(Protocol):
-    """Takes the values of one field, sample by sample; a row without one is empty, or 0."""
+    """Collects the values of one field, sample by sample; a row without a value is empty or 0."""
 
     def put(self, row: int, value: Any) -> None:
-        """Take the value of a row. Raises MisfitError."""
+        """Set the value of a row. Raises MisfitError."""
 
     def put_all(self, values: Any) -> None:
-        """Take the values of all rows at once, as many as there are. Raises MisfitError."""
+        """Set the values of all rows at once. Raises MisfitError."""
 
     def column(self) -> Column:
-        """What was taken."""
+        """Return the values as a column."""
 
 
 def collector(type: FieldType, count: int) -> Collector:
-    """What takes `count` values of a type."""
+    """Return a collector of `count` values of a type."""
     if isinstance(type, Text | Bytes):
         return _ListCollector(count, is_text=isinstance(type, Text))
     if isinstance(type, Value):
@@ -127,10 +130,10 @@ def collector(type: FieldType, count: int) -> Collector:
     return _RaggedCollector(count, *_ragged(type))
 
 
-def _put_each(taker: Collector, values: Any) -> None:
+def _put_each(target: Collector, values: Any) -> None:
     for row, value in enumerate(values):
         try:
-            taker.put(row, value)
+            target.put(row, value)
         except MisfitError as error:
             error.row = row
             raise
@@ -195,7 +198,7 @@ class _DenseCollector:
 
 
 class _LabelCollector(_DenseCollector):
-    """Class numbers: of any integer type, and of a class that is there."""
+    """Class numbers of any integer type, checked against the number of classes."""
 
     def __init__(self, count: int, *, names: int) -> None:
         super().__init__(count, np.dtype(np.int64), ())
@@ -217,7 +220,7 @@ class _LabelCollector(_DenseCollector):
 
 
 class _RaggedCollector:
-    """Samples of several shapes; where the first length alone differs, the column has the rest."""
+    """Samples of different shapes."""
 
     def __init__(self, count: int, dtype: np.dtype[Any], shape: Shape) -> None:
         self._dtype, self._shape = dtype, shape
@@ -235,7 +238,7 @@ class _RaggedCollector:
 
 
 class _MaskCollector:
-    """Class numbers of pixels, as decoded masks have them. dtype: of the type."""
+    """Class numbers of pixels, as in decoded masks. dtype: of the type."""
 
     def __init__(self, count: int, dtype: str) -> None:
         self._dtype = dtype
@@ -246,15 +249,15 @@ class _MaskCollector:
         wanted = f"class numbers, {kinds}, of shape (height, width)"
         try:
             array = np.asarray(value)
-        except Exception as error:  # what stands for an array may raise anything
+        except Exception as error:  # an array-like object may raise anything
             raise MisfitError(f"{_shown(value)}, no array ({error})", wanted) from None
         if array.dtype.kind not in "bui" or array.ndim != 2:
-            raise MisfitError(_words(array.dtype, array.shape), wanted)
+            raise MisfitError(_describe(array.dtype, array.shape), wanted)
         classes = narrow(array)
         if isinstance(classes, Rejection):
             raise MisfitError(classes.reason, wanted)
         if self._dtype == "uint8" and classes.dtype != np.uint8:
-            raise MisfitError(_words(array.dtype, array.shape), wanted)
+            raise MisfitError(_describe(array.dtype, array.shape), wanted)
         dtype = np.int32 if self._dtype == "int32" else classes.dtype
         self._samples[row] = np.array(classes, dtype)
 
@@ -266,7 +269,11 @@ class _MaskCollector:
 
 
 def ragged_column(samples: Sequence[NDArray[Any]], empty: NDArray[Any]) -> RaggedColumn:
-    """Samples as one column. empty: of their dtype, with 0 in the place of lengths that differ."""
+    """Return samples as one column.
+
+    empty: an array of their dtype, with 0 instead of lengths that differ. If only the first length
+    differs, the column keeps the others.
+    """
     is_first_alone = empty.shape[:1] == (0,) and 0 not in empty.shape[1:]
     like = RaggedColumn(
         empty if is_first_alone else empty.reshape(-1)[:0],
@@ -277,34 +284,35 @@ def ragged_column(samples: Sequence[NDArray[Any]], empty: NDArray[Any]) -> Ragge
 
 
 def as_array(value: Any, dtype: np.dtype[Any], shape: Shape) -> NDArray[Any]:
-    """A value as an array of this dtype and shape; None in shape: any length. Raises MisfitError.
+    """Return a value as an array of a dtype and a shape, in which None is any length.
 
-    Numbers and lists of Python's may become it, arrays must be it.
+    Python numbers and lists are converted; arrays must have the dtype. Raises MisfitError.
     """
-    wanted = _words(dtype, shape)
+    wanted = _describe(dtype, shape)
     if value is None or isinstance(value, str | bytes):
         raise MisfitError(_shown(value), wanted)
     is_typed = hasattr(value, "dtype")
     try:
         array = np.asarray(value)
-    except Exception as error:  # what stands for an array may raise anything
+    except Exception as error:  # an array-like object may raise anything
         raise MisfitError(
-            f"{_shown(value)}, of which numpy makes no array ({error})", wanted
+            f"{_shown(value)}, which numpy can't convert to an array ({error})", wanted
         ) from None
     if not is_typed and array.size == 0 and len(shape) and shape[0] is None:
         array = np.zeros([length or 0 for length in shape], dtype)
     is_shape = len(shape) == array.ndim and all(
-        length in (None, here) for length, here in zip(shape, array.shape, strict=True)
+        length in (None, actual) for length, actual in zip(shape, array.shape, strict=True)
     )
     if not is_shape or not (
         array.dtype.newbyteorder("=") == dtype or _is_convertible(array, dtype, is_typed)
     ):
-        raise MisfitError(_words(array.dtype, array.shape) if is_typed else _shown(value), wanted)
+        got = _describe(array.dtype, array.shape) if is_typed else _shown(value)
+        raise MisfitError(got, wanted)
     return array.astype(dtype, copy=False)
 
 
 def _is_convertible(array: NDArray[Any], dtype: np.dtype[Any], is_typed: bool) -> bool:
-    """Whether Python's numbers in an array can take a dtype without loss of their meaning."""
+    """Return True if an array of Python numbers can take a dtype without losing information."""
     if is_typed:
         return False
     if array.dtype.kind in "iu":
@@ -315,7 +323,7 @@ def _is_convertible(array: NDArray[Any], dtype: np.dtype[Any], is_typed: bool) -
     return array.dtype.kind in "fc" and dtype.kind in ("fc" if array.dtype.kind == "f" else "c")
 
 
-def _words(dtype: np.dtype[Any], shape: Sequence[int | None]) -> str:
+def _describe(dtype: np.dtype[Any], shape: Sequence[int | None]) -> str:
     if not shape:
         return f"one {dtype}"
     lengths = ", ".join("any" if length is None else str(length) for length in shape)
@@ -329,13 +337,13 @@ def _shown(value: Any) -> str:
 
 
 def scattered(column: Column, type: FieldType, rows: Sequence[int], count: int) -> Column:
-    """A column of `count` samples with those given in some rows, the others empty, or 0."""
+    """Return a column of `count` samples: the given ones in `rows`, and empty ones elsewhere."""
     nothing = collector(type, count).column()
     return nothing.patched(rows, column) if rows else nothing
 
 
 def concatenated(columns: Sequence[Column]) -> Column:
-    """Columns of one type end to end: at least one."""
+    """Concatenate at least one column of one type."""
     first = columns[0]
     if len(columns) == 1:
         return first

@@ -1,7 +1,7 @@
 """Run a loader over a native dataset: passes over epochs, state, rejoining, statistics.
 
-`NativeEngine` serves the loader's facade. `NativeSetup` holds what it works by at the moment
-(options, order, and the things built from them) and rebuilds that for a state or another world.
+`NativeEngine` serves the loader's facade. `NativeSetup` holds the current options, the order and
+the assembly built from them, and rebuilds it for a state or another world.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache import JobStore
-    from penstock.pipeline.feed.batch import Output
+    from penstock.pipeline.feed.batch_pipeline import Output
     from penstock.pipeline.feed.position import PassId
     from penstock.pipeline.members import RankMembership
     from penstock.pipeline.options import NativeOptions
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 class NativeSetup:
-    """Fits a loader's assembly to the user's options, to a state and to the world.
+    """Builds a loader's assembly for the user's options, a state and the world.
 
-    options: what it works by: the user's, as far as a state leaves them so. order: what these were
-    frozen to. assembly: None while the world isn't known; then the options are checked only.
+    options: the options in use: the user's, as overridden by a state. order: the order frozen from
+    them. assembly: None while the world isn't known; the options are then only checked.
     """
 
     def __init__(
@@ -48,11 +48,12 @@ class NativeSetup:
     ) -> None:
         self._dataset = dataset
         self._position = position
-        self.options = self._user_options = options  # as given, whatever a state says
-        self._state: LoaderState | None = None  # that was loaded
+        self.options = self._user_options = options  # the user's aren't overridden by a state
+        self._state: LoaderState | None = None  # the loaded one
         self.assembly: Assembly | None = None
-        self._looked_up: tuple[JobOrder, JobPlan] | None = None
-        self._is_agreed, self._agreements = False, 0  # on who reads what: now, and how often
+        self._samples_plan: tuple[JobOrder, JobPlan] | None = None
+        # The ranks have agreed on their lanes; the number of agreements so far.
+        self._is_agreed, self._agreements = False, 0
         if world_is_known:
             self._install(build_assembly(dataset, options, position))
         else:
@@ -60,22 +61,26 @@ class NativeSetup:
 
     @property
     def ready(self) -> Assembly:
-        """The assembly, which is there once the world is known. Raises PlanError before."""
+        """The assembly. Raises PlanError while the world isn't known."""
         if self.assembly is None:
             raise PlanError("This loader's world isn't known yet: begin with iter(loader).")
         return self.assembly
 
     def state(self, *, is_shared: bool = True) -> LoaderState:
-        """What was handed out. is_shared: the same on all ranks; else as far as this one heard."""
+        """Return the state at the user's position.
+
+        is_shared: with the count of bad samples on which all ranks agree; otherwise with the count
+        that this rank read last.
+        """
         cursor, order = self._position.cursor, self.order
-        if self.assembly is None and self._state is not None:  # nothing is built for it yet
+        if self.assembly is None and self._state is not None:  # the world isn't known yet
             return self._state if cursor == self._state.cursor else _moved(self._state, cursor)
         bad, fingerprint = 0, None
         if self.assembly is not None:
-            counted = self.assembly.road.bad_count
+            counted = self.assembly.pipeline.bad_count
             bad = counted.count_before(cursor) if is_shared else counted.known
             fingerprint = self.assembly.fingerprint
-        from penstock.pipeline.plan import LoaderState  # no batch needs a state
+        from penstock.pipeline.plan import LoaderState  # not needed for batches
 
         return LoaderState(
             dataset=self._dataset.contents.fingerprint,
@@ -92,16 +97,16 @@ class NativeSetup:
         )
 
     def step(self) -> int | None:
-        """The number of the next global batch; None where counting it would take too long."""
+        """Return the number of the next global batch; None if counting it would take too long."""
         try:
             return self.order.walk.step_number(self._position.cursor)
         except PlanError:
             return None
 
     def samples_of(self, step: int, rank: int | None) -> NDArray[np.int64]:
-        """Ids of a global batch by its number, in the order of its slots; rank: of one rank's.
+        """Return the ids of a global batch by its number, in the order of its slots.
 
-        Raises PlanError for a step that isn't there, or a rank.
+        rank: only this rank's ids. Raises PlanError for a step or a rank that doesn't exist.
         """
         order, world = self.ready.order, self.options.world
         begin = order.walk.cursor_of(step)
@@ -109,19 +114,19 @@ class NativeSetup:
         low, high = 0, size
         if rank is not None and not 0 <= rank < world.size:
             raise PlanError(f"rank: got {rank}, wanted one within [0, {world.size}).")
-        if self._looked_up is None or self._looked_up[0] is not order:
-            self._looked_up = order, order.plan()  # one of its own: a plan remembers one place
-        plan = self._looked_up[1]
+        if self._samples_plan is None or self._samples_plan[0] is not order:
+            self._samples_plan = order, order.plan()  # separate, as a plan caches one position
+        plan = self._samples_plan[1]
         if rank is not None:
             low, high = (first_slot(size, r, world.size, plan.bins) for r in (rank, rank + 1))
         rows = plan.places(begin.epoch, begin.position, size, low=low, high=high).rows
         return self._dataset.ids(rows)
 
-    def go_back(self, start: Cursor) -> None:
-        """An epoch begins there. Where that is before the place of a state, and its batches there
-        were others than this loader's, those of this loader count from there on.
+    def begin_epoch(self, start: Cursor) -> None:
+        """Use this loader's batch sizes from a cursor on, if it lies before the state's position.
 
-        Raises what building raises; nothing is changed then.
+        The state's history has the batch sizes before its position, which may differ from this
+        loader's. Raises the errors of building; the setup is then unchanged.
         """
         state, walk = self._state, self.order.walk
         begun = walk.schedule.entries[walk.schedule.history][0]
@@ -132,10 +137,11 @@ class NativeSetup:
         self._state = state
 
     def agree(self) -> None:
-        """A pass begins: have the ranks decide which of them reads what, unless they have since
-        this loader was made or given a state. Waits for the others where that matters.
+        """Agree with the other ranks on the lanes that each reads, when a pass begins.
 
-        Raises what `exchange` raises; nothing is changed then.
+        It does nothing if they have agreed since the loader was made or got a state. It waits for
+        the other ranks if the lanes follow the data. Raises the errors of the exchange; the setup
+        is then unchanged.
         """
         membership = self.ready.membership
         membership.begin_pass()
@@ -148,10 +154,10 @@ class NativeSetup:
         self._is_agreed = True
 
     def change(self, user_options: NativeOptions) -> None:
-        """Work by other options from the next pass on: for another world, with other threads.
+        """Use other options from the next pass on, for example for another world.
 
-        What is left of a restored epoch stays what it is. Raises what building raises; nothing is
-        changed then.
+        The rest of a restored epoch keeps its samples. Raises the errors of building; the setup is
+        then unchanged.
         """
         before, state = self._user_options, self._state
         if self.assembly is not None and user_options == before:
@@ -161,22 +167,22 @@ class NativeSetup:
             before.world,
             before.sizes,
         ):
-            settings = self.order.settings  # a plan stays, once it is made
-        before_it = self.assembly
-        kept = self.order.lane_order if before_it is not None else _lane_order_of(state)
+            settings = self.order.settings  # a plan doesn't change once it is made
+        old = self.assembly
+        kept = self.order.lane_order if old is not None else _lane_order_of(state)
         self._fit(user_options, state, settings, None if settings is None else kept)
         if state is not None and self._position.is_restored:
-            membership = None if before_it is None else before_it.membership
+            membership = None if old is None else old.membership
             self._settle(state, is_new=self.ready.membership is not membership)
         self._user_options = user_options
 
     def rejoin(self, user_options: NativeOptions, *, step: int, store: JobStore | None) -> None:
-        """Go on at a global batch of the job among other ranks; passes that have begun go on too.
+        """Continue at a global batch of the job among other ranks. Passes that have begun continue.
 
-        user_options: for the new world, without a batch: the job's stays. store: of the new ranks;
-        without one they are compared, if the old one answers, and the order of lanes stays.
-        Raises PlanError for a step that isn't known and where ranks differ, and what building and
-        `exchange` raise; nothing is changed then.
+        user_options: for the new world, without a batch size, because the job's applies. store: of
+        the new ranks. Without one, the ranks are compared through the old store if it answers, and
+        the lane order stays. Raises PlanError for an unknown step or if ranks differ, and the
+        errors of building and of the exchange; the setup is then unchanged.
         """
         state = self._state_at(step)
         options = user_options.resumed(state, warns=False)
@@ -188,33 +194,33 @@ class NativeSetup:
             lane_order = membership.lane_order(order, options, state.cursor, number=0)
         state = replace(state, bad=membership.channel.first_value("bad", state.bad))
         self._rebuild(
-            options, state.plan, lane_order=lane_order, membership=membership, goes_on=True
+            options, state.plan, lane_order=lane_order, membership=membership, ends_passes=False
         )
         self._position.rejoin(state.cursor)
         self._settle(state, is_new=False)
-        self.ready.road.bad_count.restore(state.bad, before=state.position, begins=False)
+        self.ready.pipeline.bad_count.restore(state.bad, before=state.position, begins=False)
         self._state, self._user_options, self._is_agreed = state, user_options, True
 
     def _state_at(self, step: int) -> LoaderState:
-        """The state of a job that has come to a step, as far as this rank knows it."""
+        """Return the state of the job at a step, as this rank knows it."""
         state = self._state
         if state is None or self._position.received is not None:
             state = self.state(is_shared=False)
-        elif self.assembly is not None:  # the ranks may have decided since it was loaded
+        elif self.assembly is not None:  # the ranks may have agreed since it was loaded
             decided = self.order.lane_order
             state = replace(state, lane_order=None if decided is None else decided.text)
         walk = self.order.walk if state.plan.buckets is not None else state.walk
         cursor = walk.cursor_of(step)
         bad = state.bad if cursor.epoch == state.epoch and cursor.position else 0
         if bad and self.assembly is not None:
-            bad = self.assembly.road.bad_count.known_before(cursor)
+            bad = self.assembly.pipeline.bad_count.known_before(cursor)
         return replace(state, epoch=cursor.epoch, position=cursor.position, step=step, bad=bad)
 
     def resume(self, state: LoaderState) -> None:
-        """Go on from a state: by its plan, behind the last batch that it counts.
+        """Continue from a state, with its plan, after the last batch that it counts.
 
-        Raises ResumeError for a state of another dataset, seed or plan, and what building raises;
-        nothing is changed then.
+        Raises ResumeError for a state of another dataset, seed or plan, and the errors of building;
+        the setup is then unchanged.
         """
         from penstock.pipeline.plan import check_resumable, other_order
 
@@ -238,17 +244,17 @@ class NativeSetup:
         self._state, self._is_agreed = state, False
 
     def refuse(self, error: Exception) -> None:
-        """Tell the other ranks that a state was refused here: they may wait for this one."""
+        """Notify the other ranks, which may wait for this one, that it rejected a state."""
         if self.assembly is not None:
             self.assembly.membership.refuse(error)
 
     def leave(self) -> None:
-        """Let the other ranks know that the loader is closed."""
+        """Notify the other ranks that the loader is closed."""
         if self.assembly is not None:
             self.assembly.membership.channel.close()
 
     def stop(self) -> None:
-        """Stop what runs and release it. Safe to call twice."""
+        """Stop and release the assembly. Safe to call twice."""
         if self.assembly is not None:
             self._finalizer()
 
@@ -261,7 +267,7 @@ class NativeSetup:
         *,
         warns: bool = True,
     ) -> None:
-        """An assembly for what the user gave, as far as a state leaves it so."""
+        """Build an assembly for the user's options, as overridden by a state."""
         options = user_options if state is None else user_options.resumed(state, warns=warns)
         self._rebuild(options, settings, lane_order=lane_order)
 
@@ -272,10 +278,13 @@ class NativeSetup:
         *,
         lane_order: LaneOrder | None,
         membership: RankMembership | None = None,
-        goes_on: bool = False,
+        ends_passes: bool = True,
     ) -> None:
-        """Work by another assembly, if anything differs. membership: None keeps the one that there
-        is, among the same ranks with the same plan. goes_on: passes that have begun do."""
+        """Replace the assembly if anything differs.
+
+        membership: None keeps the existing one for the same ranks and the same plan. ends_passes:
+        end the passes that have begun.
+        """
         old, before = self.assembly, self.order
         is_same = old is not None and settings == before.settings
         is_same = is_same and membership is None and options.world == self.options.world
@@ -293,56 +302,56 @@ class NativeSetup:
         )
         assembly.order.walk.learn(before.walk)
         if old is not None:
-            assembly.road.bad_count.take_over(old.road.bad_count)
+            assembly.pipeline.bad_count.take_over(old.pipeline.bad_count)
         self.stop()
         self.options = options
         self._install(assembly)
         if not is_same:
             self._is_agreed, self._agreements = False, 0
-        if not goes_on:
+        if ends_passes:
             self._position.end_passes()
 
     def _install(self, assembly: Assembly) -> None:
-        """Take it over; the finalizer stops its feed when the loader goes, whichever way."""
+        """Use an assembly; its runner is stopped when the loader is closed or collected."""
         self.assembly, self.order = assembly, assembly.order
-        self._finalizer = weakref.finalize(self, assembly.feed.close)
-        self._finalizer.atexit = False  # the feed has a hook of its own, in the right order
+        self._finalizer = weakref.finalize(self, assembly.runner.close)
+        self._finalizer.atexit = False  # the runner has an exit hook, which runs in the right order
 
     def _settle(self, state: LoaderState, *, is_new: bool = True) -> None:
-        """Go to the place of a state. is_new: all ranks do so now."""
+        """Move to the position of a state. is_new: all ranks do so now."""
         self.order.walk.know(state.cursor, state.step)
-        self._position.settle(self.order.walk)
+        self._position.normalise(self.order.walk)
         if is_new:
-            self.ready.road.bad_count.restore(state.bad)
+            self.ready.pipeline.bad_count.restore(state.bad)
             self.ready.membership.restart()
 
 
 def _lane_order_of(state: LoaderState | None) -> LaneOrder | None:
-    """The order of lanes that a state has; None is the identity. Raises ResumeError."""
+    """Return the lane order of a state; None is the identity. Raises ResumeError."""
     if state is None or state.lane_order is None:
         return None
     return LaneOrder.parse(state.lane_order, lanes=state.plan.lanes)
 
 
 def _moved(state: LoaderState, cursor: Cursor) -> LoaderState:
-    from penstock.pipeline.plan import moved_state  # a job's first start needs none of it
+    from penstock.pipeline.plan import moved_state  # not needed at a job's first start
 
     return moved_state(state, cursor)
 
 
 class NativeEngine:
-    """Hands out batches of a dataset or another source. The loader's facade forwards to it.
+    """Delivers the batches of a dataset or another source. The loader's facade forwards to it.
 
-    Where the job is says its `Position`, what it works by its `NativeSetup`; the stages of a batch
-    are in `road`. world_is_known: that of the options; otherwise these are checked, and nothing is
-    built before `take_over`.
+    Its `Position` holds how far the user is, and its `NativeSetup` the options and the assembly.
+    world_is_known: the options have the final world; otherwise they are only checked, and
+    `take_over` builds the assembly.
     """
 
     shards_itself = True
 
     def __init__(self, dataset: Source, options: NativeOptions, *, world_is_known: bool) -> None:
         self.dataset = dataset
-        self.has_begun = False  # a batch was handed out
+        self.has_begun = False  # a batch was delivered
         self._pid = os.getpid()
         self._position = Position()
         self._setup = NativeSetup(dataset, options, self._position, world_is_known=world_is_known)
@@ -359,97 +368,103 @@ class NativeEngine:
 
     @property
     def options(self) -> NativeOptions:
-        """The options that it works by: the user's, but for what a state overrules."""
+        """The options in use: the user's, as overridden by a state."""
         return self._setup.options
 
     @property
+    def assembly(self) -> Assembly:
+        """The parts that make batches. Raises PlanError while the world isn't known."""
+        return self._setup.ready
+
+    @property
     def batch_size(self) -> int:
-        """The batch size of the largest rank where a pass would begin now; a state may have brought
-        it."""
+        """The largest rank's batch size at the beginning of the next pass; a state may set it."""
         order = self._setup.order
-        if (told := order.settings.buckets) is not None:
-            return self.world.share(told.batch, told.bins)
+        if (buckets := order.settings.buckets) is not None:
+            return self.world.share(buckets.batch, buckets.bins)
         return self.options.sizes.share(order.walk.full_size(self._position.start))
 
     @property
     def world(self) -> World:
-        """Rank and size that the batches are for, as far as known."""
+        """The world for which batches are made, as far as it is known."""
         return self.options.world
 
     def take_over(self, user_options: NativeOptions) -> None:
-        """Work by other options from the next pass on: for another world, with other threads.
+        """Use other options from the next pass on, for example for another world.
 
-        What is left of a restored epoch stays what it is. Raises what building raises; the engine
-        is then unchanged.
+        The rest of a restored epoch keeps its samples. Raises the errors of building; the engine is
+        then unchanged.
         """
         self._check_open()
         self._setup.change(user_options)
 
     def __len__(self) -> int:
-        """Batches of the whole current epoch on this rank; equal on all ranks."""
+        """Return the batches of the whole current epoch on this rank, which all ranks have."""
         return self._setup.order.walk.left(Cursor(self.epoch, 0))
 
     # -- passes
 
     def begin(self) -> Iterator[Output]:
-        """Begin the current epoch at its start, or at a restored position.
+        """Begin a pass over the current epoch, at its start or at a restored position.
 
-        Nothing is consumed before the first next(): some trainers call iter() once more to look.
+        Nothing is consumed before the first next(), because some trainers call iter() an extra time
+        without iterating.
         """
         self._check_open()
         self._setup.agree()
-        self._setup.ready.feed.start(self._position.ask())
+        self.assembly.runner.start(self._position.request_pass())
         return _PassIterator(self)
 
     def begin_pass(self) -> PassId:
-        """Move to where a pass begins; the ones before it are over."""
+        """Move to the beginning of a pass, and end the passes before it."""
         self._check_open()
-        self._setup.go_back(self._position.start)
+        self._setup.begin_epoch(self._position.start)
         return self._position.begin_pass()
 
     def deliver(self, pass_id: PassId) -> Output | None:
-        """The next batch of a pass; None when its epoch is over."""
+        """Return the next batch of a pass; None when its epoch is over."""
         self._check_open()
-        feed, position = self._setup.ready.feed, self._position
-        feed.check()
+        assembly, position = self.assembly, self._position
+        assembly.runner.check()
         if position.is_over(pass_id):
             return None
         position.check(pass_id)
-        self._setup.ready.membership.meet(has_begun=self.has_begun)
-        output = feed.take()
+        assembly.membership.meet(has_begun=self.has_begun)
+        output = assembly.runner.next_output()
         self.has_begun = True
         return output
 
     def count_step(self, step_s: float) -> None:
-        """Count the time that the training loop had a batch."""
+        """Count the time that the training loop spent on a batch."""
         if self._setup.assembly is not None:
-            self._setup.assembly.road.meter.step_s += step_s
+            self._setup.assembly.pipeline.meter.step_s += step_s
 
     # -- epochs and state
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to; it moves on with the last batch of an epoch."""
+        """The epoch of the next batch. It changes when the last batch of an epoch is delivered."""
         return self._position.cursor.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch. The current epoch again changes nothing, so that a restored
-        position stays. Raises ConfigError for a negative epoch."""
+        """Move to the start of an epoch. The current epoch keeps a restored position.
+
+        Raises ConfigError for a negative epoch.
+        """
         check_epoch(epoch)
         if int(epoch) != self.epoch:
-            self._setup.go_back(Cursor(int(epoch), 0))
-        self._position.go_to(int(epoch))
+            self._setup.begin_epoch(Cursor(int(epoch), 0))
+        self._position.set_epoch(int(epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """What was handed out, as JSON types, under 10 kB. The same on every rank."""
+        """Return the state as JSON types, under 10 kB. It is the same on every rank."""
         check_process(self._pid, "This loader")
         return self._setup.state().to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly behind the last batch that the saved loader handed out.
+        """Continue exactly after the last batch that the saved loader delivered.
 
-        The state's plan is taken over (seed, lanes, window); the world and the batch size may
-        differ.
+        The state's plan applies (seed, lanes, window); the world and the batch size may differ.
         Raises ResumeError for a state of another dataset, seed, plan or version; the loader is then
         unchanged.
         """
@@ -466,13 +481,16 @@ class NativeEngine:
     def step(self) -> int:
         """The number of the next global batch, counted from the job's start.
 
-        Raises PlanError while the world isn't known, and where counting it would take too long.
+        Raises PlanError while the world isn't known, and if counting it would take too long.
         """
-        return self._setup.ready.order.walk.step_number(self._position.cursor)
+        return self.assembly.order.walk.step_number(self._position.cursor)
 
     def samples_of(self, step: int, *, rank: int | None = None) -> NDArray[np.int64]:
-        """Ids of the samples of a global batch by its number, past or future, in the order of its
-        slots. rank: of one rank's alone. Raises ConfigError, PlanError for what isn't there."""
+        """Return the sample ids of a past or future global batch, in the order of its slots.
+
+        step: its number. rank: only this rank's ids. Raises ConfigError, and PlanError for a step
+        or a rank that doesn't exist.
+        """
         self._check_open()
         step = check_count("step", step, least=0)
         return self._setup.samples_of(
@@ -480,37 +498,36 @@ class NativeEngine:
         )
 
     def skip(self, steps: int) -> None:
-        """Go on so many global batches later. Raises ConfigError for a negative number, PlanError
-        where counting them would take too long."""
+        """Skip a number of global batches.
+
+        Raises ConfigError for a negative number, and PlanError if counting would take too long.
+        """
         self._check_open()
         steps = check_count("steps", steps, least=0)
         if steps:
-            self._position.move_to(self._setup.ready.order.walk.cursor_of(self.step + steps))
+            self._position.skip_to(self.assembly.order.walk.cursor_of(self.step + steps))
 
     def rejoin(self, user_options: NativeOptions, *, step: int, store: JobStore | None) -> None:
-        """Go on at a global batch of the job among other ranks, in a pass that has begun too.
-
-        Raises as `NativeSetup.rejoin`, and is then unchanged.
-        """
+        """Continue at a global batch of the job among other ranks, as `NativeSetup.rejoin`."""
         self._check_open()
         self._setup.rejoin(user_options, step=step, store=store)
 
     def epoch_batches(self) -> Iterator[list[int]]:
-        """Sample ids that this rank is handed in a whole current epoch, a batch at a time."""
+        """Yield the sample ids of each batch that this rank gets in the whole current epoch."""
         return self._setup.order.batches(self.epoch, self.world)
 
     def epoch_samples(self) -> int:
-        """Samples in all `epoch_batches`."""
+        """Return the number of samples in all `epoch_batches`."""
         return self._setup.order.samples(self.epoch, self.world)
 
     def statistics(self) -> Statistics:
-        """What was measured so far, and the one-line verdict."""
-        return self._setup.ready.road.meter.snapshot()
+        """Return the measurements so far, with their verdict."""
+        return self.assembly.pipeline.meter.snapshot()
 
     # -- life
 
     def close(self) -> None:
-        """Stop threads, drop what is in flight, release DALI. Safe to call twice."""
+        """Stop the threads, drop the batches in flight and release DALI. Safe to call twice."""
         self.closed = True
         self._setup.leave()
         self._setup.stop()
@@ -528,7 +545,7 @@ class NativeEngine:
 
 
 class _PassIterator:
-    """One pass over an epoch. Holds the engine, so that `for x in DataLoader(...)` lives on."""
+    """One pass over an epoch. It keeps the engine alive in `for x in DataLoader(...)`."""
 
     def __init__(self, engine: NativeEngine) -> None:
         self._engine = engine

@@ -1,6 +1,6 @@
 """Pad ragged columns to dense ones, and split packed sequences into their documents.
 
-A recipe asks for it by `Pad` and `Unpack`. Both run on the reading threads, in numpy.
+A recipe requests this by `Pad` and `Unpack`. Both run on the reading threads, in numpy.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.augment import Pad
-    from penstock.pipeline.feed.batch import Batch
+    from penstock.pipeline.feed.batch_pipeline import Batch
     from penstock.readers.fields import Column
 
 
 @dataclass(frozen=True, slots=True)
 class TooLongSample:
-    """A sample of a column that doesn't fit. row: in the batch. shape: of the sample."""
+    """A sample that is longer than its `Pad` allows. row: in the batch. shape: of the sample."""
 
     row: int
     shape: tuple[int, ...]
 
 
 def padded(column: RaggedColumn, pad: Pad) -> DenseColumn | TooLongSample:
-    """The samples of a column, each filled up at its end; or the first that is too long."""
+    """Pad each sample of a column at its end; return the first sample that is too long instead."""
     several = column.shapes
     shapes = np.diff(column.offsets)[:, None] if several is None else several
     longest = shapes.max(axis=0, initial=0).tolist()
@@ -55,20 +55,23 @@ def padded(column: RaggedColumn, pad: Pad) -> DenseColumn | TooLongSample:
 
 
 def unpacked(column: Column, documents: Column) -> RaggedColumn:
-    """The documents of packed sequences. documents: number of each token's, -1 for what a sequence
-    is filled up with; one document's tokens lie side by side."""
+    """Return the documents of packed sequences.
+
+    documents: the number of each token's document, -1 for padding. The tokens of a document are
+    contiguous.
+    """
     assert isinstance(column, DenseColumn)
     assert isinstance(documents, DenseColumn)
     numbers = documents.values
     begins = np.ones(numbers.shape, np.bool_)
     np.not_equal(numbers[:, 1:], numbers[:, :-1], out=begins[:, 1:])
-    there = numbers >= 0
-    firsts = np.flatnonzero(begins[there])
-    return RaggedColumn(column.values[there], np.append(firsts, int(there.sum())))
+    is_token = numbers >= 0
+    firsts = np.flatnonzero(begins[is_token])
+    return RaggedColumn(column.values[is_token], np.append(firsts, int(is_token.sum())))
 
 
 def fill_value(pad: Pad, dtype: np.dtype[Any]) -> Any:
-    """What Pad fills with, in a column's dtype. Raises RecipeError where that can't hold it."""
+    """Return the padding value in a column's dtype. Raises RecipeError if it can't hold it."""
     with np.errstate(all="ignore"):
         try:
             value = np.array(pad.value).astype(dtype)
@@ -83,7 +86,7 @@ def fill_value(pad: Pad, dtype: np.dtype[Any]) -> Any:
 
 
 def too_long_error(pad: Pad, found: TooLongSample, *, sample: str) -> ConfigError:
-    """The error for a sample that doesn't fit."""
+    """Return the error for a sample that is too long."""
     return ConfigError(
         f"{pad}: sample {sample} is longer: its shape is {found.shape}. Nothing is cut off: pass a "
         "larger to=, or to=None for the longest of each batch."
@@ -92,17 +95,16 @@ def too_long_error(pad: Pad, found: TooLongSample, *, sample: str) -> ConfigErro
 
 @dataclass(frozen=True, slots=True)
 class Pads:
-    """Fills up the ragged fields of batches that a recipe names, and unpacks packed ones; on any
-    thread.
+    """Pads and unpacks the fields that a recipe names, on any thread.
 
-    names: of samples by id, for errors.
+    names: returns the names of samples by id, for errors.
     """
 
     pads: tuple[Pad | Unpack, ...] = ()
     names: Callable[[list[int]], list[str]] | None = None
 
     def __call__(self, batch: Batch) -> dict[str, DenseColumn | RaggedColumn]:
-        """Other columns of a batch. Raises ConfigError for a sample that is too long."""
+        """Return the changed columns of a batch. Raises ConfigError for a too long sample."""
         filled: dict[str, DenseColumn | RaggedColumn] = {}
         for pad in self.pads:
             column = batch.content.columns[pad.field]

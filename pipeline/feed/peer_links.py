@@ -1,6 +1,6 @@
-"""Inform a loader's remotes of the job's other nodes: their addresses, and who may hold which blob.
+"""Give a loader's remotes the addresses of the job's other nodes, and the blobs that they may hold.
 
-Loaded only where peers are in use.
+Only jobs that use peers load this module.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
 
 class PlannedNodes:
-    """Who may hold a blob, by the plan: `PlannedHolders` of one remote.
+    """The nodes that may hold the blobs of one remote, by the plan; a `PlannedHolders`.
 
-    node: this one. shard_of: finds a blob's shard. epoch: that is read now; it is set.
+    node: this node. shard_of: returns a blob's shard. epoch: the current epoch, kept up to date by
+    the owner.
     """
 
     def __init__(
@@ -46,23 +47,23 @@ class PlannedNodes:
         self.epoch = epoch
 
     def likely(self, key: str) -> Sequence[int]:
-        """Nodes that may hold a blob, the best first."""
+        """Return nodes that may hold a blob, the best first."""
         shard = self._shard_of(key)
         return () if shard is None else self._holders.nodes_of(shard, self.epoch)
 
     def owner(self, key: str) -> int | None:
-        """The node that fetches a blob for this one too; None where there is none."""
+        """Return the other node that fetches a blob for this one, too; None if there is none."""
         shard = self._shard_of(key)
         owner = None if shard is None else self._holders.owner(shard, self.epoch)
         return None if owner == self._node else owner
 
     def is_needed(self, key: str) -> bool:
-        """Whether this node reads a blob in this epoch."""
+        """Return True if this node reads a blob in the current epoch."""
         shard = self._shard_of(key)
         return shard is None or self._node in self._holders.readers(shard, self.epoch)
 
     def hear(self, words: dict[int, str]) -> None:
-        """Take over what nodes say they hold: `level_text`. What is none says nothing."""
+        """Record what nodes hold, as `level_text` by node; texts in other formats are ignored."""
         nodes, groups = self._held.shape
         held = self._held.copy()
         for node, text in words.items():
@@ -74,9 +75,9 @@ class PlannedNodes:
 
 
 class PeerLinks:
-    """The ties of a loader's remotes to the other nodes, from begin() to close().
+    """The links of a loader's remotes to the other nodes, from begin() to close().
 
-    store: this loader's part of the job's; None where there is none.
+    store: this loader's part of the job's store; None if there is none.
     """
 
     def __init__(
@@ -88,29 +89,31 @@ class PeerLinks:
         self._epoch = 0
 
     def begin(self, epoch: int) -> None:
-        """Serve and ask the other nodes from now on; the first time waits for their addresses, a
-        while. Raises ConfigError."""
+        """Begin to serve the other nodes and to send them requests.
+
+        The first call waits a limited time for their addresses. Raises ConfigError.
+        """
         if self._links is not None:
-            self.at(epoch, looks=True)
+            self.set_epoch(epoch, renews=True)
             return
         links: list[PeerLink] = []
         self._epoch = epoch
         try:
-            for number, one in enumerate(self._remote.remotes):
-                if one.cache is not None and isinstance(one.upstream, PeerUpstream):
+            for number, remote in enumerate(self._remote.remotes):
+                if remote.cache is not None and isinstance(remote.upstream, PeerUpstream):
                     store = None if self._store is None else self._store.under(f"peers/{number}")
-                    planned = self._plan(self._remote.shard_of(one))
-                    links.append(self._link(one.upstream, one.cache, store, planned))
-        except BaseException:  # another pass tries again
+                    planned = self._plan(self._remote.shard_of(remote))
+                    links.append(self._link(remote.upstream, remote.cache, store, planned))
+        except BaseException:  # the next pass tries again
             for link in links:
                 link.close()
             self._planned.clear()
             raise
         self._links = links
 
-    def at(self, epoch: int, *, looks: bool = False) -> None:
-        """Note that an epoch is read now. looks: who is there, even if it is the same one."""
-        if epoch == self._epoch and not looks:
+    def set_epoch(self, epoch: int, *, renews: bool = False) -> None:
+        """Set the current epoch. renews: look for the nodes even if the epoch is the same."""
+        if epoch == self._epoch and not renews:
             return
         self._epoch = epoch
         for planned in self._planned:
@@ -120,7 +123,7 @@ class PeerLinks:
             link.renew()
 
     def close(self) -> None:
-        """End them. Safe to call twice."""
+        """Close the links. Safe to call twice."""
         for link in self._links or ():
             link.close()
 
@@ -142,22 +145,24 @@ class PeerLinks:
         link.begin(
             lambda settings: job_secret(settings, JobStore.of_group() or self._store, peer_token()),
             planned=planned,
-            held=str if planned is None else self._held_words,
+            held=str if planned is None else self._held_text,
         )
         return link
 
-    def _held_words(self) -> str:
-        """What this node's caches hold, for the others' `PlannedNodes`."""
+    def _held_text(self) -> str:
+        """Return what this node's caches hold, for the `PlannedNodes` of other nodes."""
         order, epoch = self._order, self._epoch
         contents = order.source.contents
-        whole = held_bytes_of_lanes(
+        lane_bytes = held_bytes_of_lanes(
             make_plan(contents, order.settings), epoch, contents.shard_bytes
         )
-        return level_text(held_of_groups(order, epoch), whole)
+        return level_text(held_of_groups(order, epoch), lane_bytes)
 
     def _plan(self, shard_of: Callable[[str], int | None]) -> PlannedNodes | None:
-        """Who may hold what, where the plan tells: nodes have as many ranks each, and batches are
-        cut by samples."""
+        """Return the holders by the plan; None if it can't name them.
+
+        It can if all nodes have the same number of ranks and batches are cut by samples.
+        """
         plan, (first, end) = self._order.plan(), node_ranks(self._world)
         nodes, rest = divmod(self._world.size, end - first)
         if rest or first % (end - first) or not isinstance(plan, Plan):

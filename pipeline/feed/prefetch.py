@@ -1,8 +1,8 @@
 """Decide how far ahead of a loader the bytes of a remote dataset are fetched: batches and shards.
 
-No thread waits here. Each batch that is delivered counts as consumption. From that and from the
-measured request times follows how many batches to read ahead (`plan.needs.LookAhead`); whole shards
-are filled beside them (`shard_fills`).
+This module waits for nothing. The delivered batches and the measured request times determine how
+many batches to read ahead (`plan.needs.LookAhead`). At the same time, whole shards are filled
+(`shard_fills`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from penstock.readers import RemoteShards, Source
 
 FILLED_SHARE = 0.9
-"""Shards are filled whole where an epoch's crops touch at least that much of their bytes. Below it
-the ranges of the batches ahead are fetched alone, and kept as far as they go."""
+"""Shards are filled as a whole if an epoch's crops need at least this share of their bytes. Below
+it, only the ranges of the next batches are fetched and cached."""
 
-_LOOKED_AT = 3
+_SAMPLED_SHARDS = 3
 
 
 def wanted_share(source: Source, remote: RemoteShards, crops: ArrayDraws) -> float:
-    """Which share of the shards' bytes an epoch's crops of arrays touch, of some shards."""
+    """Estimate the share of the shards' bytes that an epoch's crops of arrays need."""
     count = len(source.contents.sizes)
-    shards = np.unique(np.linspace(0, count - 1, _LOOKED_AT).astype(np.int64)).tolist()
+    shards = np.unique(np.linspace(0, count - 1, _SAMPLED_SHARDS).astype(np.int64)).tolist()
     fields = stored_fields(source.fields, source.schema)
     shares = [
         remote.wanted_share(shard, fields, lambda numbers: crops.before(numbers, 0))
@@ -44,10 +44,9 @@ def wanted_share(source: Source, remote: RemoteShards, crops: ArrayDraws) -> flo
 
 
 class Prefetch:
-    """Decides how far ahead of one loader bytes are fetched. One thread calls; close() leaves the
-    cache.
+    """Decides how far ahead of one loader bytes are fetched. One thread may call it.
 
-    least_ahead: batches in flight where all is local.
+    least_ahead: batches in flight if all bytes are local.
     """
 
     def __init__(
@@ -61,8 +60,7 @@ class Prefetch:
         store: JobStore | None = None,
         fills: bool = True,
     ) -> None:
-        """store: this loader's part of the job's. fills: whole shards, beside what batches ask
-        for."""
+        """store: this loader's part of the job's store. fills: also fill whole shards."""
         plan, walk = order.plan(), order.walk
         self._remote = remote
         self._share = NodeShare(
@@ -71,7 +69,7 @@ class Prefetch:
         self._look_ahead = LookAhead(least=least_ahead, connections=remote.max_connections)
         self._least = least_ahead
         self._seen = remote.traffic()
-        self._handed_out: float | None = None
+        self._delivered_at: float | None = None
         self._peers = make_peer_links(remote, order, world, store)
         self._filler: Filler | None = None
         if self._share.is_cached and fills:
@@ -93,17 +91,17 @@ class Prefetch:
 
     @property
     def first_ahead(self) -> int:
-        """Batches to begin with: the first one mustn't share the line with many."""
+        """Batches to read ahead at first, few so that the first one gets enough bandwidth."""
         return min(2, self._least)
 
     @property
     def is_cold(self) -> bool:
-        """Whether batches lately missed bytes on the local disk."""
+        """True if recent batches missed bytes on the local disk."""
         return self._look_ahead.is_cold
 
     def seek(self, cursor: Cursor) -> None:
-        """Prepare for batches from this cursor on; the first call makes it a job of the cache."""
-        self._handed_out = None
+        """Prepare for batches from a cursor on. The first call joins the cache."""
+        self._delivered_at = None
         if self._peers is not None:
             self._peers.begin(cursor.epoch)
         self._share.join()
@@ -111,13 +109,13 @@ class Prefetch:
             self._filler.seek(cursor)
 
     def ahead(self, size_bytes: int, *, waited_s: float, ready_share: float) -> int:
-        """Count a batch that is handed out now, and tell how many shall be in flight.
+        """Count a batch that is being delivered, and return how many shall be in flight.
 
-        size_bytes: of its encoded samples; waited_s: of the time since the last one, for bytes;
-        ready_share: of the batches in flight, those that are there.
+        size_bytes: of its encoded samples; waited_s: the wait for bytes since the last batch;
+        ready_share: share of the batches in flight whose reads have ended.
         """
-        now, before = time.perf_counter(), self._handed_out
-        self._handed_out = now
+        now, before = time.perf_counter(), self._delivered_at
+        self._delivered_at = now
         seen, self._seen = self._seen, self._remote.traffic()
         misses = self._seen.misses - seen.misses
         self._look_ahead.count_misses(misses)
@@ -127,7 +125,7 @@ class Prefetch:
             )
         self._remote.let_fills(
             lambda now, most: room_for_fills(now, ready_share=ready_share, most=most),
-            # Where shards aren't filled, what lies beside a range may never be wanted.
+            # If shards aren't filled, the bytes next to a range may never be needed.
             widening=None
             if self._filler is None
             else lambda now: widening(now, ready_share=ready_share),
@@ -136,14 +134,14 @@ class Prefetch:
         return self._look_ahead.batches(mean_s=mean_s, p99_s=p99_s)
 
     def fill(self, size_bytes: int, *, epoch: int) -> None:
-        """Go on with fills, now that so many bytes more of an epoch were consumed."""
+        """Continue fills after a batch of an epoch was consumed. size_bytes: of the batch."""
         if self._peers is not None:
-            self._peers.at(epoch)
+            self._peers.set_epoch(epoch)
         if self._filler is not None:
             self._filler.count_batch(size_bytes, self._seen)
 
     def facts(self) -> TierFacts:
-        """What the statistics say of the remote and of the cache."""
+        """Return the facts of the remote and the cache, for statistics."""
         return TierFacts(
             traffic=self._remote.traffic(),
             connections=self._remote.max_connections,
@@ -165,10 +163,12 @@ class Prefetch:
 def make_peer_links(
     remote: RemoteShards, order: JobOrder, world: World, store: JobStore | None
 ) -> PeerLinks | None:
-    """The ties to the job's other nodes, where a cache has some; None otherwise. store: a part of
-    the job's that the loaders of this one dataset and order share."""
+    """Make the links to the job's other nodes; None if no cache uses peers.
+
+    store: the part of the job's store that all loaders of this dataset and order share.
+    """
     if all(cache.peers is None for cache in remote.caches):
         return None
-    from penstock.pipeline.feed.peer_links import PeerLinks  # a node alone needs none of it
+    from penstock.pipeline.feed.peer_links import PeerLinks  # not needed on a single node
 
     return PeerLinks(remote, order, world=world, store=store)

@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 class Ragged:
     """A batch of n samples of different shapes: a sequence of tensors, stored end to end.
 
-    values: shape (total, *rest) where only the first length differs between samples, and flat,
-    (total,), where others do too. offsets: int64, shape (n + 1,): sample i is values[offsets[i] :
-    offsets[i + 1]]. shapes: int64, shape (n, dimensions), of each sample, where values are flat;
-    else None. longest: length of the longest sample in values, where that is known. All lie on one
-    device. `torch.nested.nested_tensor_from_jagged(values, offsets)`
-    takes the first two as they are.
+    values: shape (total, *rest) if the samples differ in their first length only, and flat,
+    (total,), if they differ in others, too. offsets: int64, shape (n + 1,); sample i is
+    values[offsets[i] : offsets[i + 1]]. shapes: int64, shape (n, dimensions), of each sample, if
+    values are flat; otherwise None. longest: length of the longest sample in values, if it is
+    known. All tensors are on one device. `torch.nested.nested_tensor_from_jagged(values, offsets)`
+    accepts the first two unchanged.
 
-    len(), iterating and indexing give a tensor a sample, each a view of values. On CUDA that waits
-    for the device, once for a loop and once for each index.
+    Iterating and indexing return one tensor per sample, each a view of values. On CUDA this waits
+    for the device: once for a loop, and once for each index. Raises ConfigError for tensors that
+    don't fit one another.
     """
 
     values: torch.Tensor
@@ -38,7 +39,7 @@ class Ragged:
     longest: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for tensors that don't fit one another; it looks at shapes alone."""
+        """Check the shapes and the dtype of the offsets, which needs no wait for the device."""
         if self.offsets.ndim != 1 or not len(self.offsets) or self.offsets.dtype != torch.int64:
             raise ConfigError(
                 f"Ragged: got offsets of {self.offsets.dtype} and shape "
@@ -57,38 +58,40 @@ class Ragged:
 
     @property
     def lengths(self) -> torch.Tensor:
-        """Of each sample in values, int64, shape (n,)."""
+        """The length of each sample in values, int64, shape (n,)."""
         return self.offsets.diff()
 
     @property
     def cu_seqlens(self) -> torch.Tensor:
-        """Cumulative lengths as kernels of attention over variable lengths take them: offsets as
-        int32, shape (n + 1,)."""
+        """The offsets as int32, shape (n + 1,), for variable-length attention kernels."""
         return self.offsets.to(torch.int32)
 
     @property
     def max_length(self) -> int:
-        """Length of the longest sample in values, as those kernels take it. Of what a loader handed
-        out it was found before anything went to a device; else this waits for the device."""
+        """The length of the longest sample in values, for variable-length attention kernels.
+
+        A loader computes it before it moves a batch to a device; otherwise this waits for the
+        device.
+        """
         if self.longest is not None:
             return self.longest
         return int(self.lengths.max()) if len(self) else 0
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the values."""
+        """The dtype of the values."""
         return self.values.dtype
 
     @property
     def device(self) -> torch.device:
-        """The device on which everything lies."""
+        """The device of all tensors."""
         return self.values.device
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(self.to_list())
 
     def to_list(self) -> list[torch.Tensor]:
-        """A tensor a sample, each a view of values."""
+        """Return one tensor per sample, each a view of values."""
         bounds = self.offsets.tolist()
         parts = [self.values[begin:end] for begin, end in itertools.pairwise(bounds)]
         if self.shapes is None:
@@ -101,7 +104,7 @@ class Ragged:
     @overload
     def __getitem__(self, index: slice) -> Ragged: ...
     def __getitem__(self, index: int | slice) -> torch.Tensor | Ragged:
-        """One sample, or with a slice of step 1 some of them, as views."""
+        """Return one sample, or several for a slice of step 1, as views."""
         if isinstance(index, slice):
             return self._slice(index)
         place = range(len(self))[index]  # raises IndexError, and counts from the end
@@ -120,7 +123,7 @@ class Ragged:
         return Ragged(self.values[first:last], offsets - first, shapes)
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Ragged:
-        """The same on a device, as `torch.Tensor.to`."""
+        """Move all tensors to a device, as `torch.Tensor.to` does."""
         shapes = self.shapes
         return Ragged(
             self.values.to(device, non_blocking=non_blocking),
@@ -130,7 +133,7 @@ class Ragged:
         )
 
     def pin_memory(self) -> Ragged:
-        """The same in page-locked memory, as `torch.Tensor.pin_memory`."""
+        """Copy all tensors to page-locked memory, as `torch.Tensor.pin_memory` does."""
         shapes = None if self.shapes is None else self.shapes.pin_memory()
         values, offsets = self.values.pin_memory(), self.offsets.pin_memory()
         return Ragged(values, offsets, shapes, self.longest)

@@ -1,19 +1,19 @@
-"""Keep the decoded images of a small dataset in memory: read, check and decode each once a job.
+"""Keep the decoded images of a small dataset in memory: read, check and decode each once per job.
 
-The first time that a sample is read, the reading thread decodes the whole of it and copies the
-pixels into one arena, on the device that the batches are for. From then on the sample comes without
-bytes: no read, no CRC, no decode, and the graph is fed from the arena.
+When a sample is read for the first time, the reading thread decodes the whole image and copies the
+pixels into an arena on the device of the batches. From then on the sample needs no read, no CRC and
+no decoding: the graph is fed from the arena.
 
-Reading threads do this because they decode the batches ahead while the graph augments and the
-training step runs, and nothing of the run changes. Images are kept whole, although the graph
-decodes windows only, because any later window must be in there, and resampled pixels would be other
-pixels. docs/datasets.md says what this costs and saves.
+Reading threads decode because they work on later batches while the graph augments and the training
+step runs. Images are kept as a whole, although the graph decodes only windows, because later
+windows may be anywhere in them, and resampled pixels would change the results. docs/datasets.md
+describes the costs and gains.
 
-What can't be kept (a damaged image of which only some windows decode, or one for which the arena
-has no more room) is read and decoded in each epoch, as without an arena. So `ResidentGraph` holds
-two graphs, because a DALI pipeline takes one kind of input: kept pixels and encoded bytes. A batch
-is nearly always of one kind and passes through as it is. The graph for bytes is built when a sample
-first needs it, which most jobs never see.
+Images that can't be kept (a damaged one of which only some windows decode, or one for which the
+arena has no room) are read and decoded in each epoch, as without an arena. `ResidentGraph`
+therefore holds two graphs, because a DALI pipeline takes one kind of input: kept pixels or encoded
+bytes. Nearly every batch is of one kind and passes through unchanged. The graph for bytes is built
+when a sample first needs it, which is never in most jobs.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ if TYPE_CHECKING:
     Read = Callable[[NDArray[np.int64], dict[int, str]], SampleBatch]
 
 NO_BYTES = np.empty(0, np.uint8)
-"""Stands for the bytes of a resident sample, which aren't read."""
+"""The placeholder for the bytes of a resident sample, which aren't read."""
 NO_BYTES.flags.writeable = False
 
 
 class KeptColumns:
-    """Columns of samples by id. One thread at a time keeps; any takes what was kept.
+    """Columns of samples by id. One thread at a time may add samples; any thread may take them.
 
-    Numbers of one shape lie in arrays, all else sample by sample, copied from what was read: a view
-    would keep its file, or its batch.
+    Numbers of one shape are stored in arrays, and all else as copies sample by sample, because a
+    view would keep its file or its batch alive.
     """
 
     def __init__(self, *, samples: int) -> None:
-        """samples: above each id."""
+        """samples: larger than each id."""
         self._samples = samples
         self._dense: dict[str, NDArray[Any]] = {}
         self._single: dict[str, list[NDArray[Any] | None]] = {}
@@ -75,14 +75,14 @@ class KeptColumns:
         self._present: dict[str, NDArray[np.bool_]] = {}
 
     def keep(self, content: SampleBatch, rows: Sequence[int], *, without: str) -> None:
-        """Keep these rows. without: the field of images, which is kept elsewhere."""
+        """Store these rows. without: the image field, which is stored elsewhere."""
         ids = content.ids[rows]
         for name, column in content.columns.items():
             if name != without:
                 self._keep(name, column, rows, ids)
         for name, present in content.present.items():
             if name not in self._present:
-                # What was kept before this has it: a part of several datasets, which nobody lacks.
+                # Samples stored earlier came from a dataset in which no sample lacks this field.
                 self._present[name] = np.ones(self._samples, np.bool_)
             self._present[name][ids] = present[rows]
 
@@ -110,7 +110,10 @@ class KeptColumns:
     def take(
         self, ids: NDArray[np.int64]
     ) -> tuple[dict[str, Column], dict[str, NDArray[np.bool_]]]:
-        """Columns of samples, and which have what some lack; nothing where none was kept."""
+        """Return the columns of samples, and masks of fields that some samples lack.
+
+        A sample that isn't stored has empty values.
+        """
         columns: dict[str, Column] = {
             name: DenseColumn(values[ids]) for name, values in self._dense.items()
         }
@@ -128,16 +131,17 @@ class KeptColumns:
 
 _LOG = logging.getLogger("penstock")
 
-_ABSENT, _REFUSED = -1, -2  # in place of where an image begins
-# After so many batches that needed no decoding the decoder's threads and buffers are given back.
-_IDLE_BATCHES = 64
+_ABSENT, _REFUSED = -1, -2  # instead of an image's offset
 
 
 class ResidentImages:
-    """Keeps whole decoded images by sample id: reading threads fill it, one thread feeds from it.
+    """Whole decoded images by sample id. Reading threads fill it, and one thread feeds from it.
 
-    Nothing is allocated before the first image comes. On the CPU memory is taken as it fills.
+    Nothing is allocated before the first image. On the CPU, memory is used as it is filled.
+    idle_batches: after so many batches without decoding, the decoder is released.
     """
+
+    idle_batches = 64
 
     def __init__(
         self,
@@ -150,8 +154,8 @@ class ResidentImages:
         device: torch.device,
         deterministic: bool,
     ) -> None:
-        """image: the field. samples: above each id. max_bytes: of pixels; never passed. threads:
-        that decode."""
+        """image: the field. samples: larger than each id. max_bytes: the limit for pixels. threads:
+        of the decoder."""
         self._recipe, self._image = recipe, image
         self._samples, self._max_bytes, self._threads = samples, max_bytes, threads
         self._device, self._deterministic = device, deterministic
@@ -163,16 +167,17 @@ class ResidentImages:
         self._begin = np.full(samples, _ABSENT, np.int64)
         self._dims = np.zeros((samples, 2), np.int32)
         self._others = KeptColumns(samples=samples)
-        self._wrapped: dict[int, Any] = {}  # on CUDA: wrapping anew costs more than keeping
+        self._wrapped: dict[int, Any] = {}  # on CUDA, because wrapping again is expensive
         self._kept, self._used, self._fill_s = 0, 0, 0.0
         self._idle = 0
         self._is_full = self._closed = False
 
     def read(self, ids: NDArray[np.int64], bad: dict[int, str], read: Read) -> SampleBatch:
-        """Samples by id; resident ones come without bytes, the others are read and then kept.
+        """Return samples by id; resident ones without bytes, the others are read and stored.
 
-        read: gives encoded samples by ids and tells the rows of bad ones, as `bad` is told.
-        Raises what read raises, and PenstockError if memory for decoding was short.
+        read: returns encoded samples by ids, and adds the rows of bad ones to its argument. bad:
+        gets the rows of bad samples, with reasons. Raises the errors of `read`, and PenstockError
+        if memory for decoding is short.
         """
         new = np.flatnonzero(self._begin[ids] < 0)
         if len(new) == len(ids):
@@ -186,11 +191,14 @@ class ResidentImages:
             bad.update({int(new[place]): why for place, why in found.items()})
             self._fill(part, found)
         else:
-            self._rest()
-        return self._joined(ids, new, part)
+            self._count_idle()
+        columns, present = self._others.take(ids)
+        columns[self._image] = EncodedColumn([NO_BYTES] * len(ids), self._dims[ids])
+        batch = SampleBatch(ids=ids.copy(), columns=columns, present=present)
+        return batch if part is None else batch.patched(new, part)
 
     def images(self, ids: NDArray[np.int64]) -> list[Any]:
-        """What `Graph(resident=True)` takes, by sample id; None for what isn't here."""
+        """Return images by sample id for `Graph(resident=True)`; None for absent ones."""
         begins = self._begin[ids].tolist()
         if self._device.type == "cuda":
             return [self._wrapped.get(sample_id) for sample_id in ids.tolist()]
@@ -214,25 +222,16 @@ class ResidentImages:
         )
 
     def close(self) -> None:
-        """Give the memory back; a fill under way ends first. What feeds from here is closed."""
+        """Release the memory after a running fill has ended. Close the graphs first."""
         with self._filling:
             self._closed = True
             self._begin[:] = _ABSENT
             self._decoder = self._arena = self._stream = None
             self._wrapped.clear()
-            self._others = KeptColumns(samples=self._samples)  # a thread may be taking from that
-
-    def _joined(
-        self, ids: NDArray[np.int64], new: NDArray[np.int64], part: SampleBatch | None
-    ) -> SampleBatch:
-        """A batch of samples that are here, with those of part in the rows `new`."""
-        columns, present = self._others.take(ids)
-        columns[self._image] = EncodedColumn([NO_BYTES] * len(ids), self._dims[ids])
-        batch = SampleBatch(ids=ids.copy(), columns=columns, present=present)
-        return batch if part is None else batch.patched(new, part)
+            self._others = KeptColumns(samples=self._samples)  # a thread may still use the old one
 
     def _fill(self, content: SampleBatch, bad: Iterable[int]) -> None:
-        """Keep what was read, but for bad rows, what is here by now and what has no room."""
+        """Decode and store samples, except bad rows, resident ones and those without room."""
         batch, left_out = content.encoded(self._image), set(bad)
         present = content.present.get(self._image)
         if present is not None:
@@ -246,7 +245,7 @@ class ResidentImages:
             self._idle = 0
             began = time.perf_counter()
             decoder = self._decoder or self._make_decoder()
-            self._decoder = None  # whatever interrupts us leaves it out of step
+            self._decoder = None  # an interrupt leaves the decoder in an undefined state
             try:
                 self._decode(decoder, content, rows)
             finally:
@@ -254,7 +253,7 @@ class ResidentImages:
             self._decoder = decoder
 
     def _admitted(self, batch: EncodedBatch, left_out: set[int]) -> list[int]:
-        """Rows to decode, each sample once, as far as there is room."""
+        """Return the rows to decode, each sample once, as far as there is room."""
         room = self._max_bytes - self._used
         begins, sizes = self._begin[batch.ids].tolist(), self.decoded_bytes(batch.dims).tolist()
         rows: dict[int, int] = {}
@@ -262,14 +261,19 @@ class ResidentImages:
             if begins[row] != _ABSENT or row in left_out or sample_id in rows:
                 continue
             if sizes[row] > room:
-                self._tell_full()
+                if not self._is_full:
+                    self._is_full = True
+                    _LOG.info(
+                        "resident: the %s are full; other images are decoded in each epoch",
+                        format_size(self._max_bytes),
+                    )
                 continue
             room -= sizes[row]
             rows[sample_id] = row
         return list(rows.values())
 
     def decoded_bytes(self, dims: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Bytes of images of these heights and widths, shape (n, 2); int64, shape (n,)."""
+        """Return the bytes of images, int64, shape (n,). dims: heights and widths, shape (n, 2)."""
         sizes: NDArray[np.int64] = dims.astype(np.int64).prod(axis=1) * self._channels
         return sizes
 
@@ -292,44 +296,37 @@ class ResidentImages:
                 self._begin[batch.ids[row]] = _REFUSED
 
     def _keep(self, batch: EncodedBatch, run: list[tuple[int, torch.Tensor]]) -> None:
-        """Copy a run's images, by row, into the arena; then they are there for other threads."""
+        """Copy a run's images, by row, into the arena, where other threads then find them."""
         begins: list[int] = []
         for _, image in run:
             begins.append(self._used)
             self._used += image.numel()
-            self._copy(image, begins[-1])
-        self._await_copies()
+            part = self._arena[begins[-1] : self._used]
+            if self._device.type == "cuda":
+                part.view(image.shape).copy_(image, non_blocking=True)
+            else:
+                part[:] = image.numpy().reshape(-1)
+        if self._device.type == "cuda":
+            # The next run reuses the images' memory, and graphs read the arena without waiting.
+            self._stream.synchronize()
         for (row, image), begin in zip(run, begins, strict=True):
             sample_id = int(batch.ids[row])
             if self._device.type == "cuda":
-                place = self._arena[begin : begin + image.numel()].view(image.shape)
-                self._wrapped[sample_id] = resident_tensor(place)
+                part = self._arena[begin : begin + image.numel()].view(image.shape)
+                self._wrapped[sample_id] = resident_tensor(part)
             self._dims[sample_id] = batch.dims[row]
-            self._begin[sample_id] = begin  # last: from here on other threads take it as there
+            self._begin[sample_id] = begin  # last, because other threads may read it from now on
         self._kept += len(run)
 
-    def _copy(self, image: torch.Tensor, begin: int) -> None:
-        end = begin + image.numel()
-        if self._device.type == "cuda":
-            self._arena[begin:end].view(image.shape).copy_(image, non_blocking=True)
-        else:
-            self._arena[begin:end] = image.numpy().reshape(-1)
-
-    def _await_copies(self) -> None:
-        """Once a run: its images go with the next one, and what feeds from the arena waits for
-        nothing."""
-        if self._device.type == "cuda":
-            self._stream.synchronize()
-
     def _has_arena(self) -> bool:
-        """Whether there is room; where there is no memory by now, the job goes on without."""
+        """Allocate the arena if necessary; return False if there isn't enough memory any more."""
         import torch
 
         try:
             self._allocate()
         except (MemoryError, torch.OutOfMemoryError) as error:
             _LOG.warning(
-                "resident: no %s of memory for decoded images (%s): none are kept",
+                "resident: %s of memory for decoded images can't be allocated (%s): none are kept",
                 format_size(self._max_bytes),
                 str(error).splitlines()[0] if str(error) else type(error).__name__,
             )
@@ -359,45 +356,37 @@ class ResidentImages:
         )
 
     def _on_stream(self) -> Any:
-        """What copies run on: a stream of our own, as this thread's may be the training step's."""
+        """Make a stream of our own current; the thread's may be the training step's."""
         if self._device.type != "cuda":
             return contextlib.nullcontext()
         import torch
 
         return torch.cuda.stream(self._stream)
 
-    def _rest(self) -> None:
+    def _count_idle(self) -> None:
         """Count a batch that needed no decoding."""
         self._idle += 1
-        if self._idle == _IDLE_BATCHES:
+        if self._idle == self.idle_batches:
             with self._filling:
                 self._decoder = None
-
-    def _tell_full(self) -> None:
-        if not self._is_full:
-            self._is_full = True
-            _LOG.info(
-                "resident: the %s are full; what isn't there is decoded in each epoch",
-                format_size(self._max_bytes),
-            )
 
 
 @dataclass(frozen=True, slots=True)
 class _BatchRows:
-    """A batch that was fed: how many samples, and which rows went to which graph."""
+    """A batch that was fed: the number of its samples, and the rows that each graph got."""
 
     samples: int
     shares: list[tuple[Graph, list[int]]]
 
 
 class ResidentGraph:
-    """Stands in a Graph's place for batches whose images may be in memory. One thread calls."""
+    """A Graph for batches whose images may be in memory. One thread may call it."""
 
     def __init__(
         self, images: ResidentImages, *, from_memory: Graph, make_from_bytes: Callable[[], Graph]
     ) -> None:
-        """from_memory: takes resident samples; make_from_bytes: builds the graph for encoded
-        ones."""
+        """from_memory: the graph for resident samples; make_from_bytes: builds the graph for
+        encoded ones."""
         self._images, self._from_memory = images, from_memory
         self._make_from_bytes = make_from_bytes
         self._from_bytes: Graph | None = None
@@ -406,7 +395,7 @@ class ResidentGraph:
 
     @property
     def in_flight(self) -> int:
-        """Batches that were fed and not yet taken."""
+        """Batches that were fed and not collected yet."""
         return len(self._batches)
 
     def feed(
@@ -425,35 +414,32 @@ class ResidentGraph:
     def _by_graph(
         self, batch: EncodedBatch, marks: Mapping[int, str]
     ) -> list[tuple[Graph, list[int], EncodedBatch]]:
-        """The batch by graphs. Bad rows, which neither decodes, go with the resident ones."""
+        """Divide a batch among the graphs. Bad rows aren't decoded and go with resident ones."""
         images = self._images.images(batch.ids)
         missing = [row for row, image in enumerate(images) if image is None and row not in marks]
         others = set(missing)
-        here = [row for row in range(len(images)) if row not in others]
-        self._count(batch, [row for row in here if row not in marks])
+        resident = [row for row in range(len(images)) if row not in others]
+        hits = [row for row in resident if row not in marks and not len(batch.encoded[row])]
+        self._hits += len(hits)
+        self._hit_bytes += int(self._images.decoded_bytes(batch.dims[hits]).sum())
         shares = []
-        if here or not missing:
-            encoded = [NO_BYTES if images[row] is None else images[row] for row in here]
-            shares.append((self._from_memory, here, _subset(batch, here, encoded)))
+        if resident or not missing:
+            encoded = [NO_BYTES if images[row] is None else images[row] for row in resident]
+            shares.append((self._from_memory, resident, _subset(batch, resident, encoded)))
         if missing:
             self._from_bytes = self._from_bytes or self._make_from_bytes()
             encoded = [batch.encoded[row] for row in missing]
             shares.append((self._from_bytes, missing, _subset(batch, missing, encoded)))
         return shares
 
-    def _count(self, batch: EncodedBatch, rows: list[int]) -> None:
-        hits = [row for row in rows if not len(batch.encoded[row])]
-        self._hits += len(hits)
-        self._hit_bytes += int(self._images.decoded_bytes(batch.dims[hits]).sum())
-
     def outputs_marked(self) -> DecodedBatch:
-        """Take the oldest batch, as `Graph.outputs_marked` does."""
+        """Wait for the oldest batch, as `Graph.outputs_marked` does."""
         if not self._batches:
-            return self._from_memory.outputs_marked()  # which knows what to say
+            return self._from_memory.outputs_marked()  # which raises the error
         split = self._batches.popleft()
         shares: list[tuple[list[int], DecodedBatch]] = []
         failure: PenstockError | None = None
-        for graph, rows in split.shares:  # all of them, so that graphs and batches stay in step
+        for graph, rows in split.shares:  # even after a failure, so that all graphs stay in step
             try:
                 shares.append((rows, graph.outputs_marked()))
             except PenstockError as error:
@@ -471,11 +457,11 @@ class ResidentGraph:
         return _joined(len(batch.ids), shares)
 
     def facts(self) -> ResidentFacts:
-        """What is kept, and what was fed from there so far."""
+        """Return what is kept, and what was fed from memory so far."""
         return self._images.facts(hits=self._hits, bytes_memory=self._hit_bytes)
 
     def drain(self) -> None:
-        """Drop what is in flight."""
+        """Drop the batches in flight."""
         self._batches.clear()
         for graph in (self._from_memory, self._from_bytes):
             if graph is not None:
@@ -505,7 +491,7 @@ def _draws_of(draws: Draws, rows: list[int], batch: EncodedBatch) -> Draws:
 
 
 def _joined(samples: int, shares: list[tuple[list[int], DecodedBatch]]) -> DecodedBatch:
-    """One batch of its shares."""
+    """Join the shares of a batch."""
     if len(shares) == 1:
         return shares[0][1]
     first: torch.Tensor = shares[0][1].images
@@ -517,6 +503,6 @@ def _joined(samples: int, shares: list[tuple[list[int], DecodedBatch]]) -> Decod
     if images.is_cuda:
         import torch
 
-        # The copies read what the graphs may free as soon as this returns.
+        # The graphs may free the memory that the copies read as soon as this returns.
         torch.cuda.current_stream(images.device).synchronize()
     return DecodedBatch(images, bad)

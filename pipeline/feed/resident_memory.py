@@ -1,12 +1,11 @@
 """Decide whether a dataset's decoded images fit into memory, and how much of it a rank needs.
 
-The rule, by what was asked for:
-- "auto" on the CPU: at most 10 % of the memory that this process may still take, shared by the
-  node's ranks, and at most 2 GiB a rank: an amount that the page cache and the user's own code
-  hardly miss.
-- "auto" on CUDA: at most 20 % of the GPU's free memory after what DALI needs to decode and deliver.
-  This is asked before the model is on the device, and the model takes most of the memory.
-- True: half of either. The user asked for it, but beyond that the job itself would run short.
+The limits, by the value of `resident=`:
+- "auto" on the CPU: 10 % of the memory that this process may still allocate, divided among the
+  node's ranks, and at most 2 GiB per rank. The page cache and the user's code hardly miss that.
+- "auto" on CUDA: 20 % of the GPU's free memory, after subtracting what DALI needs to decode and
+  deliver. The model, which takes most of the memory, isn't on the device yet.
+- True: half of the memory of either kind. More would leave too little for the job itself.
 """
 
 from __future__ import annotations
@@ -33,24 +32,22 @@ AUTO_SHARE_CPU = 0.10
 AUTO_MAX_BYTES_CPU = 2 * 2**30
 AUTO_SHARE_CUDA = 0.20
 ASKED_SHARE = 0.50
-# A rank's lanes aren't equally large, and partners for mixing and substitutes come from others.
+# Lanes differ in size, and partners for mixing and substitutes may come from other ranks' lanes.
 SPARE = 1.05
-# Beside its pixels: where they are, its size and label, and on CUDA the tensor that wraps them.
+# Bytes of a sample in addition to its pixels: their offset, its size and label, and on CUDA the
+# tensor that wraps them.
 SAMPLE_BYTES_CPU = 24
 SAMPLE_BYTES_CUDA = 512
-# Batches that were handed out: the user's, and one whose memory DALI has back only when the device
-# has done what was asked of it before the tensor went (DLPack; frees are ordered by streams).
-HANDED_OUT = 2
+# Delivered batches: the user's, and one whose tensor was dropped. DALI gets its memory back only when
+# the device has finished the earlier work (DLPack; frees are ordered by streams).
+DELIVERED = 2
 
 _LOG = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """How much memory images may take, and why.
-
-    reason: how that follows from what there is.
-    """
+    """The memory that images may take. reason: how it follows from the machine's memory."""
 
     most_bytes: int
     reason: str
@@ -65,20 +62,18 @@ def memory_budget(
     batch_size: int,
     depth: int,
 ) -> MemoryBudget:
-    """How much memory the rule at the top allows here and now."""
+    """Return the memory that the limits at the top of this module allow now."""
     if device.type != "cuda":
         free = available_memory_bytes()
         share = ASKED_SHARE if mode is True else AUTO_SHARE_CPU
         most = int(free * share) // world.local_size
         reason = (
-            f"{share:.0%} of the {format_size(free)} that this process may take, shared by "
+            f"{share:.0%} of the {format_size(free)} that this process may allocate, divided among "
             f"{world.local_size} rank(s) of this node"
         )
         if mode is True or most <= AUTO_MAX_BYTES_CPU:
             return MemoryBudget(most_bytes=most, reason=reason)
-        return MemoryBudget(
-            most_bytes=AUTO_MAX_BYTES_CPU, reason="the most that resident='auto' takes"
-        )
+        return MemoryBudget(most_bytes=AUTO_MAX_BYTES_CPU, reason="the limit of resident='auto'")
     import torch
 
     free, _ = torch.cuda.mem_get_info(device)
@@ -92,18 +87,23 @@ def memory_budget(
 
 
 def dali_needs_bytes(recipe: CheckedRecipe, *, batch_size: int, depth: int) -> int:
-    """GPU memory for decoding and for batches in flight: runs of whole images, in DALI and on their
-    way to the store, and, for each batch in DALI and those handed out, its tensors in float32 and
-    once again on the way there."""
+    """Return the GPU memory that decoding and the batches in flight need.
+
+    Decoding needs it for runs of whole images, in DALI and while they are copied. Each batch in
+    DALI, and each delivered one, needs its float32 tensors twice.
+    """
     channels, height, width = recipe.shape
     batch_bytes = 4 * batch_size * channels * height * width
     runs = (RUNS_IN_FLIGHT + HELD_RUNS) * RUN_PIXELS * recipe.decode.channels
-    return runs + 2 * (depth + HANDED_OUT) * batch_bytes
+    return runs + 2 * (depth + DELIVERED) * batch_bytes
 
 
 def share_of_rank(settings: PlanSettings, *, global_batch: int, world: World) -> float:
-    """The share of all samples that a rank reads in some epoch: its own lanes where these are fixed
-    and whole, its own places where samples come in index order, else all. Of the largest rank."""
+    """Return the share of all samples that the largest rank reads over all epochs.
+
+    It is the rank's lanes if they are fixed, the rank's slots if samples come in index order, and
+    otherwise all samples.
+    """
     if not settings.shuffle:
         return -(-global_batch // world.size) / global_batch
     lanes = settings.lanes
@@ -114,10 +114,10 @@ def share_of_rank(settings: PlanSettings, *, global_batch: int, world: World) ->
 def decoded_bytes(
     source: Source, *, image: str, channels: int, most: float, only_near: bool
 ) -> int | None:
-    """Bytes of all images, decoded; where it is more than `most`, something more than that.
+    """Return the decoded bytes of all images; if they exceed `most`, some number above it.
 
-    Opens shards until it knows. only_near: None if that would need the remote.
-    Raises what opening a shard raises.
+    It opens shards until the result is known. only_near: return None if that would need the remote.
+    Raises the errors of opening a shard.
     """
     contents = source.contents
     images, samples = contents.images[image], contents.samples
@@ -147,14 +147,13 @@ def resident_bytes(
     cuda: bool,
     fed_samples: int = 0,
 ) -> int | None:
-    """Bytes for the pixels that a rank keeps; None: none are kept.
+    """Return the bytes for the pixels that a rank keeps; None if none are kept.
 
-    share: of the samples, that this rank reads. fed_samples: of all batches in DALI; on CUDA it
-    copies their whole images into batches of its own. Raises ConfigError where that was asked for
-    and doesn't fit.
+    share: of the samples, those that this rank reads. fed_samples: samples of all batches in DALI,
+    which copies their whole images on CUDA. Raises ConfigError if resident=True doesn't fit.
     """
-    beside = source.contents.id_end * (SAMPLE_BYTES_CUDA if cuda else SAMPLE_BYTES_CPU)
-    left = room.most_bytes - beside
+    overhead = source.contents.id_end * (SAMPLE_BYTES_CUDA if cuda else SAMPLE_BYTES_CPU)
+    left = room.most_bytes - overhead
     spare = SPARE if share < 1 else 1.0
     fed = SPARE * fed_samples / source.contents.samples if cuda else 0.0  # of all images
     total = decoded_bytes(
@@ -176,7 +175,7 @@ def resident_bytes(
         assert total is not None
         raise ConfigError(
             f"resident=True: the decoded images of this rank take more than "
-            f"{format_size(int(total * (share + fed)) + beside)}, and there is room for "
+            f"{format_size(int(total * (share + fed)) + overhead)}, and there is room for "
             f"{format_size(room.most_bytes)} ({room.reason}). Pass resident=False, or pack smaller "
             "images (`penstock pack --short-side`)."
         )

@@ -1,17 +1,18 @@
 """Schedule the stages of batches on threads, in the order of the walk, and deliver the batches.
 
-Reading threads work ahead (`ReadAhead`), DALI decodes behind them (`BatchDecoder`), and the
-training loop takes what is finished (`PipelineRunner`). `ReadScale` sizes this: threads that read,
-batches that a thread reads in one turn, batches that may wait. The runner owns the threads and the
-graphs and knows nothing of the facade, so that the facade's finalizer can stop it.
+Reading threads work ahead (`ReadAhead`), DALI decodes their batches (`BatchDecoder`), and the
+training loop receives the finished ones (`PipelineRunner`). `ReadScale` chooses the number of
+reading threads, the batches that a thread reads in one turn, and the batches that may wait. The
+runner owns the threads and the graphs. It doesn't reference the facade, so the facade's finalizer
+can stop it.
 
-It continues into the next epoch by itself, so the first batch of an epoch is ready at once. Where
-the user goes anywhere else, it drops what is in flight and starts there.
+The runner continues into the next epoch by itself, so the first batch of an epoch is ready at once.
+If the user moves elsewhere, it drops the batches in flight and starts there.
 
-On the CPU one batch is decoded ahead on a thread of its own: to feed DALI a batch takes 6 us a
-sample, for which the training loop would otherwise wait in every step. On CUDA the training loop
-decodes, because tensors belong to the stream that is current where they are taken. Without images
-it does so too, because nothing is left to do but to wrap arrays.
+On the CPU, a thread of its own decodes one batch ahead: feeding DALI takes 6 us a sample, for which
+the training loop would otherwise wait in every step. On CUDA the training loop decodes, because
+tensors belong to the stream that is current when they are made. It also does so without images,
+because only arrays have to be wrapped.
 """
 
 from __future__ import annotations
@@ -43,8 +44,7 @@ from penstock.readers.fields import array_form, number_dtype
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from penstock.pipeline.feed.batch import Batch, Output
-    from penstock.pipeline.feed.batch_pipeline import BatchPipeline
+    from penstock.pipeline.feed.batch_pipeline import Batch, BatchPipeline, Output
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.options import NativeOptions
@@ -52,24 +52,25 @@ if TYPE_CHECKING:
     from penstock.readers import Source
     from penstock.readers.fields import FieldType
 
-# Batches that were read wait here beside those in DALI; more would only hold mapped pages.
+# Batches that wait after reading, in addition to those in DALI. More would only hold mapped pages.
 READ_AHEAD = 2
 
 
 class ReadAhead:
-    """Reads batches ahead, in the order of the walk, over the end of an epoch too.
+    """Reads batches ahead, in the order of the walk, across epochs.
 
-    Of a local dataset as many as keep DALI fed; of a remote one as many as hide its latency, but
-    only one of an epoch that nobody has asked for yet: it may never be. One thread at a time may
-    call; `cancel` may be called by another while `pop` waits.
+    For a local dataset it reads enough to keep DALI busy, and for a remote one enough to hide the
+    latency. It reads only one batch of a remote epoch that the user hasn't requested, because that
+    epoch may never begin. One thread at a time may call it; another one may call `cancel` while
+    `pop` waits.
 
-    Small batches are read several in a turn of a thread: to hand one over from thread to thread
-    takes longer than to read it. The first batch comes alone, as somebody waits for it.
+    A thread reads several small batches in one turn, because passing a batch between threads takes
+    longer than reading it. The first batch is read alone, because the training loop waits for it.
     """
 
     def __init__(
         self,
-        road: BatchPipeline,
+        pipeline: BatchPipeline,
         position: Position,
         *,
         pool: Workers,
@@ -80,10 +81,10 @@ class ReadAhead:
         most_ahead: int | None = None,
         turn: int = 1,
     ) -> None:
-        """pool: the reading threads. depth: batches in DALI at once. least_ahead: batches that are
-        read ahead at least, most_ahead: at most, of a local dataset. turn: batches that a thread
-        reads in one go; 1 with a prefetch, which counts them."""
-        self._road = road
+        """pool: the reading threads. depth: batches in DALI at once. least_ahead, most_ahead: the
+        least and the most batches of a local dataset that are read ahead. turn: batches that a
+        thread reads at once; 1 with a prefetch, which counts batches."""
+        self._pipeline = pipeline
         self._position = position
         self._pool = pool
         self._depth, self._least_ahead, self._most_ahead = depth, least_ahead, most_ahead
@@ -91,12 +92,12 @@ class ReadAhead:
         self._timeout_s = timeout_s
         self._turn = turn
         self._stream: Ordered[list[Step], list[Batch | Exception]] | None = None
-        self._at_hand: deque[Batch | Exception] = deque()  # what is left of a turn that was popped
-        self._wanted = 0  # batches ahead, were the next epoch asked for
+        self._rest: deque[Batch | Exception] = deque()  # the rest of the latest turn
+        self._wanted = 0  # batches to read ahead if the next epoch were requested
         self._waited_for: Ordered[list[Step], list[Batch | Exception]] | None = None
 
     def start(self, cursor: Cursor) -> None:
-        """Begin to read at a cursor. Only where nothing was started since the last stop()."""
+        """Begin to read at a cursor. `stop` must have been called after an earlier start."""
         ahead = self._depth + max(READ_AHEAD, self._least_ahead)
         if self._most_ahead is not None:
             ahead = min(ahead, max(1, self._most_ahead))
@@ -107,8 +108,8 @@ class ReadAhead:
             self._prefetch.seek(cursor)
             ahead = self._wanted = self._prefetch.first_ahead
         self._stream = Ordered(
-            self._road.prepare_all,
-            _turns(self._road.order(cursor), self._turn),
+            self._pipeline.prepare_all,
+            _turns(self._pipeline.order(cursor), self._turn),
             pool=self._pool,
             ahead=ahead,
             timeout_s=self._timeout_s,
@@ -117,18 +118,18 @@ class ReadAhead:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether pop() waits for a read, other than one that was left behind by stop()."""
+        """True if pop() waits for a read of the current start."""
         return self._stream is not None and self._waited_for is self._stream
 
     @property
     def is_ready(self) -> bool:
-        """Whether pop() would not wait."""
+        """True if pop() would not wait."""
         assert self._stream is not None
-        return bool(self._at_hand) or self._stream.ready()
+        return bool(self._rest) or self._stream.ready()
 
     def pop(self) -> Batch | None:
-        """The next batch; None behind the last one. Raises what its reading raised."""
-        turn = self._at_hand or self._pop_turn()
+        """Return the next batch; None after the last one. Raises the error of its reading."""
+        turn = self._rest or self._pop_turn()
         if not turn:
             return None
         batch = turn.popleft()
@@ -136,74 +137,77 @@ class ReadAhead:
             try:
                 raise batch
             finally:
-                del batch  # a traceback holds this frame, and that the error
+                del batch  # the traceback would hold this frame, and the frame the error
         return batch
 
     def _pop_turn(self) -> deque[Batch | Exception]:
-        """The next turn; nothing behind the last one."""
+        """Wait for the next turn; empty after the last one."""
         stream = self._stream
         assert stream is not None
         self._waited_for = stream
         try:
             turn = deque(stream.pop())
-            if len(turn) > 1 and self._stream is stream:  # else nobody wants the others any more
-                self._at_hand = turn
+            if len(turn) > 1 and self._stream is stream:  # not stopped in the meantime
+                self._rest = turn
             return turn
         except StopIteration:
             return deque()
         finally:
-            if self._waited_for is stream:  # else another thread has taken this one's place
+            if self._waited_for is stream:  # otherwise another thread pops from a new stream
                 self._waited_for = None
 
-    def go_on(self, start: Cursor, *, decoding: int) -> None:
-        """The epoch that begins there was asked for: read on with what was held back. decoding:
-        batches in DALI."""
+    def begin_epoch(self, start: Cursor, *, decoding: int) -> None:
+        """Read the batches that were held back until their epoch was requested.
+
+        start: of the epoch. decoding: batches in DALI.
+        """
         if self._stream is not None and self._stream.ahead < self._wanted:
-            self._stream.ahead = self._within_epoch(start, start, decoding=decoding)
+            self._stream.ahead = self._ahead_in_epoch(start, start, decoding=decoding)
             self._stream.fill()
 
-    def read_on(self, batch: Batch, size_bytes: int, *, decoding: int) -> None:
-        """A batch was decoded: read on, and let the prefetch count it. size_bytes: of it."""
+    def replenish(self, batch: Batch, *, decoding: int) -> None:
+        """Start further reads after a batch was decoded, and let the prefetch count the batch."""
         stream, step = self._stream, batch.step
         if stream is None:
             return
         if self._prefetch is not None:
             self._wanted = stream.ahead = self._prefetch.ahead(
-                size_bytes, waited_s=batch.read_wait_s, ready_share=stream.ready_share()
+                batch.size_bytes, waited_s=batch.read_wait_s, ready_share=stream.ready_share()
             )
             if self._prefetch.is_cold:
-                stream.ahead = self._within_epoch(step.start, step.then, decoding=decoding)
+                stream.ahead = self._ahead_in_epoch(step.start, step.then, decoding=decoding)
         stream.fill()
         if self._prefetch is not None:
-            self._prefetch.fill(size_bytes, epoch=step.start.epoch)
+            self._prefetch.fill(batch.size_bytes, epoch=step.start.epoch)
 
-    def _within_epoch(self, start: Cursor, then: Cursor, *, decoding: int) -> int:
-        """Of the batches that are wanted ahead of a step, those that don't fetch for an epoch that
-        may never come.
+    def _ahead_in_epoch(self, start: Cursor, then: Cursor, *, decoding: int) -> int:
+        """Return how many of the wanted batches to read, without fetching for a later epoch.
 
-        One of the next epoch's is read, so that it begins at once; the others are when it is asked
-        for.
+        Of the next epoch, which may never begin, only one batch is read, so that it can begin at
+        once. The others follow when it is requested.
         """
-        if start.epoch > self._position.asked_epoch:
+        if start.epoch > self._position.requested_epoch:
             return 0
         most = self._wanted + decoding
-        left = self._road.walk.left(then, most=most) if then.epoch == start.epoch else 0
+        left = self._pipeline.walk.left(then, most=most) if then.epoch == start.epoch else 0
         return min(self._wanted, max(0 if decoding else 1, left + 1 - decoding))
 
     def cancel(self, *, timeout_s: float | None) -> None:
-        """Let go of all reads; a pop() that waits for one raises. timeout_s: how long to wait for
-        those that run already, None: to their end."""
+        """Cancel all reads; a waiting pop() raises.
+
+        timeout_s: how long to wait for reads that have begun; None waits until they end.
+        """
         if self._stream is not None:
             self._stream.close(timeout_s=timeout_s)
 
     def stop(self) -> None:
-        """Drop what was read, behind cancel()."""
+        """Drop the batches that were read. `cancel` comes first."""
         self._stream = None
-        self._at_hand.clear()
+        self._rest.clear()
 
 
 def _turns(steps: Iterator[Step], size: int) -> Iterator[list[Step]]:
-    """The first step alone, the others in lists of so many, while there are some."""
+    """Yield the first step alone, then lists of `size` steps."""
     for step in steps:
         yield [step]
         if size > 1:
@@ -213,122 +217,116 @@ def _turns(steps: Iterator[Step], size: int) -> Iterator[list[Step]]:
 
 
 class BatchDecoder:
-    """Makes the batches behind a cursor, one after the other, over the end of an epoch too.
+    """Decodes and finishes batches one after the other, across epochs.
 
-    One thread at a time may call: the feed's own where batches are decoded ahead, else the training
-    loop's. `cancel` may be called by another while `next_batch` waits for a read.
+    One thread at a time may call it: the runner's if batches are decoded ahead, otherwise the
+    training loop's. Another one may call `cancel` while `next_batch` waits for a read.
     """
 
-    def __init__(self, road: BatchPipeline, read_ahead: ReadAhead, *, depth: int) -> None:
+    def __init__(self, pipeline: BatchPipeline, read_ahead: ReadAhead, *, depth: int) -> None:
         """depth: batches in DALI at once."""
-        self._road = road
+        self._pipeline = pipeline
         self._read_ahead = read_ahead
         self._depth = depth
-        self._in_dali: deque[Batch] = deque()  # in DALI, the oldest first
+        self._in_dali: deque[Batch] = deque()  # the oldest first
         self._failure: Exception | None = None
         self._stopping = threading.Event()
 
     @property
     def is_reading(self) -> bool:
-        """Whether next_batch() waits for a read."""
+        """True if next_batch() waits for a read."""
         return self._read_ahead.is_waiting
 
     def start(self, cursor: Cursor) -> None:
-        """Begin to read at a cursor. Only where nothing was started since the last stop()."""
-        self._stopping = threading.Event()  # who hangs in a read keeps the old one
+        """Begin to read at a cursor. `stop` must have been called after an earlier start."""
+        self._stopping = threading.Event()  # a thread that hangs in a read keeps the old event
         self._read_ahead.start(cursor)
 
-    def go_on(self, start: Cursor) -> None:
-        """Read on with what was held back, as the epoch that begins there was asked for."""
-        self._read_ahead.go_on(start, decoding=len(self._in_dali))
+    def begin_epoch(self, start: Cursor) -> None:
+        """Read the batches that were held back until their epoch was requested."""
+        self._read_ahead.begin_epoch(start, decoding=len(self._in_dali))
 
     def next_batch(self) -> Batch:
-        """The next batch, finished. Raises what its reading or decoding raised."""
+        """Return the next batch, finished. Raises the error of its reading or decoding."""
         read_wait_s = self._refill(wait=True)
         if not self._in_dali:
             failure, self._failure = self._failure, None
             raise failure or AssertionError("no step is left")
         waiting = time.perf_counter()
         batch = self._in_dali[0]
-        self._road.decode(batch)
+        self._pipeline.decode(batch)
         self._in_dali.popleft()
         batch.read_wait_s, batch.decode_wait_s = read_wait_s, time.perf_counter() - waiting
         self._refill(wait=False)
-        size_bytes, meter = batch.size_bytes, self._road.meter
+        meter = self._pipeline.meter
         meter.read_s += batch.read_s
         meter.load_s += batch.load_s
-        meter.bytes_disk += size_bytes
-        # Behind DALI: the readers hold the GIL for a moment, and woken before they would delay it
-        # by the interpreter's switch interval, 5 ms a batch.
-        self._read_ahead.read_on(batch, size_bytes, decoding=len(self._in_dali))
-        self._road.finish(batch)
+        meter.bytes_disk += batch.size_bytes
+        # After DALI: reading threads hold the GIL for a moment. If they woke up earlier, they would
+        # delay DALI by the interpreter's switch interval, 5 ms a batch.
+        self._read_ahead.replenish(batch, decoding=len(self._in_dali))
+        self._pipeline.finish(batch)
         return batch
 
     def _refill(self, *, wait: bool) -> float:
-        """Move what was read into DALI; wait for it only if asked to and DALI has nothing.
+        """Feed batches that were read to DALI, and return the seconds waited for them.
 
-        Returns the seconds waited. Raises ClosedError where it was stopped meanwhile: then nothing
-        here may be touched any more.
+        It waits only if `wait` is set and DALI has no batch. Raises ClosedError if it was stopped
+        in the meantime; the thread must then change nothing any more.
         """
         stopping, waited_s = self._stopping, 0.0
         while len(self._in_dali) < self._depth and self._failure is None:
             if (self._in_dali or not wait) and not self._read_ahead.is_ready:
                 break
             began = time.perf_counter()
-            batch, failure = self._pop()
+            batch, failure = None, None
+            try:
+                batch = self._read_ahead.pop()
+            except Exception as error:  # raised later, when its own batch is due
+                failure = error
             if stopping.is_set():
-                raise ClosedError("This batch is not wanted any more.")
+                raise ClosedError("This batch was cancelled.")
             if batch is None:
                 self._failure = failure
                 break
             waited_s += time.perf_counter() - began
-            self._road.begin_decode(batch)
+            self._pipeline.begin_decode(batch)
             self._in_dali.append(batch)
         return waited_s
 
-    def _pop(self) -> tuple[Batch | None, Exception | None]:
-        """The next that was read; or its error, kept to be raised where its own batch is due."""
-        try:
-            return self._read_ahead.pop(), None
-        except Exception as error:
-            return None, error
-
     def cancel(self, *, timeout_s: float | None) -> None:
-        """Let go of all reads, as `ReadAhead.cancel`; a next_batch() that waits for one touches
-        nothing any more."""
+        """Cancel all reads, as `ReadAhead.cancel`; a waiting next_batch() then changes nothing."""
         self._stopping.set()
         self._read_ahead.cancel(timeout_s=timeout_s)
 
     def stop(self) -> None:
-        """Drop what is in flight, behind cancel() and when no next_batch() runs."""
+        """Drop the batches in flight. `cancel` comes first, and no next_batch() may run."""
         self._read_ahead.stop()
         self._failure = None
         self._in_dali.clear()
-        if self._road.graphs is not None:
-            self._road.graphs.drain()
+        if self._pipeline.graphs is not None:
+            self._pipeline.graphs.drain()
 
     def close(self) -> None:
-        """Release the graphs, behind stop()."""
-        if self._road.graphs is not None:
-            self._road.graphs.close()
-
-
-# What stops a feed waits no longer for reads of a remote, which end by themselves, nor for any read
-# behind a Ctrl-C.
-_BRIEF_CLOSE_S = 1.0
-# Beyond the time after which a read counts as hanging: that error is the better one.
-_DECODE_SPARE_S = 30.0
+        """Release the graphs. `stop` comes first."""
+        if self._pipeline.graphs is not None:
+            self._pipeline.graphs.close()
 
 
 class PipelineRunner:
-    """Carries batches along a road, for one user. One thread takes; close() is safe to call twice.
+    """Runs a pipeline for one user: it begins at a position and moves it with every batch.
 
-    It begins where `position` says and moves that with every batch that it hands over.
+    brief_close_s: how long stopping waits for reads of a remote, which end by themselves, and for
+    all reads after a Ctrl-C. decode_spare_s: a decode counts as hanging so much later than a read,
+    because the error of the read is more helpful. One thread may request batches.
     """
+
+    brief_close_s = 1.0
+    decode_spare_s = 30.0
 
     def __init__(
         self,
-        road: BatchPipeline,
+        pipeline: BatchPipeline,
         position: Position,
         *,
         depth: int,
@@ -340,19 +338,20 @@ class PipelineRunner:
         most_ahead: int | None = None,
         turn: int = 1,
     ) -> None:
-        """depth: batches in DALI at once. decodes_ahead: one more waits, finished. least_ahead:
-        batches that are read ahead at least; most_ahead: at most, of a local dataset. turn: batches
-        that a thread reads in one go."""
-        self._road = road
+        """depth: batches in DALI at once. decodes_ahead: decode one more batch ahead. least_ahead,
+        most_ahead: the least and the most batches of a local dataset that are read ahead. turn:
+        batches that a thread reads at once."""
+        self._pipeline = pipeline
         self._position = position
         self.prefetch = prefetch
         self._timeout_s = timeout_s
-        self._close_until_s = math.inf  # when close() waits no longer
+        self._close_until_s = math.inf  # when close() stops waiting
+        self.read_threads = read_threads
         self._readers = Workers(read_threads, name="read")
         self._decoder = Workers(1, name="decode")
         self._decodes_ahead = decodes_ahead
         read_ahead = ReadAhead(
-            road,
+            pipeline,
             position,
             pool=self._readers,
             depth=depth,
@@ -362,87 +361,88 @@ class PipelineRunner:
             most_ahead=most_ahead,
             turn=turn,
         )
-        self._decoding = BatchDecoder(road, read_ahead, depth=depth)
+        self._decoding = BatchDecoder(pipeline, read_ahead, depth=depth)
         self._ahead: Outcome[Batch] | None = None  # the batch that is decoded ahead
-        # Where the batch begins that comes next: the end of the one before it. None: there is none.
-        self._coming: Cursor | None = None
+        self._next: Cursor | None = None  # where the next batch in flight begins
         self._closed = False
-        # Registered after DALI was imported: it runs before DALI's own hook takes the graph away.
+        # Registered after DALI was imported, so it runs before DALI's own hook destroys the graph.
         close_at_exit(self.close)
         watch(self)
 
     def disown(self) -> None:
-        """Stop nothing in a forked child: the threads aren't there, and to close would hang."""
+        """Mark as closed in a forked child, which has none of the threads; close() would hang."""
         self._closed = True
         not_at_exit(self.close)
 
     def start(self, cursor: Cursor) -> None:
-        """Begin to read at a cursor, unless that is what is already under way."""
+        """Begin to read at a cursor, unless the next batch in flight begins there."""
         if self._closed:
             raise ClosedError("This loader is closed; make a new one.")
-        self._road.finisher.begin()
-        if cursor == self._coming:
+        self._pipeline.finisher.begin()
+        if cursor == self._next:
             if cursor.position == 0:
-                self._go_on(cursor)
+                if self._decodes_ahead:  # on the decoding thread, after the batch that it decodes
+                    self._decoder.submit(self._decoding.begin_epoch, cursor)
+                else:
+                    self._decoding.begin_epoch(cursor)
             return
         self._stop()
         self._decoding.start(cursor)
-        self._coming = cursor
+        self._next = cursor
         if self._decodes_ahead:
             self._decode_ahead()
 
-    def _go_on(self, start: Cursor) -> None:
-        if self._decodes_ahead:  # where batches are decoded, behind the one that is
-            self._decoder.submit(self._decoding.go_on, start)
-        else:
-            self._decoding.go_on(start)
-
     def check(self) -> None:
-        """Raise what a rank told all to stop for: TooManyBadSamplesError, RankFailedError. Asked
-        before each batch, and at an epoch's end: so ranks in step stop at the same one."""
-        if self._position.received is not None:
-            self._road.bad_count.check(self._position.received)
+        """Raise the error for which a rank asked all ranks to stop, if there is one.
 
-    def take(self) -> Output:
-        """The batch at the user's position, behind check(); the position moves to its end. Raises
-        what its reading or decoding raised; ask again to retry."""
+        This is TooManyBadSamplesError or RankFailedError. It is called before each batch and at the
+        end of an epoch, so that ranks in step stop at the same batch.
+        """
+        if self._position.received is not None:
+            self._pipeline.bad_count.check(self._position.received)
+
+    def next_output(self) -> Output:
+        """Return the output of the batch at the user's position, and move the position to its end.
+
+        `check` comes first. Raises the error of reading or decoding; call again to retry.
+        """
         cursor = self._position.cursor
-        if cursor != self._position.received:  # once for a batch: it asks another machine
-            self._road.bad_count.check(cursor)
+        if cursor != self._position.received:  # once per batch, because it sends a request
+            self._pipeline.bad_count.check(cursor)
         try:
-            return self._take(cursor)
+            return self._next_output(cursor)
         except Exception as error:  # raised again; the other ranks mustn't wait for this one
-            self._road.bad_count.failed(error)
+            self._pipeline.bad_count.report_failure(error)
             raise
 
-    def _take(self, cursor: Cursor) -> Output:
+    def _next_output(self, cursor: Cursor) -> Output:
         began = time.perf_counter()
         self.start(cursor)
-        self._coming = None  # whatever interrupts us from here on, the next call starts afresh
+        self._next = None  # if an interrupt comes from here on, the next call starts again
         batch = self._decoded_ahead() if self._decodes_ahead else self._decoding.next_batch()
         then = batch.step.then
         if then.epoch != cursor.epoch:
             self._readers.submit(lambda _: trim_heap(), None)
-        output = self._road.hand_out(
+        output = self._pipeline.deliver(
             batch, wait_s=time.perf_counter() - began, begins_epoch=self._position.begins_epoch
         )
-        if self._road.endless or then.epoch == cursor.epoch:
+        if self._pipeline.endless or then.epoch == cursor.epoch:
             if self._decodes_ahead:
                 self._decode_ahead()
-            self._coming = then
-        self._position.hand_over(batch.step)
+            self._next = then
+        self._position.deliver(batch.step)
         return output
 
     def _decode_ahead(self) -> None:
-        # Known before it begins: whatever interrupts this, _stop() waits for what runs.
+        # Set before the task begins: if an interrupt comes in between, _stop() waits for the task.
         self._ahead = Outcome()
         self._decoder.submit(lambda _: self._decoding.next_batch(), None, outcome=self._ahead)
 
     def _decoded_ahead(self) -> Batch:
-        """The batch that is decoded ahead. Raises StalledError if DALI doesn't come back."""
+        """Wait for the batch that is decoded ahead. Raises StalledError if DALI hangs."""
         ahead = self._ahead
         assert ahead is not None
-        patience_s = self._timeout_s + _DECODE_SPARE_S
+        patience_s = self._timeout_s + self.decode_spare_s
         if not ahead.wait(patience_s):
             raise StalledError(
                 f"No batch was decoded for {patience_s:.0f} s. The cores may be busy with "
@@ -454,46 +454,48 @@ class PipelineRunner:
 
     @property
     def _patience_s(self) -> float | None:
-        """How long to wait for reads that nobody wants any more; None: to their end."""
+        """How long to wait for cancelled reads; None waits until they end."""
         if self.prefetch is None and not is_impatient():
             return None
-        # close() has that long in all, however many threads hang.
-        return max(0.0, min(_BRIEF_CLOSE_S, self._close_until_s - time.monotonic()))
+        # This is the limit of close() in total, even if several threads hang.
+        return max(0.0, min(self.brief_close_s, self._close_until_s - time.monotonic()))
 
     def _stop(self) -> None:
-        """Drop what is in flight."""
-        self._coming = None
+        """Drop the batches in flight."""
+        self._next = None
         ahead = self._ahead
         runs = ahead is not None and not ahead.cancel()
         self._decoding.cancel(timeout_s=self._patience_s)
-        if ahead is not None and runs and not self._ended(ahead):
-            # It waits for a read that hangs and ends when that does, touching nothing.
+        if ahead is not None and runs and not self._wait_for(ahead):
+            # The thread waits for a read that hangs. It ends with that read and changes nothing.
             self._decoder.close(timeout_s=0)
             self._decoder = Workers(1, name="decode")
-        self._ahead = None  # not before: interrupted, the next stop waits for it
+        self._ahead = None  # only now: after an interrupt, the next stop has to wait for it
         self._decoding.stop()
 
-    def _ended(self, ahead: Outcome[Batch]) -> bool:
-        """Wait for the batch that is decoded ahead; False where it hangs in a read. Raises
-        StalledError where it hangs in DALI."""
+    def _wait_for(self, ahead: Outcome[Batch]) -> bool:
+        """Wait for the batch that is decoded ahead; return False if it hangs in a read.
+
+        Raises StalledError if it hangs in DALI.
+        """
         patience_s = self._timeout_s if self._patience_s is None else self._patience_s
         if ahead.wait(patience_s):
             return True
         if self._decoding.is_reading:
             return False
-        # It decodes: nobody may touch the graph before it is done.
-        patience_s = self._timeout_s + _DECODE_SPARE_S
+        # It is decoding, and no other thread may use the graph until it has finished.
+        patience_s = self._timeout_s + self.decode_spare_s
         if not ahead.wait(patience_s):
             raise StalledError(
-                f"A batch that nobody wants any more has been decoding for {patience_s:.0f} s: "
-                "DALI hangs and is left alone. Look at `top`, and end this process."
+                f"A cancelled batch has been decoding for {patience_s:.0f} s: DALI hangs and can't "
+                "be stopped. Look at `top`, and end this process."
             )
         return True
 
     def close(self) -> None:
-        """Stop the threads, drop what is in flight, release the graph."""
+        """Stop the threads, drop batches in flight and release the graphs. Safe to call twice."""
         if threading.current_thread().name.startswith(NAME_PREFIX):
-            # The loader was collected on a thread of ours, which can't wait for itself.
+            # One of our own threads garbage-collected the loader, and it can't wait for itself.
             if not self._closed:
                 self._decoder.submit(lambda _: self._close(), None)
             return
@@ -503,12 +505,12 @@ class PipelineRunner:
         if self._closed:
             return
         self._closed = True
-        self._close_until_s = time.monotonic() + _BRIEF_CLOSE_S
+        self._close_until_s = time.monotonic() + self.brief_close_s
         not_at_exit(self.close)
         is_ours = threading.current_thread().name.startswith(NAME_PREFIX)
         is_quiet = False
         try:
-            self._road.reader.close()  # whoever waits for a user's function waits no longer
+            self._pipeline.reader.close()  # ends waits for a user's function
             self._stop()
             is_quiet = True
         finally:
@@ -516,39 +518,41 @@ class PipelineRunner:
                 self.prefetch.close()
             is_quiet |= self._decoder.close(timeout_s=0 if is_ours else self._patience_s)
             self._readers.close(timeout_s=self._patience_s)
-            if is_quiet:  # else DALI hangs or decodes, and to release it would do so too
+            if is_quiet:  # otherwise DALI hangs or decodes, and releasing it would hang, too
                 self._decoding.close()
 
 
-# Threads that read ahead. From a mapped pack one thread checks 4 GB/s of warm pages and reads cold
-# ones ahead; a second spends a third more CPU time to be no faster. Files and downloads wait, and
-# masks are decoded there, so then several work at once.
+# Reading threads. For a mapped pack, one thread checks 4 GB/s of warm pages and reads cold ones
+# ahead; a second one costs a third more CPU time without being faster. Files and downloads make
+# threads wait, and masks take time to decode, so several threads are used for them.
 MAPPED_READ_THREADS = 1
 READ_THREADS = 4
-# A thread reads a batch; of a remote as many batches as hide its latency, up to so many.
+# A thread reads one batch at a time, so this bounds the remote batches that hide the latency.
 REMOTE_READ_THREADS = 32
 
-# Units are decoded on the reading threads: by as many as there are cores, up to so many; beside
-# those that decode images, by two, as there one goes on while the other decodes.
-MOST_UNIT_THREADS, UNIT_THREADS_BESIDE = 8, 2
+# Units are decoded on the reading threads: one per core up to the first number; two if DALI decodes
+# images at the same time, so that one can read while the other decodes.
+MOST_UNIT_THREADS, UNIT_THREADS_WITH_IMAGES = 8, 2
 
-# To read samples of so many bytes is to copy them, whatever holds them: a thread a core, as two do
-# twice as much as one (2.8 MB on 2 cores: 2,500 against 1,600), and four no more than one.
+# Reading a sample of this size is mostly copying, so there is one thread per core: on 2 cores, with
+# 2.8 MB a sample, two threads read 2,500 samples/s and one 1,600; four are no faster.
 LARGE_SAMPLE_BYTES = 2**20
 
-# A thread reads batches of so few bytes several in a turn; more would only hold memory.
+# A thread reads several batches in one turn up to this size; more would only hold memory.
 TURN_BYTES = 2**20
 MOST_IN_A_TURN = 8
 
-# Batches of local data that are read ahead take so many bytes at most, or are two: one that waits
-# and one that is read.
+# Local batches are read ahead up to this size, but at least two: one that waits and one being read.
 AHEAD_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadScale:
-    """What batches of a loader take to read. threads: that read; turn: batches that one reads in a
-    go; most_ahead: batches that wait or are read at most, but for one that is always read."""
+    """The scale of a loader's reading.
+
+    threads: reading threads. turn: batches that a thread reads at once. most_ahead: the most
+    batches that wait or are being read, without the one that is always being read.
+    """
 
     threads: int
     turn: int
@@ -564,8 +568,11 @@ class ReadScale:
         are_slow: bool,
         is_plain: bool,
     ) -> ReadScale:
-        """Of the fields that are read. are_slow: some are decoded there, and that takes longer than
-        to read them. is_plain: nothing but reading is done with batches: no images, no Map."""
+        """Choose the scale for the fields that are read.
+
+        are_slow: a reading thread decodes some fields, which takes longer than reading them.
+        is_plain: batches are only read: there are neither images nor Maps.
+        """
         sample_bytes = sample_bytes_of(dataset, fields)
         most_ahead = max(1, int(AHEAD_BYTES / max(1, sample_bytes * options.sizes.per_rank)))
         contents = dataset.contents
@@ -573,7 +580,7 @@ class ReadScale:
         if dataset.remote_shards is not None:
             threads = REMOTE_READ_THREADS
         elif contents.units is not None or contents.is_encoded:
-            most = MOST_UNIT_THREADS if is_plain else UNIT_THREADS_BESIDE
+            most = MOST_UNIT_THREADS if is_plain else UNIT_THREADS_WITH_IMAGES
             threads = min(most, options.world.threads(usable_cores()))
             if is_plain:
                 turn = _turn(sample_bytes * options.sizes.per_rank)
@@ -581,7 +588,7 @@ class ReadScale:
             threads = max(2, min(READ_THREADS, options.world.threads(usable_cores())))
         elif not contents.is_file_per_sample and options.read != "pread" and not are_slow:
             threads = MAPPED_READ_THREADS
-            # Threads that wait for files had better wait for a batch each.
+            # Not for image folders: threads that wait for files should wait for one batch each.
             mean_bytes = float(contents.shard_bytes.sum()) / max(1, contents.samples)
             if is_plain:
                 turn = _turn(mean_bytes * options.sizes.per_rank)
@@ -593,8 +600,11 @@ def _turn(batch_bytes: float) -> int:
 
 
 def sample_bytes_of(dataset: Source, fields: Iterable[str]) -> float:
-    """Bytes of memory that a sample takes once it is read: as the schema says where arrays have one
-    shape, and for what else is read what the files hold beside those."""
+    """Return the bytes of memory that a sample takes once it is read.
+
+    For fields of one shape they follow from the schema; all other fields together are estimated by
+    the rest of the sample's bytes in the files.
+    """
     contents = dataset.contents
     schema, fields = dataset.schema, [*fields]
     known = {name: _dense_bytes(type) for name, type in schema.items()}
@@ -606,7 +616,7 @@ def sample_bytes_of(dataset: Source, fields: Iterable[str]) -> float:
 
 
 def _dense_bytes(type: FieldType) -> int | None:
-    """Bytes of a sample where all have the same."""
+    """Return the bytes of each sample of a type; None if samples differ."""
     number, form = number_dtype(type), array_form(type)
     if number is not None:
         return number.itemsize

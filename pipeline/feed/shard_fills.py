@@ -1,13 +1,13 @@
 """Fill the shards that this node's cache keeps for a loader, in the order of first need.
 
-`NodeShare` says which shards the node reads and which of them its cache keeps, `FillQueue` which
-one is next, and `Filler` fetches them at the pace of the loader's consumption.
+`NodeShare` lists the shards that the node reads and those that its cache keeps. `FillQueue` orders
+them, and `Filler` fetches them at the pace of the loader's consumption.
 
-No thread waits here. Where a delivered batch leaves room in the pace, a task on the thread
-penstock-fill fetches shards until the room is used up; then it ends, and a later batch starts the
-next one. So a loader that stands still asks the store for nothing, and close() has nothing to wake.
+No thread waits. If a delivered batch leaves room in the pace, a task on a thread penstock-fill_N
+fetches shards until the room is used up, and then ends; a later batch starts the next task. A
+loader that isn't iterated therefore sends no requests, and close() has no waiting thread to notify.
 
-A fill that fails is only logged: the batch that needs the bytes raises.
+A fill that fails is only logged: the batch that needs the bytes raises the error.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ log = logging.getLogger("penstock")
 
 
 class NodeShare:
-    """What this node reads of a dataset, and what its cache keeps of that for one loader.
+    """The shards that this node reads, and those that its cache keeps for one loader.
 
-    It is a job of the cache from join() to leave(), beside other loaders' of the same dataset.
+    From join() to leave() it is a job of the cache, like other loaders of the same dataset.
 
-    shards: that this node's ranks read in an epoch, int64, shape (n,). batches: sizes of the job's
-    global batches. Raises ConfigError for a limit below one shard.
+    shards: those that this node's ranks read in an epoch, int64, shape (n,). node_bytes: their
+    size. batches: sizes of the job's global batches. Raises ConfigError if a cache's limit is below
+    the size of one shard.
     """
 
     def __init__(
@@ -72,27 +73,28 @@ class NodeShare:
         self.node_bytes = int(self._sizes.sum())
         self._mine: RemoteJobs | None = None
         for cache in remote.caches:
-            self._look_at_room(
+            self._check_room(
                 cache,
                 contents,
                 plan,
                 share=(end - first) / world.size,
-                speaks=world.is_first_on_node,
+                reports=world.is_first_on_node,
             )
 
-    def _look_at_room(
-        self, cache: DiskCache, contents: Contents, plan: JobPlan, *, share: float, speaks: bool
+    def _check_room(
+        self, cache: DiskCache, contents: Contents, plan: JobPlan, *, share: float, reports: bool
     ) -> None:
-        """Say what the order opens here: in the log, or where that is too much in a warning.
+        """Log the bytes of the order's open windows, and warn if they hardly fit into the cache.
 
-        share: of the ranks, on this node; speaks: this process does, as one of a node.
+        share: of the job's ranks, those on this node. reports: this process logs and warns for the
+        node. Raises ConfigError if the cache's limit is below the size of one shard.
         """
         kept = self._remote.kept_by(cache)
         sizes = self._sizes[np.isin(self.shards, kept)]
         node_bytes, shard_bytes = int(sizes.sum()), contents.shard_bytes[kept]
         if cache.max_bytes is not None:
             check_room(cache.max_bytes, int(sizes.max(initial=0)))
-        if not speaks:
+        if not reports:
             return
         needed_bytes = open_windows_bytes(
             open_shards=plan.open_shards * len(kept) / len(contents.sizes),
@@ -114,56 +116,54 @@ class NodeShare:
         ):
             warnings.warn(words, PenstockWarning, stacklevel=6)
         elif cache.max_bytes is not None and cache.max_bytes < node_bytes:
-            from penstock.pipeline.plan.sizing import small_cache_words  # others need none
+            from penstock.pipeline.plan.sizing import small_cache_words  # rarely needed
 
             if words := small_cache_words(cache.max_bytes, node_bytes):
                 warnings.warn(words, PenstockWarning, stacklevel=6)
 
     @property
     def is_cached(self) -> bool:
-        """Whether there is a cache at all."""
+        """True if there is a cache."""
         return bool(self._remote.caches)
 
     def join(self) -> None:
-        """Become a job of the cache, if it isn't one."""
+        """Become a job of the cache, unless it is one already."""
         if self._mine is None:
             self._mine = self._remote.join(self.shards, self._sizes)
 
     @property
     def kept_bytes(self) -> int:
-        """Those of `node_bytes` that the cache keeps or will keep."""
+        """The part of `node_bytes` that the cache keeps or will keep."""
         mine = self._mine
         return min(mine.pinned_bytes, self.node_bytes) if mine is not None else 0
 
     def keeps(self, shard: int) -> bool:
-        """Whether the cache keeps a shard for the job."""
+        """Return True if the cache keeps a shard for the job."""
         return self._mine is not None and self._mine.pins(shard)
 
     def refresh(self) -> bool:
-        """Look again, as jobs come and go; whether what is kept has changed."""
+        """Read again which shards are kept, as jobs come and go; return True if that changed."""
         return self._mine is not None and self._mine.refresh()
 
     def leave(self) -> None:
-        """End this loader's claims. Safe to call twice."""
+        """Leave the cache. Safe to call twice."""
         mine, self._mine = self._mine, None
         if mine is not None:
             mine.leave()
 
 
-# Steps that the walk for fills may go on for each batch that is handed out: it stays ahead of the
-# consumer where shards are here already, at about 0.1 ms a step.
-_STEPS_A_BATCH = 16
+# Steps that the walk for fills may advance per delivered batch. It so stays ahead of the consumer
+# even if shards are cached already; a step takes about 0.1 ms.
+_STEPS_PER_BATCH = 16
 _MOST_STEPS_SAVED = 1024
-# Shards that are passed over until the walk waits for them.
-_MOST_PASSED_OVER = 4096
 
 
 @dataclass(slots=True)
 class WalkBudget:
-    """How many steps the walk for fills may go on. Not thread-safe: the owner locks.
+    """The number of steps that the walk for fills may advance. Its owner provides the lock.
 
-    epoch_steps: it goes no further ahead of the consumer. left: steps that it may go; ahead: of the
-    consumer.
+    epoch_steps: the most steps ahead of the consumer. left: steps that the walk may advance; ahead:
+    its steps ahead of the consumer.
     """
 
     epoch_steps: int
@@ -171,16 +171,16 @@ class WalkBudget:
     ahead: int = 0
 
     def begin(self) -> None:
-        """Begin anew, as the consumer goes on elsewhere."""
-        self.left, self.ahead = _STEPS_A_BATCH, 0
+        """Reset the budget, because the consumer moved elsewhere."""
+        self.left, self.ahead = _STEPS_PER_BATCH, 0
 
     def count_batch(self) -> None:
-        """Count a batch of the consumer's."""
-        self.left = min(self.left + _STEPS_A_BATCH, _MOST_STEPS_SAVED)
+        """Count a batch that the consumer received."""
+        self.left = min(self.left + _STEPS_PER_BATCH, _MOST_STEPS_SAVED)
         self.ahead -= 1
 
     def take(self) -> bool:
-        """Whether the walk may go one step on; if so, the step is counted."""
+        """Take one step out of the budget; return False if none is left."""
         if self.left < 1 or self.ahead >= self.epoch_steps:
             return False
         self.left -= 1
@@ -191,45 +191,50 @@ class WalkBudget:
 class FillQueue:
     """The shards that are still to be filled, in the order of first need.
 
-    It has no place of its own in the stream: it goes along a walk that begins where `seek` says,
-    and remembers which shards it has met. Several threads may call; a step of the walk is long, so
-    `seek`, which the consumer calls, waits for none.
+    It has no position of its own in the stream: it follows a walk that begins at the cursor of
+    `seek`, and records the shards that it has met. Several threads may call it. A step of the walk
+    takes long, so `seek`, which the consumer calls, doesn't wait for one. most_passed_over: shards
+    that other sources fill until the walk waits for them.
     """
+
+    most_passed_over = 4096
 
     def __init__(
         self, needs: Needs, *, mine: NDArray[np.int64], endless: bool, may_walk: Callable[[], bool]
     ) -> None:
-        """mine: shards that this rank reads in any epoch. may_walk: asked before each step of the
-        walk."""
+        """mine: shards that this rank reads in any epoch. may_walk: called before each step of the
+        walk; False ends the search."""
         self._needs, self._mine, self._endless = needs, mine, endless
         self._may_walk = may_walk
-        self._lock = threading.Lock()  # of all but _sought
+        self._lock = threading.Lock()  # protects all but _sought
         self._sought: deque[Iterator[tuple[Cursor, NDArray[np.int64]]]] = deque(maxlen=1)
         self._steps: Iterator[tuple[Cursor, NDArray[np.int64]]] | None = None
         self._pinned: NDArray[np.bool_] | None = None
         self._todo = np.zeros(needs.shard_count, np.bool_)
-        self._left = 0  # in _todo
+        self._left = 0  # shards in _todo
         self._queue: deque[int] = deque()
 
     @property
     def pinned(self) -> list[int]:
-        """Shards that the cache keeps, as far as was looked at."""
+        """The shards that the cache keeps, as of the last `pin`."""
         return [] if self._pinned is None else np.flatnonzero(self._pinned).tolist()
 
     @property
     def is_empty(self) -> bool:
-        """Whether no shard is left, met by the walk or not."""
+        """True if no shard is left to fill."""
         return not self._left and not self._queue
 
     def seek(self, cursor: Cursor) -> None:
-        """Walk from this cursor on, as soon as the next shard is asked for."""
+        """Walk from a cursor on, beginning with the next call of `next`."""
         self._sought.append(self._needs.shards(cursor, endless=self._endless))
 
     def pin(
         self, kept: Callable[[list[int]], list[int]], *, has_changed: Callable[[], bool]
     ) -> bool:
-        """Look which of this rank's shards the cache keeps, the first time or where that has
-        changed; whether it was looked at and some are left to fill."""
+        """Read which of this rank's shards the cache keeps, the first time and after changes.
+
+        Returns True if that was read and some of them are left to fill.
+        """
         with self._lock:
             if not has_changed() and self._pinned is not None:
                 return False
@@ -244,8 +249,11 @@ class FillQueue:
     def next(
         self, is_whole: Callable[[int], bool], may_fill: Callable[[int], bool] | None = None
     ) -> int | None:
-        """The next shard that isn't here; None if the walk may go no further or none is left.
-        may_fill: those that it refuses are passed over, and keep their places."""
+        """Return the next shard that isn't cached; None if there is none or the walk must wait.
+
+        is_whole: True for a cached shard. may_fill: shards for which it returns False are passed
+        over and stay in the queue.
+        """
         with self._lock:
             if self._sought:
                 self._steps = self._sought.pop()
@@ -259,7 +267,7 @@ class FillQueue:
                 self._queue.extendleft(reversed(passed_over))
 
     def put_back(self, shard: int) -> None:
-        """Have a shard that couldn't be filled come again, behind the others."""
+        """Append a shard that couldn't be filled to the queue."""
         with self._lock:
             self._queue.append(shard)
 
@@ -279,7 +287,9 @@ class FillQueue:
                     passed_over.append(shard)
                 elif not is_whole(shard):
                     return shard
-            if not self._left or self._steps is None or len(passed_over) >= _MOST_PASSED_OVER:
+            if not self._left or self._steps is None:
+                return None
+            if len(passed_over) >= self.most_passed_over:
                 return None
             if not self._may_walk():
                 return None
@@ -292,26 +302,22 @@ class FillQueue:
             self._queue.extend(new.tolist())
 
 
-# Other jobs come and go: the node's share is looked at again in each epoch, but not more often than
-# this and not less.
-_REFRESH_LEAST_S, _REFRESH_S = 1.0, 5.0
-# After a failed fill; doubled each time in a row.
+# The pause after a failed fill, doubled after each further failure in a row.
 _RETRY_S, _MOST_RETRY_S = 1.0, 60.0
-# close() waits so long for a fill to stop. One whose request hangs ends by itself, unseen, when the
-# request does; it only ever writes to the cache.
+# close() waits this long for fills to stop. A fill whose request hangs ends later with the request;
+# it only writes to the cache.
 _CLOSE_S = 1.0
-# Shards smaller than what the connections hold are filled several at a time, up to so many.
+# Shards that are smaller than the bytes in flight are filled several at a time, up to this number.
 _MOST_FILLS = 8
-# So long it stays decided where a shard comes from: what other nodes hold changes slowly.
-_DECIDED_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class FillSource:
-    """A supply is where shards are filled from: the remote, or the caches of other nodes.
+    """A source from which shards are filled: the remote, or the caches of other nodes.
 
-    Each has a pace of its own: while the remote gives little, what other nodes hold comes all the
-    same. running: tasks; filled_bytes: since the last batch; counted_bytes: of all that came.
+    Each source has its own pace, so that a slow remote doesn't delay fills from other nodes.
+    is_near: the source is other nodes. running: its tasks. filled_bytes: received by fills since
+    the last batch. counted_bytes: received in total as of the last batch.
     """
 
     is_near: bool
@@ -321,7 +327,7 @@ class FillSource:
     counted_bytes: int = 0
 
     def count_batch(self, size_bytes: int, traffic: Traffic) -> None:
-        """Count a batch, and what batches have fetched since the one before."""
+        """Count a batch, and the bytes that batches fetched since the batch before."""
         received = self.received(traffic)
         fetched = received - self.counted_bytes - self.filled_bytes
         self.counted_bytes, self.filled_bytes = received, 0
@@ -329,15 +335,22 @@ class FillSource:
         self.pace.spend_for_batches(max(0, fetched))
 
     def received(self, traffic: Traffic) -> int:
-        """All bytes that came from here."""
+        """Return all bytes received from this source."""
         return traffic.bytes_peers if self.is_near else traffic.bytes_remote
 
 
 class Filler:
-    """Fills the pinned shards that a rank will read, in the order of first need, paced.
+    """Fills the pinned shards that a rank will read, paced, in the order of first need.
 
-    mine: shards that this rank reads in any epoch. epoch_steps: the walk goes no further ahead.
+    mine: shards that this rank reads in any epoch. epoch_steps: the most steps that the walk may be
+    ahead. refresh_s, least_refresh_s: other jobs come and go, so the kept shards are read again
+    once per epoch, but at intervals between these limits. choice_s: the source of a shard is chosen
+    again only after this time, because the holdings of nodes change slowly.
     """
+
+    refresh_s = 5.0
+    least_refresh_s = 1.0
+    choice_s = 1.0
 
     def __init__(
         self,
@@ -353,70 +366,71 @@ class Filler:
         self._remote, self._source, self._share = remote, source, share
         self._shard_bytes = source.contents.shard_bytes
         mean_bytes = int(self._shard_bytes.mean())
-        # The first windows open all at once; beyond a quarter of the data it would be a download.
+        # The first windows open at once. More than a quarter of the data would be a download.
         held, most = remote.in_flight_bytes(mean_bytes)
         allowance = max(held, min(most, share.node_bytes // 4))
         self._most_running = max(1, min(held // max(1, mean_bytes), _MOST_FILLS))
-        self._supplies = [FillSource(is_near=False, pace=Pace(allowance_bytes=allowance))]
+        self.sources = [FillSource(is_near=False, pace=Pace(allowance_bytes=allowance))]
         if any(cache.peers is not None for cache in remote.caches):
-            self._supplies.append(FillSource(is_near=True, pace=Pace(allowance_bytes=allowance)))
-        for supply in self._supplies:
-            supply.counted_bytes = supply.received(remote.traffic())
-        self._pool = Workers(self._most_running * len(self._supplies), name="fill")
+            self.sources.append(FillSource(is_near=True, pace=Pace(allowance_bytes=allowance)))
+        for each in self.sources:
+            each.counted_bytes = each.received(remote.traffic())
+        self._pool = Workers(self._most_running * len(self.sources), name="fill")
         self._stop = threading.Event()
         self.queue = FillQueue(needs, mine=mine, endless=endless, may_walk=self._may_walk)
-        # What handed_out() and the tasks share; held for moments only.
+        # Protects what count_batch() and the tasks share. It is held for moments only.
         self._lock = threading.Lock()
         self._budget = WalkBudget(epoch_steps)
-        self._decided: dict[int, FillSource | None] = {}
-        self._decided_until = 0.0
-        self._refresh_at = time.monotonic() + _REFRESH_S
-        self._batches = 0  # handed out since the share was looked at
+        self._choices: dict[int, FillSource | None] = {}
+        self._choices_until = 0.0
+        self._refresh_at = time.monotonic() + self.refresh_s
+        self._batches = 0  # delivered since the last refresh
         self._retry_at, self._retry_s = 0.0, _RETRY_S
         self._idle = False  # nothing is left to fill
-        # The cache had no room for what it should keep, till others give back.
-        self._is_full = False
+        self._is_full = False  # the cache has no room until other jobs give up theirs
 
     def seek(self, cursor: Cursor) -> None:
-        """Fill what batches need from this cursor on."""
+        """Fill the shards that batches need from a cursor on."""
         with self._lock:
             self.queue.seek(cursor)
             self._budget.begin()
 
     def count_batch(self, size_bytes: int, traffic: Traffic) -> None:
-        """Count a batch, and start a task if there is something to do. Raises what a task raised
-        that isn't of the remote."""
+        """Count a delivered batch, and start a task if there is something to fill.
+
+        size_bytes: of the batch. Raises the errors of ended tasks that aren't the remote's.
+        """
         now = time.monotonic()
         with self._lock:
-            for supply in self._supplies:
-                supply.count_batch(size_bytes, traffic)
+            for each in self.sources:
+                each.count_batch(size_bytes, traffic)
             self._budget.count_batch()
             self._batches += 1
             is_due, is_idle = self._is_due(now), self._idle
             due = [
-                supply
-                for supply in self._supplies
-                if (is_due and not supply.is_near) or (not is_idle and self._may_fill(supply, now))
+                each
+                for each in self.sources
+                if (is_due and not each.is_near) or (not is_idle and self._may_fill(each, now))
             ]
-        for supply in self._supplies:
-            while supply.running and supply.running[0].done():
-                supply.running.popleft().result()
-            if supply in due and len(supply.running) < self._most_running:
-                supply.running.append(self._pool.submit(self._work, supply))
+        for each in self.sources:
+            while each.running and each.running[0].done():
+                each.running.popleft().result()
+            if each in due and len(each.running) < self._most_running:
+                each.running.append(self._pool.submit(self._work, each))
 
     def wait(self, *, timeout_s: float) -> None:
-        """Wait until the tasks that run now have ended. Raises what they raised."""
-        for supply in self._supplies:
-            for task in list(supply.running):
+        """Wait until the tasks that run now have ended. Raises their errors."""
+        for each in self.sources:
+            for task in list(each.running):
                 task.result(timeout=timeout_s)
 
     def close(self) -> None:
-        """Stop what runs. Safe to call twice."""
+        """Stop the running fills. Safe to call twice."""
         self._stop.set()
         self._pool.close(timeout_s=_CLOSE_S)
 
-    def _may_fill(self, supply: FillSource, now: float) -> bool:
-        may = supply.pace.open and now >= self._retry_at and not self._is_full
+    def _may_fill(self, source: FillSource, now: float) -> bool:
+        may = source.pace.open and now >= self._retry_at and not self._is_full
         return may and not self._stop.is_set()
 
     def _may_walk(self) -> bool:
@@ -424,63 +438,62 @@ class Filler:
             return self._budget.take()
 
     def _is_due(self, now: float) -> bool:
-        """Whether to look at the share again."""
-        early_s = _REFRESH_S - _REFRESH_LEAST_S if self._batches >= self._budget.epoch_steps else 0
+        """Return True if the kept shards have to be read again."""
+        has_read_epoch = self._batches >= self._budget.epoch_steps
+        early_s = self.refresh_s - self.least_refresh_s if has_read_epoch else 0
         return now >= self._refresh_at - early_s
 
-    def _work(self, supply: FillSource) -> None:
+    def _work(self, source: FillSource) -> None:
         with self._lock:
             due = self._is_due(time.monotonic())
             if due:
-                self._refresh_at = time.monotonic() + _REFRESH_S
+                self._refresh_at = time.monotonic() + self.refresh_s
                 self._batches = 0
                 self._is_full = False
-        if self.queue.pin(self._kept, has_changed=lambda: due and self._share.refresh()):
+        kept = self._share.keeps
+        if self.queue.pin(
+            lambda shards: [shard for shard in shards if kept(shard)],
+            has_changed=lambda: due and self._share.refresh(),
+        ):
             with self._lock:
                 self._idle = False
         if due:
             self._source.give_back()
-        while (shard := self._next(supply)) is not None:
-            self._fill(shard, supply)
+        while (shard := self._next(source)) is not None:
+            self._fill(shard, source)
 
-    def _next(self, supply: FillSource) -> int | None:
-        """The next shard to fill from there; None if nothing may or need be filled now."""
+    def _next(self, source: FillSource) -> int | None:
+        """Return the next shard to fill from a source; None if there is none now."""
         now = time.monotonic()
         with self._lock:
-            if not self._may_fill(supply, now):
+            if not self._may_fill(source, now):
                 return None
-            self._forget_decisions(now)
-        has_choice = len(self._supplies) > 1
+            if now >= self._choices_until:  # a new table: another thread may still read the old one
+                self._choices, self._choices_until = {}, now + self.choice_s
+        has_choice = len(self.sources) > 1
         shard = self.queue.next(
             self._remote.is_whole,
-            (lambda shard: self._supply_of(shard) is supply) if has_choice else None,
+            (lambda shard: self.source_of(shard) is source) if has_choice else None,
         )
         with self._lock:
             self._idle = shard is None and self.queue.is_empty
         return shard
 
-    def _forget_decisions(self, now: float) -> None:
-        """Decide anew where shards come from, once in a while. Another thread may be looking at
-        what was decided, so that stays as it is."""
-        if now >= self._decided_until:
-            self._decided = {}
-            self._decided_until = now + _DECIDED_S
-
-    def _supply_of(self, shard: int) -> FillSource | None:
-        """Where a shard comes from; None while another node is about to fetch it."""
-        decided = self._decided
-        if shard in decided:
-            return decided[shard]
-        far, near = self._supplies
-        found: FillSource | None = far
+    def source_of(self, shard: int) -> FillSource | None:
+        """Choose the source of a shard; None while another node is about to fetch it."""
+        choices = self._choices
+        if shard in choices:
+            return choices[shard]
+        remote, nodes = self.sources
+        chosen: FillSource | None = remote
         if self._remote.is_near(shard):
-            found = near
+            chosen = nodes
         elif self._remote.is_left_to_others(shard):
-            found = None
-        decided[shard] = found
-        return found
+            chosen = None
+        choices[shard] = chosen
+        return chosen
 
-    def _fill(self, shard: int, supply: FillSource) -> None:
+    def _fill(self, shard: int, source: FillSource) -> None:
         size_bytes = int(self._shard_bytes[shard])
         fetched = 0
 
@@ -488,36 +501,27 @@ class Filler:
             nonlocal fetched
             with self._lock:
                 fetched += got
-                supply.filled_bytes += got
+                source.filled_bytes += got
 
         with self._lock:
-            supply.pace.spend(size_bytes)
+            source.pace.spend(size_bytes)
         try:
             got = self._remote.fill(shard, progress=progress, stop=self._stop)
         except PenstockError as error:
             if not self._stop.is_set():
-                self._failed(shard, error)
+                log.info("A shard could not be filled; retry in %.0f s: %s", self._retry_s, error)
+                self.queue.put_back(shard)
+                with self._lock:
+                    self._idle = False
+                    self._retry_at = time.monotonic() + self._retry_s
+                    self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)
         else:
             self._retry_s = _RETRY_S
             if got < 0 and not self._stop.is_set():
-                self._no_room(shard)
+                # No room: other jobs first have to give up what is this job's share.
+                self.queue.put_back(shard)
+                with self._lock:
+                    self._idle, self._is_full = False, True
         finally:
             with self._lock:
-                supply.pace.spend(fetched - size_bytes)
-
-    def _no_room(self, shard: int) -> None:
-        """Others have to give back what is this job's share: asked for again behind that."""
-        self.queue.put_back(shard)
-        with self._lock:
-            self._idle, self._is_full = False, True
-
-    def _failed(self, shard: int, error: PenstockError) -> None:
-        log.info("A shard could not be filled; retry in %.0f s: %s", self._retry_s, error)
-        self.queue.put_back(shard)
-        with self._lock:
-            self._idle = False
-            self._retry_at = time.monotonic() + self._retry_s
-            self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)
-
-    def _kept(self, shards: list[int]) -> list[int]:
-        return [shard for shard in shards if self._share.keeps(shard)]
+                source.pace.spend(fetched - size_bytes)

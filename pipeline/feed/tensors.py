@@ -1,13 +1,13 @@
-"""Convert decoded columns to what the user gets: mixed, as tensors on their device, page-locked.
+"""Convert decoded columns to the user's output: mixed, as tensors on their device, page-locked.
 
-It runs where batches are made: on the CPU that is a thread of its own, because page-locking a batch
-takes tens of milliseconds, for which the training loop would otherwise wait in every step.
+It runs on the thread that decodes. On the CPU that is a thread of its own, because page-locking a
+batch takes tens of milliseconds, for which the training loop would otherwise wait in every step.
 
 Large arrays for a GPU are read into page-locked memory and copied from there. torch allocates and
-keeps that memory. Its pool reuses a block only when no tensor has it any more and the copies that
-were begun from it, on any stream, are done: it waits for an event of each stream. It knows a block
-by the storage of a tensor. So what is delivered are tensors of that storage (`tensor_of`), never
-tensors around numpy's view of it.
+pools that memory. Its pool reuses a block only when no tensor uses it any more and the copies from
+it have ended on all streams, for which it waits for an event of each stream. It identifies a block
+by the storage of a tensor. Therefore delivered tensors share that storage (`tensor_of`) and never
+wrap numpy's view of it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.feed.batch import Batch, Output
+    from penstock.pipeline.feed.batch_pipeline import Batch, Output
     from penstock.readers.fields import Column, SampleBatch
 
 
 def tensor_of(values: NDArray[Any]) -> torch.Tensor:
-    """Numbers as a tensor that is the user's: in their own memory where that may be written to,
-    else in a copy."""
+    """Return numbers as a tensor that the user may change: without a copy if they are writable."""
     if not values.flags.writeable:
         return torch.from_numpy(values.copy())
     inside = None if values.base is None else in_storage(values)
@@ -41,7 +40,7 @@ def tensor_of(values: NDArray[Any]) -> torch.Tensor:
 
 
 def output_of(column: Column) -> Any:
-    """A decoded column as a tensor, a `Ragged` or a list."""
+    """Convert a decoded column to a tensor, a `Ragged` or a list."""
     if isinstance(column, DenseColumn):
         return tensor_of(column.values)
     if isinstance(column, RaggedColumn):
@@ -54,13 +53,15 @@ def output_of(column: Column) -> Any:
 
 
 def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
-    """What is handed out for a field, changed where it consists of tensors."""
+    """Apply a function to a field's output if it is a tensor or a `Ragged`."""
     return change(value) if isinstance(value, torch.Tensor | Ragged) else value
 
 
 def in_storage(values: NDArray[Any]) -> torch.Tensor | None:
-    """The same numbers as a tensor of the storage that they lie in; None where that is no
-    tensor's, or where they don't lie end to end."""
+    """Return numbers as a tensor of the storage that contains them.
+
+    None if that isn't the storage of a tensor, or if the numbers aren't contiguous.
+    """
     base = values.base
     while base is not None and not isinstance(base, torch.Tensor):
         base = getattr(base, "base", None)
@@ -75,30 +76,35 @@ _log = logging.getLogger("penstock")
 
 
 class PageLocked:
-    """Makes page-locked memory, on any thread. It belongs to the GPU of the thread that begins a
-    pass: a new thread would take the first one's, and a context there."""
+    """Allocates page-locked memory, on any thread.
+
+    The memory belongs to the current GPU of the thread that begins a pass. A new thread would use
+    the first GPU, and create a context there.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        """device: where batches go; the CPU where their user moves them."""
+        """device: of the batches; the CPU if the user moves them to a GPU."""
         self._device = device
         self._gpu: int | None = None
         self._failed = False
 
     @classmethod
     def of(cls, device: torch.device, *, pins: bool) -> PageLocked | None:
-        """For batches of a loader; None where nothing is copied to a GPU. pins: its user wants
-        batches on the CPU to be page-locked."""
+        """Return the allocator for a loader's batches; None if none are copied to a GPU.
+
+        pins: the user wants batches on the CPU to be page-locked.
+        """
         wanted = device.type == "cuda" or (pins and device.type == "cpu")
         return cls(device) if wanted and torch.cuda.is_available() else None
 
     def begin(self) -> None:
-        """Note the GPU of this thread."""
+        """Record the current GPU of this thread."""
         own = self._device.index if self._device.type == "cuda" else None
         self._gpu = torch.cuda.current_device() if own is None else own
 
     @contextlib.contextmanager
     def on_gpu(self) -> Iterator[None]:
-        """Inside, this thread works for that GPU."""
+        """Make the recorded GPU the current one of this thread."""
         if self._gpu is None:
             yield
             return
@@ -106,7 +112,7 @@ class PageLocked:
             yield
 
     def __call__(self, size_bytes: int) -> NDArray[np.uint8] | None:
-        """So many bytes; None where the machine gives no more."""
+        """Allocate bytes; None if the machine has no more page-locked memory."""
         if self._failed:
             return None
         try:
@@ -115,8 +121,8 @@ class PageLocked:
         except RuntimeError as error:
             self._failed = True
             _log.warning(
-                "No page-locked memory for %s bytes (%s): batches are read into other memory, and "
-                "copied to the GPU from there. A larger `ulimit -l` or a smaller batch helps.",
+                "No page-locked memory for %s bytes (%s): batches are read into pageable memory "
+                "and copied to the GPU from there. A larger `ulimit -l` or a smaller batch helps.",
                 f"{size_bytes:,}",
                 error,
             )
@@ -126,11 +132,11 @@ class PageLocked:
 
 
 VALID = "valid"
-"""What a padded batch has beside its fields."""
+"""The name of the mask that a padded batch has in addition to its fields."""
 
 
 class Finisher:
-    """Makes of a decoded batch what is handed out."""
+    """Converts a decoded batch to its output."""
 
     def __init__(
         self,
@@ -141,22 +147,22 @@ class Finisher:
         memory: PageLocked | None,
         as_dict: bool = False,
     ) -> None:
-        """fields: in the order in which batches have them. mixed: mixes the samples of a batch with
-        one another; None where the recipe doesn't. memory: what large arrays were read into where
-        there is a GPU to copy them to; what stays on the CPU is page-locked then. as_dict: hand out
-        a dict by field, else a tuple."""
+        """fields: of a batch, in order. mixed: mixes the samples of a batch; None if the recipe
+        doesn't. memory: the allocator of page-locked memory if batches are copied to a GPU; batches
+        that stay on the CPU are then page-locked. as_dict: the output is a dict by field, else a
+        tuple."""
         self._fields, self._mixed, self._device = tuple(fields), mixed, device
         self._memory = memory
         self._pins = memory is not None and device.type == "cpu"
         self._as_dict = as_dict
 
     def begin(self) -> None:
-        """Note the GPU of the thread that begins a pass."""
+        """Record the current GPU of the thread that begins a pass."""
         if self._memory is not None:
             self._memory.begin()
 
     def __call__(self, batch: Batch) -> Output:
-        """What is handed out of a decoded batch."""
+        """Convert a decoded batch to its output."""
         images, content = batch.images, batch.content
         if batch.mix is not None and self._mixed is not None:
             images, content = self._mixed(batch)
@@ -171,7 +177,8 @@ class Finisher:
         if self._pins:
             assert self._memory is not None
             with self._memory.on_gpu():
-                values = [map_tensors(value, _pinned) for value in values]
+                # A tensor that is pinned already is returned as it is.
+                values = [map_tensors(value, lambda each: each.pin_memory()) for value in values]
         return dict(zip(names, values, strict=True)) if self._as_dict else tuple(values)
 
     def _placed(self, value: Any) -> Any:
@@ -181,7 +188,7 @@ class Finisher:
 
 
 def _value(field: str, batch: Batch, content: SampleBatch) -> Any:
-    """What is handed out for one field, other than images, on the CPU."""
+    """Return the output of one field other than an image, on the CPU."""
     if is_number(field, content.columns):
         return tensor_of(content.ids)
     if field.endswith(PRESENT):
@@ -193,7 +200,3 @@ def _value(field: str, batch: Batch, content: SampleBatch) -> Any:
     if isinstance(filled, RaggedColumn):
         return output_of(filled)
     return tensor_of(filled.values[: len(content)])
-
-
-def _pinned(value: Any) -> Any:
-    return value.pin_memory()  # itself where it is already

@@ -1,6 +1,6 @@
-"""Freeze how a job's batches are cut by tokens, from its options and its samples' lengths.
+"""Decide how batches are cut by tokens, from a job's options and the lengths of its samples.
 
-Loaded only by jobs whose batches are cut by tokens.
+Only jobs with batch_tokens= load this module.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan import BucketSettings
     from penstock.readers import Source
 
-# Samples whose lengths stand for all: so many of each of so many shards, evenly spread.
+# The sampled lengths: of so many evenly spread shards, the first so many samples each.
 _SHARDS, _SAMPLES = 16, 256
 
 
 def freeze_buckets(source: Source, options: NativeOptions) -> BucketSettings:
-    """How batches are cut at a job's first start. Raises ConfigError, PlanError."""
+    """Decide how batches are cut at a job's first start. Raises ConfigError and PlanError."""
     field, tokens = token_field(source, options)
     ranks = options.world.size
     settings = bucket_settings(
@@ -36,14 +36,17 @@ def freeze_buckets(source: Source, options: NativeOptions) -> BucketSettings:
         tokens=tokens * ranks,
         is_padded=_is_padded(field, options),
         ranks=ranks,
-        some=_some_lengths(source, field),
+        some=_sampled_lengths(source, field),
     )
     check_tokens(source, settings, ranks=ranks)
     return settings
 
 
 def token_field(source: Source, options: NativeOptions) -> tuple[str, int]:
-    """Whose lengths count, and a rank's tokens. Raises ConfigError for a field that has none."""
+    """Return the field whose lengths count, and the tokens of a rank.
+
+    Raises ConfigError if that field isn't clear, or if its samples have no lengths.
+    """
     given = options.batch_tokens
     schema = source.schema
     if isinstance(given, Mapping):
@@ -57,8 +60,9 @@ def token_field(source: Source, options: NativeOptions) -> tuple[str, int]:
         found = found or [name for name in selected if _has_lengths(source, name)]
         if len(found) != 1:
             raise ConfigError(
-                f"batch_tokens={given}: whose lengths count isn't clear: of {list(selected)}, "
-                f"{found or 'none'} differ in length. Name it: batch_tokens={{'tokens': {given}}}."
+                f"batch_tokens={given}: the field whose lengths count isn't clear: of "
+                f"{list(selected)}, {found or 'none'} differ in length. Name it: "
+                f"batch_tokens={{'tokens': {given}}}."
             )
         (field,) = found
     if not _has_lengths(source, field):
@@ -89,8 +93,8 @@ def _is_padded(field: str, options: NativeOptions) -> bool:
     return False
 
 
-def _some_lengths(source: Source, field: str) -> NDArray[np.int64]:
-    """Lengths of samples that stand for all: the same on every rank."""
+def _sampled_lengths(source: Source, field: str) -> NDArray[np.int64]:
+    """Return the lengths of some samples, the same on every rank."""
     sizes = source.contents.sizes
     places = np.linspace(0, len(sizes) - 1, min(_SHARDS, len(sizes)), dtype=np.int64)
     rows = [
@@ -102,30 +106,35 @@ def _some_lengths(source: Source, field: str) -> NDArray[np.int64]:
 
 
 def check_tokens(source: Source, settings: BucketSettings, *, ranks: int) -> None:
-    """Raise PlanError where the longest sample, as far as the index tells, leaves ranks without
-    one."""
+    """Raise PlanError if a batch with the longest sample may lack a sample for some rank.
+
+    The check needs an index that stores the longest length.
+    """
     longest = source.contents.longest.get(settings.field)
     if longest is None or (least := least_tokens(longest, ranks=ranks)) <= settings.tokens:
         return
     raise PlanError(
         f"batch_tokens: got {settings.tokens // ranks:,} a rank ({settings.tokens:,} on {ranks}), "
-        f'and the longest sample of "{settings.field}" has {longest:,}: with it a batch might not '
-        f"have a sample for every rank. Pass {-(-least // ranks):,} or more, or shorter samples."
+        f'and the longest sample of "{settings.field}" has {longest:,}: a batch with it might not '
+        f"have a sample for every rank. Pass {-(-least // ranks):,} or more, or shorten the "
+        "samples."
     )
 
 
 def check_resumed(
     source: Source, settings: BucketSettings | None, options: NativeOptions, *, ranks: int
 ) -> None:
-    """Compare a state's way to cut batches with this loader's: the tokens of a global batch stay,
-    with a warning where a rank may get more than its own or another share. Raises ResumeError,
-    PlanError."""
+    """Check that a loader cuts batches as a state does. Raises ResumeError and PlanError.
+
+    The state's tokens of a global batch apply, with a warning if they differ from the loader's or
+    if a rank may get more than its share.
+    """
     given = options.batch_tokens
     if (settings is None) != (given is None):
         saved = "without batch_tokens=" if settings is None else "with batch_tokens="
         raise ResumeError(
-            f"State was saved {saved}, and this loader was made the other way: other samples make "
-            "up a batch, and its place isn't one of this loader's. Pass the same arguments."
+            f"State was saved {saved}, but this loader was not: its batches consist of other "
+            "samples, and the state's position isn't the beginning of one. Pass the same arguments."
         )
     if settings is None:
         return
@@ -140,9 +149,10 @@ def check_resumed(
     most = settings.most(ranks)
     if tokens * ranks != settings.tokens or most > tokens:
         warnings.warn(
-            f"The state's global batches of {settings.tokens:,} tokens stay, so that no sample is "
-            f"lost: {settings.tokens // ranks:,} a rank on {ranks}, where batch_tokens={tokens:,} "
-            f"was passed. A rank's batch may hold up to {most:,}: each global batch was cut into "
+            f"The state's global batches of {settings.tokens:,} tokens apply, so that no sample is "
+            f"lost: {settings.tokens // ranks:,} a rank on {ranks}, instead of "
+            f"batch_tokens={tokens:,}. A rank's batch may hold up to {most:,}: each global batch "
+            f"was cut into "
             f"{settings.bins} part{'s'[: settings.bins > 1]}, and {ranks} "
             f"rank{'s'[: ranks > 1]} read{'s'[: ranks == 1]} it.",
             PenstockWarning,

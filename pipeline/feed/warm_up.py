@@ -1,14 +1,14 @@
-"""Fetch into a node's cache what the node will read, before the job or beside it.
+"""Fill a node's cache with the shards that the node will read, before or during the job.
 
-A job that runs at the same time shares the fills: both write into the same files of the cache, and
-each range is fetched by one of them. What is cached already is skipped, so an interrupted warm-up
-goes on where it stopped.
+A job that runs at the same time shares the fills: both write to the same files of the cache, and
+each range is fetched by one of them. Cached shards are skipped, so an interrupted warm-up continues
+where it stopped.
 
-With an executor one task a node is submitted, which fills that node's share of its own cache. An
-executor doesn't know nodes. Dask says where its workers are, so each task is pinned to a worker of
-another host. With others `nodes` tasks are submitted, and the executor decides on which machine
-each runs: start one worker a machine. A share that was fetched on another node than the job will
-have is not lost: the job's lanes follow what the nodes hold.
+With an executor, one task per node is submitted, which fills the node's own cache. Executors don't
+know nodes. Dask reports the hosts of its workers, so each task is pinned to a worker of another
+host. With other executors, `nodes` tasks are submitted, and the executor decides where each runs,
+so start one worker per machine. A share that was fetched on another node than the job would use
+isn't lost: the job's lanes follow what the nodes hold.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ if TYPE_CHECKING:
     from penstock.readers import Contents, RemoteShards
     from penstock.readers.origin import Url
 
-# Of one rank, where nobody says what the job's will be: as people train on images.
+# The default batch size of a rank, which is usual for images.
 BATCH_PER_RANK = 256
-# Shards at a time. Each is fetched by several ranges at once; several shards hide each one's ends.
+# Shards filled at a time. Each is fetched by several requests; other shards fill the gap while its
+# last requests end.
 FILLS_AT_ONCE = 4
 
 _FIXED_BY_STATE = ("epoch", "seed", "shuffle")
@@ -84,7 +85,7 @@ _FIXED_BY_STATE = ("epoch", "seed", "shuffle")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmRequest:
-    """What a warm-up was asked for, by the names of `warm`."""
+    """The arguments of a warm-up, by the names of `warm`."""
 
     epoch: int = 0
     seed: int = 0
@@ -104,13 +105,15 @@ class WarmRequest:
         given = {name: value for name, value in given.items() if value != fields[name].default}
         for name, value in (given | shuffle_settings(self.order)).items():
             raise ConfigError(
-                f"{name}: got {value!r} beside a state, which says it "
-                "already: order and place come from the state. Leave one of them out."
+                f"{name}: got {value!r} together with a state, which contains the order and the "
+                "position. Leave one of them out."
             )
 
     def job(self, source: Source, world: World) -> tuple[JobOrder, Cursor]:
-        """The job's order, and where its next batch begins. Raises ConfigError; ResumeError for a
-        state of something else."""
+        """Return the job's order, and where its next batch begins.
+
+        Raises ConfigError, and ResumeError for a state of another dataset or order.
+        """
         given = self.global_batch_size
         if self.state is not None:
             wanted = None if given is None else batch_schedule(given)
@@ -139,10 +142,10 @@ def _check_batches(schedule: BatchSchedule, world: World) -> None:
 
 
 def _resumed(
-    source: Source, told: dict[str, Any], wanted: BatchSchedule | None, world: World
+    source: Source, saved: dict[str, Any], wanted: BatchSchedule | None, world: World
 ) -> tuple[JobOrder, Cursor]:
-    """As a loader goes on from the state. wanted: batches from there on; None: the state's."""
-    # A job's first start needs none of it.
+    """Return a saved state's order and position. wanted: batch sizes from there on, or None."""
+    # Not needed at a job's first start.
     from penstock.pipeline.plan import (
         LaneOrder,
         LoaderState,
@@ -152,7 +155,7 @@ def _resumed(
         resumed_schedule,
     )
 
-    state, contents = LoaderState.from_dict(told), source.contents
+    state, contents = LoaderState.from_dict(saved), source.contents
     check_resumable(state, dataset=contents.fingerprint, samples=contents.samples, wanted={})
     fingerprint = order_fingerprint(contents, state.plan)
     if fingerprint != state.fingerprint:
@@ -177,10 +180,11 @@ _FillOutcome = Literal["fetched", "there", "no room", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmState:
-    """How far a warm-up is, in bytes.
+    """The progress of a warm-up, in bytes.
 
-    wanted_bytes: what it shall keep; of that, what came from the remote in this run, what was
-    there, what failed. left_out_bytes: what the node reads beside that.
+    wanted_bytes: bytes that the cache shall keep. Of these, fetched_bytes came from the remote in
+    this run, there_bytes were cached, and failed_bytes failed. left_out_bytes: bytes that the node
+    reads but its cache doesn't keep.
     """
 
     wanted_bytes: int
@@ -192,13 +196,14 @@ class WarmState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmResult:
-    """What a warm-up has done.
+    """The result of a warm-up.
 
-    bytes, objects: fetched in this run (of a dry run: what would be). skipped: objects that were
-    there, or that others fetched meanwhile. failed: URI and reason of each object that didn't come.
+    bytes, objects: fetched in this run; in a dry run, those that would be. skipped: objects that
+    were cached, or that another process fetched in the meantime. failed: URI and reason of each
+    object that couldn't be fetched.
 
-    node_bytes: what the node reads in an epoch; kept_bytes: of that, what the cache keeps for the
-    job; left_out: objects that it doesn't: they come from the remote in each epoch.
+    node_bytes: bytes that the node reads in an epoch; kept_bytes: the part of them that the cache
+    keeps for the job; left_out: objects that it doesn't keep, which are fetched in each epoch.
     """
 
     bytes: int
@@ -212,7 +217,7 @@ class WarmResult:
 
 
 class ShareFills:
-    """Fills given shards on several threads, and counts what came of each."""
+    """Fills shards on several threads, and counts the outcomes."""
 
     def __init__(
         self,
@@ -224,7 +229,7 @@ class ShareFills:
         dry_run: bool,
         progress: Callable[[WarmState], None] | None,
     ) -> None:
-        """processes: of this node, which share its shards out; each reports about its own.
+        """processes: of this node, among which the shards are divided; each reports its own.
         dry_run: fetch nothing. progress: called from several threads."""
         self._shard_bytes, self._remote, self._share = contents.shard_bytes, remote, share
         self.kept = [shard for shard in share.shards.tolist() if share.keeps(shard)]
@@ -237,7 +242,7 @@ class ShareFills:
         self._failed: list[tuple[str, str]] = []
 
     def result(self, seconds: float) -> WarmResult:
-        """What the fills came to, in so many seconds."""
+        """Return the result. seconds: duration of the fills."""
         return WarmResult(
             bytes=self._fetched_bytes,
             objects=self._count["fetched"],
@@ -250,45 +255,47 @@ class ShareFills:
         )
 
     def run(self, shards: Iterator[int], *, workers: int, stop: threading.Event) -> None:
-        """Fill the shards, the first ones first, so many at a time. stop: ends it early."""
+        """Fill shards in order, `workers` at a time, until `stop` is set."""
         self._stop = stop
         pool = Workers(workers, name="warm")
         # A large shard may take any time; its requests have limits of their own.
         no_limit_s = threading.TIMEOUT_MAX
-        fills = Ordered(self._one, shards, pool=pool, ahead=2 * workers, timeout_s=no_limit_s)
+        fills = Ordered(
+            self._fill_and_count, shards, pool=pool, ahead=2 * workers, timeout_s=no_limit_s
+        )
         try:
             for _ in fills:
                 if self._stop.is_set():
                     break
         except BaseException:
-            self._stop.set()  # before the pool is closed, which waits for what has started
+            self._stop.set()  # before the pool is closed, which waits for fills that have begun
             raise
         finally:
             pool.close(timeout_s=LEAVE_TIMEOUT_S)  # a request that hangs ends by itself
 
-    def _one(self, shard: int) -> None:
+    def _fill_and_count(self, shard: int) -> None:
         outcome = self._fill(shard)
         if outcome is not None:
             with self._lock:
                 self._count[outcome] += 1
 
     def _fill(self, shard: int) -> _FillOutcome | None:
-        """Fill a shard; None where it was stopped."""
+        """Fill a shard; None if it was stopped."""
         if self._stop.is_set():
             return None
         size_bytes = int(self._shard_bytes[shard])
         if self._remote.is_whole(shard):
-            self._tell(there_bytes=size_bytes)
+            self._report(there_bytes=size_bytes)
             return "there"
         if self._dry_run:
-            self._tell(fetched_bytes=size_bytes)
+            self._report(fetched_bytes=size_bytes)
             return "fetched"
         came = 0
 
         def progress(got: int) -> None:
             nonlocal came
             came += got
-            self._tell(fetched_bytes=got)
+            self._report(fetched_bytes=got)
 
         try:
             fetched = self._remote.fill(shard, progress=progress, stop=self._stop)
@@ -298,16 +305,18 @@ class ShareFills:
             if self._stop.is_set():
                 return None
             self._failed.append((self._remote.uri(shard), str(error)))
-            self._tell(failed_bytes=size_bytes - came)
+            self._report(failed_bytes=size_bytes - came)
             return "failed"
         if self._stop.is_set() and not self._remote.is_whole(shard):
             return None
         if fetched < 0:
             return "no room"
-        self._tell(there_bytes=size_bytes - came)  # the job, or another warm-up, brought the rest
+        self._report(there_bytes=size_bytes - came)  # another process fetched the rest
         return "fetched" if came else "there"
 
-    def _tell(self, *, fetched_bytes: int = 0, there_bytes: int = 0, failed_bytes: int = 0) -> None:
+    def _report(
+        self, *, fetched_bytes: int = 0, there_bytes: int = 0, failed_bytes: int = 0
+    ) -> None:
         with self._lock:
             self._fetched_bytes += fetched_bytes
             self._there_bytes += there_bytes
@@ -331,14 +340,17 @@ def warm_node(
     progress: Callable[[WarmState], None] | None = None,
     stop: threading.Event | None = None,
 ) -> WarmResult:
-    """Fill the cache of this node with its share; see `warm`."""
+    """Fill the cache of this node with its share; `warm` documents the arguments."""
     began = time.perf_counter()
     contents = dataset.contents
     remote = _checked_remote(dataset)
     job, start = order.job(dataset, world)
     batches = job.walk.schedule.sizes
     share = NodeShare(remote, contents, job.plan(), batches=batches, world=world)
-    peers = None if order.dry_run else make_peer_links(remote, job, world, _store())
+    peers = None
+    if not order.dry_run:
+        store = JobStore.of_group()
+        peers = make_peer_links(remote, job, world, None if store is None else store.under("warm"))
     number, count = order.process
     try:
         if peers is not None:
@@ -347,7 +359,9 @@ def warm_node(
         fills = ShareFills(
             contents, remote, share, processes=count, dry_run=order.dry_run, progress=progress
         )
-        shards = _in_order(_needs(job, world), fills.kept, start=start)
+        first, end = node_ranks(world)
+        needs = Needs(job.plan(), job.walk, first=first, end=end, world=world.size)
+        shards = _in_order(needs, fills.kept, start=start)
         mine = itertools.islice(shards, number, None, count)
         own = mine if peers is None else _own_first(remote, mine)
         fills.run(own, workers=order.workers, stop=stop or threading.Event())
@@ -358,14 +372,11 @@ def warm_node(
     return fills.result(time.perf_counter() - began)
 
 
-def _store() -> JobStore | None:
-    store = JobStore.of_group()
-    return None if store is None else store.under("warm")
-
-
 def _own_first(remote: RemoteShards, shards: Iterator[int]) -> Iterator[int]:
-    """The shards that this node fetches from the remote, then those that another one fetches for it
-    too: by then they are there."""
+    """Yield the shards that this node fetches from the remote, then those that another node does.
+
+    The other node has usually fetched the latter by then.
+    """
     others = []
     for shard in shards:
         if remote.is_left_to_others(shard):
@@ -379,29 +390,24 @@ def _checked_remote(dataset: Source) -> RemoteShards:
     remote = dataset.remote_shards
     if remote is None:
         raise ConfigError(
-            f"{dataset.url} is local: there is nothing to warm. Read it where it is; for data on a "
+            f"{dataset.url} is local: there is nothing to warm. Read it directly; for data on a "
             "network mount pass cache= to the Dataset."
         )
-    if any(one.cache is None or one.cache.is_temporary for one in remote.remotes):
+    if any(each.cache is None or each.cache.is_temporary for each in remote.remotes):
         raise ConfigError(
-            f"{dataset.url}: the dataset has no cache to warm. Pass "
-            'cache=DiskCache("/nvme/penstock", max_bytes="1.5TB"), the one that the job will use.'
+            f"{dataset.url}: the dataset has no cache to warm. Pass the cache that the job will "
+            'use, such as cache=DiskCache("/nvme/penstock", max_bytes="1.5TB").'
         )
     if unusable := [cache for cache in remote.caches if not cache.can_be_used]:
         raise WriteError(
             f"{unusable[0].path}: the cache folder can't be used, so nothing can be warmed. "
-            "`penstock doctor` with that folder tells why."
+            "`penstock doctor` with that folder explains why."
         )
     return remote
 
 
-def _needs(order: JobOrder, world: World) -> Needs:
-    first, end = node_ranks(world)
-    return Needs(order.plan(), order.walk, first=first, end=end, world=world.size)
-
-
 def _in_order(needs: Needs, kept: list[int], *, start: Cursor) -> Iterator[int]:
-    """Each kept shard once: those of the epoch by first need, then those of other epochs."""
+    """Yield each kept shard once: the epoch's in the order of first need, then all others."""
     todo = np.zeros(needs.shard_count, np.bool_)
     todo[kept] = True
     left = len(kept)
@@ -416,7 +422,7 @@ def _in_order(needs: Needs, kept: list[int], *, start: Cursor) -> Iterator[int]:
 
 
 def node_world(world_size: int, *, nodes: int, node_rank: int) -> World:
-    """The first rank of a node, with the node's ranks as its local ones. Raises ConfigError."""
+    """Return the world of a node's first rank, with all ranks of the node. Raises ConfigError."""
     if nodes < 1 or world_size < 1:
         raise ConfigError(f"Got {world_size} ranks on {nodes} nodes, wanted at least 1 of each.")
     if not 0 <= node_rank < nodes:
@@ -426,8 +432,8 @@ def node_world(world_size: int, *, nodes: int, node_rank: int) -> World:
         )
     if world_size % nodes:
         raise ConfigError(
-            f"world_size: got {world_size}, wanted a multiple of the {nodes} nodes: each node has "
-            "as many ranks as GPUs, all nodes alike."
+            f"world_size: got {world_size}, wanted a multiple of the {nodes} nodes: all nodes have "
+            "the same number of ranks."
         )
     ranks = world_size // nodes
     return World(node_rank * ranks, world_size, local_rank=0, local_size=ranks)
@@ -452,27 +458,29 @@ def warm(
     executor: Executor | None = None,
     nodes: int | None = None,
 ) -> WarmResult:
-    """Fill the cache with what this node reads in an epoch, in the order in which it reads it.
+    """Fill the cache with the shards that this node reads in an epoch, in the order of need.
 
-    The plan is that of a loader with the same dataset, seed, global batch (256 a rank unless told),
-    shuffle and order; with others a node of several reads other shards. On one node all plans read
-    the same, in another order. Only what the cache keeps for the job is fetched.
+    The plan is that of a loader with the same dataset, seed, global batch (256 per rank by
+    default), shuffle and order. With other values, one of several nodes would read other shards; a
+    single node would read the same ones in another order. Only shards that the cache keeps for the
+    job are fetched.
 
-    state: of the job that will go on, as `state_dict()` gave it: its plan, order of lanes, batches
-    and place are those of the warm-up; of the other arguments only global_batch_size may stand
-    beside it, where the job will have another.
-    world: of a rank on this node, whose local ranks are all of the node's; None is World(0, 1).
-    process: (number, of how many) where several processes of a node share its shards out. workers:
-    shards at a time. dry_run: fetch nothing. progress: called from several threads. stop: ends it
-    early; the result tells what came till then. dataset, cache: also a URL and the cache for it.
-    executor: whose workers warm their machines, `nodes` of them (docs/packs.md); world is then any
-    rank's of the job, the result the sum of all, progress is told as each node is warm, and stop
+    dataset, cache: a dataset, or a URL and the cache for it.
+    state: of a job that will continue, from `state_dict()`. Its plan, lane order, batches and
+    position apply. Of the other arguments of the plan, only global_batch_size may be passed, too,
+    if the job will have another one.
+    world: of a rank on this node, whose local ranks are all ranks of the node; None is World(0, 1).
+    process: (number, count) if several processes of a node divide its shards. workers: shards at a
+    time. dry_run: fetch nothing. progress: called from several threads. stop: ends the warm-up
+    early; the result then covers the time before.
+    executor: its workers warm their machines, `nodes` of them (docs/packs.md). World is then that
+    of any rank, the result is the sum over all nodes, progress is called after each node, and stop
     doesn't reach the workers.
 
-    Raises ConfigError for a local dataset (nothing to warm), one without cache=, and a limit
-    below two open windows; ResumeError for a state of another dataset; WriteError for a cache
-    folder that can't be used; and what opening the dataset raises. An object that fails doesn't end
-    it: see WarmResult.failed.
+    Raises ConfigError for a local dataset, one without cache=, and a limit below two open windows;
+    ResumeError for a state of another dataset; WriteError for a cache folder that can't be used;
+    and the errors of opening the dataset. An object that fails doesn't end the warm-up: see
+    WarmResult.failed.
     """
     wanted = WarmRequest(
         epoch=epoch,
@@ -488,13 +496,15 @@ def warm(
     if nodes is not None and executor is None:
         raise ConfigError(
             f"nodes: got {nodes} without an executor, whose workers would warm them. This call "
-            "warms one node, the one that it runs on: say which by world=."
+            "warms the node on which it runs. Pass world= to choose the node's share."
         )
     if not isinstance(dataset, Source):
         with Dataset(dataset, cache=cache, allow_left_out=1) as opened:
             return _warmed(opened, wanted, world, executor, nodes, progress, stop)
     if cache is not None:
-        raise ConfigError("cache: got one beside a dataset, which was made with its own.")
+        raise ConfigError(
+            "cache: got one together with a dataset, which has its own. Pass a URL, or no cache=."
+        )
     return _warmed(dataset, wanted, world, executor, nodes, progress, stop)
 
 
@@ -509,7 +519,6 @@ def _warmed(
 ) -> WarmResult:
     if executor is None:
         return warm_node(dataset, order, world=world or World(0, 1), progress=progress, stop=stop)
-
     return warm_nodes(
         dataset, order, executor=executor, nodes=nodes, world=world, progress=progress
     )
@@ -517,13 +526,16 @@ def _warmed(
 
 _log = logging.getLogger("penstock")
 _MOST_NODES = 2**16
-"""No job has as many; a slip of the keyboard would fill the memory with tasks."""
+"""No job has more nodes; without a limit, a typing error would fill the memory with tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmTask:
-    """One node's share. source: a dataset, pickled without secrets; indexes: folders that it needs;
-    rank, size, ranks: the node's first rank, all of the job, and those of the node."""
+    """The warm-up of one node, for a worker.
+
+    source: a dataset, pickled without secrets; indexes: folders that it needs. rank: the node's
+    first rank; size: ranks of the job; ranks: ranks of the node.
+    """
 
     url: str
     source: bytes
@@ -535,10 +547,10 @@ class WarmTask:
 
 
 def warm_task(task: WarmTask) -> tuple[str, WarmResult]:
-    """Warm the node that this worker is on; returns who did it, and what came of it."""
+    """Warm the node of this worker; return the worker's name and the result."""
     check_indexes(task.url, task.indexes)
     key = hashlib.sha256(task.source).hexdigest()
-    # Of the driver, as the task that it came with.
+    # The pickle is as trusted as the task that contains it: both come from the driver.
     dataset = keep_open(f"warm {key}", lambda: pickle.loads(task.source))
     world = World(task.rank, task.size, local_rank=0, local_size=task.ranks)
     return worker_name(), warm_node(dataset, task.order, world=world)
@@ -553,16 +565,18 @@ def warm_nodes(
     world: World | None,
     progress: Callable[[WarmState], None] | None = None,
 ) -> WarmResult:
-    """Warm so many nodes, None is as many hosts as Dask has. world: of the job. progress: called
-    when a node is warm. Raises ConfigError, and what a node's warm-up raises, with the worker's
-    name."""
+    """Warm several nodes by an executor's workers.
+
+    nodes: None for all hosts of a Dask cluster. world: of the job. progress: called after each
+    node. Raises ConfigError, and the errors of a node's warm-up, with the worker's name.
+    """
     check_executor(executor)
-    hosts = hosts_of_ranks(executor)
+    hosts = worker_per_host(executor)
     count = len(hosts) if nodes is None else check_count("nodes", nodes, least=1)
     if not count:
         raise ConfigError(
-            "nodes: got None, wanted how many nodes the job has, such as nodes=4: this executor "
-            "doesn't tell where its workers are."
+            "nodes: got None, wanted the number of the job's nodes, such as nodes=4: this executor "
+            "doesn't report the hosts of its workers."
         )
     if hosts and count > len(hosts):
         raise ConfigError(
@@ -570,61 +584,61 @@ def warm_nodes(
             "each of the job's nodes, or pass fewer."
         )
     if count > _MOST_NODES:
-        raise ConfigError(f"nodes: got {count}, wanted at most {_MOST_NODES}, a task each.")
+        raise ConfigError(f"nodes: got {count}, wanted at most {_MOST_NODES}.")
     size = count if world is None else world.size
     if size % count:
         raise ConfigError(f"world: got {size} ranks, wanted a multiple of the {count} nodes.")
-    luggage, ranks = SerializedSource.of(dataset), size // count
+    serialized, ranks = SerializedSource.of(dataset), size // count
+    source, indexes = serialized.source, serialized.indexes
     tasks = [
-        WarmTask(dataset.url, luggage.source, luggage.indexes, order, node * ranks, size, ranks)
+        WarmTask(dataset.url, source, indexes, order, node * ranks, size, ranks)
         for node in range(count)
     ]
     run: Any = _PinnedExecutor(executor, hosts) if hosts else executor
-    told: list[WarmResult] = []
+    results: list[WarmResult] = []
     for _, (worker, result) in run_tasks(run, warm_task, tasks, what="nodes", total=count):
-        told.append(result)
-        _log.info("%s has warmed its node: %d of %d", worker, len(told), count)
+        results.append(result)
+        _log.info("%s has warmed its node: %d of %d", worker, len(results), count)
         if progress is not None:
-            progress(_state(_total(told), nodes=count / len(told)))
-    return _total(told)
+            done = _total(results)
+            progress(
+                WarmState(
+                    # The other nodes are expected to keep as much.
+                    wanted_bytes=int(done.kept_bytes * count / len(results)),
+                    fetched_bytes=done.bytes,
+                    there_bytes=0 if done.failed else max(0, done.kept_bytes - done.bytes),
+                    left_out_bytes=done.node_bytes - done.kept_bytes,
+                )
+            )
+    return _total(results)
 
 
-def _state(done: WarmResult, *, nodes: float) -> WarmState:
-    """How far all are. nodes: that there are, over those that are done: the others keep as much."""
-    return WarmState(
-        wanted_bytes=int(done.kept_bytes * nodes),
-        fetched_bytes=done.bytes,
-        there_bytes=0 if done.failed else max(0, done.kept_bytes - done.bytes),
-        left_out_bytes=done.node_bytes - done.kept_bytes,
-    )
-
-
-def _total(told: Sequence[WarmResult]) -> WarmResult:
-    """What several nodes' warm-ups have done, side by side."""
+def _total(results: Sequence[WarmResult]) -> WarmResult:
+    """Add up the results of nodes that were warmed at the same time."""
     return WarmResult(
-        bytes=sum(each.bytes for each in told),
-        objects=sum(each.objects for each in told),
-        seconds=max(each.seconds for each in told),
-        skipped=sum(each.skipped for each in told),
-        failed=tuple(failure for each in told for failure in each.failed),
-        node_bytes=sum(each.node_bytes for each in told),
-        kept_bytes=sum(each.kept_bytes for each in told),
-        left_out=sum(each.left_out for each in told),
+        bytes=sum(each.bytes for each in results),
+        objects=sum(each.objects for each in results),
+        seconds=max(each.seconds for each in results),
+        skipped=sum(each.skipped for each in results),
+        failed=tuple(failure for each in results for failure in each.failed),
+        node_bytes=sum(each.node_bytes for each in results),
+        kept_bytes=sum(each.kept_bytes for each in results),
+        left_out=sum(each.left_out for each in results),
     )
 
 
-def hosts_of_ranks(executor: Executor) -> list[str]:
-    """One worker of each host of a Dask cluster, by its address; none of other executors."""
+def worker_per_host(executor: Executor) -> list[str]:
+    """Return the address of one worker per host of a Dask cluster; none for other executors."""
     client = dask_client(executor)
     if client is None:
         return []
     workers = client.scheduler_info(n_workers=-1)["workers"]
-    first = {told["host"]: address for address, told in sorted(workers.items(), reverse=True)}
+    first = {info["host"]: address for address, info in sorted(workers.items(), reverse=True)}
     return [first[host] for host in sorted(first)]
 
 
 class _PinnedExecutor:
-    """Dask's executor, whose tasks go to one worker each, in turn."""
+    """A Dask executor that sends each task to another worker, in order."""
 
     def __init__(self, executor: Executor, workers: list[str]) -> None:
         self._client, self._workers = dask_client(executor), iter(workers)

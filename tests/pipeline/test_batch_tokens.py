@@ -119,7 +119,7 @@ def test_a_state_keeps_its_tokens(dataset: Dataset) -> None:
         next(iter(first))
         state = first.state_dict()
     with loader(dataset, 30) as other:
-        with pytest.warns(PenstockWarning, match="24 tokens stay"):
+        with pytest.warns(PenstockWarning, match="24 tokens apply"):
             other.load_state_dict(state)
         assert len(flat(handed_out(other))) < COUNT
     plain = DataLoader(dataset, batch_size=4, shuffle=True, seed=4, world=World(0, 1))
@@ -203,7 +203,7 @@ def test_steps_by_number_and_skipping(dataset: Dataset) -> None:
         assert handed_out(ours) == steps[-2:]
         state = json.loads(json.dumps(ours.state_dict()))
     with loader(dataset, tokens=12, world=World(1, 2)) as ours:
-        with pytest.warns(PenstockWarning, match="24 tokens stay.* may hold up to 24:"):
+        with pytest.warns(PenstockWarning, match="24 tokens apply.* may hold up to 24:"):
             ours.load_state_dict(state)
         assert ours.step == len(steps)
         assert ours.samples_of(4).tolist() == steps[4]

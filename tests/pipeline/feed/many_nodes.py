@@ -103,7 +103,7 @@ def together(loaders: Sequence[DataLoader]) -> None:
 
 
 def order_of(loader: DataLoader) -> Any:
-    return loader._engine._setup.order  # type: ignore[union-attr]
+    return loader._engine.assembly.order  # type: ignore[union-attr]
 
 
 def shards_of(loader: DataLoader) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.augment import DecodedBatch
-from penstock.cache import NAME_PREFIX, ClosedError, StalledError
+from penstock.cache import NAME_PREFIX, ClosedError, Outcome, StalledError
 from penstock.pipeline.feed import Batch, BatchPipeline, ImageGraphs, PipelineRunner, Position
 from penstock.pipeline.plan import BatchSchedule, Cursor, Plan, RankOrder, Walk, World
 from penstock.pipeline.report import Meter
@@ -36,7 +36,7 @@ class NoBad:
         self.out: list[Cursor] = []
 
     def check(self, at: Cursor) -> None: ...
-    def failed(self, error: Exception) -> None: ...
+    def report_failure(self, error: Exception) -> None: ...
 
     def count(self, at: Cursor, bad: Mapping[int, str], *, begins_epoch: bool) -> None:
         assert not bad
@@ -124,11 +124,31 @@ class FakeGraph:
         self.closed = True
 
 
+class FakePrefetch:
+    """A prefetch that reads two batches ahead: reads of a remote are waited for only briefly."""
+
+    first_ahead, is_cold = 2, False
+
+    def seek(self, cursor: Cursor) -> None: ...
+    def fill(self, size_bytes: int, *, epoch: int) -> None: ...
+    def close(self) -> None: ...
+
+    def ahead(self, size_bytes: int, *, waited_s: float, ready_share: float) -> int:
+        del size_bytes, waited_s, ready_share
+        return 4
+
+
 class User:
-    """A feed with the position that it follows."""
+    """A runner with its position. remote: it reads a remote dataset."""
 
     def __init__(
-        self, reader: Reader, graph: FakeGraph, *, ahead: bool = True, timeout_s: float = WAIT_S
+        self,
+        reader: Reader,
+        graph: FakeGraph,
+        *,
+        ahead: bool = True,
+        remote: bool = False,
+        timeout_s: float = WAIT_S,
     ) -> None:
         fakes: dict[str, Any] = {
             "reader": reader,
@@ -141,23 +161,29 @@ class User:
         plan = Plan([WALK.samples], seed=None, lanes=1, window=1)
         slots = RankOrder(plan=plan, world=World(0, 1))
         meter = Meter(decode_threads=1, device="cpu")
-        road = BatchPipeline(walk=WALK, endless=True, slots=slots, meter=meter, **fakes)
+        pipeline = BatchPipeline(walk=WALK, endless=True, slots=slots, meter=meter, **fakes)
         self.position = Position()
         self.feed = PipelineRunner(
-            road, self.position, depth=2, read_threads=2, decodes_ahead=ahead, timeout_s=timeout_s
+            pipeline,
+            self.position,
+            depth=2,
+            read_threads=2,
+            decodes_ahead=ahead,
+            prefetch=FakePrefetch() if remote else None,  # type: ignore[arg-type]
+            timeout_s=timeout_s,
         )
 
     def start(self, cursor: Cursor) -> None:
         if cursor != self.position.cursor:
             self.position.restore(cursor)
-        self.feed.start(self.position.ask())
+        self.feed.start(self.position.request_pass())
 
     def take(self, cursor: Cursor) -> list[int]:
         if cursor != self.position.cursor:
             self.position.restore(cursor)
         if cursor.position == 0:
             self.position.begin_pass()
-        (images,) = self.feed.take()
+        (images,) = self.feed.next_output()
         ids: list[int] = images.tolist()
         return ids
 
@@ -208,13 +234,13 @@ def test_wherever_the_user_goes_batches_are_those_of_the_position(
     position.begin_pass()
     for move, what in moves:
         if move == "look":
-            feed.start(position.ask())
+            feed.start(position.request_pass())
         elif move == "epoch":
-            position.go_to(what)
+            position.set_epoch(what)
             position.begin_pass()
         elif move == "restore":
             position.restore(what)
-            position.settle(WALK)
+            position.normalise(WALK)
             position.begin_pass()
         elif move == "fail":
             steps = WALK.steps(position.cursor, endless=True)
@@ -222,7 +248,7 @@ def test_wherever_the_user_goes_batches_are_those_of_the_position(
         for _ in range(what if move == "take" else 0):
             cursor = position.cursor
             try:
-                (images,) = feed.take()
+                (images,) = feed.next_output()
             except OSError:
                 raised += 1
                 assert position.cursor == cursor  # to be asked for again
@@ -268,11 +294,11 @@ def test_a_failed_read_is_raised_at_its_own_batch_and_can_be_asked_for_again(
 def test_another_place_is_begun_though_a_read_hangs(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that waits for it is left behind and touches nothing when it comes back."""
-    monkeypatch.setattr(PipelineRunner, "_patience_s", 0.05)
+    """The thread that waits for it isn't waited for, and changes nothing later."""
+    monkeypatch.setattr(PipelineRunner, "brief_close_s", 0.05)
     reader.hangs = {Cursor(0, 10)}
     graph = FakeGraph()
-    user = User(reader, graph)
+    user = User(reader, graph, remote=True)
     assert user.take(Cursor(0, 0)) == list(range(10))
     assert reader.hanging.wait(WAIT_S)
     assert user.take(Cursor(5, 20)) == list(range(20, 30))
@@ -285,10 +311,10 @@ def test_another_place_is_begun_though_a_read_hangs(
 def test_what_is_being_decoded_is_waited_for(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Longer than for reads: nobody else may touch the graph meanwhile."""
-    monkeypatch.setattr(PipelineRunner, "_patience_s", 0.01)
+    """Longer than for reads: no other thread may use the graph in the meantime."""
+    monkeypatch.setattr(PipelineRunner, "brief_close_s", 0.01)
     graph, decoding, go = FakeGraph(), threading.Event(), threading.Event()
-    user = User(reader, graph)
+    user = User(reader, graph, remote=True)
     user.take(Cursor(0, 0))
 
     def slow() -> None:
@@ -309,8 +335,8 @@ def test_what_is_being_decoded_is_waited_for(
     take_next.exception(WAIT_S)
 
 
-def test_a_decoder_that_hangs_is_told(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.feed.runner._DECODE_SPARE_S", 0.0)
+def test_a_decoder_that_hangs_raises(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PipelineRunner, "decode_spare_s", 0.0)
     graph, go = FakeGraph(), threading.Event()
 
     def hang() -> None:
@@ -324,14 +350,14 @@ def test_a_decoder_that_hangs_is_told(reader: Reader, monkeypatch: pytest.Monkey
     user.close()
 
 
-def test_a_graph_that_hangs_is_left_alone_and_told(
+def test_a_graph_that_hangs_is_not_used_any_more(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """close() ends though DALI doesn't, and touches nothing that DALI is at."""
-    monkeypatch.setattr("penstock.pipeline.feed.runner._DECODE_SPARE_S", 0.0)
-    monkeypatch.setattr(PipelineRunner, "_patience_s", 0.05)
+    """close() ends even if DALI doesn't, and doesn't use the graph that DALI works on."""
+    monkeypatch.setattr(PipelineRunner, "decode_spare_s", 0.0)
+    monkeypatch.setattr(PipelineRunner, "brief_close_s", 0.05)
     graph, hangs, go = FakeGraph(), threading.Event(), threading.Event()
-    user = User(reader, graph, timeout_s=0.1)
+    user = User(reader, graph, remote=True, timeout_s=0.1)
 
     def hang() -> None:
         hangs.set()
@@ -343,7 +369,7 @@ def test_a_graph_that_hangs_is_left_alone_and_told(
     assert hangs.wait(WAIT_S)
     graph.used_by.clear()
     for stop in (lambda: user.start(Cursor(3, 0)), user.close):  # again, it isn't forgotten
-        with pytest.raises(StalledError, match="left alone"):
+        with pytest.raises(StalledError, match="can't be stopped"):
             stop()
     go.set()
     assert not graph.closed
@@ -368,7 +394,7 @@ def test_a_stop_that_was_interrupted_is_waited_out_by_the_next(
     user.start(Cursor(1, 0))
     assert decoding.wait(WAIT_S)
     with monkeypatch.context() as patch:
-        patch.setattr(PipelineRunner, "_ended", interrupt)
+        patch.setattr(Outcome, "wait", interrupt)
         with pytest.raises(KeyboardInterrupt):
             user.start(Cursor(2, 0))
     graph.used_by.clear()
@@ -384,7 +410,7 @@ def test_a_stop_that_was_interrupted_is_waited_out_by_the_next(
 
 @pytest.mark.parametrize("where", ["read", "decode"])
 def test_a_loader_collected_on_a_thread_of_its_own_is_closed(reader: Reader, where: str) -> None:
-    """The garbage collector runs anywhere; a thread can't wait for itself."""
+    """The garbage collector runs on any thread; a thread can't wait for itself."""
     graph, closed = FakeGraph(), threading.Event()
     user = User(reader, graph)
     real_close = graph.close

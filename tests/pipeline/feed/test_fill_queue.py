@@ -104,7 +104,7 @@ def test_shards_that_are_passed_over_keep_their_places(refused: list[set[int]]) 
 
 
 def test_the_walk_waits_for_many_that_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.feed.shard_fills._MOST_PASSED_OVER", 2)
+    monkeypatch.setattr(FillQueue, "most_passed_over", 2)
     found, asked = queue(), list[int]()
     found.seek(Cursor(0, 0))
     for _ in range(2):

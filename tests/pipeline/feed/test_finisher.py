@@ -16,6 +16,7 @@ from penstock.augment import (
     RUN_SAMPLES,
     RUNS_IN_FLIGHT,
     DaliPipeline,
+    FullImageDecoder,
     check_recipe,
     imagenet_eval,
 )
@@ -26,6 +27,7 @@ from penstock.pipeline.plan import World
 from penstock.readers import Dataset, ImageRange
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 EVAL = imagenet_eval(32, resize=36)
@@ -75,7 +77,7 @@ def test_nothing_is_pinned_unasked(pack: Path, pinned: list[tuple[str, int, torc
 # -- resident
 
 
-def test_a_run_is_waited_for_once_and_seen_behind_that(
+def test_the_images_of_a_run_are_stored_before_the_next_run_is_decoded(
     pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Dataset(pack) as dataset:
@@ -91,17 +93,18 @@ def test_a_run_is_waited_for_once_and_seen_behind_that(
             device=torch.device("cpu"),
             deterministic=False,
         )
-        waits: list[int] = []
-        awaits = ResidentImages._await_copies
+        stored: list[int] = []
+        decode = FullImageDecoder.__call__
 
-        def waiting(self: ResidentImages) -> None:
-            waits.append(self.facts(hits=0, bytes_memory=0).samples)
-            awaits(self)
+        def counted(self: FullImageDecoder, *arguments: Any) -> Iterator[Any]:
+            for run in decode(self, *arguments):
+                stored.append(store.facts(hits=0, bytes_memory=0).samples)
+                yield run
 
-        monkeypatch.setattr(ResidentImages, "_await_copies", waiting)
+        monkeypatch.setattr(FullImageDecoder, "__call__", counted)
         ids = np.arange(samples)
         store.read(ids, {}, lambda ids, bad: dataset.read(np.array(rows)[ids], bad=bad))
-        assert waits == list(range(0, samples, RUN_SAMPLES))
+        assert stored == list(range(0, samples, RUN_SAMPLES))
         assert all(image is not None for image in store.images(ids))
         store.close()
 

@@ -18,6 +18,7 @@ from penstock.cache import PenstockWarning
 from penstock.cache.base import RequestError
 from penstock.cache.disk import DiskCache, admin
 from penstock.pipeline import DataLoader, Order, World
+from penstock.pipeline.feed import Filler
 from penstock.readers import Dataset
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def data_bytes(pack: Path) -> int:
 
 
 def prefetch_of(loader: DataLoader) -> Any:
-    return loader._engine._setup.ready.feed.prefetch  # type: ignore[union-attr]
+    return loader._engine.assembly.runner.prefetch  # type: ignore[union-attr]
 
 
 def store_of(dataset: Dataset) -> Any:
@@ -238,10 +239,8 @@ def test_each_loader_of_a_dataset_has_a_share_of_its_own(remote: Dataset) -> Non
 def test_a_second_job_has_half_of_the_cache_within_an_epoch_of_the_first(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "penstock.pipeline.feed.shard_fills._REFRESH_LEAST_S", 0.0
-    )  # else small epochs are too many
-    monkeypatch.setattr("penstock.pipeline.feed.shard_fills._REFRESH_S", 0.0)
+    monkeypatch.setattr(Filler, "least_refresh_s", 0.0)  # the test's epochs are short
+    monkeypatch.setattr(Filler, "refresh_s", 0.0)
     places = [pack, Path(shutil.copytree(pack, tmp_path / "other"))]
     limit = 768 * 2**10 + data_bytes(pack)
     caches = [DiskCache(tmp_path / "cache", max_bytes=limit) for _ in places]

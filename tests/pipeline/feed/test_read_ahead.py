@@ -65,7 +65,7 @@ class Road:
         if step.start in self.bad:
             raise KeyError(step.start)
         batch: Any = Batch()
-        batch.step, batch.read_wait_s = step, 0.0
+        batch.step, batch.read_wait_s, batch.size_bytes = step, 0.0, 7
         return batch
 
 
@@ -96,13 +96,13 @@ def read_ahead(
 
 
 def consume(ahead: ReadAhead, count: int) -> list[Cursor]:
-    """Starts of so many batches, each read on behind; none is left in DALI."""
+    """Pop batches and replenish after each; return where they start."""
     starts = []
     for _ in range(count):
         batch = ahead.pop()
         assert batch is not None
         starts.append(batch.step.start)
-        ahead.read_on(batch, 7, decoding=0)
+        ahead.replenish(batch, decoding=0)
     return starts
 
 
@@ -161,9 +161,9 @@ def test_of_a_cold_remote_one_of_an_epoch_that_was_not_asked_for(pool: Workers) 
     assert road.begun[-1] == Cursor(1, 0)
     consume(ahead, 1)  # decoded ahead
     assert road.begun[-1] == Cursor(1, 0)
-    position.go_to(1)
-    position.ask()
-    ahead.go_on(Cursor(1, 0), decoding=0)
+    position.set_epoch(1)
+    position.request_pass()
+    ahead.begin_epoch(Cursor(1, 0), decoding=0)
     assert road.begun[-1] > Cursor(1, 20)
 
 
@@ -204,5 +204,5 @@ def test_where_nothing_was_held_back_nothing_is_caught_up(pool: Workers) -> None
     ahead, road, _ = read_ahead(pool, Prefetch(wants=7, is_cold=False))
     consume(ahead, 2)
     before = list(road.begun)
-    ahead.go_on(Cursor(1, 0), decoding=0)
+    ahead.begin_epoch(Cursor(1, 0), decoding=0)
     assert road.begun == before

@@ -47,18 +47,14 @@ def test_large_arrays_have_a_thread_a_core(
 ) -> None:
     monkeypatch.setattr(runner, "usable_cores", lambda: cores)
     with Dataset(folder, fields=("array",)) as dataset, DataLoader(dataset, 2, seed=1) as loader:
-        next(iter(loader))
-        assert _threads() == max(2, min(4, cores))
+        assert read_threads_of(loader) == max(2, min(4, cores))
     with Dataset(folder, fields=("label",)) as dataset, DataLoader(dataset, 2, seed=1) as loader:
-        next(iter(loader))
-        assert _threads() == READ_THREADS
+        assert read_threads_of(loader) == READ_THREADS
 
 
-def _threads() -> int:
-    feeds = [each for each in gc.get_objects() if type(each).__name__ == "PipelineRunner"]
-    (feed,) = [each for each in feeds if not each._closed]
-    count: int = feed._readers._count
-    return count
+def read_threads_of(loader: DataLoader) -> int:
+    engine: Any = loader._engine
+    return int(engine.assembly.runner.read_threads)
 
 
 def test_what_is_read_ahead_is_bounded_in_bytes(

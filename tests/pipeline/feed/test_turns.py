@@ -84,14 +84,14 @@ def test_batches_of_one_read_are_those_of_many(
 def test_a_bad_sample_is_replaced_as_when_batches_are_read_alone(
     packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = BatchReader._read_files
+    read = Dataset.read
 
-    def spoiled(self: BatchReader, ids: Any, bad: dict[int, str], rows: Any = None) -> Any:
-        content = read(self, ids, bad, rows)
-        bad |= dict.fromkeys(np.flatnonzero(ids == 17).tolist(), "spoiled")
+    def spoiled(self: Dataset, rows: Any, *, bad: dict[int, str], **options: Any) -> Any:
+        content = read(self, rows, bad=bad, **options)
+        bad |= dict.fromkeys(np.flatnonzero(content.ids == 17).tolist(), "spoiled")
         return content
 
-    monkeypatch.setattr(BatchReader, "_read_files", spoiled)
+    monkeypatch.setattr(Dataset, "read", spoiled)
     with pytest.warns(match="spoiled"):
         alone, _ = epochs(packed, monkeypatch, most=1, shuffle=True, max_bad=1.0)
     with pytest.warns(match="spoiled"):

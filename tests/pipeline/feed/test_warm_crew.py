@@ -9,7 +9,7 @@ import pytest
 
 from penstock import DiskCache, World, warm
 from penstock.cache import ConfigError, OpenResources
-from penstock.pipeline.feed import hosts_of_ranks
+from penstock.pipeline.feed import worker_per_host
 from penstock.readers import Dataset, pack
 from tests import crews, images
 
@@ -56,7 +56,7 @@ def test_each_node_has_its_share_warmed(url: str, tmp_path: Path) -> None:
 
 def test_what_can_not_be(url: str, tmp_path: Path) -> None:
     executor, cache = crews.Watched(), DiskCache(tmp_path / "cache", max_bytes="1GB")
-    with pytest.raises(ConfigError, match="how many nodes"):
+    with pytest.raises(ConfigError, match="the number of the job's nodes"):
         warm(url, cache=cache, executor=executor)
     for nodes in (0, -1):
         with pytest.raises(ConfigError, match="nodes must be an integer of at least 1"):
@@ -67,7 +67,7 @@ def test_what_can_not_be(url: str, tmp_path: Path) -> None:
         warm(url, cache=cache, nodes=2)
     with pytest.raises(ConfigError, match="a multiple of the 3 nodes"):
         warm(url, cache=cache, executor=executor, nodes=3, world=World(0, 4))
-    with pytest.raises(ConfigError, match="cache: got one beside a dataset"):
+    with pytest.raises(ConfigError, match="cache: got one together with a dataset"):
         warm(Dataset(url, cache=cache), cache=cache)
     assert not executor.tasks
 
@@ -80,7 +80,7 @@ def test_dask_has_one_worker_a_host_pinned(url: str, tmp_path: Path) -> None:
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
-        assert len(hosts_of_ranks(client.get_executor())) == 1
+        assert len(worker_per_host(client.get_executor())) == 1
         cache = DiskCache(tmp_path / "cache", max_bytes="1GB")
         told = warm(url, cache=cache, executor=client.get_executor())
     assert told.objects > 4

@@ -88,7 +88,7 @@ def test_other_batches_may_follow_and_nothing_else(pack: Path, tmp_path: Path) -
     state = state_of(pack, tmp_path / "first", steps=1)
     with dataset_of(pack, tmp_path / "cache") as dataset:
         assert warm(dataset, state=state, global_batch_size=4, dry_run=True).objects > 0
-        with pytest.raises(ConfigError, match="seed: got 5 beside a state"):
+        with pytest.raises(ConfigError, match="seed: got 5 together with a state"):
             warm(dataset, state=state, seed=5)
         with pytest.raises(ConfigError, match="global_batch_size: got 8"):
             warm(dataset, state=state, world=World(0, 9))
@@ -121,4 +121,4 @@ def test_the_command_takes_a_state_of_json(
     code, out, _ = run(capsys, *options)
     assert (code, json.loads(out)["objects"]) == (0, count)
     code, _, err = run(capsys, *options, "--seed", "7")
-    assert (code, "beside a state" in " ".join(err.split())) == (2, True)
+    assert (code, "together with a state" in " ".join(err.split())) == (2, True)

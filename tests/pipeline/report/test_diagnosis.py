@@ -195,8 +195,9 @@ PLANTED: list[tuple[LoaderFacts, Limit, Cause, str]] = [
         "disk",
         "decoded-again",
         "3.1 x the delivered bytes were decoded: this rank's windows have 64 chunks of 171.9 MiB, "
-        'and 4.0 GiB of memory keep them. Dataset(decoded_bytes="11001MiB"), a cache=DiskCache(...) for the '
-        "chunks that memory can't keep, or order=Order(window=5) would end that.",
+        'and 4.0 GiB of memory keep them. Dataset(decoded_bytes="11001MiB"), a '
+        "cache=DiskCache(...) for the chunks that memory can't keep, or order=Order(window=5) "
+        "would end that.",
     ),
     (
         facts(**READING, chunks=chunks(file_bytes=2**30)),

@@ -223,7 +223,7 @@ class TestRefused:
         with make(pack, op) as loader:
             with pytest.raises(AttributeError, match="encode") as caught:
                 next(iter(loader))
-            assert any("was at sample" in note for note in caught.value.__notes__)
+            assert any("was processing sample" in note for note in caught.value.__notes__)
         with (
             make(pack, Map(length_of_name, "id", returns={"x": ClassLabel(("a",))})) as loader,
             pytest.raises(MapError, match=r"At sample \d+ \(.*\): Map\(length_of_name\) returned"),

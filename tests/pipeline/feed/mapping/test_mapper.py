@@ -78,7 +78,7 @@ class TestArguments:
     def test_what_it_gets_cannot_be_written_to(self, batched: bool) -> None:
         batch = batch_of([1, 2])
         op = Map(functions.write_into, "vector", batched=batched)
-        with pytest.raises(MapError, match=r"Map\(write_into\) changes what it was given in place"):
+        with pytest.raises(MapError, match=r"Map\(write_into\) changes its argument in place"):
             mapped(batch, op)
         assert values_of(batch, "vector") == values_of(batch_of([1, 2]), "vector")
 
@@ -145,7 +145,7 @@ class TestResults:
             (3, ClassLabel(("a", "b")), "the class 3 .* wanted one from 0 to 1"),
             (np.zeros(3), Array("float64", (4,)), r"float64 of shape \(3,\)"),
             (np.zeros((2, 2), np.int8), Tokens("int8"), r"int8 of shape \(2, 2\)"),
-            ([[1], [1, 2]], Array("int64", (None, None)), "numpy makes no array"),
+            ([[1], [1, 2]], Array("int64", (None, None)), "numpy can't convert to an array"),
             (b"x", Text(), "wanted a str"),
             ("\ud800", Text(), "UTF-8 can't hold"),
             ("x", Bytes(), "wanted bytes"),
@@ -277,4 +277,6 @@ def test_any_number_of_threads_gives_the_same(threads: int) -> None:
 def test_an_error_names_the_sample() -> None:
     with pytest.raises(KeyError, match="seven") as caught:
         mapped(batch_of([6, 7, 8]), Map(functions.fail_at_seven, "number"))
-    assert caught.value.__notes__ == ["while Map(fail_at_seven) was at sample 7 (sample-7.png)"]
+    assert caught.value.__notes__ == [
+        "while Map(fail_at_seven) was processing sample 7 (sample-7.png)"
+    ]

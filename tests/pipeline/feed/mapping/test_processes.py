@@ -88,7 +88,7 @@ class TestErrors:
         process, at = caught.value.__notes__
         assert "In the worker process:\nTraceback" in process
         assert "in fail_at_seven" in process
-        assert at == "while Map(fail_at_seven) was at sample 7 (sample-7.png)"
+        assert at == "while Map(fail_at_seven) was processing sample 7 (sample-7.png)"
 
     def test_an_error_that_cannot_be_sent_is_told_in_words(self) -> None:
         with pytest.raises(WorkerError, match="UnsendableError in a worker process: 1 and 3"):

@@ -111,17 +111,17 @@ class TestResidentImages:
     def test_without_memory_the_job_goes_on(
         self, pack: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def none(*_: Any, **__: Any) -> Any:
-            raise MemoryError("planted")
-
         plain = epochs(pack, 2)[0]
-        with make(pack, resident=True) as loader, monkeypatch.context() as patch:
-            patch.setattr(ResidentImages, "_allocate", none)
-            first = bits(loader)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "penstock.pipeline.feed.resident_memory.resident_bytes", lambda *_, **__: 2**60
+            )
+            with make(pack, resident=True) as loader:
+                first = bits(loader)
         with make(pack, resident=True) as loader:
             assert [first] == [bits(loader)]
         assert first == plain[0]
-        assert "for decoded images (planted): none are kept" in caplog.text
+        assert "of memory for decoded images can't be allocated" in caplog.text
 
     def test_closing_waits_for_a_fill_and_ends_it(
         self, pack: Path, monkeypatch: pytest.MonkeyPatch
@@ -154,16 +154,15 @@ class TestResidentImages:
     def test_an_idle_decoder_is_let_go_and_made_again(
         self, pack: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("penstock.pipeline.feed.resident_images._IDLE_BATCHES", 3)
+        monkeypatch.setattr(ResidentImages, "idle_batches", 3)
         made: list[weakref.ref[FullImageDecoder]] = []
-        make_decoder = ResidentImages._make_decoder
 
-        def counting(self: ResidentImages) -> FullImageDecoder:
-            decoder = make_decoder(self)
+        def counting(*arguments: Any, **options: Any) -> FullImageDecoder:
+            decoder = FullImageDecoder(*arguments, **options)
             made.append(weakref.ref(decoder))
             return decoder
 
-        monkeypatch.setattr(ResidentImages, "_make_decoder", counting)
+        monkeypatch.setattr("penstock.pipeline.feed.resident_images.FullImageDecoder", counting)
         store, read = resident_images(pack, 10**7), reading(pack)
         for ids in (range(4), *[range(2)] * 2, range(6), *[range(3)] * 3):
             assert made == [] or made[0]() is not None
@@ -179,11 +178,14 @@ class TestResidentImages:
     ) -> None:
         store = resident_images(pack, 10**7)
 
-        def stumbling(*_: Any) -> Any:
+        decode = FullImageDecoder.__call__
+
+        def interrupted(self: FullImageDecoder, *arguments: Any) -> Any:
+            yield next(iter(decode(self, *arguments)))
             raise MemoryError("planted")
 
         with monkeypatch.context() as patch:
-            patch.setattr(ResidentImages, "_keep", stumbling)
+            patch.setattr(FullImageDecoder, "__call__", interrupted)
             with pytest.raises(MemoryError, match="planted"):
                 store.read(np.arange(150), {}, reading(pack))
         store.read(np.arange(150), {}, reading(pack))

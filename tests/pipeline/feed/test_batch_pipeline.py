@@ -1,4 +1,4 @@
-"""The road of a batch: its stages in their order, and a batch that goes it on one thread."""
+"""The stages of a batch in order, and a batch that passes through them on one thread."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ import torch
 from penstock.augment import imagenet_train
 from penstock.pipeline import DataLoader
 from penstock.pipeline.feed import BatchPipeline
-from penstock.pipeline.feed import batch_pipeline as road_module
+from penstock.pipeline.feed import batch_pipeline as pipeline_module
 from penstock.pipeline.plan import Cursor
 from penstock.readers import Dataset
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-STAGES = ["order", "read", "draw", "begin_decode", "decode", "finish", "hand_out"]
+STAGES = ["order", "read", "draw", "begin_decode", "decode", "finish", "deliver"]
 
 
-def test_the_table_names_the_stages_in_their_order() -> None:
-    assert re.findall(r"Road\.(\w+)", road_module.__doc__ or "") == STAGES
-    lines = [inspect.getsourcelines(getattr(BatchPipeline, stage))[1] for stage in STAGES]
-    assert lines == sorted(lines)
+def test_the_table_lists_the_stages_in_order() -> None:
+    lines = (pipeline_module.__doc__ or "").split("\n\n")[1].split("\n")
+    rows = lines[[line.startswith("    ---") for line in lines].index(True) + 1 :]
+    methods = re.findall(r"\w+", "\n".join(row[15:34] for row in rows))
+    assert methods == STAGES
+    defined = [inspect.getsourcelines(getattr(BatchPipeline, stage))[1] for stage in STAGES]
+    assert defined == sorted(defined)
 
 
-def test_a_batch_goes_the_road_on_one_thread_as_on_many(pack: Path) -> None:
+def test_one_thread_makes_the_same_batches_as_many(pack: Path) -> None:
     options: dict[str, Any] = {"batch_size": 16, "shuffle": True, "seed": 3, "drop_last": True}
     with (
         Dataset(str(pack), fields=("image", "label", "id")) as dataset,
@@ -36,19 +39,19 @@ def test_a_batch_goes_the_road_on_one_thread_as_on_many(pack: Path) -> None:
         DataLoader(dataset, augment=imagenet_train(32), **options) as loader,
     ):
         engine: Any = walked._engine
-        road: BatchPipeline = engine._setup.ready.road
+        pipeline: BatchPipeline = engine.assembly.pipeline
         before = threading.active_count()
         by_hand = []
-        for step in road.order(Cursor(0, 0)):
+        for step in pipeline.order(Cursor(0, 0)):
             if step.start.epoch:
                 break
-            batch = road.prepare(step)
-            road.begin_decode(batch)
-            road.decode(batch)
-            road.finish(batch)
+            batch = pipeline.prepare(step)
+            pipeline.begin_decode(batch)
+            pipeline.decode(batch)
+            pipeline.finish(batch)
             assert not batch.images  # the user's tensors are the only ones
-            tensors = road.hand_out(batch, wait_s=0.0, begins_epoch=step.start.position == 0)
-            by_hand.append(tensors)
+            begins_epoch = step.start.position == 0
+            by_hand.append(pipeline.deliver(batch, wait_s=0.0, begins_epoch=begins_epoch))
         assert threading.active_count() == before
         assert walked.statistics().samples == 16 * len(by_hand)
         by_loader = list(loader)

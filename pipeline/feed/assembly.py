@@ -370,7 +370,7 @@ def _pipeline(
             dataset,
             bad_samples,
             max_bad=options.max_bad,
-            agreement=channel,
+            channel=channel,
             report=QuarantineFile(dataset.cache_folder, name=name),
             meter=meter,
         ),

@@ -146,7 +146,7 @@ class BadCount:
         bad_samples: BadSamples,
         *,
         max_bad: float,
-        agreement: LoaderChannel,
+        channel: LoaderChannel,
         report: QuarantineFile,
         meter: Meter,
     ) -> None:
@@ -156,7 +156,7 @@ class BadCount:
         self._bad_samples = bad_samples
         self._samples = dataset.contents.samples
         self._max_bad = max_bad
-        self._agreement = agreement
+        self._channel = channel
         self._report = report
         self._meter = meter
         self._reasons: dict[int, str] = {}  # of delivered bad samples, in any epoch
@@ -176,14 +176,14 @@ class BadCount:
         which it was sent. Every rank still delivers that batch, even if it reads the notice
         earlier, because the others wait for it in their training step.
         """
-        notice = self._agreement.stop_notice()
+        notice = self._channel.stop_notice()
         if notice is None:
             return
         if not self._stopped and (cursor.epoch, cursor.position) <= tuple(notice["last"]):
             return
         is_first, self._stopped = not self._stopped, True
         if is_first and "failed" not in notice:  # no rank waits for a failed one
-            self._agreement.end_together()
+            self._channel.end_together()
         raise self._error(notice)
 
     def count(self, at: Cursor, bad: Mapping[int, str], *, begins_epoch: bool) -> None:
@@ -210,9 +210,9 @@ class BadCount:
         self._reasons.update(bad)
         if new:
             # Of several processes with the same rank, one publishes the count.
-            mine = len(new) if self._agreement.speaks_for_rank else 0
-            self._total = self._agreement.add(_counter(epoch), mine)
-            if mine and (store := self._agreement.store) is not None:
+            mine = len(new) if self._channel.speaks_for_rank else 0
+            self._total = self._channel.add(_counter(epoch), mine)
+            if mine and (store := self._channel.store) is not None:
                 from penstock.pipeline.members import publish_count
 
                 with contextlib.suppress(JobStoreError):  # the next request to the store raises it
@@ -222,13 +222,13 @@ class BadCount:
             self._past.append((at.position, self._total))
             total = self._total + self._before
             if total > self._max_bad * self._samples:
-                self._agreement.stop(self._notice(at, total))
+                self._channel.stop(self._notice(at, total))
         if first_ever:
             self._warn(*next(iter(bad.items())))
 
     def report_failure(self, error: Exception) -> None:
         """Notify the other ranks that this one can't continue, so that none waits for it."""
-        self._agreement.fail(f"{type(error).__name__}: {error}")
+        self._channel.fail(f"{type(error).__name__}: {error}")
 
     # -- state
 
@@ -241,9 +241,9 @@ class BadCount:
         """
         if at.position == 0:
             return 0
-        if self._agreement.size == 1:
+        if self._channel.size == 1:
             return self._count + self._before
-        shared = self._agreement.count_at(f"{at.epoch}-{at.position}", _counter(at.epoch))
+        shared = self._channel.count_at(f"{at.epoch}-{at.position}", _counter(at.epoch))
         return self._before + (shared or 0)
 
     @property
@@ -257,13 +257,13 @@ class BadCount:
         The later ones are delivered, and counted, again. The count covers all ranks if their store
         still answers; otherwise it is the one that this rank had read at that position.
         """
-        store = self._agreement.store
+        store = self._channel.store
         later = sum(count for place, count in self._earlier if place >= at.position)
         if store is not None:
             from penstock.pipeline.members import published_counts
 
             with contextlib.suppress(JobStoreError):
-                total = self._agreement.add(_counter(at.epoch), 0)
+                total = self._channel.add(_counter(at.epoch), 0)
                 counts = published_counts(store, self._places(at.epoch), total=total)
                 if counts is not None:
                     self._published = counts
@@ -298,7 +298,7 @@ class BadCount:
         self._earlier = [each for each in counts if each[0] < before]
         self._published = []
         if begins:
-            self._agreement.begin()
+            self._channel.begin()
 
     def _forget_before(self, epoch: int) -> None:
         self._bad_samples.forget_before(epoch)
@@ -335,7 +335,7 @@ class BadCount:
     def _notice(self, at: Cursor, total: int) -> dict[str, Any]:
         ids = sorted(self._counted[at.epoch])
         return {
-            "rank": self._agreement.rank,
+            "rank": self._channel.rank,
             "epoch": at.epoch,
             "last": [at.epoch, at.position],
             "total": total,

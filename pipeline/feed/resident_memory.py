@@ -38,8 +38,8 @@ SPARE = 1.05
 # tensor that wraps them.
 SAMPLE_BYTES_CPU = 24
 SAMPLE_BYTES_CUDA = 512
-# Delivered batches: the user's, and one whose tensor was dropped. DALI gets its memory back once the
-# device has finished the earlier work (DLPack; frees are ordered by streams).
+# Delivered batches: the user's, and one whose tensor was dropped. DALI gets its memory back once
+# the device has finished the earlier work (DLPack; frees are ordered by streams).
 DELIVERED = 2
 
 _LOG = logging.getLogger("penstock")

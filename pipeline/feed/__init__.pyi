@@ -1,7 +1,8 @@
 from . import batch_pipeline as batch_pipeline
 from . import resident_memory as resident_memory
 from . import runner as runner
-from .batch_pipeline import Batch as Batch, BatchPipeline as BatchPipeline
+from .batch import Batch as Batch
+from .batch_pipeline import BatchPipeline as BatchPipeline
 from .batch_reader import BatchReader as BatchReader
 from .image_decoding import ImageGraphs as ImageGraphs, thread_shares as thread_shares
 from .map_calls import Mapper as Mapper

@@ -1,6 +1,5 @@
 """Build the parts of one loader from its options: order, pipeline, runner, prefetch and meter.
 
-The recipe is checked first: which fields batches have after its Maps, and which operations remain.
 For data in chunks, the memory that the windows need is compared with the room for decoded chunks,
 and both are logged.
 """
@@ -12,36 +11,28 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.augment import FieldRecipes
-from penstock.cache import STALL_TIMEOUT_S, ConfigError, PenstockError, RecipeError
+from penstock.cache import STALL_TIMEOUT_S, PenstockError
 from penstock.cache.base import format_size, usable_cores
 from penstock.pipeline.feed.bad_samples import BadCount, BadSamples
 from penstock.pipeline.feed.batch_pipeline import BatchPipeline
 from penstock.pipeline.feed.batch_reader import BatchReader, Payloads
 from penstock.pipeline.feed.frozen_order import freeze_order, warn_of_costs
+from penstock.pipeline.feed.map_fields import make_recipes, mapped_fields
 from penstock.pipeline.feed.runner import READ_AHEAD, PipelineRunner, ReadScale
-from penstock.pipeline.feed.tensors import VALID, Finisher, PageLocked
+from penstock.pipeline.feed.tensors import Finisher, PageLocked
 from penstock.pipeline.members import RankMembership, join_ranks, refuse_unbuilt
 from penstock.pipeline.plan import RankOrder, live_share, open_units, shards_of_a_rank, unit_count
 from penstock.pipeline.report import Meter, QuarantineFile
 from penstock.readers import Blocks
-from penstock.readers.fields import (
-    Array,
-    Boxes,
-    Image,
-    Keypoints,
-    Mask,
-    base_name,
-    image_fields,
-    stored_fields,
-)
+from penstock.readers.fields import Boxes, Keypoints, stored_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.augment import ArrayCrop, ArrayDraws, CheckedMaps, FieldLists
+    from penstock.augment import ArrayDraws, FieldRecipes
     from penstock.pipeline.feed.image_decoding import ImageDecoding
     from penstock.pipeline.feed.map_calls import Mapper
+    from penstock.pipeline.feed.map_fields import MappedFields
     from penstock.pipeline.feed.padding import Pads
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
@@ -50,106 +41,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan import JobOrder, LaneOrder, PlanSettings, World
     from penstock.pipeline.report import ChunkFacts, ShardFigures
     from penstock.readers import Source
-    from penstock.readers.fields import BoxChecks, Schema
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MappedFields:
-    """The fields that batches have after the Maps of a recipe.
-
-    maps: in order; None if the recipe has none. schema: of samples after the Maps; it also has
-    fields that aren't selected. fields: of a batch, those that Maps add at the end. reads: the
-    dataset's fields that are read for them. augment: the recipe without Maps. crops: of arrays, by
-    field; only the cropped parts are read. salts: of the draws, by field.
-    """
-
-    maps: CheckedMaps | None
-    schema: Schema
-    fields: tuple[str, ...]
-    reads: tuple[str, ...]
-    augment: FieldLists | None
-    crops: Mapping[str, ArrayCrop]
-    salts: Mapping[str, int]
-
-    @property
-    def encoded_images(self) -> list[str]:
-        """The image fields whose encoded bytes a Map's function gets."""
-        maps = () if self.maps is None else self.maps.maps
-        taken = [name for each in maps for name in each.takes]
-        return list(image_fields(self.schema, taken))
-
-
-def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
-    """Check the Maps of a loader's recipe against its dataset, and return the resulting fields.
-
-    A Map may take fields that aren't selected. Raises RecipeError.
-    """
-    schema = dataset.schema
-    if options.augment is None:
-        return MappedFields(
-            maps=None,
-            schema=schema,
-            fields=dataset.fields,
-            reads=stored_fields(dataset.fields, schema),
-            augment=None,
-            crops={},
-            salts={},
-        )
-    from penstock.augment import by_field, check_maps, entry_salts, split_maps
-
-    recipes, salts = by_field(options.augment), entry_salts(options.augment)
-    crops: dict[str, ArrayCrop] = {}
-    if recipes is None or not schema.of_type(Array):
-        maps, augment = split_maps(recipes)
-    else:
-        from penstock.augment import check_array_crops, cropped_schema, is_array_crop
-
-        fields = stored_fields(dataset.fields, schema)
-        maps, augment = split_maps(recipes, lambda op, of: is_array_crop(op, of, schema, fields))
-        crops = check_array_crops(augment, schema, fields, salts)
-        schema = cropped_schema(schema, crops)
-    checked = check_maps(maps, schema)
-    made: dict[str, None] = {}
-    read = [*dataset.fields]
-    for each in checked.maps:
-        read += [field for field in each.takes if base_name(field) not in made]
-        made |= dict.fromkeys(each.returns)
-    unread = [name for name in made if name in dataset.schema and name not in read]
-    if unread:
-        raise RecipeError(
-            f'A Map returns "{unread[0]}", a field of the dataset that fields={dataset.fields!r} '
-            "leaves out. Add it to fields=, or give the returned value another name."
-        )
-    return MappedFields(
-        maps=checked if checked.maps else None,
-        schema=checked.schema,
-        fields=(*dataset.fields, *(name for name in made if name not in dataset.fields)),
-        reads=stored_fields(read, dataset.schema),
-        augment=augment,
-        crops=crops,
-        salts=salts,
-    )
-
-
-def make_recipes(dataset: Source, options: NativeOptions, mapped: MappedFields) -> FieldRecipes:
-    """Check the recipe without its Maps against the fields that batches have."""
-    types = (mapped.schema.get(name) for name in mapped.fields)
-    # Images, and what follows them, are processed even without operations.
-    has_images = any(isinstance(type, Image | Mask | Boxes | Keypoints) for type in types)
-    if mapped.augment is None and not has_images:
-        recipes = FieldRecipes(fields=mapped.fields, images={}, followers={}, pads={})
-    else:
-        from penstock.augment import check_recipes
-
-        recipes = check_recipes(
-            mapped.augment, mapped.schema, mapped.fields, dataset.contents.images, mapped.salts
-        )
-    if options.as_dict and options.pad and VALID in recipes.fields:
-        raise ConfigError(
-            f'as_dict=True and pad="mask" add "{VALID}" to each batch, and the dataset has a field '
-            "of that name. Drop as_dict= and take tuples, or leave the field out of fields=."
-        )
-    return recipes
+    from penstock.readers.fields import BoxChecks
 
 
 def checked_order(dataset: Source, options: NativeOptions) -> JobOrder:

@@ -26,96 +26,21 @@ batches are in flight and what stops them. Only `Position` holds how far the use
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy as np
-    import torch
-    from numpy.typing import NDArray
-
-    from penstock.augment import Draws, Mix
     from penstock.pipeline.feed.bad_samples import BadCount
+    from penstock.pipeline.feed.batch import Batch, Output
     from penstock.pipeline.feed.batch_reader import BatchReader
     from penstock.pipeline.feed.image_decoding import BatchDraws, ImageGraphs
     from penstock.pipeline.feed.padding import Pads
     from penstock.pipeline.feed.tensors import Finisher
     from penstock.pipeline.members import JobWaits
-    from penstock.pipeline.plan import Cursor, RankOrder, RankSlots, Step, Walk
+    from penstock.pipeline.plan import Cursor, RankOrder, Step, Walk
     from penstock.pipeline.report import Meter
-    from penstock.readers.fields import DenseColumn, RaggedColumn, SampleBatch
-
-Output = tuple[Any, ...] | dict[str, Any]
-"""A delivered batch: tensors, `Ragged`s and lists, in field order or by field name."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Batch:
-    """One rank's share of a global batch. Each stage fills in its fields, one thread at a time.
-
-    order:
-        step: its positions of the stream. slots: the samples of them that this rank reads.
-    read:
-        own: ids that the plan assigns, int64, shape (n,). content: the columns of these samples,
-        with images encoded and all else decoded. A bad sample has its substitute's columns, or
-        empty ones in a padded batch. bad: rows whose own sample is bad, with reasons. valid: bool,
-        shape (n,), False if a padded slot holds a stand-in or a bad sample; None without padding.
-    draw:
-        draws: the random numbers of each sample, by image field; masks, boxes and points in content
-        are moved accordingly. mix: how the samples are mixed once they are decoded; the last rows
-        may then be samples of other ranks, which are read as partners only. filled: ragged columns
-        after padding, and packed columns after unpacking. read_s, load_s: CPU time and wall-clock
-        time of reading and drawing.
-    decode:
-        images: by field; empty without images and after `finish`. read_wait_s, decode_wait_s: time
-        spent waiting for bytes and for DALI.
-    finish:
-        output: what the user gets.
-    """
-
-    step: Step
-    slots: RankSlots
-    own: NDArray[np.int64]
-    content: SampleBatch
-    bad: Mapping[int, str]
-    valid: NDArray[np.bool_] | None
-    draws: Mapping[str, Draws] = field(default_factory=dict)
-    mix: Mix | None = None
-    filled: Mapping[str, DenseColumn | RaggedColumn] = field(default_factory=dict)
-    read_s: float = 0.0
-    load_s: float = 0.0
-    images: dict[str, torch.Tensor] = field(default_factory=dict)
-    read_wait_s: float = 0.0
-    decode_wait_s: float = 0.0
-    output: Output = ()
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the batch."""
-        return self.step.start.epoch
-
-    @property
-    def samples(self) -> int:
-        """The number of samples that the user gets."""
-        return len(self.mix.partner) if self.mix else len(self.own)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes that were read for the samples."""
-        return self.content.bytes_read
-
-    @property
-    def left_out(self) -> Mapping[int, str]:
-        """Rows that aren't decoded, with reasons: the bad ones of a padded batch."""
-        return self.bad if self.valid is not None else {}
-
-    @property
-    def bad_ids(self) -> dict[int, str]:
-        """Ids of the bad samples that the plan assigned to this batch, with reasons."""
-        real = self.slots.real
-        return {int(self.own[row]): why for row, why in self.bad.items() if row < real}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from penstock.cache import PenstockError
-from penstock.pipeline.feed.batch_pipeline import Batch
+from penstock.pipeline.feed.batch import Batch
 from penstock.pipeline.report import ReadProbe
 from penstock.readers import MAX_PIXELS, Blocks, EncodedBatch
 from penstock.readers.fields import (

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.augment import CheckedRecipe, FieldRecipes, ImageMoves, Mix, Mixer
-    from penstock.pipeline.feed.assembly import MappedFields
-    from penstock.pipeline.feed.batch_pipeline import Batch
+    from penstock.pipeline.feed.batch import Batch
+    from penstock.pipeline.feed.map_fields import MappedFields
     from penstock.pipeline.feed.resident_images import ResidentGraph, ResidentImages
     from penstock.pipeline.options import NativeOptions
     from penstock.pipeline.plan import JobOrder, PlanSettings, Walk

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache import JobStore
-    from penstock.pipeline.feed.batch_pipeline import Output
+    from penstock.pipeline.feed.batch import Output
     from penstock.pipeline.feed.position import PassId
     from penstock.pipeline.members import RankMembership
     from penstock.pipeline.options import NativeOptions

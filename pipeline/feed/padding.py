@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.augment import Pad
-    from penstock.pipeline.feed.batch_pipeline import Batch
+    from penstock.pipeline.feed.batch import Batch
     from penstock.readers.fields import Column
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.feed.batch_pipeline import Batch, Output
+    from penstock.pipeline.feed.batch import Batch, Output
     from penstock.readers.fields import Column, SampleBatch
 
 

@@ -44,7 +44,8 @@ from penstock.readers.fields import array_form, number_dtype
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from penstock.pipeline.feed.batch_pipeline import Batch, BatchPipeline, Output
+    from penstock.pipeline.feed.batch import Batch, Output
+    from penstock.pipeline.feed.batch_pipeline import BatchPipeline
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.options import NativeOptions

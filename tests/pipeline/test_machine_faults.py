@@ -201,7 +201,7 @@ def test_an_index_that_its_disk_cant_read_isnt_called_damaged(
 
     wanted = samples()
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.readers.index.index_folders.is_sidecar", fail)
+        patched.setattr("penstock.readers.formats.is_sidecar", fail)
         assert samples() == wanted
     assert (
         "a part of the index can't be read (Input/output error). The index is rebuilt."

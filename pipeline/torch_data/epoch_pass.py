@@ -353,8 +353,8 @@ class Pass:
         if not self._decoding:
             failure, self._failure = self._failure, None
             raise failure or StopIteration
-        news, message = self._decoding.popleft()
-        self._apply(news)
+        messages, message = self._decoding.popleft()
+        self._apply(messages)
         return replace(message, batch=setup.augmenter.outputs(message.batch))
 
     def _receive(self) -> WorkerMessage:
@@ -365,12 +365,12 @@ class Pass:
             message = self._iterator.next_message(self._mark)
         return message
 
-    def _apply(self, news: list[WorkerMessage]) -> None:
+    def _apply(self, messages: list[WorkerMessage]) -> None:
         """Update the mark with the messages that came before a batch that is delivered now."""
-        if not news or not self._tracks_workers:
+        if not messages or not self._tracks_workers:
             return
         workers = list(self._mark.workers)
-        for message in news:
+        for message in messages:
             workers[message.worker] = workers[message.worker].after_message(message)
         self._mark = replace(self._mark, workers=tuple(workers))
 

@@ -70,7 +70,7 @@ class PassRequests(Protocol):
     mark: where the pass starts. Until then, the seeds and states in it may change.
     """
 
-    mark: Mark  # where it starts; what it is drawn from may be decided until it does
+    mark: Mark
 
     def __iter__(self) -> Iterator[WorkerRequest]: ...
     def with_draws(self, mark: Mark) -> Mark: ...
@@ -113,7 +113,7 @@ class TorchOrder:
         return type(sampler) is torch.utils.data.RandomSampler and sampler.generator is None
 
     @property
-    def keeps_its_place(self) -> bool:
+    def keeps_its_position(self) -> bool:
         """True if it has a state of its own, which holds its position once it has begun."""
         return has_state(self.indices) or has_state(self.sampler)
 
@@ -193,7 +193,7 @@ class _TorchRequests:
         if order.is_numbered:
             self._occurrences = Occurrences(
                 order.sampler,
-                stateful=order.keeps_its_place,
+                stateful=order.keeps_its_position,
                 first=mark.batches * order.batch_size if mark.sampler is not None else 0,
                 replay=replay,
             )
@@ -223,7 +223,7 @@ class _TorchRequests:
         iterator = draws(lambda: iter(order.indices))
         is_first = True
         while True:
-            if is_first or not order.keeps_its_place:
+            if is_first or not order.keeps_its_position:
                 item = draws(lambda: next(iterator, _DONE))
                 self.drawn.update(draws.recorded, mixed=draws.mixed)
             else:

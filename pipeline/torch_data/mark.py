@@ -33,10 +33,10 @@ INEXACT_STATES = {
 _SCALARS = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
 
-def has_state(thing: object) -> bool:
+def has_state(owner: object) -> bool:
     """Return True if the object has load_state_dict() and a state_dict() without arguments."""
-    take = getattr(thing, "state_dict", None)
-    if not callable(take) or not callable(getattr(thing, "load_state_dict", None)):
+    take = getattr(owner, "state_dict", None)
+    if not callable(take) or not callable(getattr(owner, "load_state_dict", None)):
         return False
     try:
         inspect.signature(take).bind()

@@ -156,7 +156,7 @@ class BadTally:
             name = f"{type(self._dataset).__name__}-{world.file_label}.jsonl"
             self._report = QuarantineFile(None, name=name)
         self._report.append(
-            [{"id": i, "name": "", "reason": why, "epoch": epoch} for i, why in bad.items()]
+            [{"id": i, "name": "", "reason": reason, "epoch": epoch} for i, reason in bad.items()]
         )
         self._meter.quarantine = self._report.path
 

@@ -66,8 +66,8 @@ def collate_named(collate: Collate, samples: Any, names: Sequence[Any]) -> Any:
     except Exception as error:  # raised again, with the samples named
         culprit = _failing_sample(collate, samples) if len(names) == len(samples) else None
         if culprit is not None:
-            place, why = culprit
-            error.add_note(f"while collating: sample {names[place]!r} {why}")
+            place, reason = culprit
+            error.add_note(f"while collating: sample {names[place]!r} {reason}")
         else:
             listed = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
             error.add_note(f"while collating the samples {listed}")
@@ -101,8 +101,8 @@ def _failing_sample(collate: Collate, samples: Any) -> tuple[int, str] | None:
     odd = [place for place in range(1, len(samples)) if not works(0, place)]
     if len(odd) == len(samples) - 1 > 1:  # either the first is the odd one, or all differ
         odd = [0] if all(works(1, place) for place in range(2, len(samples))) else []
-    why = "doesn't match the others of its batch (their shapes, types or keys differ)"
-    return (odd[0], why) if odd else None
+    reason = "doesn't match the others of its batch (their shapes, types or keys differ)"
+    return (odd[0], reason) if odd else None
 
 
 class MapSource(torch.utils.data.Dataset[WorkerMessage]):
@@ -194,11 +194,13 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
             )
         read = FetchedSamples([], [])
         for row, index in enumerate(indices):
-            sample, used, why = self._read_good(index, epoch, self._substitutes, together=together)
+            sample, used, reason = self._read_good(
+                index, epoch, self._substitutes, together=together
+            )
             read.samples.append(sample)
             read.ids.append(used)
-            if why is not None:
-                read.bad[row] = BadRow(index, why)
+            if reason is not None:
+                read.bad[row] = BadRow(index, reason)
         return read
 
     def _read_good(

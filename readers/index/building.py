@@ -52,7 +52,7 @@ from penstock.readers.origin import (
     QuarantineEntry,
     count_left_out,
     joined_left_out,
-    nothing_decodes,
+    no_good_sample_message,
     quarantine_lines,
 )
 from penstock.readers.types import Rejection
@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     from penstock.readers.origin import Origin
     from penstock.readers.types import Facts, Progress, Verify
 
+    Ints = NDArray[np.int64]
+
 _log = logging.getLogger("penstock")
 
 _WRITERS = 8
@@ -88,7 +90,7 @@ class _ShardResults:
     """The results of checking one shard. positions: int64, shape (n,). results: one for each
     position. progressive: the number of progressive JPEGs by field, if they were counted."""
 
-    positions: NDArray[np.int64]
+    positions: Ints
     results: list[Mapping[str, Facts] | Rejection]
     progressive: Mapping[str, int]
 
@@ -116,7 +118,7 @@ class CheckList:
     index about some of them, by position."""
 
     candidates: Candidates
-    positions: Sequence[NDArray[np.int64]]
+    positions: Sequence[Ints]
     before: Mapping[int, Mapping[str, Facts]]
 
 
@@ -248,7 +250,7 @@ class IndexBuilder:
         draft.add_chunked(candidates)
         write_bytes(os.path.join(folder, QUARANTINE), quarantine_lines(quarantined))
         if not draft.names:
-            raise DatasetNotFoundError(nothing_decodes(self.origin.url, quarantined))
+            raise DatasetNotFoundError(no_good_sample_message(self.origin.url, quarantined))
         if not self.origin.is_local and not all(each.files for each in draft.summaries):
             raise DatasetError(
                 f"{self.origin.url}: a shard of it has samples without a file, because their "
@@ -354,7 +356,9 @@ class IndexBuilder:
         shards = candidates.shards
         same: Mapping[int, Mapping[str, Facts]] = {} if prior is None else prior.same
         before: Mapping[int, Mapping[str, Facts]] = {} if prior is None else prior.before
-        unread = [_without(shards.positions(n), same) for n in range(shards.shards)]
+        unread = [shards.positions(n) for n in range(shards.shards)]
+        if same:
+            unread = [each[[i not in same for i in each.tolist()]] for each in unread]
         wanted = CheckList(candidates=candidates, positions=unread, before=before)
         if self.checker is None:
             checked = self.check(wanted, reporter)
@@ -414,20 +418,16 @@ class IndexBuilder:
         new: list[int] = []
         for row, position in enumerate(chunk.positions.tolist()):
             earlier = before.get(position)
-            if earlier is not None and _is_same(chunk, row, earlier):
+            if earlier is not None and all(
+                isinstance(sample := chunk.contents[name][row], np.ndarray)
+                and crc32c(sample) == facts.crc32c
+                for name, facts in earlier.items()
+            ):
                 results[row] = _reusable_facts(candidates, position, earlier)
             else:
                 new.append(row)
         results |= zip(new, chunk.examine(candidates, self.verify, new), strict=True)
         return [results[row] for row in range(len(chunk.positions))]
-
-
-def _is_same(chunk: CandidateBatch, row: int, earlier: Mapping[str, Facts]) -> bool:
-    """Return True if a sample has the same bytes as before."""
-    return all(
-        isinstance(sample := chunk.contents[name][row], np.ndarray) and crc32c(sample) == was.crc32c
-        for name, was in earlier.items()
-    )
 
 
 def _reusable_facts(
@@ -442,15 +442,6 @@ def _reusable_facts(
 def noted_directories(snapshot: Snapshot) -> tuple[tuple[str, int], ...]:
     """Return a snapshot's folders and their times, in the form of a manifest."""
     return tuple((os.fsdecode(k), v) for k, v in sorted(snapshot.directories.items()))
-
-
-def _without(
-    positions: NDArray[np.int64], facts: Mapping[int, Mapping[str, Facts]]
-) -> NDArray[np.int64]:
-    """Return the positions without facts."""
-    if not facts:
-        return positions
-    return positions[[i not in facts for i in positions.tolist()]]
 
 
 def _count_progressive(

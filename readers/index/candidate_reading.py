@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import ArrayForm, Checked
+    from penstock.readers.fields import Checked
     from penstock.readers.formats import Candidates, Contents
     from penstock.readers.origin import Origin
-    from penstock.readers.types import Encoded, Facts, Verify
+    from penstock.readers.types import Facts, Verify
+
+    Ints = NDArray[np.int64]
 
 # Enough images for every core of a large machine, and small enough that a few batches in flight
 # take tens of megabytes.
@@ -47,7 +49,7 @@ class CandidateBatch:
     checks of masks."""
 
     shard: int
-    positions: NDArray[np.int64]
+    positions: Ints
     contents: Contents
     masks: Checked
 
@@ -78,30 +80,20 @@ class CandidateBatch:
                 max_pixels=candidates.max_pixels,
             )
         for name, codec in bare.items():
-            values = [self.contents[name][row] for row in rows]
             form = array_form(candidates.schema[name])
             assert form is not None, name
-            found = [
-                _with_bare(name, facts, value, form, codec)
-                for facts, value in zip(found, values, strict=True)
-            ]
+            for place, row in enumerate(rows):
+                facts, data = found[place], self.contents[name][row]
+                if isinstance(facts, Rejection) or data is None:
+                    continue
+                bare_numbers = (
+                    data if isinstance(data, Rejection) else bare_facts(data, form, codec)
+                )
+                if isinstance(bare_numbers, Rejection):
+                    found[place] = bare_numbers
+                else:
+                    found[place] = {**facts, name: bare_numbers}
         return found
-
-
-def _with_bare(
-    name: str,
-    facts: Mapping[str, Facts] | Rejection,
-    data: Encoded | Rejection | None,
-    form: ArrayForm,
-    codec: str,
-) -> Mapping[str, Facts] | Rejection:
-    """Add the facts of a field of bare numbers to a sample's facts."""
-    if isinstance(facts, Rejection) or data is None:
-        return facts
-    if isinstance(data, Rejection):
-        return data
-    found = bare_facts(data, form, codec)
-    return found if isinstance(found, Rejection) else {**facts, name: found}
 
 
 def check_units(candidates: Candidates) -> None:
@@ -135,7 +127,7 @@ def noted_values(
     }
 
 
-def cut_into_batches(sizes: NDArray[np.int64]) -> Iterator[slice]:
+def cut_into_batches(sizes: Ints) -> Iterator[slice]:
     """Cut a list into slices of at most 256 samples and 32 MiB (or one sample). sizes: bytes, shape
     (n,)."""
     start, slice_bytes = 0, 0
@@ -149,11 +141,7 @@ def cut_into_batches(sizes: NDArray[np.int64]) -> Iterator[slice]:
 
 
 def read_candidate_batches(
-    origin: Origin,
-    candidates: Candidates,
-    shards: Iterator[tuple[int, NDArray[np.int64]]],
-    *,
-    workers: int,
+    origin: Origin, candidates: Candidates, shards: Iterator[tuple[int, Ints]], *, workers: int
 ) -> Iterator[CandidateBatch]:
     """Read the candidates of shards in batches, in order.
 
@@ -161,12 +149,12 @@ def read_candidate_batches(
     """
     sizes = candidates.sizes
 
-    def pieces() -> Iterator[tuple[int, NDArray[np.int64]]]:
+    def pieces() -> Iterator[tuple[int, Ints]]:
         for shard, positions in shards:
             for some in cut_into_batches(sizes[positions]):
                 yield shard, positions[some]
 
-    def read(piece: tuple[int, NDArray[np.int64]]) -> CandidateBatch:
+    def read(piece: tuple[int, Ints]) -> CandidateBatch:
         shard, positions = piece
         contents = read_candidates(origin, candidates, positions)
         masks = check_masks(contents, candidates.schema, max_pixels=candidates.max_pixels)

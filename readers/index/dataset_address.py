@@ -49,7 +49,14 @@ class DatasetAddress:
     cache: DiskCache | str | None = None
 
     def __post_init__(self) -> None:
-        check_no_secrets(self.url, self.options)
+        for url in self.url if isinstance(self.url, list | tuple) else (self.url,):
+            if isinstance(url, str) and "://" in url and _has_login(url):
+                raise ConfigError(f"url: {show(url)} contained a login or a signature. {_LOGIN}")
+        if find_secrets(dict(self.options)):
+            secrets = [n for n, value in self.options.items() if find_secrets({n: value})]
+            raise ConfigError(
+                f"storage_options: got {', '.join(secrets)} together with executor=. {_LOGIN}"
+            )
 
     @classmethod
     def of(
@@ -105,18 +112,6 @@ def _absolute(url: Any) -> Any:
     absolute = os.path.abspath(path)
     # A trailing slash marks a folder.
     return os.fsdecode(absolute + b"/" if path.endswith(b"/") else absolute)
-
-
-def check_no_secrets(url: Url, options: Mapping[str, Any] | None) -> None:
-    """Raise ConfigError for a URL or storage options that contain credentials."""
-    for each in url if isinstance(url, list | tuple) else (url,):
-        if isinstance(each, str) and "://" in each and _has_login(each):
-            raise ConfigError(f"url: {show(each)} contained a login or a signature. {_LOGIN}")
-    if find_secrets(dict(options or {})):
-        names = [name for name, value in (options or {}).items() if find_secrets({name: value})]
-        raise ConfigError(
-            f"storage_options: got {', '.join(names)} together with executor=. {_LOGIN}"
-        )
 
 
 def _has_login(url: str) -> bool:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock")
 
-KEPT = b"indexes"
+INDEXES = b"indexes"
 """The name of the folder of indexes in a cache folder and in the user's cache directory."""
 
 # At 1 GB/s or more, this takes at most 0.3 s.
@@ -55,12 +55,12 @@ def read_index(place: bytes) -> Manifest | None:
     path = os.path.join(place, MANIFEST)
     try:
         # A cached index may be damaged during a job, which must not be able to end the job.
-        is_mapped = not is_kept(place) or _is_large(path)
+        is_mapped = not is_cached(place) or _is_large(path)
         manifest = read_manifest(path, remedy=REINDEX, mapped=is_mapped)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (CorruptShardError, OtherVersionError) as error:
-        if isinstance(error, OtherVersionError) and not is_kept(place):
+        if isinstance(error, OtherVersionError) and not is_cached(place):
             raise
         _log.warning("%s The index is rebuilt.", error)
         return None
@@ -69,7 +69,7 @@ def read_index(place: bytes) -> Manifest | None:
             f"{printable(place)}: this is the folder of a pack's own index, wanted one for an "
             "index of other data. Give another folder as index=."
         )
-    if is_kept(place) and (fault := _fault(manifest, place)) is not None:
+    if is_cached(place) and (fault := _fault(manifest, place)) is not None:
         _log.warning("%s: a part of the index %s. The index is rebuilt.", printable(place), fault)
         return None
     return manifest
@@ -93,9 +93,9 @@ def check_arrangement(manifest: Manifest, origin: Origin, *, shown: str) -> None
         )
 
 
-def is_kept(place: bytes) -> bool:
+def is_cached(place: bytes) -> bool:
     """Return True if a place is in a cache folder or in the user's cache directory."""
-    return os.path.basename(os.path.dirname(place)) == KEPT
+    return os.path.basename(os.path.dirname(place)) == INDEXES
 
 
 def _fault(manifest: Manifest, place: bytes) -> str | None:
@@ -174,7 +174,7 @@ class IndexPlaces:
             isinstance(self.origin, RemoteFolder) and not self.origin.is_known_by_url
         ):
             return None
-        return os.path.join(base, KEPT, os.fsencode(self._key()))
+        return os.path.join(base, INDEXES, os.fsencode(self._key()))
 
     def is_own(self, place: bytes) -> bool:
         """Return True if only this node sees a place: the user didn't give it, and it isn't next to

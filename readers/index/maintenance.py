@@ -62,16 +62,16 @@ class IndexMaintenance:
     def open(self) -> tuple[Manifest, bytes]:
         """Find or build the index. Return its manifest and its folder. Raises the same errors as
         `open_index`."""
-        found = self._found()
-        if found is None and (job := self._first_use()) is not None:
-            found = self._with_job(job)
-        return found or self._made()
+        found = self._valid_index()
+        if found is None and (job := self._shared_build()) is not None:
+            found = self._build_in_job(job)
+        return found or self._build_or_update()
 
-    def _found(self) -> tuple[Manifest, bytes] | None:
+    def _valid_index(self) -> tuple[Manifest, bytes] | None:
         """Return an existing index that is still valid, or None."""
         for place in self.places.candidates():
             manifest = self._read(place)
-            if manifest is not None and self._stands(manifest, place):
+            if manifest is not None and self._is_valid(manifest, place):
                 self._warn_of_empty_classes(manifest.about)
                 return manifest, place
         return None
@@ -103,7 +103,7 @@ class IndexMaintenance:
                 stacklevel=7,
             )
 
-    def _first_use(self) -> SharedBuild | None:
+    def _shared_build(self) -> SharedBuild | None:
         """Return the job's shared build of this index, or None outside of a job."""
         if "torch.distributed" not in sys.modules:
             return None
@@ -112,29 +112,29 @@ class IndexMaintenance:
         named = f"{self.origin.key}\0{self.format.name}\0{self.places.index}"
         return SharedBuild.of_job(named, self.origin.url, self.progress)
 
-    def _with_job(self, job: SharedBuild) -> tuple[Manifest, bytes] | None:
+    def _build_in_job(self, job: SharedBuild) -> tuple[Manifest, bytes] | None:
         """Let one process of the job build, and use its index in the others. Return None if this
         node must build its own."""
         if job.claim():
             self.progress = job.report_progress
             with job.building():
-                manifest, place = self._made()
+                manifest, place = self._build_or_update()
                 job.publish(manifest, place, is_own=self.places.is_own(place))
             return manifest, place
         report = job.wait()
-        found = self._found() or self._received(job, report)
+        found = self._valid_index() or self._receive(job, report)
         job.leave(report)
         return found
 
-    def _received(self, job: SharedBuild, report: BuildReport) -> tuple[Manifest, bytes] | None:
+    def _receive(self, job: SharedBuild, report: BuildReport) -> tuple[Manifest, bytes] | None:
         """Store the index that another node built in this node's place. Return None if this node
         must build its own."""
         place = self.places.make()
         with locked(place):
             known = self._read(place)  # another process of this node may have stored it
-            if known is None or not self._stands(known, place):
+            if known is None or not self._is_valid(known, place):
                 known = self._read(place) if job.receive(report, place) else None
-            if known is not None and self._stands(known, place):
+            if known is not None and self._is_valid(known, place):
                 return known, place
         _log.warning(
             "%s: %s has built the index in %s, a folder that this node doesn't see, and the index "
@@ -146,7 +146,7 @@ class IndexMaintenance:
         )
         return None
 
-    def _made(self) -> tuple[Manifest, bytes]:
+    def _build_or_update(self) -> tuple[Manifest, bytes]:
         """Build or update the index in this process."""
         listing = self._listing()
         place, snapshot = self._make_place(listing)
@@ -154,7 +154,7 @@ class IndexMaintenance:
             manifest = self._read(place)  # the previous holder of the lock may have built it
             if manifest is None:
                 manifest = self._build(place, listing.candidates(workers=self.workers), snapshot)
-            elif not self._stands(manifest, place):
+            elif not self._is_valid(manifest, place):
                 manifest = self._update(manifest, place, listing, snapshot)
             return manifest, place
 
@@ -181,7 +181,7 @@ class IndexMaintenance:
         is_ours = manifest.about.arrangement == self.origin.variant
         return manifest if is_ours else None
 
-    def _stands(self, manifest: Manifest, place: bytes) -> bool:
+    def _is_valid(self, manifest: Manifest, place: bytes) -> bool:
         """Return True if an index is still valid. Remote data isn't listed for this check, because
         stores list a page at a time. The exception is an index in the user's cache directory, which
         nobody asked for."""
@@ -236,7 +236,12 @@ class IndexMaintenance:
             and snapshot.fingerprint == manifest.about.listing
             and len(candidates.quarantined) == manifest.about.quarantined
         ):
-            return self._refresh(manifest, place, snapshot)
+            # Only the folders' times have changed.
+            directories = noted_directories(snapshot)
+            about = replace(manifest.about, directories=directories, listing=snapshot.fingerprint)
+            manifest = replace(manifest, about=about)
+            write_manifest(os.path.join(place, MANIFEST), manifest)
+            return manifest
         _log.info(
             "The folder changed: %d files are unchanged, %d are new or changed, %d are gone",
             len(prior.same),
@@ -260,15 +265,6 @@ class IndexMaintenance:
                 "%s: parts of the index are damaged; the index is rebuilt", printable(place)
             )
             return None
-
-    def _refresh(self, manifest: Manifest, place: bytes, snapshot: Snapshot) -> Manifest:
-        """Write the same index with the folders' new times: no relevant file had changed."""
-        about = replace(
-            manifest.about, directories=noted_directories(snapshot), listing=snapshot.fingerprint
-        )
-        fresh = replace(manifest, about=about)
-        write_manifest(os.path.join(place, MANIFEST), fresh)
-        return fresh
 
     def _build(
         self,

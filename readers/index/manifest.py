@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from penstock.readers.fields import FieldType
     from penstock.readers.formats import Format
 
+    Ints = NDArray[np.int64]
+
 SIDECARS = b"sidecars"
 """The folder of the sidecars, in the index's folder."""
 
@@ -111,11 +113,7 @@ def label_correlation(shards: Sequence[Mapping[int, int]]) -> float:
 
 
 def fingerprint(
-    *,
-    schema: Schema,
-    samples: NDArray[np.int64],
-    crcs: NDArray[np.uint32],
-    columns_crcs: NDArray[np.uint32],
+    *, schema: Schema, samples: Ints, crcs: NDArray[np.uint32], columns_crcs: NDArray[np.uint32]
 ) -> str:
     """Return the fingerprint of the content, 64 hex digits: a hash of the schema, the shards' sizes
     and their checksums. It doesn't depend on the place or the time of writing, so a folder and its
@@ -176,10 +174,6 @@ def _is_list_of_most(is_right: Callable[[Any], bool], *, most: int) -> Callable[
     )
 
 
-def _is_codec(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _MAX_CODEC
-
-
 def _is_pair(value: Any) -> bool:
     return (
         isinstance(value, list)
@@ -220,7 +214,9 @@ _SUMMARY_CHECKS: dict[str, Callable[[Any], bool]] = {
     "channels": _is_list_of_most(
         lambda value: type(value) is int and 0 <= value <= 2**16, most=2**17
     ),
-    "codecs": _is_list_of_most(_is_codec, most=_MAX_CODECS),
+    "codecs": _is_list_of_most(
+        lambda value: isinstance(value, str) and len(value) <= _MAX_CODEC, most=_MAX_CODECS
+    ),
     "lengths": _is_list_of_most(_is_pair, most=_MAX_DIMENSIONS),
     "bounds": _is_bounds,
     "progressive": lambda value: value is None or _is_count(value),
@@ -356,10 +352,6 @@ def _is_list(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(map(is_right, value))
 
 
-def _is_counts(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_count, value.values()))
-
-
 def _are_left_out(value: Any) -> bool:
     return value is None or (
         isinstance(value, dict)
@@ -405,7 +397,7 @@ _ABOUT_CHECKS: dict[str, Callable[[Any], bool]] = {
     "settings": lambda value: isinstance(value, dict),
     "directories": _is_list(_is_time),
     "listing": lambda value: _is_text(value) and bool(_LISTING.fullmatch(value)),
-    "passed_over": _is_counts,
+    "passed_over": lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
     "overhead_bytes": lambda value: value is None or _is_count(value),
     "left_out": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
     "samples_left_out": _are_left_out,
@@ -429,9 +421,9 @@ class Manifest:
     about: ManifestHeader
     names: Sequence[bytes]
     etags: Sequence[str]
-    shard_bytes: NDArray[np.int64]
-    samples: NDArray[np.int64]
-    files: NDArray[np.int64]
+    shard_bytes: Ints
+    samples: Ints
+    files: Ints
     units: Sequence[bytes]
     crc32c: NDArray[np.uint32]
     columns_crc32c: NDArray[np.uint32]
@@ -451,12 +443,12 @@ class Manifest:
         """Return the checksums of one shard."""
         return Sums(int(self.crc32c[shard]), int(self.columns_crc32c[shard]))
 
-    def units_of(self, shard: int) -> NDArray[np.int64]:
+    def units_of(self, shard: int) -> Ints:
         """Return the rows of each decode unit of a shard, int64, shape (units,); empty if a sample
         can be read alone."""
         return np.frombuffer(self.units[shard], "<u4").astype(np.int64)
 
-    def bytes_of(self, fields: Iterable[str]) -> NDArray[np.int64]:
+    def bytes_of(self, fields: Iterable[str]) -> Ints:
         """Return the bytes of these fields in each shard of chunks: int64, shape (shards,)."""
         names, wanted = list(self.about.schema), set(fields)
         chosen = np.array([name in wanted for name in names], np.int64)
@@ -568,7 +560,7 @@ def check_manifest(manifest: Manifest) -> None:
         raise ValueError("two shards have the same name")
 
 
-def _check_bounds(what: str, column: NDArray[np.int64], most: int) -> None:
+def _check_bounds(what: str, column: Ints, most: int) -> None:
     if not len(column):
         return
     least, largest = int(column.min()), int(column.max())
@@ -586,7 +578,7 @@ def _field_bytes(shards: Sequence[ShardSummary]) -> list[bytes] | None:
     ]
 
 
-def _numbers(row: bytes, fields: int) -> NDArray[np.int64]:
+def _numbers(row: bytes, fields: int) -> Ints:
     """Parse the bytes of each field of one shard. Raises ValueError."""
     if len(row) not in (4 * fields, 8 * fields):
         raise ValueError("it doesn't contain the bytes of each field")

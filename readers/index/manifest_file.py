@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import stat
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +40,7 @@ from penstock.readers.index.manifest import (
     check_manifest,
     load_header,
 )
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,7 +84,7 @@ def write_manifest(path: bytes, manifest: Manifest) -> None:
     }
     if manifest.field_bytes is not None:
         columns["field_bytes"] = pa.array(list(manifest.field_bytes), pa.binary())
-    about = {"version": VERSION, "penstock": _own_version(), **manifest.about.to_json()}
+    about = {"version": VERSION, "penstock": __version__, **manifest.about.to_json()}
     text = json.dumps(about, sort_keys=True).encode("ascii")
     batch = pa.record_batch(columns)
     metadata = {_ROOT: text, _SUM: f"{_checksum(text, batch):08x}".encode()}
@@ -103,7 +103,11 @@ def read_manifest(
     OtherVersionError, FileNotFoundError.
     """
     try:
-        _check_file(path, _MAX_MAPPED_BYTES if mapped else MAX_READ_BYTES)
+        status, max_bytes = os.stat(path), _MAX_MAPPED_BYTES if mapped else MAX_READ_BYTES
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it isn't a regular file")
+        if status.st_size > max_bytes:
+            raise ValueError(f"it has {status.st_size:,} bytes, wanted at most {max_bytes:,}")
         buffer = map_buffer(path) if mapped else read_buffer(path)
         noted = metadata(buffer)
         text = noted[_ROOT]
@@ -181,14 +185,6 @@ def _was_ours(buffer: Any, text: bytes, checksum: bytes | None) -> bool:
     return _checksum(text, batch) != wanted == _checksum(ours, batch)
 
 
-def _check_file(path: bytes, most: int) -> None:
-    found = os.stat(path)
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError("it isn't a regular file")
-    if found.st_size > most:
-        raise ValueError(f"it has {found.st_size:,} bytes, wanted at most {most:,}")
-
-
 def _damaged(
     path: bytes, url: str | None, error: Exception, remedy: str
 ) -> CorruptShardError | ReadError:
@@ -228,10 +224,3 @@ def _sum_names(column: Any, total: int) -> int:
         some = [each.encode() if isinstance(each, str) else each for each in some]
         total = int(crc32c((b"\0" if start else b"") + b"\0".join(some), total))
     return total
-
-
-def _own_version() -> str:
-    try:
-        return version("penstock")
-    except PackageNotFoundError:  # run from a checkout that isn't installed
-        return "unknown"

@@ -43,10 +43,10 @@ from penstock.readers.index.index_folders import (
     IndexPlaces,
     ManifestLookup,
     check_arrangement,
-    is_kept,
+    is_cached,
     upload_index,
 )
-from penstock.readers.origin import AS_IT_LIES, LocalFolder, Scratch, locate
+from penstock.readers.origin import DEFAULT_ARRANGEMENT, LocalFolder, Scratch, locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -171,9 +171,9 @@ class FormatRecognition:
         """Return the error for files that no format recognises."""
         selection, url = self._origin.selection, self._origin.url
         if selection is not None and selection.is_one:
-            from penstock.readers.origin import not_a_folder
+            from penstock.readers.origin import not_a_folder_message
 
-            return ConfigError(not_a_folder(url))
+            return ConfigError(not_a_folder_message(url))
         kinds = Counter(extension(name) or "no extension" for name in self._origin.names().files)
         if len(kinds) < 2:
             return ConfigError(
@@ -292,14 +292,14 @@ class IndexOpener:
     def _own(self, recognition: FormatRecognition, format: str) -> Manifest | None:
         own = recognition.own_index(format)
         arrangement = replace(self.origin.arrangement, max_pixels=None)
-        if own is not None and arrangement != AS_IT_LIES:
+        if own is not None and arrangement != DEFAULT_ARRANGEMENT:
             raise ConfigError(
                 f"{self.origin.url} is a pack, which contains its schema: manifest=, schema= and "
                 "allow_empty= are for other data. Pass them when you pack that data."
             )
         return own
 
-    def foreign(self, format: str) -> Format:
+    def recognise(self, format: str) -> Format:
         """Return the format of a dataset that doesn't carry its index. Raises the same errors as
         `open_index`."""
         return self._recognition().indexed(format)
@@ -342,7 +342,7 @@ class IndexOpener:
 
     def _index(self, manifest: Manifest, place: bytes | RemoteFolder | None) -> Index:
         repair = None
-        if isinstance(place, bytes) and is_kept(place):
+        if isinstance(place, bytes) and is_cached(place):
             from penstock.readers.index.building import IndexRepair
 
             repair = IndexRepair(

@@ -1,4 +1,8 @@
-from .arrangement import AS_IT_LIES as AS_IT_LIES, Arrangement as Arrangement, NO_TABLE as NO_TABLE
+from .arrangement import (
+    DEFAULT_ARRANGEMENT as DEFAULT_ARRANGEMENT,
+    Arrangement as Arrangement,
+    NO_TABLE as NO_TABLE,
+)
 from .file_selection import by_pattern as by_pattern, of_names as of_names
 from .left_out import ALLOWED_LEFT_OUT as ALLOWED_LEFT_OUT, LeftOut as LeftOut
 from .left_out import NOT_KNOWN as NOT_KNOWN, QUARANTINE as QUARANTINE
@@ -7,7 +11,7 @@ from .left_out import check_allowed_left_out as check_allowed_left_out
 from .left_out import count_left_out as count_left_out, joined_left_out as joined_left_out
 from .left_out import left_out_for as left_out_for, left_out_text as left_out_text
 from .left_out import left_out_total as left_out_total, noted_left_out as noted_left_out
-from .left_out import nothing_decodes as nothing_decodes, percent as percent
+from .left_out import no_good_sample_message as no_good_sample_message, percent as percent
 from .left_out import quarantine_lines as quarantine_lines
 from .origin import Entry as Entry, LocalFolder as LocalFolder, Origin as Origin
 from .origin import RemoteFolder as RemoteFolder, leads_to_folder as leads_to_folder
@@ -16,10 +20,10 @@ from .scratch import Scratch as Scratch
 from .unreadable import check_layout as check_layout
 from .unreadable import check_splits as check_splits, check_store as check_store
 from .unreadable import field_of as field_of, is_other_kind as is_other_kind
-from .unreadable import is_prose as is_prose, not_a_folder as not_a_folder
-from .unreadable import nothing_there as nothing_there, role_of as role_of
+from .unreadable import is_prose as is_prose, not_a_folder_message as not_a_folder_message
+from .unreadable import not_found_message as not_found_message, role_of as role_of
 from .unreadable import warn_of_left_out as warn_of_left_out
 from .urls import OneUrl as OneUrl, Url as Url, check_url as check_url
-from .urls import NOT_THERE as NOT_THERE, index_url as index_url, local_path as local_path
-from .urls import not_seen as not_seen, status_of as status_of
+from .urls import NOT_FOUND as NOT_FOUND, index_url as index_url, local_path as local_path
+from .urls import cannot_examine as cannot_examine, status_of as status_of
 from .urls import options_scope as options_scope, place_of as place_of, show as show

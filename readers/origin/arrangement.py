@@ -43,7 +43,7 @@ class Arrangement:
     @property
     def key(self) -> str:
         """Return 16 hex digits that identify this arrangement of a dataset, "" for the default."""
-        if self == AS_IT_LIES:
+        if self == DEFAULT_ARRANGEMENT:
             return ""
         values: list[object] = [self.manifest, self.places, self.schema, self.sampling]
         if self.allow_empty or self.max_pixels is not None:  # keeps the keys of earlier versions
@@ -77,5 +77,5 @@ class Arrangement:
         return self.manifest if is_path else None
 
 
-AS_IT_LIES = Arrangement()
+DEFAULT_ARRANGEMENT = Arrangement()
 """The default: the names of the files define the samples."""

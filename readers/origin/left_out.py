@@ -175,7 +175,9 @@ def check_allowed_left_out(share: object) -> float:
     )
 
 
-def nothing_decodes(url: str, quarantined: Sequence[QuarantineEntry], *, shown: int = 3) -> str:
+def no_good_sample_message(
+    url: str, quarantined: Sequence[QuarantineEntry], *, shown: int = 3
+) -> str:
     """Return the message for a dataset without a good sample. It names the first few."""
     from penstock.readers.origin.unreadable import remedy_for
 

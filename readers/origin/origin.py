@@ -20,8 +20,14 @@ import numpy as np
 from penstock.cache import ConfigError, DatasetNotFoundError, FetchError, redact
 from penstock.cache.base import BlobSource, Segment, blob_key
 from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable
-from penstock.readers.origin.arrangement import AS_IT_LIES
-from penstock.readers.origin.urls import index_url, not_seen, options_scope, place_of, status_of
+from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT
+from penstock.readers.origin.urls import (
+    cannot_examine,
+    index_url,
+    options_scope,
+    place_of,
+    status_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,7 +135,7 @@ class LocalFolder:
         self,
         root: bytes,
         selection: FileSelection | None = None,
-        arrangement: Arrangement = AS_IT_LIES,
+        arrangement: Arrangement = DEFAULT_ARRANGEMENT,
     ) -> None:
         self.root = os.path.abspath(root)
         self.url = self.key = os.fsdecode(self.root)
@@ -171,13 +177,8 @@ class LocalFolder:
 
     def names(self) -> RootNames:
         if self._names is None:
-            if self.selection is not None:
-                names, folders = self._selected(), list[bytes]()
-            else:
-                inside = self._inside(b"")
-                names = [name for name, is_folder in inside if not is_folder]
-                folders = [name for name, is_folder in inside if is_folder]
-            self._names = RootNames(files=tuple(names), folders=tuple(folders))
+            top = self.top(lambda _: False)
+            self._names = RootNames(files=tuple(top.others), folders=tuple(top.folders))
         return self._names
 
     def top(self, wanted: Callable[[bytes], bool]) -> TopLevel:
@@ -185,7 +186,7 @@ class LocalFolder:
         if self.selection is not None:
             inside = [(name, False) for name in self._selected()]
         else:
-            inside = self._inside(b"")
+            inside = self._list_folder(b"")
         for name, is_folder in inside:
             if is_folder or not wanted(name):
                 (top.folders if is_folder else top.others).append(name)
@@ -200,7 +201,7 @@ class LocalFolder:
 
         def top(folder: str) -> tuple[list[tuple[str, bool]], list[str]]:
             prefix = os.path.join(os.fsencode(folder), b"")
-            inside = self._inside(prefix)
+            inside = self._list_folder(prefix)
             files = [
                 (os.fsdecode(prefix + name), True) for name, is_folder in inside if not is_folder
             ]
@@ -225,7 +226,7 @@ class LocalFolder:
         tree = Tree(top=top, walk=walk, find=find, at_once=1)
         return [os.fsencode(name) for name, _ in select_files(tree, self.selection, url=self.url)]
 
-    def _inside(self, folder: bytes) -> list[tuple[bytes, bool]]:
+    def _list_folder(self, folder: bytes) -> list[tuple[bytes, bool]]:
         """List a folder: sorted (name, is a folder or a link to one)."""
         try:
             with os.scandir(os.path.join(self.root, folder)) as found:
@@ -235,7 +236,7 @@ class LocalFolder:
         except OSError as error:
             if error.errno == errno.ELOOP:
                 return []
-            raise not_seen(os.path.join(self.root, folder), error, is_folder=True) from error
+            raise cannot_examine(os.path.join(self.root, folder), error, is_folder=True) from error
 
     def entry(self, name: bytes) -> Entry | None:
         found = status_of(os.path.join(self.root, name))
@@ -276,7 +277,7 @@ class RemoteFolder:
         index_url: str | None = None,
         folder_at: Callable[[str], RemoteFolder] | None = None,
         is_known_by_url: bool = True,
-        arrangement: Arrangement = AS_IT_LIES,
+        arrangement: Arrangement = DEFAULT_ARRANGEMENT,
     ) -> None:
         self.remote = remote
         self.index_url, self.is_known_by_url = index_url, is_known_by_url
@@ -369,11 +370,11 @@ class RemoteFolder:
             is_empty = False
             yield _entry(found)
         if is_empty:
-            from penstock.readers.origin.unreadable import not_a_folder, nothing_there
+            from penstock.readers.origin.unreadable import not_a_folder_message, not_found_message
 
             if self.remote.fetcher.info("") is not None:
-                raise ConfigError(not_a_folder(self.url))
-            raise DatasetNotFoundError(nothing_there(self.url))
+                raise ConfigError(not_a_folder_message(self.url))
+            raise DatasetNotFoundError(not_found_message(self.url))
 
     def read(self, wanted: Sequence[tuple[Entry, int]]) -> list[Encoded]:
         """Fetch the first bytes of several objects at once, without caching them. wanted: (entry,
@@ -471,7 +472,7 @@ def locate(
     storage_options: Mapping[str, Any] | None,
     scratch: Scratch,
     filesystem: Any | None = None,
-    arrangement: Arrangement = AS_IT_LIES,
+    arrangement: Arrangement = DEFAULT_ARRANGEMENT,
 ) -> Origin:
     """Open the origin of a URL. filesystem: an fsspec file system; url is then a path in it.
     arrangement: the user's arguments on how the files make up samples.
@@ -524,7 +525,7 @@ def _open_remote(
     selection: FileSelection | None,
     filesystem: Any | None,
     of: Remote | None = None,
-    arrangement: Arrangement = AS_IT_LIES,
+    arrangement: Arrangement = DEFAULT_ARRANGEMENT,
 ) -> RemoteFolder:
     """Open a folder of a store. of: the dataset that this folder belongs to, if it isn't a dataset
     itself."""

@@ -40,13 +40,14 @@ _COMPANIONS = {
 }
 _PARTS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "eval"))
 _LIST_FOLDERS = frozenset(("imagesets",))
+_ROLES = _PICTURES.union(_COMPANIONS, _PARTS, _LIST_FOLDERS)
 
 
 def role_of(name: str) -> Role | None:
     """Return the role that a folder's name suggests, or None if the folder may be a class."""
     lower = name.lower()
     for words in ([lower], _words(lower)):
-        if not words or not all(map(_is_known, words)):
+        if not words or not _ROLES.issuperset(words):
             continue
         if any(word in _LIST_FOLDERS for word in words):
             return "lists"
@@ -62,11 +63,6 @@ def field_of(name: str) -> str:
     return next((_COMPANIONS[word] for word in words if word in _COMPANIONS), "mask")
 
 
-def is_part(name: str) -> bool:
-    """Return True if a name suggests a part of a dataset: val2017, test_images."""
-    return any(word in _PARTS for word in _words(name.lower()))
-
-
 def _words(lower: str) -> list[str]:
     """Split a name into words: train_masks, train2017 and trainannot into train and the rest."""
     found: list[str] = []
@@ -76,10 +72,6 @@ def _words(lower: str) -> list[str]:
         )
         found += [part, word[len(part) :]] if part else [word]
     return found
-
-
-def _is_known(word: str) -> bool:
-    return word in _PICTURES or word in _COMPANIONS or word in _PARTS or word in _LIST_FOLDERS
 
 
 REMEDY = (
@@ -323,7 +315,7 @@ def check_splits(url: str, names: Sequence[bytes], *, anyway: str = "") -> None:
     """Raise DatasetError for folders that are the parts of a dataset. anyway: advice on how to read
     them nevertheless."""
     folders = _folders(names)
-    parts = [folder for folder in folders if is_part(folder)]
+    parts = [folder for folder in folders if not _PARTS.isdisjoint(_words(folder.lower()))]
     if len(folders) > 1 and parts and all(map(role_of, folders)):
         first = next((folder for folder in parts if role_of(folder) != "companion"), parts[0])
         raise DatasetError(
@@ -419,7 +411,7 @@ _DRIVE = re.compile(r"(?:^|/)([A-Za-z]):([\\/].*)$", re.DOTALL)
 _ONE_SLASH = re.compile(r"(?:^|/)(https?|s3|gs|az|abfs|hf|file):/(?!/)(.+)$", re.DOTALL)
 
 
-def nothing_there(url: str) -> str:
+def not_found_message(url: str) -> str:
     """Return the message for a dataset that doesn't exist, or whose name is of an unsupported kind.
     A store that only lists folders doesn't show whether a file exists."""
     if "://" in url and (remedy := _remedy(url)):
@@ -444,7 +436,7 @@ def _mistaken(url: str) -> str:
     return ""
 
 
-def not_a_folder(url: str) -> str:
+def not_a_folder_message(url: str) -> str:
     """Return the message for a file in place of a folder."""
     if store_of([os.fsencode(url.partition("?")[0])]) is not None:
         return f"{url}:{_remedy(url).replace(' This', ' this', 1)}"

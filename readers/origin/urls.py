@@ -99,7 +99,7 @@ def index_url(
     return f"{scheme}{mark}{path}{ending}"
 
 
-NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+NOT_FOUND = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 """The errors that mean that a path doesn't exist. Any other error (EIO, ESTALE, EACCES …) leaves
 that unknown; ignoring it would change the dataset or its index."""
 
@@ -110,12 +110,12 @@ def status_of(path: bytes | str) -> os.stat_result | None:
     try:
         return os.stat(path)
     except OSError as error:
-        if error.errno in NOT_THERE:
+        if error.errno in NOT_FOUND:
             return None
-        raise not_seen(os.fsencode(path), error) from error
+        raise cannot_examine(os.fsencode(path), error) from error
 
 
-def not_seen(path: bytes, error: OSError, *, is_folder: bool = False) -> ReadError:
+def cannot_examine(path: bytes, error: OSError, *, is_folder: bool = False) -> ReadError:
     """Return the error for a path that can't be examined, or for a folder that can't be listed."""
     problem = "the folder can't be listed" if is_folder else "can't be examined"
     remedy = machine_remedy(error) or (

@@ -41,7 +41,6 @@ from penstock.readers.packing.pack_sources import (
     RowSource,
     SampleGroup,
 )
-from penstock.readers.serialized_source import SerializedSource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,34 +49,43 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.formats import Candidates
-    from penstock.readers.index import DatasetAddress
     from penstock.readers.packing.pack_sources import Groups, PackSource, Shards
     from penstock.readers.packing.transcode import Transcode
-    from penstock.readers.sources import Source
+    from penstock.readers.serialized_source import SerializedSource
     from penstock.readers.types import Progress, Verify
+
+    Ints = NDArray[np.int64]
 
 
 _log = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSource:
+    """The source of a pack for workers, and the way they read it.
+
+    serialized: a DatasetAddress if each task brings its candidates, else a dataset to open. fields:
+    the packed ones; None means all.
+    """
+
+    kind: Literal["candidates", "pack", "rows"]
+    serialized: SerializedSource
+    fields: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackJob:
     """The arguments that all tasks of a run share.
 
-    root: the pack's folder. run: the name of the driver's folder in it. source: pickled; a
-    DatasetAddress if each task brings its candidates, else a dataset to open. fingerprint: of the
-    source. indexes: local folders with the indexes of datasets, which every machine must see.
+    root: the pack's folder. run: the name of the driver's folder in it. fingerprint: of the source.
     verify: the name of a decoder. workers: threads of a task.
     """
 
     root: bytes
     run: bytes
     settings: Mapping[str, Any]
-    kind: Literal["candidates", "pack", "rows"]
-    source: bytes
+    source: WorkerSource
     fingerprint: str
-    indexes: tuple[bytes, ...]
-    fields: tuple[str, ...] | None
     transcode: Transcode
     verify: str | None
     workers: int
@@ -91,9 +99,9 @@ class ShardTask:
 
     job: PackJob
     shard: int
-    positions: NDArray[np.int64]
-    ids: NDArray[np.int64]
-    sizes: NDArray[np.int64]
+    positions: Ints
+    ids: Ints
+    sizes: Ints
     candidates: Candidates | None
 
 
@@ -224,7 +232,7 @@ def _source(task: ShardTask) -> PackSource:
     opened = _opened(task.job)
     if task.candidates is not None:
         origin, _ = opened
-        return CandidateSource.of(origin, task.candidates, fingerprint=task.job.fingerprint)
+        return CandidateSource(origin, task.candidates, fingerprint=task.job.fingerprint)
     if isinstance(opened, PackedSource):
         opened.sizes[task.positions] = task.sizes
     source: PackSource = opened
@@ -232,30 +240,31 @@ def _source(task: ShardTask) -> PackSource:
 
 
 def _opened(job: PackJob) -> Any:
-    key = hashlib.sha256(b"%s\0%r" % (job.source, job.fields)).hexdigest()
-    opened = keep_open(f"pack {key}", lambda: _open(job))
-    if job.kind != "candidates" and opened.fingerprint != job.fingerprint:
+    source, fields = job.source.serialized.source, job.source.fields
+    key = hashlib.sha256(b"%s\0%r" % (source, fields)).hexdigest()
+
+    def open_source() -> Any:
+        # Unpickling is as safe as running the task: both come from the driver.
+        opened = pickle.loads(source)
+        if job.source.kind == "candidates":
+            return opened.open()
+        check_indexes(opened.url, job.source.serialized.indexes)
+        if job.source.kind == "pack":
+            assert isinstance(opened, Dataset)
+            return PackedSource(opened.open(), fields=fields, sizes_known=True)
+        if isinstance(opened, Dataset):
+            index = opened.open(verify=_verify(job), workers=job.workers)
+            if index.remote is not None and index.manifest.is_of_chunks:
+                opened = copy_keeping(opened, fields or tuple(opened.schema))
+        return RowSource(opened, fields=fields, verify=_verify(job), workers=job.workers)
+
+    opened = keep_open(f"pack {key}", open_source)
+    if job.source.kind != "candidates" and opened.fingerprint != job.fingerprint:
         raise IndexChangedError(
             f"{opened.url}: its index differs from that of the driver. Check that all machines see "
             "the same files."
         )
     return opened
-
-
-def _open(job: PackJob) -> Any:
-    # Unpickling is as safe as running the task: both come from the driver.
-    source = pickle.loads(job.source)
-    if job.kind == "candidates":
-        return source.open()
-    check_indexes(source.url, job.indexes)
-    if job.kind == "pack":
-        assert isinstance(source, Dataset)
-        return PackedSource(source.open(), fields=job.fields, sizes_known=True)
-    if isinstance(source, Dataset):
-        index = source.open(verify=_verify(job), workers=job.workers)
-        if index.remote is not None and index.manifest.is_of_chunks:
-            source = copy_keeping(source, job.fields or tuple(source.schema))
-    return RowSource(source, fields=job.fields, verify=_verify(job), workers=job.workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,30 +278,6 @@ class PackWorkers:
 
     def __post_init__(self) -> None:
         check_executor(self.executor)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSource:
-    """The source of a pack for workers, and the way they read it. fields: the packed ones; None
-    means all."""
-
-    kind: Literal["candidates", "pack", "rows"]
-    serialized: SerializedSource
-    fields: tuple[str, ...] | None = None
-
-    @classmethod
-    def of_files(cls, address: DatasetAddress) -> WorkerSource:
-        """Describe data without an index: each task contains its candidates."""
-        return cls(kind="candidates", serialized=SerializedSource(source=pickle.dumps(address)))
-
-    @classmethod
-    def of_source(
-        cls, source: Source, *, is_pack: bool, fields: tuple[str, ...] | None
-    ) -> WorkerSource:
-        """Describe an open source, which workers open again. Raises ConfigError if it can't be
-        sent."""
-        kind: Literal["pack", "rows"] = "pack" if is_pack else "rows"
-        return cls(kind=kind, serialized=SerializedSource.of(source), fields=fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,11 +340,8 @@ class ExecutorWriter:
             root=self.folder.root,
             run=run,
             settings=self.folder.settings,
-            kind=self.worker_source.kind,
-            source=self.worker_source.serialized.source,
+            source=self.worker_source,
             fingerprint=self.source.fingerprint,
-            indexes=self.worker_source.serialized.indexes,
-            fields=self.worker_source.fields,
             transcode=self.transcode,
             verify=self.workers.verify,
             workers=self.workers.workers,

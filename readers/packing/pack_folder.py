@@ -14,6 +14,7 @@ import re
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -313,8 +314,18 @@ class ShardWriter:
         )
 
     def _write_shard(self, draft: _ShardDraft) -> ShardRecord:
-        content = self._content(draft)
-        facts = None if content is None else write_shard(self.folder.shard(draft.shard), content)
+        """Write the good samples of a shard, and record it."""
+        good = [sample for sample in draft.samples if not isinstance(sample, Rejection)]
+        facts = None
+        if good:
+            is_good = [not isinstance(sample, Rejection) for sample in draft.samples]
+            content = _shard_content(
+                good,
+                self.source.schema,
+                source=self.plan.source_ids[draft.positions[is_good]],
+                names=list(compress(draft.names, is_good)),
+            )
+            facts = write_shard(self.folder.shard(draft.shard), content)
         rejected = [
             (
                 int(self.plan.source_ids[position]),
@@ -326,20 +337,6 @@ class ShardWriter:
         record = ShardRecord(facts=facts, rejected=rejected)
         self.folder.write_record(draft.shard, record)
         return record
-
-    def _content(self, draft: _ShardDraft) -> ShardContent | None:
-        """Return the content of a shard, or None if no sample is good."""
-        good = [sample for sample in draft.samples if not isinstance(sample, Rejection)]
-        if not good:
-            return None
-        is_good = np.array([not isinstance(sample, Rejection) for sample in draft.samples], bool)
-        names = zip(draft.names, is_good.tolist(), strict=True)
-        return _shard_content(
-            good,
-            self.source.schema,
-            source=self.plan.source_ids[draft.positions[is_good]],
-            names=[name for name, is_one in names if is_one],
-        )
 
 
 def _shard_content(

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from penstock.readers.formats import Candidates
 
+    Ints = NDArray[np.int64]
+
 WINDOW_BYTES = 2**29
 """The bytes of samples in chunks that a shuffled pack mixes at a time: 8 shards of the default
 size. It is the same on every machine, because ranks must agree. Decoded chunks may use more memory
@@ -36,7 +38,7 @@ class PackPlan:
     """
 
     grouping: Grouping
-    source_ids: NDArray[np.int64]
+    source_ids: Ints
 
 
 def plan_candidates(
@@ -54,9 +56,7 @@ def plan_candidates(
     return PackPlan(grouping=grouping, source_ids=source_ids)
 
 
-def plan_samples(
-    sizes: NDArray[np.int64], *, shuffle: bool, seed: int, shard_bytes: int
-) -> PackPlan:
+def plan_samples(sizes: Ints, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
     """Plan a pack of samples whose ids are their positions. sizes: bytes, int64, shape (n,)."""
     ids = np.arange(len(sizes), dtype=np.int64)
     order = shuffled(len(sizes), seed) if shuffle else ids
@@ -64,8 +64,8 @@ def plan_samples(
 
 
 def plan_units(
-    units: Sequence[NDArray[np.int64]],
-    sizes: NDArray[np.int64],
+    units: Sequence[Ints],
+    sizes: Ints,
     *,
     shuffle: bool,
     seed: int,
@@ -93,14 +93,14 @@ def plan_units(
     return PackPlan(grouping=cut_evenly(mixed, sizes, shard_bytes), source_ids=ids)
 
 
-def shuffled(count: int, seed: int) -> NDArray[np.int64]:
+def shuffled(count: int, seed: int) -> Ints:
     """Return a permutation of range(count), int64, from a keyed hash, so that it doesn't depend on
     the version of numpy."""
     keys = keyed_hash(seed, np.arange(count, dtype=np.int64))
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 
-def cut_evenly(order: NDArray[np.int64], sizes: NDArray[np.int64], shard_bytes: int) -> Grouping:
+def cut_evenly(order: Ints, sizes: Ints, shard_bytes: int) -> Grouping:
     """Cut a sequence of samples into ceil(total / shard_bytes) shards of about equal bytes, or
     fewer if samples are larger than a shard. order: positions in sizes, int64, shape (n,)."""
     before = np.concatenate(([0], np.cumsum(sizes[order], dtype=np.int64)))

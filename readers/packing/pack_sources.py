@@ -56,9 +56,10 @@ if TYPE_CHECKING:
     from penstock.readers.sources import Source
     from penstock.readers.types import Encoded, Verify
 
+    Ints = NDArray[np.int64]
     _Shard = PackShard | PackBlob
     _Payloads = dict[str, list[Encoded | Rejection | None]]
-    Shards = Iterator[tuple[int, NDArray[np.int64]]]
+    Shards = Iterator[tuple[int, Ints]]
     Groups = Iterator["SampleGroup"]
 
 
@@ -85,7 +86,7 @@ class SampleGroup:
     """Some samples of one shard, read and checked. positions: int64, shape (n,). samples: each
     sample, or its rejection. names: in the source."""
 
-    positions: NDArray[np.int64]
+    positions: Ints
     samples: list[PackSample | Rejection]
     names: list[bytes]
 
@@ -99,7 +100,7 @@ class SampleSource(Protocol):
 
     url: str
     schema: Schema
-    sizes: NDArray[np.int64]
+    sizes: Ints
 
     def groups(self, shards: Shards, *, verify: Verify | None, workers: int) -> Groups:
         """Read the samples of (shard, positions), in that order, in groups of one shard each.
@@ -114,13 +115,13 @@ class PackSource(SampleSource, Protocol):
     """The source of a complete pack.
 
     fingerprint: changes with anything about the source. has_ids: True if its samples already have
-    ids, which don't change if one of them is bad. has_stray_files, max_pixels: see `Candidates`.
+    ids, which don't change if one of them is bad. has_other_files, max_pixels: see `Candidates`.
     left_out: samples that the source left out before it was read for the pack, and that aren't in
     `quarantined`.
     """
 
     has_ids: bool
-    has_stray_files: bool
+    has_other_files: bool
     max_pixels: int
     fingerprint: str
     quarantined: list[QuarantineEntry]
@@ -137,16 +138,28 @@ class CandidateSource:
 
     has_ids = False
 
-    def __init__(
-        self,
+    def __init__(self, origin: Origin, candidates: Candidates, *, fingerprint: str) -> None:
+        """candidates: settled, see `list`."""
+        self._origin, self.candidates = origin, candidates
+        self.url, self.fingerprint = origin.url, fingerprint
+        self.schema, self.sizes = candidates.schema, candidates.sizes
+        self.quarantined, self.left_out = candidates.quarantined, candidates.unnamed
+        self.has_other_files = candidates.has_other_files
+        self.max_pixels = candidates.max_pixels
+        self._units = BoxUnits(enough=min(8, len(candidates)))
+
+    @classmethod
+    def list(
+        cls,
         origin: Origin,
         indexing: Indexing,
         *,
         fields: Sequence[str] | None = None,
         renames: Mapping[str, str] | None = None,
         workers: int,
-    ) -> None:
-        """renames: new names of fields, each mapped to its name in the candidates."""
+    ) -> CandidateSource:
+        """List the candidates of an origin. renames: new names of fields, each mapped to its name
+        in the candidates."""
         listing = indexing.list(origin)
         found = listing.candidates(workers=workers)
         if renames:
@@ -160,25 +173,10 @@ class CandidateSource:
             )
         if origin.arrangement.max_pixels is not None:
             found = replace(found, max_pixels=origin.arrangement.max_pixels)
-        found = _settled(origin, with_fields(found, fields), workers=workers)
+        found = _settle_arrays(origin, with_fields(found, fields), workers=workers)
         check_units(found)
         identity = f"{listing.snapshot().fingerprint}{origin.variant}"
-        self._set(origin, found, hashlib.sha256(identity.encode()).hexdigest())
-
-    @classmethod
-    def of(cls, origin: Origin, candidates: Candidates, *, fingerprint: str) -> CandidateSource:
-        """Build the source from candidates that are already listed and settled."""
-        made = cls.__new__(cls)
-        made._set(origin, candidates, fingerprint)
-        return made
-
-    def _set(self, origin: Origin, found: Candidates, fingerprint: str) -> None:
-        self._origin, self.candidates = origin, found
-        self.url, self.fingerprint = origin.url, fingerprint
-        self.schema, self.sizes, self.quarantined = found.schema, found.sizes, found.quarantined
-        self.has_stray_files, self.left_out = found.has_stray_files, found.unnamed
-        self.max_pixels = found.max_pixels
-        self._units = BoxUnits(enough=min(8, len(found)))
+        return cls(origin, found, fingerprint=hashlib.sha256(identity.encode()).hexdigest())
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         return plan_candidates(self.candidates, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
@@ -220,7 +218,7 @@ def chosen_schema(schema: Schema, fields: Sequence[str]) -> Schema:
     return schema.only(tuple(fields))
 
 
-def _settled(origin: Origin, candidates: Candidates, *, workers: int) -> Candidates:
+def _settle_arrays(origin: Origin, candidates: Candidates, *, workers: int) -> Candidates:
     """Read all arrays of unknown dtype or number of dimensions to find these, because a shard's
     columns have types. Raises DatasetError if they differ."""
     schema = candidates.schema
@@ -286,7 +284,7 @@ class PackedSource:
     and their facts are reused."""
 
     has_ids = True
-    has_stray_files = False
+    has_other_files = False
 
     def __init__(
         self, index: Index, *, fields: Sequence[str] | None = None, sizes_known: bool = False
@@ -314,7 +312,7 @@ class PackedSource:
         (shard,) = self._opened.get([number])
         return pack_shard(shard)
 
-    def _sizes(self, shard: _Shard) -> NDArray[np.int64]:
+    def _sizes(self, shard: _Shard) -> Ints:
         """Return the bytes of each sample in the packed fields."""
         total = np.zeros(len(shard.columns), np.int64)
         for name, form in pack_forms(self.schema).items():
@@ -336,7 +334,7 @@ class PackedSource:
         )
         yield from ordered(self._read, pieces, workers=workers, ahead=workers + 2, name="intake")
 
-    def _read(self, ids: NDArray[np.int64]) -> SampleGroup:
+    def _read(self, ids: Ints) -> SampleGroup:
         shards = np.searchsorted(self._index.starts, ids, side="right") - 1
         samples: list[PackSample | Rejection] = [Rejection("")] * len(ids)
         names = [b""] * len(ids)
@@ -349,7 +347,7 @@ class PackedSource:
                 names[place], samples[place] = name, sample
         return SampleGroup(positions=ids, samples=samples, names=names)
 
-    def _samples(self, number: int, rows: NDArray[np.int64]) -> tuple[_Shard, list[PackSample]]:
+    def _samples(self, number: int, rows: Ints) -> tuple[_Shard, list[PackSample]]:
         """Return a shard and some of its samples. Damaged bytes in the cache are fetched again."""
         shard = self._shard(number)
         try:
@@ -360,7 +358,7 @@ class PackedSource:
         shard = pack_shard(self._opened.replace(number, shard))
         return shard, self._checked(number, shard, rows)
 
-    def _checked(self, number: int, shard: _Shard, rows: NDArray[np.int64]) -> list[PackSample]:
+    def _checked(self, number: int, shard: _Shard, rows: Ints) -> list[PackSample]:
         payloads: list[dict[str, Encoded]] = [{} for _ in rows]
         facts: list[dict[str, Facts]] = [{} for _ in rows]
         arrays: list[dict[str, NDArray[Any]]] = [{} for _ in rows]
@@ -392,7 +390,7 @@ class PackedSource:
         ]
 
     def _spans(
-        self, number: int, shard: _Shard, name: str, field: PackField, rows: NDArray[np.int64]
+        self, number: int, shard: _Shard, name: str, field: PackField, rows: Ints
     ) -> list[Encoded]:
         assert field.bounds is not None
         assert field.crcs is not None
@@ -403,7 +401,7 @@ class PackedSource:
         return found
 
     def _values(
-        self, number: int, shard: _Shard, name: str, field: PackField, rows: NDArray[np.int64]
+        self, number: int, shard: _Shard, name: str, field: PackField, rows: Ints
     ) -> NDArray[Any]:
         """Return the numbers, or the arrays of one shape, of some rows."""
         if field.form.kind == "value":
@@ -430,7 +428,7 @@ class PackedSource:
 
 
 def _facts(
-    shard: _Shard, name: str, field: PackField, rows: NDArray[np.int64], *, codec: str
+    shard: _Shard, name: str, field: PackField, rows: Ints, *, codec: str
 ) -> Iterator[Facts]:
     """Yield the recorded facts of encoded samples. codec: of samples without a recorded one."""
     assert field.bounds is not None
@@ -455,7 +453,7 @@ class RowSource:
     boxes and points, because only the indexes of the source know their facts."""
 
     has_ids = True
-    has_stray_files = False
+    has_other_files = False
 
     def __init__(
         self,
@@ -517,9 +515,7 @@ class RowSource:
                 names=[name.encode("utf-8", "surrogateescape") for name in names],
             )
 
-    def _read(
-        self, positions: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], SampleBatch, dict[int, str]]:
+    def _read(self, positions: Ints) -> tuple[Ints, SampleBatch, dict[int, str]]:
         rows = self._source.contents.rows(positions)
         bad: dict[int, str] = {}
         # Samples in chunks are decoded here for the first time, so they may be bad. For other
@@ -531,7 +527,7 @@ class RowSource:
             bad = self._boxes(batch) | bad
         return positions, batch, bad
 
-    def _shard_bytes(self) -> NDArray[np.int64]:
+    def _shard_bytes(self) -> Ints:
         """Return the bytes that the samples of each shard take in a pack, as far as they are
         known."""
         source, contents = self._source, self._source.contents

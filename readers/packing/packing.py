@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -57,7 +58,7 @@ from penstock.readers.origin import (
     count_left_out,
     joined_left_out,
     local_path,
-    nothing_decodes,
+    no_good_sample_message,
     quarantine_lines,
     show,
 )
@@ -125,7 +126,7 @@ class PackCompletion:
         write_bytes(os.path.join(self.folder.own, QUARANTINE), quarantine_lines(quarantined))
         good = [(k, record.facts) for k, record in enumerate(records) if record.facts is not None]
         if not good:
-            raise DatasetNotFoundError(nothing_decodes(self.source.url, quarantined))
+            raise DatasetNotFoundError(no_good_sample_message(self.source.url, quarantined))
         if rejected and not self.source.has_ids:
             self._close_gaps(records, np.sort(np.array([i for i, _ in rejected], np.int64)))
         settings = self.folder.settings
@@ -133,7 +134,7 @@ class PackCompletion:
             [shard_name(shard) for shard, _ in good],
             [facts for _, facts in good],
             kind=PackFormat.name,
-            schema=_settled(self.source.schema, [facts for _, facts in good]),
+            schema=_settle_masks(self.source.schema, [facts for _, facts in good]),
             quarantined=len(quarantined),
             shuffled=settings["shuffle"],
             seed=settings["seed"],
@@ -166,7 +167,7 @@ class PackCompletion:
             rewrite_source(self.folder.shard(shard), self.source.schema, source)
 
 
-def _settled(schema: Schema, shards: Sequence[ShardSummary]) -> Schema:
+def _settle_masks(schema: Schema, shards: Sequence[ShardSummary]) -> Schema:
     """Return the schema in which each mask of unknown dtype gets the smallest one that fits all its
     samples."""
     found = dict(schema)
@@ -483,6 +484,7 @@ def _pack_url(
     if task.executor is not None:  # checked before anything is read
         from penstock.readers.index import DatasetAddress
         from penstock.readers.packing.executor_packing import WorkerSource
+        from penstock.readers.serialized_source import SerializedSource
 
         address = DatasetAddress.of(
             src,
@@ -490,7 +492,8 @@ def _pack_url(
             filesystem=arguments.filesystem,
             cache=arguments.cache,
         )
-        files = WorkerSource.of_files(address)
+        serialized = SerializedSource(source=pickle.dumps(address))
+        files = WorkerSource(kind="candidates", serialized=serialized)
     scratch = Scratch(arguments.cache)
     origin, renames = locate_fields(
         src,
@@ -524,10 +527,10 @@ def _pack_url(
 
             return task.run(packed, root, packed_source)
         if index is None:
-            format = opener.foreign(arguments.format)
+            format = opener.recognise(arguments.format)
             arguments = arguments._replace(format=format.name)
             if not isinstance(format, ChunkFormat):
-                found = CandidateSource(
+                found = CandidateSource.list(
                     origin, indexing_of(format), fields=names, renames=renames, workers=task.workers
                 )
                 return task.run(found, root, lambda: files)
@@ -556,8 +559,10 @@ def _dataset(src: Url, arguments: _SourceArguments, *, fields: Iterable[str] | N
 
 def _worker_source(src: Source, names: tuple[str, ...] | None, *, is_pack: bool) -> WorkerSource:
     from penstock.readers.packing.executor_packing import WorkerSource
+    from penstock.readers.serialized_source import SerializedSource
 
-    return WorkerSource.of_source(src, is_pack=is_pack, fields=names)
+    kind: Literal["pack", "rows"] = "pack" if is_pack else "rows"
+    return WorkerSource(kind=kind, serialized=SerializedSource.of(src), fields=names)
 
 
 def _pack_rows(

@@ -20,10 +20,10 @@ from penstock.readers.origin import (
     LocalFolder,
     QuarantineEntry,
     RemoteFolder,
+    cannot_examine,
     leads_to_folder,
-    not_a_folder,
-    not_seen,
-    nothing_there,
+    not_a_folder_message,
+    not_found_message,
 )
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def list_folder(origin: Origin) -> FolderListing:
     directories: dict[bytes, int] = {}
     if origin.selection is not None:
         if origin.selection.is_one:
-            raise ConfigError(not_a_folder(origin.url))
+            raise ConfigError(not_a_folder_message(origin.url))
         found = origin.top(bool).entries
     elif isinstance(origin, LocalFolder):
         found = list(_walk_local(origin, directories, quarantined))
@@ -115,13 +115,13 @@ def _walk_local(
     try:
         root = os.stat(origin.root)
     except (FileNotFoundError, NotADirectoryError):
-        raise DatasetNotFoundError(nothing_there(printable(origin.root))) from None
+        raise DatasetNotFoundError(not_found_message(printable(origin.root))) from None
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise DatasetNotFoundError(nothing_there(printable(origin.root))) from None
-        raise not_seen(origin.root, error, is_folder=True) from error
+            raise DatasetNotFoundError(not_found_message(printable(origin.root))) from None
+        raise cannot_examine(origin.root, error, is_folder=True) from error
     if not stat.S_ISDIR(root.st_mode):
-        raise ConfigError(not_a_folder(printable(origin.root)))
+        raise ConfigError(not_a_folder_message(printable(origin.root)))
     # Each directory is listed with the identities of those above it, so that links can't loop.
     stack: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(b"", frozenset())]
     while stack:
@@ -139,7 +139,7 @@ def _walk_local(
             with os.scandir(path) as entries:
                 inside = [entry for entry in entries if not is_passed_over(entry.name)]
         except OSError as error:
-            raise not_seen(path, error, is_folder=True) from error
+            raise cannot_examine(path, error, is_folder=True) from error
         for entry in inside:
             name = os.path.join(folder, entry.name) if folder else entry.name
             if leads_to_folder(entry):
@@ -161,7 +161,7 @@ def _local_file(name: bytes, entry: os.DirEntry[bytes]) -> Entry | str:
             return "a symbolic link that leads back to itself"
         # A failing mount or a missing permission isn't a fault of the file.
         if error.errno != errno.ENAMETOOLONG:
-            raise not_seen(entry.path, error) from error
+            raise cannot_examine(entry.path, error) from error
         return f"can't be examined ({error.strerror})"
     if not stat.S_ISREG(found.st_mode):
         return "not a regular file"

@@ -29,12 +29,12 @@ from penstock.readers.formats.zarr.zarr_metadata import (
     v3_node,
 )
 from penstock.readers.origin import (
-    NOT_THERE,
+    NOT_FOUND,
     Entry,
     LocalFolder,
     RemoteFolder,
+    cannot_examine,
     leads_to_folder,
-    not_seen,
 )
 
 if TYPE_CHECKING:
@@ -115,18 +115,18 @@ class LocalHierarchyFiles:
             with os.scandir(path) as entries:
                 return [entry for entry in entries if not is_passed_over(entry.name)]
         except OSError as error:
-            if error.errno in NOT_THERE:
+            if error.errno in NOT_FOUND:
                 return []
-            raise not_seen(path, error, is_folder=True) from error
+            raise cannot_examine(path, error, is_folder=True) from error
 
 
 def _file(name: bytes, scanned: os.DirEntry[bytes]) -> Entry | None:
     try:
         facts = scanned.stat()
     except OSError as error:
-        if error.errno in NOT_THERE:
+        if error.errno in NOT_FOUND:
             return None
-        raise not_seen(scanned.path, error) from error
+        raise cannot_examine(scanned.path, error) from error
     if not stat.S_ISREG(facts.st_mode):
         return None
     return Entry(name=name, size_bytes=facts.st_size, mtime_ns=facts.st_mtime_ns, version="")

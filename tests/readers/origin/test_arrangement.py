@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.cache import ConfigError
-from penstock.readers.origin import AS_IT_LIES, Arrangement, Scratch, locate
+from penstock.readers.origin import DEFAULT_ARRANGEMENT, Arrangement, Scratch, locate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.readers.origin import Origin
 
 ARRANGEMENTS = (
-    AS_IT_LIES,
+    DEFAULT_ARRANGEMENT,
     Arrangement(manifest="list.csv"),
     Arrangement(manifest="other.csv"),
     Arrangement(places=(("image", "images"), ("mask", "masks"))),
@@ -31,7 +31,7 @@ def at(url: str, arrangement: Arrangement, tmp_path: Path) -> Origin:
 
 
 def test_arrangements_have_keys_of_their_own() -> None:
-    assert AS_IT_LIES.key == ""
+    assert DEFAULT_ARRANGEMENT.key == ""
     assert len({each.key for each in ARRANGEMENTS}) == len(ARRANGEMENTS)
     assert Arrangement(manifest="list.csv").key == ARRANGEMENTS[1].key
 

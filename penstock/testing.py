@@ -1,7 +1,7 @@
-"""What every format of datasets must do, as tests for whoever writes one.
+"""Test that a format of datasets fulfils its contract, through the public interface alone.
 
-Subclass `FormatConformance` in a pytest module, say what the format is called and write a small
-dataset; each test method then runs on it, through the public surface alone:
+Subclass `FormatConformance` in a pytest module, set the format's name and write a small dataset.
+Each test method then runs on it:
 
     from penstock.testing import FormatConformance
 
@@ -15,7 +15,7 @@ dataset; each test method then runs on it, through the public surface alone:
         def samples(self):
             return {"deck-0/3": {"image": png_bytes, "suit": 2, "title": "three of clubs"}, ...}
 
-What a format is: `penstock.readers.formats.format`. How one becomes known: docs/formats.md.
+`penstock.readers.formats.format` defines a format; docs/formats.md describes how to register one.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _MISSING = object()
 
 
 def sample_values(batch: SampleBatch, schema: Schema) -> list[dict[str, Any]]:
-    """The samples of a batch that `Dataset.read` gave, as Python has them.
+    """Convert the samples of a batch from `Dataset.read` to Python values.
 
-    Text is str; what is encoded, bytes; numbers and arrays are numpy's. A field that a sample lacks
-    is left out.
+    Text becomes str, other encoded fields become bytes, and numbers and arrays are numpy's. A field
+    that a sample lacks is left out.
     """
     return [
         {
@@ -66,18 +66,16 @@ def _value(column: Column, row: int, *, is_text: bool) -> Any:
     if isinstance(column, EncodedColumn):
         data = bytes(column.samples[row])
         return data.decode() if is_text else data
-    if isinstance(column, RaggedColumn):
-        return column.sample(row)
-    assert isinstance(column, DenseColumn), column
-    return column.values[row]
+    assert isinstance(column, DenseColumn | RaggedColumn), column
+    return column.sample(row)
 
 
 class FormatConformance:
     """Tests of one format, on one small dataset of at least 8 samples in at least two shards.
 
-    format: its name. options: further arguments of `Dataset`, where it needs some. has_checksums:
-    False where the files don't tell whether bytes are damaged, and no index knows it, as samples in
-    chunks aren't looked at for it.
+    format: its name. options: further arguments of `Dataset`, if it needs some. has_checksums:
+    False if neither the files nor the index detect damaged bytes; that is usual for data in chunks,
+    which aren't read for the index.
     """
 
     format: str
@@ -85,14 +83,15 @@ class FormatConformance:
     has_checksums = True
 
     def write(self, folder: Path) -> str | Path:
-        """Write the dataset below an empty folder; returns what `Dataset` takes for it."""
+        """Write the dataset below an empty folder, and return the argument of `Dataset` that opens
+        it."""
         raise NotImplementedError
 
     def samples(self) -> Mapping[str, Mapping[str, Any]]:
-        """What the dataset holds: values by field, by the sample's name.
+        """Return the content of the dataset: values by field, by the sample's name.
 
-        Of images and other encoded fields the bytes, of text a str, of all else numbers or arrays;
-        a field that a sample lacks is left out.
+        Images and other encoded fields are bytes, a text is a str, and all other fields are numbers
+        or arrays. A field that a sample lacks is left out.
         """
         raise NotImplementedError
 
@@ -102,7 +101,7 @@ class FormatConformance:
 
     @pytest.fixture
     def remote_url(self, root: Path, tmp_path: Path) -> Iterator[str]:
-        """The same dataset on a remote."""
+        """The same dataset in a remote store."""
         memory = fsspec.filesystem("memory")
         place = f"/conformance-{self.format}-{tmp_path.name}"
         for path in sorted(root.rglob("*")):
@@ -112,14 +111,14 @@ class FormatConformance:
         memory.rm(place, recursive=True)
 
     def open(self, url: str | Path, **options: Any) -> Dataset:
-        """A dataset with every field; its index lies in a folder of its own."""
+        """Open a dataset with every field."""
         with Dataset(url, **{**self.options, **options}) as found:
             schema, lacking = found.schema, found.index.lacking
         fields = [*schema, *(name + PRESENT for name in schema if lacking.get(name)), NUMBER]
         return Dataset(url, **{**self.options, **options}).select(*fields)
 
     def everything(self, dataset: Dataset, **options: Any) -> dict[str, dict[str, Any]]:
-        """All samples by name, read in one batch."""
+        """Read all samples in one batch, and return them by name."""
         sizes = dataset.index.sizes.tolist()
         rows = [(shard, row) for shard, size in enumerate(sizes) for row in range(size)]
         batch = dataset.read(np.array(rows, np.int64).reshape(-1, 2), **options)
@@ -127,21 +126,17 @@ class FormatConformance:
         assert len(set(names)) == len(names)
         return dict(zip(names, sample_values(batch, dataset.schema), strict=True))
 
-    # Recognise and list.
-
     def test_its_datasets_are_recognised(self, root: Path) -> None:
         with self.open(root) as by_itself, self.open(root, format=self.format) as by_name:
             assert by_itself.index.kind == self.format == by_name.index.kind
             assert by_itself.index.fingerprint == by_name.index.fingerprint
 
-    def test_what_isnt_one_of_its_datasets_is_an_error(self, tmp_path: Path) -> None:
+    def test_an_empty_folder_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()
         with pytest.raises(PenstockError), self.open(tmp_path / "empty", format=self.format) as it:
             it.open()
 
-    # Index a shard.
-
-    def test_the_index_says_what_is_there(self, root: Path) -> None:
+    def test_the_index_has_the_counts_of_the_samples(self, root: Path) -> None:
         expected = self.samples()
         with self.open(root) as dataset:
             index = dataset.index
@@ -154,21 +149,19 @@ class FormatConformance:
                 lacking = sum(name not in values for values in expected.values())
                 assert index.lacking.get(name, 0) == lacking
 
-    def test_an_index_is_made_once_and_anew_when_a_file_has_changed(self, root: Path) -> None:
+    def test_an_index_is_built_once_and_updated_when_a_file_changes(self, root: Path) -> None:
         with self.open(root) as first, self.open(root) as again:
             assert first.index.fingerprint == again.index.fingerprint
         victim = min(path for path in root.rglob("*") if path.is_file())
         victim.rename(victim.with_name(f"renamed-{victim.name}"))
-        os.utime(victim.parent, ns=(1, 1))  # whatever the clock's steps are
+        os.utime(victim.parent, ns=(1, 1))  # the clock may be too coarse to show the change
         try:
             with self.open(root) as dataset:
                 now = self.everything(dataset)
         except PenstockError:
-            return  # a format may need the very name
+            return  # a format may need this name
         values = [str(sorted(each.items(), key=str)) for each in now.values()]
         assert len(values) == len(now)
-
-    # Read rows.
 
     @pytest.mark.parametrize("mode", ["copy", "pread", "mmap"])
     def test_every_sample_is_what_was_written(self, root: Path, mode: str) -> None:
@@ -211,7 +204,7 @@ class FormatConformance:
             with self.open(remote_url, cache=cache, index=place) as dataset:
                 assert_same(self.everything(dataset), self.samples())
 
-    def test_damage_is_told_and_nothing_wrong_is_handed_out(self, root: Path) -> None:
+    def test_damage_is_reported_and_no_damaged_sample_is_returned(self, root: Path) -> None:
         with self.open(root) as dataset:
             expected = self.everything(dataset)
         victim = max(
@@ -237,12 +230,8 @@ class FormatConformance:
         good = {name: found[name] for row, name in enumerate(names) if row not in bad}
         assert_same(good, {name: expected[name] for name in good})
 
-    # What stands on it.
-
     @pytest.mark.parametrize("size", _WORLDS)
-    def test_a_loader_hands_out_each_sample_once_over_all_ranks(
-        self, root: Path, size: int
-    ) -> None:
+    def test_a_loader_delivers_each_sample_once_over_all_ranks(self, root: Path, size: int) -> None:
         def ids(rank: int) -> list[int]:
             dataset = self.open(root).select(NUMBER)
             options: dict[str, Any] = {"seed": 5, "shuffle": True, "pad": "mask"}
@@ -271,14 +260,14 @@ class FormatConformance:
 
 
 def _is_ours(path: Path, root: Path) -> bool:
-    """Whether a file is a part of an index."""
+    """Return True if a file is a part of an index."""
     return any(part.startswith("_penstock") for part in path.relative_to(root).parts)
 
 
 def assert_same(
     found: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Assert that samples are equal, value by value; what differs is named."""
+    """Assert that samples are equal, value by value. A failure names the difference."""
     assert sorted(found) == sorted(wanted)
     for name, values in wanted.items():
         assert sorted(found[name]) == sorted(values), name

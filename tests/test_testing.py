@@ -1,5 +1,5 @@
-"""The conformance class that others get passes on our formats and on a guest's, and fails where a
-format breaks its word."""
+"""The public conformance class passes on built-in formats and on another package's, and fails for a
+format that violates its contract."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TestCifar(FormatConformance):
 
 
 class TestBlocks(FormatConformance):
-    """Data in chunks, of which a file is several shards; some samples lack a number."""
+    """Data in chunks, with several shards per file; some samples lack a number."""
 
     format = "blocks"
     has_checksums = False
@@ -97,7 +97,7 @@ class TestBlocks(FormatConformance):
 
 
 class Lacking(blocks.Reader):
-    """One of which samples lack "y" where their number is a multiple of 5."""
+    """A reader whose samples lack "y" if their number is a multiple of 5."""
 
     def read_rows(self, rows: Any, fields: Any, **more: Any) -> Any:
         found = dict(super().read_rows(rows, fields, **more))
@@ -164,16 +164,16 @@ class TestFolder(FormatConformance):
 
 
 @pytest.mark.usefixtures("_guests")
-def test_a_format_that_breaks_its_word_fails(
+def test_a_format_that_violates_its_contract_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spans that are one byte off are noticed."""
+    """Spans that are off by one byte are noticed."""
     from tests.readers.formats import guests
 
-    whole = Cifar.records
+    records_of = Cifar.records
 
     def shifted(self: Cifar, *arguments: Any) -> Any:
-        records = whole(self, *arguments)
+        records = records_of(self, *arguments)
         starts: Any = records.spans["pixels"].starts
         starts[0] -= 1
         return records
@@ -185,7 +185,7 @@ def test_a_format_that_breaks_its_word_fails(
         conformance.test_every_sample_is_what_was_written(root, "copy")
 
 
-def test_extents_that_are_one_byte_off_are_noticed(
+def test_extents_that_are_off_by_one_byte_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shifted(**columns: Any) -> Any:

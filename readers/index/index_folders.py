@@ -143,9 +143,7 @@ class IndexPlaces:
             return [path]
         places = []
         if isinstance(self.origin, LocalFolder):
-            places += [
-                p for p in self.origin.index_folders() if _may_be_trusted(p, self.origin.root)
-            ]
+            places += [p for p in self.origin.index_folders() if is_trusted(p, self.origin.root)]
         if self.scratch.is_kept:
             places.append(self._temporary())
         home = self.home()
@@ -232,7 +230,7 @@ class IndexPlaces:
 
         if self.index is not None:
             self._check_outside(self.candidates()[0])
-        place = next((p for p in self.candidates() if self._can_write(p)), None)
+        place = next((p for p in self.candidates() if self.can_write(p)), None)
         if place is not None:
             with contextlib.suppress(OtherVersionError):  # that index is replaced
                 read_index(place)  # raises ConfigError for a pack's own folder
@@ -251,7 +249,8 @@ class IndexPlaces:
             )
         return place
 
-    def _can_write(self, place: bytes) -> bool:
+    def can_write(self, place: bytes) -> bool:
+        """Return True if this process can write to a place. Creates its folder."""
         from penstock.cache.base import make_private_folder
         from penstock.readers.files import write_bytes
 
@@ -292,7 +291,7 @@ def upload_index(built: Manifest, place: bytes, to: RemoteFolder) -> None:
         ) from None
 
 
-def _may_be_trusted(place: bytes, root: bytes) -> bool:
+def is_trusted(place: bytes, root: bytes) -> bool:
     """Return True if an index in a place belongs to this user, the data's owner or root. In a
     folder that all users may write, such as /tmp, any user could have put one next to the data."""
     try:

@@ -385,7 +385,7 @@ def test_images_of_one_size_have_one_window() -> None:
         ("landmarks", Keypoints(of="image"), False),
     ],
 )
-def test_boxes_that_nobody_declared_are_told(
+def test_undeclared_boxes_cause_a_warning(
     name: str, type: FieldType, is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     schema = Schema({"image": Image(), name: type})

@@ -137,7 +137,7 @@ def test_a_renamed_dataset_has_the_index_of_the_data_as_they_lie(tmp_path: Path)
     assert list(open_index(tmp_path / "pack").schema) == ["pixel_values", "labels"]
 
 
-def test_what_belongs_to_an_image_follows_it(tmp_path: Path) -> None:
+def test_data_that_belongs_to_an_image_is_resized_with_it(tmp_path: Path) -> None:
     grey = images.encoded(images.picture(1, mode="L"), "PNG")
     pictures = {f"images/{i}.jpg": images.jpeg(i) for i in range(4)}
     root = images.write_folder(

@@ -1,4 +1,4 @@
-"""Building an index of candidates that lie in memory: what is read, decoded, written and kept."""
+"""Build an index of candidates in memory: what is read, decoded, written and kept."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ SNAPSHOT = Snapshot(fingerprint="0123456789abcdef" * 4, directories={b"": 7, b"a
 
 
 class Memory:
-    """Candidates in memory. samples: bytes of each, or why it can't be one; shards: how many of
-    them each shard has, in order. was_read: positions, of the one that is read last."""
+    """Candidates in memory. samples: the bytes of each, or the reason why it is bad. shards: the
+    number of candidates in each shard, in order. was_read: the positions of the latest read."""
 
     def __init__(self, samples: Sequence[bytes | Rejection], shards: Sequence[int]) -> None:
         self.samples = samples
@@ -89,13 +89,13 @@ MEMORIES: dict[int, Memory] = {}
 
 
 def noted(memory: Memory) -> Candidates:
-    """Its candidates, which are read from it from now on."""
+    """Return the candidates; from now on, reads are served from memory."""
     MEMORIES[id(memory.candidates)] = memory
     return memory.candidates
 
 
 class Decoder:
-    """The tests' verifier, counting."""
+    """The tests' verifier, with a counter."""
 
     def __init__(self) -> None:
         self.decoded = 0
@@ -150,7 +150,7 @@ def test_nothing_good_means_no_manifest_and_a_quarantine(tmp_path: Path) -> None
     assert len((tmp_path / "quarantine.jsonl").read_text().splitlines()) == 2
 
 
-def test_what_is_known_is_neither_read_nor_decoded_and_gives_the_same_index(tmp_path: Path) -> None:
+def test_known_samples_are_neither_read_nor_decoded_and_give_the_same_index(tmp_path: Path) -> None:
     samples = good(6)
     facts = {
         i: {"image": Facts(crc32c(sample), 0, len(sample), (24, 32, 3), "jpeg")}
@@ -180,7 +180,7 @@ def test_sidecars_of_earlier_builds_are_swept_and_other_files_stay(tmp_path: Pat
     assert {path.name for path in folder.iterdir()} == kept | {"notes.txt"}
 
 
-def test_one_shard_is_rebuilt_as_the_whole_was(tmp_path: Path) -> None:
+def test_one_shard_is_rebuilt_like_the_whole_index(tmp_path: Path) -> None:
     candidates, decoder = Memory(good(5), [2, 3]), Decoder()
     manifest = build(tmp_path, candidates, decoder)
     builder = IndexBuilder(
@@ -221,7 +221,7 @@ def test_slices_cover_all_in_order_and_are_bounded(sizes: list[int]) -> None:
         assert count == 1 or sum(sizes[some]) <= 32 * 2**20
 
 
-def test_chunks_come_in_order_and_are_of_one_shard() -> None:
+def test_batches_are_in_order_and_of_one_shard() -> None:
     candidates = noted(Memory([b"x"] * 600, [300, 300]))
     origin = LocalFolder(b"/data")
     wanted = [(n, candidates.shards.positions(n)) for n in (1, 0)]

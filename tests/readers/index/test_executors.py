@@ -1,4 +1,5 @@
-"""Indexing over executors: the index of one process, whatever dies on the way."""
+"""Index with executors: the result equals that of one process, even if workers or the driver
+die."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def everything(root: Path) -> dict[str, bytes]:
-    """All files below root by name."""
+    """Return all files below a root by name."""
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """150 photographs in 3 classes, and a few files that are none."""
+    """150 photographs in 3 classes, and a few files that aren't photographs."""
     root = images.class_folder(tmp_path / "data" / "set", samples=150)
     bad = {f"class-1/{name}": images.BAD[name][0] for name in ("empty.jpg", "truncated.jpg")}
     return images.write_folder(root, bad | {"stray.txt": b"x"})
@@ -34,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tars(tmp_path: Path) -> Path:
-    """Four tar files of photographs, one of them no photograph."""
+    """Four tar files of photographs, with one bad sample."""
     (tmp_path / "tars").mkdir()
     for number in range(4):
         members = {f"{i:03d}.jpg": images.jpeg(10 * number + i) for i in range(8)}
@@ -93,7 +94,7 @@ def test_a_worker_and_a_driver_that_die(
     assert everything(tmp_path / "index") == everything(tmp_path / "alone")
 
 
-def test_a_dataset_that_changed_is_read_where_it_did(
+def test_only_the_changed_files_of_a_dataset_are_read(
     folder: Path, tmp_path: Path, processes: Executor
 ) -> None:
     place = tmp_path / "index"
@@ -112,7 +113,7 @@ def test_a_dataset_that_changed_is_read_where_it_did(
     assert not idle.tasks
 
 
-def test_refusals_and_a_worker_that_sees_nothing(
+def test_refused_arguments_and_a_worker_without_the_data(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = crews.Watched()
@@ -137,7 +138,7 @@ def test_refusals_and_a_worker_that_sees_nothing(
         build(folder, tmp_path / "index", executor=watched)
 
 
-def test_what_is_noted_of_a_shard_survives_a_file() -> None:
+def test_the_results_of_a_shard_survive_a_file() -> None:
     facts = Facts(crc32c=7, start=2, size=9, shape=(3, 4, 5), codec="<f4:F")
     found = CheckedShard([{"a": facts, "b": facts}, Rejection("bad\udcff"), {}], {"a": 2})
     assert CheckedShard.of_json(found.to_json(), 3) == found
@@ -149,7 +150,7 @@ def test_what_is_noted_of_a_shard_survives_a_file() -> None:
 
 
 class Odd(Executor):
-    """Takes tasks, and does as it is told with them."""
+    """An executor that runs tasks as the test tells it to."""
 
     def __init__(self, answer: Callable[[], Any]) -> None:
         self._answer = answer
@@ -179,7 +180,7 @@ def gone() -> None:
         ("dask", ConfigError, "wanted an Executor"),
     ],
 )
-def test_executors_that_are_none(
+def test_objects_that_arent_executors_are_refused(
     tmp_path: Path, executor: Any, kind: type[Exception], words: str
 ) -> None:
     folder = images.class_folder(tmp_path / "set", samples=4)

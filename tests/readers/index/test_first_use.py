@@ -70,7 +70,8 @@ os._exit(0)  # others may be dead
 
 
 def job(out: Path, phases: list[dict[str, Any]], size: int) -> dict[str, list[dict[str, Any]]]:
-    """What the ranks of a job of so many say in each phase; nothing of one that was killed."""
+    """Run a job of several ranks, and return each rank's result of each phase; None for a killed
+    rank."""
     for phase in phases:
         (out / phase["name"]).mkdir(parents=True)
     command = [sys.executable, "-c", RANK, str(out), json.dumps(phases)]
@@ -97,14 +98,14 @@ def job(out: Path, phases: list[dict[str, Any]], size: int) -> dict[str, list[di
 
 
 def photographs(root: Path, name: str, *, is_writable: bool) -> str:
-    """40 photographs; is_writable: an index may lie beside them."""
+    """40 photographs. is_writable: True if an index may be stored next to them."""
     folder = images.class_folder(root / name / "set", samples=40)
     if not is_writable:
         (root / name / "set.penstock").touch()
     return str(folder)
 
 
-def test_one_builds_and_the_others_have_it(tmp_path: Path) -> None:
+def test_one_process_builds_and_the_others_use_its_index(tmp_path: Path) -> None:
     bad = images.write_folder(tmp_path / "bad", {"a/1.jpg": b"", "a/2.jpg": b"?" * 5000})
     beside, apart, large, alone = (
         photographs(tmp_path, name, is_writable=name in ("beside", "alone"))
@@ -131,7 +132,7 @@ def test_one_builds_and_the_others_have_it(tmp_path: Path) -> None:
     assert all(each["error"].startswith("DatasetNotFoundError") for each in told["fails"])
 
 
-def test_a_builder_that_is_killed_is_missed_and_another_try_builds(tmp_path: Path) -> None:
+def test_a_killed_builder_is_noticed_and_the_next_attempt_builds(tmp_path: Path) -> None:
     url = photographs(tmp_path, "data", is_writable=True)
     phase = {"name": "dies", "url": url, "dies": True, "silent": 1.0, "again": True}
     (left,) = [each for each in job(tmp_path / "out", [phase], 2)["dies"] if each]
@@ -141,7 +142,7 @@ def test_a_builder_that_is_killed_is_missed_and_another_try_builds(tmp_path: Pat
 
 
 class _SilentStore(JobStore):
-    """A store that answers only so many questions."""
+    """A store that answers only a number of requests."""
 
     def __init__(self, answers: int) -> None:
         super().__init__(dist.HashStore())  # type: ignore[attr-defined]
@@ -154,7 +155,7 @@ class _SilentStore(JobStore):
         return super()._ask(question)
 
 
-def test_a_builders_own_error_is_raised_where_the_store_is_gone() -> None:
+def test_a_builders_own_error_is_raised_without_a_store() -> None:
     job = shared_build.SharedBuild(_SilentStore(3), "key", "url")
     assert job.claim()
     with pytest.raises(ZeroDivisionError), job.building():
@@ -166,7 +167,7 @@ def texted(told: object, body: bytes = b"", *, cut: int = 0) -> str:
     return base64.b64encode(packed[: len(packed) - cut]).decode()
 
 
-def test_what_comes_through_a_store_is_looked_at() -> None:
+def test_an_index_from_a_store_is_checked() -> None:
     well = {"manifest.arrow": 3, "quarantine.jsonl": 0, "sidecars/0123456789abcdef-000000.arrow": 2}
     files = shared_build.decode_index(texted(well, b"abcde"))
     assert files == dict(zip(map(os.fsencode, well), (b"abc", b"", b"de"), strict=True))
@@ -183,10 +184,10 @@ def test_what_comes_through_a_store_is_looked_at() -> None:
         assert shared_build.decode_index(text) is None, text
 
 
-def test_a_large_index_of_one_node_alone_goes_through_the_store_and_leaves_it(
+def test_a_large_index_of_one_node_is_sent_through_the_store_and_removed_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What other nodes see isn't copied, if it is large."""
+    """An index that other nodes see isn't copied if it is large."""
     told: dict[str, str] = {}
 
     class Store:

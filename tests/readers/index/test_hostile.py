@@ -1,5 +1,5 @@
-"""Manifests, sidecars and shards with right checksums and hostile content: one DatasetError each,
-at once and in little memory."""
+"""Hostile manifests, sidecars and shards with valid checksums: each raises one DatasetError, at
+once and in little memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def columns_of(path: Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """(what is true of all, the columns) of a manifest."""
+    """Return the header and the columns of a manifest."""
     batch = pa.ipc.open_file(path).get_batch(0)
     about = json.loads(batch.schema.metadata[b"penstock"])
     return about, {name: batch.column(name).to_pylist() for name in COLUMNS}
@@ -65,7 +65,7 @@ def forge(
     text: bytes | None = None,
     options: Any = None,
 ) -> None:
-    """A manifest that says what it is told to, with a right checksum."""
+    """Write a manifest with any content and a valid checksum."""
     kinds = {name: getattr(pa, kind)() for name, kind in COLUMNS.items()}
     arrays = {
         name: values if isinstance(values, pa.Array) else pa.array(values, kinds[name])
@@ -95,7 +95,7 @@ def everything(root: Path) -> int:
 
 
 def is_refused(root: Path) -> str:
-    """The one line with which a dataset is refused."""
+    """Return the one-line message of the error that opening a dataset raises."""
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.process_time()
     with pytest.raises(DatasetError) as told:
@@ -109,7 +109,7 @@ def is_refused(root: Path) -> str:
 
 
 def one(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, list[Any]]], None]:
-    """Sets the first shard's value of a column."""
+    """Return a change of a column: it sets the first shard's value."""
 
     def change(about: dict[str, Any], columns: dict[str, list[Any]]) -> None:
         columns[name][0] = value
@@ -119,22 +119,22 @@ def one(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, list[Any]]
 
 
 def says(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, list[Any]]], None]:
-    """Sets what is said of all shards."""
+    """Return a change of the header."""
     return lambda about, _: about.__setitem__(name, value)
 
 
 def field(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, list[Any]]], None]:
-    """Sets what is said of the images."""
+    """Return a change of the summary of the images."""
     return lambda about, _: about["fields"]["image"].__setitem__(name, value)
 
 
 def label(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, list[Any]]], None]:
-    """Sets what the schema says of the labels."""
+    """Return a change of the labels in the schema."""
     return lambda about, _: about["schema"][1].__setitem__(name, value)
 
 
 def shards(count: int, samples: int) -> Callable[[dict[str, Any], dict[str, list[Any]]], None]:
-    """So many shards of so many samples."""
+    """Return a change that makes a number of shards of a number of samples."""
 
     def change(about: dict[str, Any], columns: dict[str, list[Any]]) -> None:
         for name in columns:
@@ -316,7 +316,7 @@ def test_a_compressed_manifest_is_refused_before_it_is_unpacked(
     assert "compressed" in is_refused(tmp_path / "pack")
 
 
-def test_a_manifest_that_is_no_file_is_passed_over_or_refused(packed: Path, tmp_path: Path) -> None:
+def test_a_manifest_that_isnt_a_file_is_ignored_or_refused(packed: Path, tmp_path: Path) -> None:
     shutil.copytree(packed, tmp_path / "pack")
     path = tmp_path / "pack" / "_penstock" / "manifest.arrow"
     path.unlink()
@@ -338,7 +338,7 @@ numbers = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from([0, -1, 1,
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_whatever_a_manifest_says_ends_in_samples_or_an_error(
+def test_any_manifest_gives_samples_or_an_error(
     packed: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.getbasetemp() / "forged"
@@ -376,7 +376,7 @@ def indexed(tmp_path: Path) -> Path:
 
 
 def reforge_sidecar(root: Path, change: Callable[[dict[str, Any]], None], **more: Any) -> None:
-    """Change a sidecar's columns, and let the manifest promise them."""
+    """Change a sidecar's columns, and its checksum in the manifest."""
     place = root.with_name(root.name + ".penstock")
     (sidecar,) = (place / "sidecars").iterdir()
     batch = pa.ipc.open_file(sidecar).get_batch(0)
@@ -397,7 +397,7 @@ def as_dictionary(lists: Any) -> Any:
 
 
 def put(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Sets a column's first value; of a list its first."""
+    """Return a change of a column: it sets the first value, of a list the first item."""
 
     def change(columns: dict[str, Any]) -> None:
         values = columns[name].to_pylist()
@@ -447,14 +447,14 @@ def test_a_hostile_sidecar_is_refused(
     is_refused(indexed)
 
 
-def test_a_sidecar_that_a_link_leads_away_to_is_refused(indexed: Path, tmp_path: Path) -> None:
+def test_a_sidecar_outside_the_index_is_refused(indexed: Path, tmp_path: Path) -> None:
     sidecars = indexed.with_name("set.penstock") / "sidecars"
     shutil.move(sidecars, tmp_path / "away")
     sidecars.symlink_to(tmp_path / "away")
     assert "leads out" in is_refused(indexed)
 
 
-def test_a_shard_that_a_link_leads_away_to_is_refused(packed: Path, tmp_path: Path) -> None:
+def test_a_shard_outside_the_pack_is_refused(packed: Path, tmp_path: Path) -> None:
     shutil.copytree(packed, tmp_path / "pack")
     path = tmp_path / "pack" / "_penstock" / "manifest.arrow"
     about, columns = columns_of(path)
@@ -467,7 +467,7 @@ def test_a_shard_that_a_link_leads_away_to_is_refused(packed: Path, tmp_path: Pa
 
 
 def reforge_shard(root: Path, change: Callable[[dict[str, Any]], None], **options: Any) -> None:
-    """Change a shard's columns, and let the manifest promise them."""
+    """Change a shard's columns, and its checksums in the manifest."""
     from penstock.readers.formats import FieldNotes, Sums
 
     path = root / "shard-000000.arrow"
@@ -496,7 +496,7 @@ def reforge_shard(root: Path, change: Callable[[dict[str, Any]], None], **option
 
 
 def lie(columns: dict[str, Any]) -> None:
-    """Offsets that lead out of the images."""
+    """Return offsets that lead out of the images."""
     image = columns["image"]
     _, offsets, flat = image.buffers()
     wrong = np.frombuffer(offsets, np.int64, len(image) + 1).copy()
@@ -533,7 +533,7 @@ def test_a_hostile_shard_is_refused(
 @given(
     changes=st.lists(st.tuples(st.integers(1, 1200), st.integers(0, 255)), min_size=1, max_size=6)
 )
-def test_a_shard_with_any_footer_ends_in_samples_or_an_error(
+def test_a_shard_with_any_footer_gives_samples_or_an_error(
     packed: Path, changes: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.getbasetemp() / "footers"
@@ -550,7 +550,7 @@ def test_a_shard_with_any_footer_ends_in_samples_or_an_error(
 
 
 def test_a_pack_whose_files_are_links_is_read(packed: Path, tmp_path: Path) -> None:
-    """As the Hugging Face cache keeps what it downloads."""
+    """Files as the Hugging Face cache stores downloads."""
     for path in packed.rglob("*"):
         if path.is_file():
             link = tmp_path / "snapshot" / path.relative_to(packed)

@@ -1,4 +1,4 @@
-"""The index: built once, kept, brought up to date, refused when it can't be right."""
+"""The index: built once, reused, updated, and refused if it can't be valid."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Counting:
-    """The test verifier, counting what it was asked to decode."""
+    """The tests' verifier, with a counter of decoded samples."""
 
     def __init__(self) -> None:
         self.decoded = 0
@@ -59,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Virtual shards of 3 KB, so that a few small images make several."""
+    """Set virtual shards of 3 KB, so that a few small images fill several."""
     monkeypatch.setattr(virtual_shards, "__kwdefaults__", {"shard_bytes": 3000})
 
 
@@ -72,7 +72,7 @@ def quarantine(place: Path) -> dict[str, str]:
     return {entry["name"]: entry["reason"] for entry in map(json.loads, lines)}
 
 
-def test_what_an_index_says(folder: Path) -> None:
+def test_the_facts_of_an_index(folder: Path) -> None:
     index = open_index(str(folder), verify=images.verify)
     assert (index.kind, index.samples, index.quarantined) == ("folder", 12, 0)
     assert index.fields == ("image", "label")
@@ -120,7 +120,7 @@ def test_dims_are_after_the_exif_orientation(tmp_path: Path) -> None:
     assert open_index(root, verify=images.verify).images["image"].fixed == (32, 24)
 
 
-def test_a_file_that_may_not_be_read_is_no_bad_file(
+def test_a_file_without_permission_isnt_a_bad_sample(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.open
@@ -137,7 +137,7 @@ def test_a_file_that_may_not_be_read_is_no_bad_file(
         open_index(folder, verify=images.verify)
 
 
-def test_nothing_that_decodes_is_an_error_that_names_reasons(tmp_path: Path) -> None:
+def test_without_a_good_sample_the_error_names_reasons(tmp_path: Path) -> None:
     root = images.write_folder(tmp_path / "set", {"a/x.jpg": b"", "a/y.jpg": b"text"})
     with pytest.raises(DatasetNotFoundError, match=r"a/x\.jpg: empty file"):
         open_index(root, verify=images.verify)
@@ -198,7 +198,7 @@ def test_build_index_decodes_everything_again(folder: Path) -> None:
     assert seen[-1][:2] == (12, 12)
 
 
-def test_index_goes_where_it_is_told(folder: Path, tmp_path: Path) -> None:
+def test_the_index_is_stored_in_the_given_folder(folder: Path, tmp_path: Path) -> None:
     build_index(folder, out=tmp_path / "elsewhere", verify=images.verify)
     assert not beside(folder).exists()
     verify = Counting()
@@ -214,7 +214,7 @@ def test_an_index_of_another_dataset_is_refused(folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
-def test_a_torn_index_of_a_folder_is_built_anew(
+def test_an_incomplete_index_of_a_folder_is_rebuilt(
     folder: Path, keep: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = open_index(folder, verify=images.verify)
@@ -227,7 +227,7 @@ def test_a_torn_index_of_a_folder_is_built_anew(
 
 @settings(max_examples=30, deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
-def test_a_manifest_with_a_flipped_byte_is_refused_or_says_the_same(
+def test_a_manifest_with_a_flipped_byte_is_refused_or_equal(
     place: float, flip: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.getbasetemp() / "flipped"
@@ -261,7 +261,7 @@ def test_a_newer_format_is_refused_with_a_remedy(
         open_index(folder, verify=images.verify)
 
 
-def test_an_older_index_beside_the_data_is_refused_with_the_command_that_makes_a_new_one(
+def test_an_older_index_next_to_the_data_is_refused_with_the_command_for_a_new_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.readers.index.manifest_file.VERSION", VERSION - 1)
@@ -273,10 +273,10 @@ def test_an_older_index_beside_the_data_is_refused_with_the_command_that_makes_a
     assert open_index(folder).samples == 12
 
 
-def test_an_older_index_that_only_we_keep_is_rebuilt(
+def test_an_older_index_in_a_cache_is_rebuilt(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.readers.index.index_folders._may_be_trusted", lambda *_: False)
+    monkeypatch.setattr("penstock.readers.index.index_folders.is_trusted", lambda *_: False)
     with monkeypatch.context() as older:
         older.setattr("penstock.readers.index.manifest_file.VERSION", VERSION - 1)
         kept = open_index(folder, cache=tmp_path / "cache", verify=images.verify)
@@ -285,7 +285,7 @@ def test_an_older_index_that_only_we_keep_is_rebuilt(
     assert (again.place, again.samples) == (kept.place, 12)
 
 
-def test_an_older_pack_is_refused_with_the_command_that_makes_a_new_one(
+def test_an_older_pack_is_refused_with_the_command_for_a_new_one(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as older:
@@ -295,7 +295,7 @@ def test_an_older_pack_is_refused_with_the_command_that_makes_a_new_one(
         open_index(tmp_path / "pack")
 
 
-def test_a_torn_sidecar_is_found(folder: Path) -> None:
+def test_an_incomplete_sidecar_is_found(folder: Path) -> None:
     index = open_index(folder, verify=images.verify)
     (sidecar,) = (beside(folder) / "sidecars").iterdir()
     sidecar.write_bytes(sidecar.read_bytes()[:-200])
@@ -321,7 +321,7 @@ def test_the_fingerprint_is_of_the_content(folder: Path, tmp_path: Path) -> None
     assert third.fingerprint != first.fingerprint
 
 
-def test_packs_are_told_from_folders(folder: Path, tmp_path: Path) -> None:
+def test_packs_are_distinguished_from_folders(folder: Path, tmp_path: Path) -> None:
     pack(folder, tmp_path / "pack", verify=images.verify)
     index = open_index(tmp_path / "pack")
     assert (index.kind, index.shuffled, index.seed) == ("pack", True, 0)

@@ -1,4 +1,4 @@
-"""Damage to a real dataset's cache folder, indexes included: a job goes on with right bytes."""
+"""Damage to a dataset's cache folder, including indexes: a job continues with the right bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder, tar files and a pack; no index beside them."""
+    """A folder, tar files and a pack, without indexes next to them."""
     root = tmp_path_factory.mktemp("data")
     images.class_folder(root / "folder", samples=SAMPLES)
     tars.tar_folder(root / "tar", samples=SAMPLES, archives=5)
@@ -52,7 +52,7 @@ Told = list[tuple[int, bytes, int]]
 
 
 class Job:
-    """One that reads a dataset through a cache folder, all of it in each epoch."""
+    """A job that reads a dataset through a cache folder, all of it in each epoch."""
 
     def __init__(self, source: Path, root: Path, *, url: str | None = None) -> None:
         self.cache = DiskCache(root, max_bytes=32 * MIB)
@@ -65,7 +65,7 @@ class Job:
         self.rows = np.array([(shard, row) for shard, n in sizes for row in range(n)], np.int64)
 
     def let_go(self) -> None:
-        """Of all shards: they are opened again."""
+        """Read all samples of all shards, which are opened again."""
         self.dataset.release(range(len(self.dataset.index.sizes)))
 
     def epoch(self) -> Told:
@@ -85,7 +85,7 @@ def told(batch: SampleBatch) -> Told:
 
 @pytest.fixture(params=["folder", "tar"])
 def source(request: pytest.FixtureRequest, data: Path, tmp_path: Path) -> Path:
-    """A copy of the data: some tests change it."""
+    """A copy of the data, because some tests change it."""
     copy: Path = shutil.copytree(data / request.param, tmp_path / "data" / request.param)
     return copy
 
@@ -100,7 +100,7 @@ def sidecars(root: Path) -> list[Path]:
 
 
 def flip(path: Path, rng: random.Random) -> None:
-    """In place, as a disk does it."""
+    """Change bytes in place, as a faulty disk does."""
     with path.open("r+b", buffering=0) as file:
         size = path.stat().st_size
         at = rng.randrange(size) if size else 0
@@ -131,7 +131,7 @@ def _folder(path: Path) -> None:
 
 
 def _another(path: Path) -> None:
-    """A whole file of ours, of something else."""
+    """A valid file of ours with other content."""
     here = path.parent.parent if path.parent.name == "sidecars" else path.parent
     others = [here / "manifest.arrow", *sorted((here / "sidecars").iterdir())]
     path.write_bytes(next(other for other in others if other != path).read_bytes())
@@ -148,10 +148,10 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", list(DAMAGES))
-def test_an_index_in_the_cache_is_mended_under_a_live_job(
+def test_an_index_in_the_cache_is_repaired_during_a_job(
     source: Path, tmp_path: Path, damage: str
 ) -> None:
-    """Its parts and its manifest; once without any other damage, once with that of all data."""
+    """Damage the index's parts and its manifest, first alone, then together with all data."""
     root = tmp_path / "cache"
     job = Job(source, root)
     wanted = job.epoch()
@@ -171,7 +171,7 @@ def test_an_index_in_the_cache_is_mended_under_a_live_job(
     job.close()
 
 
-def test_an_index_is_mended_though_its_folder_is_gone_or_anothers(
+def test_an_index_is_repaired_without_its_folder_or_with_another_index_in_it(
     source: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "cache"
@@ -190,7 +190,7 @@ def test_an_index_is_mended_though_its_folder_is_gone_or_anothers(
     job.close()
 
 
-def test_data_that_changed_under_a_damaged_index_is_said(source: Path, tmp_path: Path) -> None:
+def test_changed_data_under_a_damaged_index_is_an_error(source: Path, tmp_path: Path) -> None:
     root = tmp_path / "cache"
     job = Job(source, root)
     job.epoch()
@@ -204,8 +204,8 @@ def test_data_that_changed_under_a_damaged_index_is_said(source: Path, tmp_path:
     job.close()
 
 
-def test_a_file_that_was_touched_doesnt_hinder_mending(data: Path, tmp_path: Path) -> None:
-    """Its bytes are as they were: a part with another time stays in memory, again and again."""
+def test_a_touched_file_doesnt_prevent_the_repair(data: Path, tmp_path: Path) -> None:
+    """If only the time of a file changed, the rebuilt part stays in memory each time."""
     source = shutil.copytree(data / "folder", tmp_path / "folder")
     root = tmp_path / "cache"
     job = Job(source, root)
@@ -222,7 +222,8 @@ def test_a_file_that_was_touched_doesnt_hinder_mending(data: Path, tmp_path: Pat
 
 
 def test_two_jobs_and_a_third_that_opens_a_damaged_index(source: Path, tmp_path: Path) -> None:
-    """All at once: whoever is building isn't waited for, and what is put back is the same."""
+    """Repair all parts at once: a running build isn't waited for, and the same bytes are written
+    back."""
     root, rng = tmp_path / "cache", random.Random(5)
     first, second = Job(source, root), Job(source, root)
     wanted = first.epoch()
@@ -274,8 +275,8 @@ def test_a_flip_in_a_manifests_version_isnt_a_newer_one(
     read_manifest(os.fsencode(path), remedy="")
 
 
-def test_an_index_is_made_of_no_fill_that_was_damaged(data: Path, tmp_path: Path) -> None:
-    """What lies in a fill has no checksums yet, and a tar file's headers and labels never have."""
+def test_no_index_is_built_from_a_damaged_fill(data: Path, tmp_path: Path) -> None:
+    """The data of a fill have no checksums yet, and a tar file's headers and labels never have."""
     root = tmp_path / "cache"
     job = Job(data / "tar", root)
     wanted = job.epoch()
@@ -300,7 +301,7 @@ def test_an_index_is_made_of_no_fill_that_was_damaged(data: Path, tmp_path: Path
 
 
 def _flip_any(root: Path, rng: random.Random) -> str:
-    """Of one file; the places as likely as each other."""
+    """Flip a bit of one file; all positions are equally likely."""
     found: dict[Path, list[Path]] = {}
     for path in sorted(root.rglob("*")):
         if path.is_file() and not path.is_symlink() and path.stat().st_size:
@@ -335,7 +336,7 @@ def _play(make: Callable[[], Job], root: Path, *, flips: int, seed: int, live: b
 
 @pytest.fixture
 def makes(data: Path, tmp_path: Path) -> Iterator[Callable[[str], Callable[[], Job]]]:
-    """A job on a dataset of a kind; "remote" has its index beside it, on a server."""
+    """A job on a dataset of a kind. "remote" is on a server, with its index next to it."""
     beside = shutil.copytree(data / "folder", tmp_path / "served" / "set")
     with Dataset(beside) as dataset:
         dataset.open(verify=images.verify)

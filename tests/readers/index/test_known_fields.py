@@ -1,4 +1,4 @@
-"""What an index knows of unchanged files is taken over only where it still says enough."""
+"""The facts of unchanged files in an index are reused only if they are still sufficient."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MASK = images.encoded(images.picture(3, mode="L"), "PNG")
 
 
 class Place:
-    """A folder with a table, and how many images were decoded for each of its indexes."""
+    """A folder with a table, and the number of images that each of its indexes decoded."""
 
     def __init__(self, root):
         self.root, self.clock = root, 10**18
@@ -63,7 +63,7 @@ def test_boxes_that_a_table_moves_out_of_their_image_are_found(place):
     assert (index.samples, index.quarantined, decoded) == (2, 0, 1)
 
 
-def test_what_was_a_mask_is_decoded_where_it_is_an_image(place):
+def test_a_file_that_was_a_mask_is_decoded_as_an_image(place):
     def rows(*names):
         return [
             {"file_name": f"{i}.jpg", **{f"{name}_file_name": f"m{i}.png" for name in names}}

@@ -1,4 +1,4 @@
-"""Where an index of foreign data lies: beside it, never in it; elsewhere where that can't be."""
+"""The place of an index: next to the data, never inside it, or elsewhere if that isn't possible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Counting:
-    """The test verifier, counting what it was asked to decode."""
+    """The tests' verifier, with a counter of decoded samples."""
 
     def __init__(self) -> None:
         self.decoded = 0
@@ -37,7 +37,7 @@ class Counting:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's cache directory of this test's own."""
+    """A user's cache directory for this test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     return tmp_path / "xdg"
 
@@ -49,13 +49,13 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sealed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder beside which nothing may be written, for root too."""
-    real = penstock.readers.index.index_folders.IndexPlaces._can_write
+    """A folder without write permission next to it, even for root."""
+    real = penstock.readers.index.index_folders.IndexPlaces.can_write
 
     def can_write(self: penstock.readers.index.index_folders.IndexPlaces, place: bytes) -> bool:
         return os.path.dirname(place) != os.fsencode(folder.parent) and real(self, place)
 
-    monkeypatch.setattr(penstock.readers.index.index_folders.IndexPlaces, "_can_write", can_write)
+    monkeypatch.setattr(penstock.readers.index.index_folders.IndexPlaces, "can_write", can_write)
     return folder
 
 
@@ -87,7 +87,7 @@ def test_a_folder_has_one_place_however_it_is_spelled(folder: Path, spelling: st
     assert Path(index.place) == folder.with_name("photos.penstock")
 
 
-def test_tar_files_have_theirs_beside_them(tmp_path: Path) -> None:
+def test_the_index_of_tar_files_is_next_to_them(tmp_path: Path) -> None:
     for name in ("a-0.tar", "a-1.tar", "b.tar"):
         path = tmp_path / name
         path.write_bytes(tars.archive({f"{k}.jpg": images.jpeg(k) for k in range(2)}))
@@ -110,7 +110,7 @@ def test_a_long_pattern_has_a_name_that_a_file_system_takes() -> None:
         assert found.index_name.endswith(b".penstock")
 
 
-def test_a_link_has_its_index_beside_it_and_finds_the_targets(folder: Path, tmp_path: Path) -> None:
+def test_the_index_of_a_link_is_next_to_it_or_to_its_target(folder: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(folder)
     assert Path(open_index(link, verify=images.verify).place) == tmp_path / "link.penstock"
@@ -121,9 +121,7 @@ def test_a_link_has_its_index_beside_it_and_finds_the_targets(folder: Path, tmp_
     assert verify.decoded == 0
 
 
-def test_what_cant_be_written_beside_goes_into_the_cache_folder(
-    sealed: Path, tmp_path: Path
-) -> None:
+def test_without_permission_the_index_is_in_the_cache_folder(sealed: Path, tmp_path: Path) -> None:
     for _ in range(2):
         verify = Counting()
         index = open_index(sealed, cache=tmp_path / "cache", verify=verify)
@@ -153,7 +151,7 @@ def test_another_disk_at_the_same_path_has_another_index(
     assert open_index(sealed, verify=images.verify).place != first.place
 
 
-def test_nowhere_to_keep_it_is_a_warning(
+def test_without_a_writable_place_there_is_a_warning(
     sealed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
@@ -205,7 +203,7 @@ def bucket() -> Iterator[str]:
     memory.rm("/", recursive=True)
 
 
-def test_a_bucket_is_written_only_where_it_is_said(bucket: str, tmp_path: Path) -> None:
+def test_a_bucket_is_written_only_on_request(bucket: str, tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     before = set(memory.find("/"))
     build_index(bucket, cache=tmp_path / "one", verify=images.verify)
@@ -224,7 +222,7 @@ def test_a_bucket_is_written_only_where_it_is_said(bucket: str, tmp_path: Path) 
     assert verify.decoded == 0
 
 
-def test_an_index_elsewhere_in_the_store_is_named(bucket: str, tmp_path: Path) -> None:
+def test_an_index_elsewhere_in_the_store_is_used(bucket: str, tmp_path: Path) -> None:
     elsewhere = "memory://indexes/of-photos"
     build_index(bucket, out=elsewhere, cache=tmp_path / "one", verify=images.verify)
     verify = Counting()
@@ -241,7 +239,7 @@ def test_local_data_has_a_local_index(folder: Path) -> None:
         build_index(folder, out="memory://x/y", verify=images.verify)
 
 
-def test_remote_data_without_a_cache_is_looked_at_again(
+def test_remote_data_without_a_cache_is_listed_again(
     tmp_path: Path, home: Path, httpserver_folder: tuple[str, Path]
 ) -> None:
     del tmp_path
@@ -281,5 +279,5 @@ def httpserver_folder(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         ("zip://a::s3://bucket/photos.zip", None),
     ],
 )
-def test_a_root_has_no_place_beside_it(url: str, place: str | None) -> None:
+def test_a_root_has_no_place_next_to_it(url: str, place: str | None) -> None:
     assert index_url(url, None) == place

@@ -1,4 +1,4 @@
-"""Which format a dataset is of, by the names at its root."""
+"""The format of a dataset is recognised by the names at its root."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kind_of(root: Path | str) -> str:
         return dataset.open(verify=images.verify).format.name
 
 
-def test_files_of_several_kinds_say_format(tmp_path: Path) -> None:
+def test_files_of_several_kinds_need_a_format(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=np.arange(3))
     pq.write_table(TABLE, tmp_path / "y.parquet")
     with pytest.raises(ConfigError, match='format="parquet" or format="npy"'):
@@ -43,7 +43,7 @@ def test_files_of_several_kinds_say_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
-def test_a_folder_of_images_is_one_whatever_lies_beside_them(tmp_path: Path) -> None:
+def test_a_folder_of_images_is_recognised_with_other_files(tmp_path: Path) -> None:
     root = images.write_folder(tmp_path / "set", {"1.jpg": images.jpeg(1), "2.jpg": images.jpeg(2)})
     np.savez(root / "x.npz", x=np.arange(3))
     pq.write_table(TABLE, root / "y.parquet")
@@ -53,7 +53,7 @@ def test_a_folder_of_images_is_one_whatever_lies_beside_them(tmp_path: Path) -> 
     assert kind_of(classes) == "folder"
 
 
-def test_images_by_name_are_a_folder_of_them(tmp_path: Path) -> None:
+def test_selected_images_are_read_as_a_folder(tmp_path: Path) -> None:
     files = {f"{k}/{n}.jpg": images.jpeg(n) for n, k in enumerate(("cat", "dog", "cow"))}
     root = images.write_folder(tmp_path / "set", files)
     for url in (f"{root}/c*/*.jpg", [f"{root}/cow/2.jpg", root / "cat" / "0.jpg"]):

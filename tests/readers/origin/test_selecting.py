@@ -1,4 +1,4 @@
-"""URLs that name files: one, patterns and lists, of this machine and of stores."""
+"""URLs that name files: one file, patterns and lists, local and in stores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FILES = (
 
 
 class CountingFiles(MemoryFileSystem):
-    """A file system of another protocol, which notes what it is asked."""
+    """A file system of another protocol that records its calls."""
 
     protocol = "hf"
     store: ClassVar[dict[str, Any]] = {}
@@ -162,7 +162,7 @@ def test_a_url_names_files(
     assert (len(others.entries), len(others.others)) == (0, len(wanted + extra))
 
 
-def test_a_folder_that_is_called_like_a_file_is_one(
+def test_a_folder_with_the_name_of_a_file_is_a_folder(
     base: str, opened: Callable[..., Origin]
 ) -> None:
     for url in (f"{base}/spark.parquet", f"{base}/spark.parquet/", f"{base}/data"):
@@ -197,7 +197,7 @@ def test_a_list_is_in_its_own_order_and_its_root_is_what_it_shares(
         (["{}/x.npy", 5], ConfigError, "in a list"),
     ],
 )
-def test_lists_that_cant_be_are_named(
+def test_invalid_lists_are_refused(
     base: str, opened: Callable[..., Origin], urls: list[Any], error: type[Exception], match: str
 ) -> None:
     given = [each.format(base) if isinstance(each, str) else each for each in urls]
@@ -210,7 +210,7 @@ def test_folders_arent_joined_by_a_list(local: str) -> None:
         place_of([f"{local}/data", f"{local}/spark.parquet"])
 
 
-def test_a_name_that_looks_like_a_pattern_is_that_file_where_it_is_there(
+def test_an_existing_file_whose_name_looks_like_a_pattern_is_selected(
     base: str, opened: Callable[..., Origin]
 ) -> None:
     origin = opened([f"{base}/data/deep/x[1].parquet", f"{base}/x.npy"])
@@ -228,7 +228,7 @@ def test_a_name_that_looks_like_a_pattern_is_that_file_where_it_is_there(
         ["zip://a::s3://b/x.zip", "zip://b::s3://b/x.zip"],
     ],
 )
-def test_files_of_several_stores_are_no_list(urls: list[Any]) -> None:
+def test_a_list_of_files_of_several_stores_is_refused(urls: list[Any]) -> None:
     with pytest.raises(ConfigError, match="one store"):
         place_of(urls)
 
@@ -256,12 +256,14 @@ def test_what_a_url_names_is_known_without_a_request(
     assert (list(place.selection.parts) if place.selection else None) == parts
 
 
-def test_a_pattern_stands_below_a_bucket() -> None:
+def test_a_pattern_must_be_below_a_bucket() -> None:
     with pytest.raises(ConfigError, match="bucket"):
         place_of("s3://*/x.npy")
 
 
-def test_no_more_is_listed_than_a_pattern_can_fit(hub: str, opened: Callable[..., Origin]) -> None:
+def test_only_folders_that_can_match_a_pattern_are_listed(
+    hub: str, opened: Callable[..., Origin]
+) -> None:
     asked = CountingFiles.asked
     origin = opened(f"{hub}/data/train-*.parquet")
     assert asked == []
@@ -273,7 +275,7 @@ def test_no_more_is_listed_than_a_pattern_can_fit(hub: str, opened: Callable[...
     assert {path for _, path in asked} == {"/datasets/me/set/x.npy"}
 
 
-def test_an_index_of_files_has_a_name_of_its_own_beside_them() -> None:
+def test_an_index_of_files_has_its_own_name_next_to_them() -> None:
     def name(url: str) -> bytes:
         place = place_of(url)
         assert place.selection is not None
@@ -313,7 +315,7 @@ PARTS = st.lists(PART, min_size=1, max_size=4)
 
 
 @given(parts=PARTS)
-def test_patterns_fit_as_pythons_glob_has_them(tree: str, parts: list[str]) -> None:
+def test_patterns_match_like_pythons_glob(tree: str, parts: list[str]) -> None:
     pattern = "/".join(parts)
     found = glob.glob(pattern, root_dir=tree, recursive=True)
     wanted = {os.path.normpath(each) for each in found if os.path.isfile(f"{tree}/{each}")}

@@ -1,4 +1,4 @@
-"""What lies beside the images and isn't read is named once; labels are never guessed."""
+"""Files next to the images that aren't read are reported once; labels are never guessed."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ def test_folders_that_cant_be_classes_are_refused(
 @pytest.mark.parametrize(
     "folders", [("left", "right"), ("test", "tube"), ("train", "car"), ("image", "text")]
 )
-def test_names_that_may_be_classes_are(tmp_path: Path, folders: tuple[str, ...]) -> None:
+def test_names_that_may_be_classes_are_classes(tmp_path: Path, folders: tuple[str, ...]) -> None:
     files = {f"{folder}/{number}.jpg": JPEG for number, folder in enumerate(folders)}
     root = images.write_folder(tmp_path / "set", files)
     schema = Dataset(root).open(verify=images.verify).schema
     assert schema["label"] == ClassLabel(tuple(sorted(folders)))
 
 
-def test_folders_are_classes_where_the_user_says_so(tmp_path: Path) -> None:
+def test_folders_are_classes_on_request(tmp_path: Path) -> None:
     files = {"images/1.jpg": JPEG, "masks/1.png": PNG}
     root = images.write_folder(tmp_path / "set", files)
     with pytest.raises(DatasetError, match=r'schema=\{"label": ClassLabel\(\)\}'):
@@ -163,7 +163,7 @@ def test_an_index_over_an_empty_class_folder_keeps_its_labels(tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
 @pytest.mark.parametrize("other", ["README.md", "LICENSE", "list.csv", "config.yaml"])
-def test_arrays_are_samples_whatever_paper_lies_beside_them(tmp_path: Path, other: str) -> None:
+def test_arrays_are_samples_with_other_files_next_to_them(tmp_path: Path, other: str) -> None:
     array = io.BytesIO()
     np.save(array, np.arange(3))
     files = {"1.npy": array.getvalue(), other: b"x,y"}
@@ -180,7 +180,7 @@ def test_arrays_are_samples_whatever_paper_lies_beside_them(tmp_path: Path, othe
         {"a/1.jpg": JPEG, "b/2.jpg": JPEG, "a/x.npy": b"x", "b/y.wav": b"y"},
     ],
 )
-def test_what_is_left_out_is_named_once(tmp_path: Path, files: dict[str, bytes]) -> None:
+def test_left_out_files_are_reported_once(tmp_path: Path, files: dict[str, bytes]) -> None:
     root = images.write_folder(tmp_path / "set", files)
     other = next(name for name in files if not name.endswith("jpg"))
     with pytest.warns(PenstockWarning, match=r"torch dataset") as told:
@@ -194,7 +194,7 @@ def test_what_is_left_out_is_named_once(tmp_path: Path, files: dict[str, bytes])
 
 
 @pytest.mark.parametrize("name", ["x.wav", "x.mp4"])
-def test_a_folder_of_another_kind_names_the_way(tmp_path: Path, name: str) -> None:
+def test_the_error_for_a_folder_of_another_kind_names_the_schema(tmp_path: Path, name: str) -> None:
     root = images.write_folder(tmp_path / "set", {name: b"data of another kind"})
     with pytest.raises(DatasetNotFoundError, match=r'schema=\{"(audio|video)": Bytes\(\)\}'):
         open_index(root, verify=images.verify)
@@ -222,7 +222,7 @@ def test_a_folder_of_another_kind_names_the_way(tmp_path: Path, name: str) -> No
         ),
     ],
 )
-def test_folders_that_belong_together_are_read_as_the_message_says(
+def test_folders_that_belong_together_are_read_by_the_advice_of_the_message(
     tmp_path: Path, files: dict[str, bytes], told: dict[str, str], names: list[str]
 ) -> None:
     root = images.write_folder(tmp_path / "set", files)
@@ -234,7 +234,7 @@ def test_folders_that_belong_together_are_read_as_the_message_says(
         assert list(dataset.schema) == names
 
 
-def test_a_table_beside_one_folder_is_read_as_the_message_says(tmp_path: Path) -> None:
+def test_a_table_next_to_one_folder_is_read_by_the_advice_of_the_message(tmp_path: Path) -> None:
     files = {"images/1.jpg": JPEG, "labels.csv": b"path,label\nimages/1.jpg,cat\n"}
     root = images.write_folder(tmp_path / "set", files)
     with pytest.raises(DatasetError, match=r'pass manifest="labels\.csv"'):
@@ -262,7 +262,7 @@ def test_members_of_tar_files_that_are_left_out_are_named(tmp_path: Path) -> Non
     assert dict(index.about.schema) == {"image": Image(), "label": Array("int64", (1,))}
 
 
-def test_plain_folders_are_told_nothing(tmp_path: Path) -> None:
+def test_plain_folders_cause_no_warning(tmp_path: Path) -> None:
     root = images.class_folder(tmp_path / "set", samples=6)
     images.write_folder(root, {"class-0/Thumbs.db": b"x", "class-1/LICENSE": b"x"})
     with warnings.catch_warnings():
@@ -270,8 +270,8 @@ def test_plain_folders_are_told_nothing(tmp_path: Path) -> None:
         assert open_index(root, verify=images.verify).samples == 6
 
 
-def test_a_bin_that_nobody_described_names_the_format_of_tokens(tmp_path: Path) -> None:
-    """nanoGPT's train.bin is the usual one."""
+def test_a_bin_without_arguments_names_the_format_of_tokens(tmp_path: Path) -> None:
+    """nanoGPT's train.bin is the usual example."""
     np.arange(64, dtype=np.uint16).tofile(tmp_path / "train.bin")
     with pytest.raises(ConfigError, match='format="tokens", dtype="uint16"'):
         open_index(tmp_path / "train.bin", verify=images.verify)
@@ -287,7 +287,7 @@ def test_a_bin_that_nobody_described_names_the_format_of_tokens(tmp_path: Path) 
         ),
     ],
 )
-def test_a_clone_of_the_hub_and_saved_splits_are_told_which_folder(
+def test_the_error_for_a_clone_of_the_hub_or_saved_splits_names_the_folder(
     tmp_path: Path, files: dict[str, bytes], words: str
 ) -> None:
     images.write_folder(tmp_path / "set", files)
@@ -338,7 +338,7 @@ def test_stores_of_other_formats_are_named(
                 Dataset(root / first).open(verify=images.verify)
 
 
-def test_a_table_of_attributes_beside_images_is_no_store(tmp_path: Path) -> None:
+def test_a_table_of_attributes_next_to_images_is_no_store(tmp_path: Path) -> None:
     files = {"attributes.json": b"{}", "1.jpg": JPEG, "2.jpg": JPEG}
     root = images.write_folder(tmp_path / "set", files)
     with pytest.warns(PenstockWarning, match=r"attributes\.json"), Dataset(root) as dataset:

@@ -1,4 +1,4 @@
-"""What a URL says by itself: a path of this machine or a store's, and without its credentials."""
+"""Parse a URL: a local path or a store's, shown without its credentials."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.readers.origin import local_path, options_scope, show
         ("zip://photos::file:///data/set.zip", None),
     ],
 )
-def test_a_path_is_told_from_a_url(url: object, path: bytes | None) -> None:
+def test_paths_are_distinguished_from_urls(url: object, path: bytes | None) -> None:
     assert local_path(url) == path  # type: ignore[arg-type]
 
 

@@ -1,4 +1,5 @@
-"""Packs of data in chunks: each chunk decoded once, samples mixed, ids kept, damage quarantined."""
+"""Packs of data in chunks: each chunk is decoded once, samples are mixed, ids stay, damage is
+quarantined."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def samples_of(root: Path) -> tuple[list[int], list[str], list[dict[str, Any]]]:
-    """The rows that a pack's samples were, in its order, their names, and the samples."""
+    """Return the source rows of a pack's samples in its order, their names, and the samples."""
     with Dataset(root) as dataset:
         rows = dataset.contents.rows(np.arange(len(dataset)))
         names = dataset.names(range(len(dataset)))

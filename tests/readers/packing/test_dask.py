@@ -1,4 +1,4 @@
-"""Packing on a Dask cluster of worker processes: some are killed, some don't see the data."""
+"""Pack on a Dask cluster of worker processes: some are killed, some don't see the data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL = 4000  # bytes a shard: a handful of test images
 
 @contextmanager
 def cluster(workers: int) -> Iterator[Any]:
-    """A client of a cluster of worker processes here, which are started anew when they die."""
+    """A client of a local cluster of worker processes, which are restarted when they die."""
     with (
         distributed.LocalCluster(
             n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0"
@@ -40,12 +40,12 @@ def cluster(workers: int) -> Iterator[Any]:
 
 
 def everything(root: Path) -> dict[str, bytes]:
-    """All files below root by name."""
+    """Return all files below a root by name."""
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 def pack_with_kills(tmp_path: Path, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pack on three workers, one of which is killed twice, and compare with one process's."""
+    """Pack on three workers, kill one of them twice, and compare with the pack of one process."""
     folder = images.class_folder(tmp_path / "set", samples=samples)
     images.write_folder(folder, {"class-1/bad.jpg": images.BAD["truncated.jpg"][0]})
     pack(folder, tmp_path / "alone", shard_bytes=SMALL, verify=images.verify)
@@ -89,7 +89,7 @@ with distributed.Client(sys.argv[1]) as client:
 """
 
 
-def test_a_driver_that_is_killed_and_one_that_goes_on(tmp_path: Path) -> None:
+def test_a_driver_that_is_killed_and_one_that_resumes(tmp_path: Path) -> None:
     folder = images.class_folder(tmp_path / "set", samples=60)
     pack(folder, tmp_path / "alone", shard_bytes=SMALL, verify=images.verify)
     with cluster(2) as client:
@@ -109,7 +109,7 @@ def test_a_driver_that_is_killed_and_one_that_goes_on(tmp_path: Path) -> None:
 
 
 def can_hide() -> bool:
-    """Whether this machine lets us give a process file systems of its own."""
+    """Return True if this machine lets a process have mounts of its own."""
     if shutil.which("unshare") is None:
         return False
     tried = subprocess.run(
@@ -120,7 +120,7 @@ def can_hide() -> bool:
 
 @contextmanager
 def blind_worker(address: str, hidden: Path) -> Iterator[None]:
-    """A worker that sees an empty folder's parent in place of `hidden`'s."""
+    """A worker that sees an empty folder in place of the parent of `hidden`."""
     worker = f"{sys.executable} -m distributed.cli.dask_worker {address} --no-nanny --nthreads 1"
     hide = f"mount -t tmpfs none {hidden.parent} && cd {ROOT} && exec {worker} --no-dashboard"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -1,4 +1,4 @@
-"""Packing over executors: the bytes of one process, whatever dies on the way."""
+"""Pack with executors: the bytes equal those of one process, even if workers or the driver die."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def everything(root: Path) -> dict[str, bytes]:
-    """All files below root by name."""
+    """Return all files below a root by name."""
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 def folder_of(root: Path, samples: int) -> Path:
-    """Photographs in 3 classes, two that are none, and a file that nobody reads."""
+    """Photographs in 3 classes, two bad ones, and a file that isn't read."""
     images.class_folder(root, samples=samples)
     bad = {f"class-1/{name}": images.BAD[name][0] for name in ("empty.jpg", "truncated.jpg")}
     return images.write_folder(root, bad | {"stray.txt": b"x"})
@@ -137,7 +137,7 @@ with ThreadPoolExecutor(2) as pool:
 """
 
 
-def test_a_driver_that_is_killed_goes_on(folder: Path, tmp_path: Path) -> None:
+def test_a_killed_driver_resumes(folder: Path, tmp_path: Path) -> None:
     make(folder, tmp_path / "alone")
     command = [sys.executable, "-c", DRIVER, str(folder), str(tmp_path / "pack")]
     killed = subprocess.run(command, cwd=ROOT, timeout=PATIENCE_S, check=False)
@@ -150,7 +150,7 @@ def test_a_driver_that_is_killed_goes_on(folder: Path, tmp_path: Path) -> None:
     assert everything(tmp_path / "pack") == everything(tmp_path / "alone")
 
 
-def test_a_task_that_runs_twice_and_one_that_nobody_waits_for(
+def test_a_task_that_runs_twice_and_one_that_is_lost(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(folder, tmp_path / "alone")
@@ -182,7 +182,7 @@ def test_a_task_that_runs_twice_and_one_that_nobody_waits_for(
         ("https://host/set?X-Amz-Signature=wJalrXUtnFEMI", {}),
     ],
 )
-def test_credentials_dont_travel(tmp_path: Path, url: str, options: dict[str, Any]) -> None:
+def test_credentials_arent_sent(tmp_path: Path, url: str, options: dict[str, Any]) -> None:
     watched = crews.Watched()
     for source in (url, Dataset(url, storage_options=options)):
         told = {"storage_options": options} if source is url else {}
@@ -226,7 +226,7 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "pack").exists()
 
 
-def test_a_worker_that_lacks_something_says_who_and_what(
+def test_the_error_of_a_worker_names_it_and_what_is_missing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = crews.Watched()

@@ -1,4 +1,5 @@
-"""Packs of every type of field: of tar files, of packs, without images; stopped and by ranks."""
+"""Packs of every type of field: from tar files and packs, without images, interrupted, and by
+ranks."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def png(classes: Any) -> bytes:
 
 
 def members(i: int, *, has_image: bool) -> dict[str, bytes]:
-    """One sample's members, with the fields that make it up."""
+    """Return one sample's members, and its fields."""
     rng, key = np.random.default_rng(i), f"{i:04d}"
     told = {
         "score": i / 4,
@@ -115,7 +116,7 @@ def sample(column: Column, row: int) -> Any:
 
 
 def samples(url: Path | str, **options: Any) -> dict[str, list[Any]]:
-    """By name, the fields of each sample, as they are read."""
+    """Return the fields of each sample by name, as they are read."""
     with Dataset(url, allow_left_out=1, **options) as dataset:
         dataset.open(verify=images.verify)
         fields = tuple(dataset.schema)
@@ -196,7 +197,9 @@ def stopping(after: int) -> Any:
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_stopped_it_goes_on_to_the_same_bytes(source: Path, tmp_path: Path, after: int) -> None:
+def test_an_interrupted_run_resumes_to_the_same_bytes(
+    source: Path, tmp_path: Path, after: int
+) -> None:
     make(source, tmp_path / "whole")
     with pytest.raises(Stop):
         make(source, tmp_path / "resumed", progress=stopping(after))
@@ -205,7 +208,7 @@ def test_stopped_it_goes_on_to_the_same_bytes(source: Path, tmp_path: Path, afte
 
 
 @pytest.mark.parametrize(("where", "count"), [("before-rename", 1), ("after-rename", 2)])
-def test_killed_it_goes_on_to_the_same_bytes(
+def test_a_killed_run_resumes_to_the_same_bytes(
     source: Path, tmp_path: Path, where: str, count: int
 ) -> None:
     make(source, tmp_path / "whole")
@@ -277,7 +280,9 @@ def test_a_remote_pack_gives_all_fields(
     try:
         with Dataset(f"memory:/{place}", fields=names, cache=tmp_path / "cache") as dataset:
             if not kept:
-                monkeypatch.setattr(dataset.index.remote._opener, "open", lambda _: None)  # type: ignore[union-attr]
+                monkeypatch.setattr(
+                    "penstock.cache.blobs.dataset_cache.BlobOpener.open", lambda *_: None
+                )
             rows = dataset.contents.rows(np.arange(len(dataset)))
             batch = dataset.read(rows[::-1])
             assert dataset.index.shards.open(0).blob.is_cached == kept  # type: ignore[attr-defined]
@@ -290,7 +295,7 @@ def test_a_remote_pack_gives_all_fields(
         memory.rm(place, recursive=True)
 
 
-def test_only_what_the_selected_fields_need_is_fetched(tmp_path: Path) -> None:
+def test_only_the_bytes_of_the_selected_fields_are_fetched(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     files: dict[str, bytes] = {}
     for i in range(40):
@@ -324,7 +329,7 @@ def test_only_what_the_selected_fields_need_is_fetched(tmp_path: Path) -> None:
         memory.rm(place, recursive=True)
 
 
-def test_a_dataset_a_part_of_one_and_several_end_to_end(source: Path, tmp_path: Path) -> None:
+def test_a_dataset_a_part_of_one_and_several_joined(source: Path, tmp_path: Path) -> None:
     whole = samples(source)
     with Dataset(source) as dataset:
         dataset.open(verify=images.verify)
@@ -346,7 +351,7 @@ def test_a_dataset_a_part_of_one_and_several_end_to_end(source: Path, tmp_path: 
     assert samples(tmp_path / "again") == whole
 
 
-def test_what_a_dataset_was_told_isnt_told_again(source: Path, tmp_path: Path) -> None:
+def test_a_dataset_refuses_arguments_that_it_already_has(source: Path, tmp_path: Path) -> None:
     with Dataset(source) as dataset, pytest.raises(ConfigError, match="schema= together with a"):
         make(dataset, tmp_path / "pack", schema={"score": Value("float64")})
     with Dataset(source) as dataset:

@@ -1,4 +1,5 @@
-"""A folder with all that belongs to images, packed smaller: it stays with its pixels."""
+"""Pack a folder of images with masks, boxes and points at a smaller size: all of them keep their
+places."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ SCHEMA: dict[str, FieldType] = {
 
 
 def folder(root: Path) -> Path:
-    """Images of one colour but a bright square, and a mask, a box, a point and a text of that."""
+    """Images of one colour with a bright square, and a mask, a box, a point and a text about it."""
     files: dict[str, bytes] = {}
     lines = []
     for i in range(SAMPLES):
@@ -116,7 +117,7 @@ def test_everything_stays_with_its_pixels(source: Path, tmp_path: Path) -> None:
         assert np.allclose(points.sample(row), [[x + width / 2, y + height / 2], [-1, -1]])
 
 
-def test_boxes_that_nobody_declared_are_told(
+def test_undeclared_boxes_cause_a_warning(
     source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "penstock"):
@@ -128,7 +129,7 @@ def test_boxes_that_nobody_declared_are_told(
     assert '"boxes" isn\'t resized with the images' in caplog.text
 
 
-def test_as_it_is_nothing_changes(source: Path, tmp_path: Path) -> None:
+def test_without_transcoding_nothing_changes(source: Path, tmp_path: Path) -> None:
     pack(source, tmp_path / "pack", schema=SCHEMA, verify=images.verify, shuffle=False)
     (names, before), (packed_names, after) = read(source, schema=SCHEMA), read(tmp_path / "pack")
     assert names == packed_names

@@ -1,4 +1,4 @@
-"""Masks, boxes and points of images that are resized on their way into a pack."""
+"""Masks, boxes and points of images that are resized while they are packed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def npy(values: Any) -> Encoded:
 
 
 def sample(**changes: Any) -> PackSample:
-    """One sample whose images are 60 x 90 and 40 x 50 pixels."""
+    """Return a sample whose images are 60 x 90 and 40 x 50 pixels."""
     rng = np.random.default_rng(0)
     encoded = {
         "left": data(images.jpeg(1, 60, 90)),
@@ -86,7 +86,7 @@ def sample(**changes: Any) -> PackSample:
     )
 
 
-def test_what_belongs_to_an_image_follows_it() -> None:
+def test_data_that_belongs_to_an_image_is_resized_with_it() -> None:
     before = sample()
     after = Transcode(short_side=20).apply(before, SCHEMA)
     assert isinstance(after, PackSample)
@@ -119,7 +119,7 @@ def test_only_the_image_fields_that_are_named_are_rewritten() -> None:
     assert after.arrays["points"][0].tolist() == [12.5, 10]
 
 
-def test_at_its_size_an_image_moves_nothing() -> None:
+def test_an_image_of_the_same_size_changes_nothing() -> None:
     before = sample()
     after = Transcode(quality=30).apply(before, SCHEMA)
     assert isinstance(after, PackSample)
@@ -128,7 +128,7 @@ def test_at_its_size_an_image_moves_nothing() -> None:
     assert after.arrays["boxes"] is before.arrays["boxes"]
 
 
-def test_what_a_sample_lacks_stays_away() -> None:
+def test_a_missing_field_stays_missing() -> None:
     whole = sample()
     before = PackSample(
         payloads={"left": whole.payloads["left"]}, facts={"left": whole.facts["left"]}, arrays={}
@@ -147,7 +147,7 @@ def test_classes_that_no_png_holds_reject_the_sample(value: int) -> None:
     assert "65,535" in after.reason
 
 
-def test_names_of_no_image_are_refused() -> None:
+def test_names_that_arent_image_fields_are_refused() -> None:
     with pytest.raises(ConfigError, match="image: got 'boxes'"):
         Transcode(quality=30, images=["boxes"]).image_fields(SCHEMA)
     with pytest.raises(ConfigError, match="image: it names"):

@@ -1,4 +1,4 @@
-"""Packing: what goes where, quarantine, kill -9, destinations, several ranks."""
+"""Packing: the order of samples, quarantine, kill -9, destinations, several ranks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """30 photographs in 3 classes, and a few files that are none."""
+    """30 photographs in 3 classes, and a few files that aren't photographs."""
     root = images.class_folder(tmp_path / "set", samples=30)
     bad = {f"class-1/{name}": images.BAD[name][0] for name in ("empty.jpg", "truncated.jpg")}
     return images.write_folder(root, bad | {"stray.txt": b"x"})
@@ -57,12 +57,12 @@ def make(src: Path | str, dst: Path, **options: object) -> PackSummary:
 
 
 def everything(root: Path) -> dict[str, bytes]:
-    """All files below root by name."""
+    """Return all files below a root by name."""
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 def samples(path: Path) -> list[tuple[bytes, int]]:
-    """(bytes, label) of all samples, in index order."""
+    """Return (bytes, label) of all samples, in index order."""
     with Dataset(path, allow_left_out=1) as dataset:
         sizes = dataset.index.sizes
         rows = [(shard, row) for shard, n in enumerate(sizes) for row in range(n)]
@@ -223,7 +223,7 @@ pack(src, dst, shard_bytes=4000, verify=images.verify, workers=2,
         ("after-rename", 5),
     ],
 )
-def test_killed_it_goes_on_to_the_same_bytes(
+def test_a_killed_run_resumes_to_the_same_bytes(
     folder: Path, tmp_path: Path, where: str, count: int
 ) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
@@ -241,7 +241,7 @@ def test_killed_it_goes_on_to_the_same_bytes(
 @pytest.mark.grid
 @pytest.mark.parametrize("where", ["before-fsync", "before-rename", "after-rename"])
 @pytest.mark.parametrize("count", range(20))
-def test_killed_anywhere_it_goes_on_to_the_same_bytes(
+def test_a_run_that_is_killed_anywhere_resumes_to_the_same_bytes(
     folder: Path, tmp_path: Path, where: str, count: int
 ) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
@@ -253,7 +253,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(
 
 
 class Stop(Exception):
-    """Ends a run from its progress callable."""
+    """A progress callable that ends the run."""
 
 
 def stop_after(calls: int) -> object:
@@ -266,7 +266,7 @@ def stop_after(calls: int) -> object:
     return progress
 
 
-def test_finished_shards_are_not_done_again(folder: Path, tmp_path: Path) -> None:
+def test_finished_shards_arent_written_again(folder: Path, tmp_path: Path) -> None:
     decoded = 0
 
     def verify(encoded: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
@@ -280,7 +280,7 @@ def test_finished_shards_are_not_done_again(folder: Path, tmp_path: Path) -> Non
     assert 0 < decoded < 28
 
 
-def test_a_finished_shard_that_was_torn_is_done_again(folder: Path, tmp_path: Path) -> None:
+def test_a_truncated_finished_shard_is_written_again(folder: Path, tmp_path: Path) -> None:
     make(folder, tmp_path / "whole")
     with pytest.raises(Stop):
         make(folder, tmp_path / "pack", progress=stop_after(5))
@@ -290,7 +290,7 @@ def test_a_finished_shard_that_was_torn_is_done_again(folder: Path, tmp_path: Pa
     assert everything(tmp_path / "pack") == everything(tmp_path / "whole")
 
 
-def test_the_same_pack_again_is_done_at_once(folder: Path, tmp_path: Path) -> None:
+def test_a_complete_pack_is_returned_at_once(folder: Path, tmp_path: Path) -> None:
     first = make(folder, tmp_path / "pack")
     before = everything(tmp_path / "pack")
     again = make(folder, tmp_path / "pack", verify=lambda _: pytest.fail("not decoded again"))
@@ -419,7 +419,7 @@ def test_a_source_file_that_changes_meanwhile_is_named(
         make(folder, tmp_path / "pack")
 
 
-def test_a_full_disk_is_a_clean_error_and_the_pack_goes_on_later(
+def test_a_full_disk_is_a_clean_error_and_the_pack_resumes_later(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(folder, tmp_path / "whole")
@@ -472,7 +472,7 @@ SHUFFLED = [1, 4, 5, 7, 6, 9, 0, 3, 2, 8]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_pack_tells_the_names_of_its_source_and_so_does_a_pack_of_it(
+def test_a_pack_and_a_pack_of_it_keep_the_names_of_the_source(
     tmp_path: Path, shuffle: bool
 ) -> None:
     files = {f"class-{i % 3}/{i:02d} \u00e9\n.jpg": images.jpeg(i) for i in range(12)}

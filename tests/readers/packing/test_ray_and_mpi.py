@@ -1,4 +1,4 @@
-"""Packing over Ray and over MPI's pool, where these are installed."""
+"""Pack with Ray and with MPI's pool, if these are installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = 4000  # bytes a shard: a handful of test images
 
 
 def everything(root: Path) -> dict[str, bytes]:
-    """All files below root by name."""
+    """Return all files below a root by name."""
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 

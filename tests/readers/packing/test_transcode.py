@@ -1,4 +1,4 @@
-"""Rewriting images while packing: smaller ones, other qualities, baseline JPEGs without loss."""
+"""Rewrite images while packing: smaller, in another quality, or as baseline JPEGs without loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def samples(folder: Path) -> list[Encoded]:
-    """All samples of a pack of one shard, by id."""
+    """Return all samples of a pack of one shard, by id."""
     dataset = Dataset(folder)
     rows = np.array([(0, row) for row in range(len(dataset))], np.int64)
     batch = dataset.read(rows)
@@ -35,12 +35,12 @@ def samples(folder: Path) -> list[Encoded]:
 
 
 def upright(data: Encoded | bytes) -> Image.Image:
-    """The decoded image, as it is to be shown."""
+    """Return the decoded image, upright."""
     return ImageOps.exif_transpose(Image.open(io.BytesIO(bytes(data))))
 
 
 def packed(src: Path, dst: Path, **options: object) -> list[Encoded]:
-    """Pack unshuffled, return the samples."""
+    """Pack unshuffled, and return the samples."""
     pack(src, dst, shuffle=False, verify=images.verify, workers=2, **options)  # type: ignore[arg-type]
     return samples(dst)
 
@@ -76,7 +76,7 @@ def test_longer_short_sides_shrink_upright_and_the_rest_stays(folder: Path, tmp_
 
 
 def samples_of(folder: Path) -> list[bytes]:
-    """The files' bytes in the order of their names."""
+    """Return the bytes of the files in the order of their names."""
     return [path.read_bytes() for path in sorted(folder.glob("*.*"))]
 
 

@@ -115,13 +115,13 @@ class PackSource(SampleSource, Protocol):
     """The source of a complete pack.
 
     fingerprint: changes with anything about the source. has_ids: True if its samples already have
-    ids, which don't change if one of them is bad. has_other_files, max_pixels: see `Candidates`.
+    ids, which don't change if one of them is bad. has_stray_files, max_pixels: see `Candidates`.
     left_out: samples that the source left out before it was read for the pack, and that aren't in
     `quarantined`.
     """
 
     has_ids: bool
-    has_other_files: bool
+    has_stray_files: bool
     max_pixels: int
     fingerprint: str
     quarantined: list[QuarantineEntry]
@@ -144,7 +144,7 @@ class CandidateSource:
         self.url, self.fingerprint = origin.url, fingerprint
         self.schema, self.sizes = candidates.schema, candidates.sizes
         self.quarantined, self.left_out = candidates.quarantined, candidates.unnamed
-        self.has_other_files = candidates.has_other_files
+        self.has_stray_files = candidates.has_stray_files
         self.max_pixels = candidates.max_pixels
         self._units = BoxUnits(enough=min(8, len(candidates)))
 
@@ -284,7 +284,7 @@ class PackedSource:
     and their facts are reused."""
 
     has_ids = True
-    has_other_files = False
+    has_stray_files = False
 
     def __init__(
         self, index: Index, *, fields: Sequence[str] | None = None, sizes_known: bool = False
@@ -453,7 +453,7 @@ class RowSource:
     boxes and points, because only the indexes of the source know their facts."""
 
     has_ids = True
-    has_other_files = False
+    has_stray_files = False
 
     def __init__(
         self,

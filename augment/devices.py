@@ -63,7 +63,7 @@ TRIAL_TIMEOUT_S = 60.0  # importing DALI and making a CUDA context takes some se
 
 _LOG = logging.getLogger("penstock")
 _CHILD = Path(__file__).with_name("region_child.py")
-_decoding_by_gpu: dict[int, WindowDecoding] = {}
+decoding_by_gpu: dict[int, WindowDecoding] = {}
 _trial_lock = threading.Lock()
 
 
@@ -88,9 +88,9 @@ def window_decoding(recipe: CheckedRecipe, *, device: str, device_id: int | None
 def usable_decoding(device_id: int) -> WindowDecoding:
     """Return the way of decoding windows that works on a GPU; the process keeps the result."""
     with _trial_lock:
-        if device_id not in _decoding_by_gpu:
+        if device_id not in decoding_by_gpu:
             trial = try_window_decoding(device_id)
-            _decoding_by_gpu[device_id] = "decoder" if trial.works else "slice"
+            decoding_by_gpu[device_id] = "decoder" if trial.works else "slice"
             if trial.works:
                 _LOG.info("cuda:%d decodes windows alone: %s", device_id, trial.report)
             else:
@@ -100,7 +100,7 @@ def usable_decoding(device_id: int) -> WindowDecoding:
                     device_id,
                     trial.report,
                 )
-        return _decoding_by_gpu[device_id]
+        return decoding_by_gpu[device_id]
 
 
 def try_window_decoding(

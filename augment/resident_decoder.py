@@ -55,21 +55,21 @@ class FullImageDecoder:
         )
         dali = load_dali()
         self._tensor, self._tensors = dali.tensors.TensorCPU, dali.tensors.TensorListCPU
-        self._pipe = dali.Pipeline(
+        self.pipeline = dali.Pipeline(
             batch_size=RUN_SAMPLES,
             num_threads=threads,
             device_id=self._plan.device_id,
             prefetch_queue_depth=1,
             exec_dynamic=True,
         )
-        with self._pipe:
-            self._pipe.set_outputs(define_full_decode(self._plan))
-        self._pipe.build()
+        with self.pipeline:
+            self.pipeline.set_outputs(define_full_decode(self._plan))
+        self.pipeline.build()
         watch(self)
 
     def disown(self) -> None:
         """Leave the pipeline alone in a forked child, where DALI's threads aren't."""
-        disown_pipeline(self._pipe)
+        disown_pipeline(self.pipeline)
 
     def __call__(
         self, samples: Sequence[Encoded], pixels: Sequence[int]
@@ -97,8 +97,8 @@ class FullImageDecoder:
 
     def _schedule(self, samples: list[Encoded]) -> Any:
         views = self._tensors([self._tensor(view) for view in samples], contiguous=False)
-        self._pipe.feed_input("encoded", views)
-        self._pipe.schedule_run()
+        self.pipeline.feed_input("encoded", views)
+        self.pipeline.schedule_run()
         return views
 
     def _taken(self, rows: list[int], failed: list[int]) -> Iterator[list[tuple[int, Any]]]:
@@ -108,7 +108,7 @@ class FullImageDecoder:
         on_cuda = self._plan.device == "cuda"
         stream = torch.cuda.current_stream(self._plan.device_id) if on_cuda else None
         try:
-            images = self._pipe.outputs(cuda_stream=stream)[0]
+            images = self.pipeline.outputs(cuda_stream=stream)[0]
         except RuntimeError as error:
             check_machine(error, remedy="resident=False, or a smaller batch")
             failed += rows

@@ -90,7 +90,7 @@ class ImageVerifier:
                 verdicts[row] = header
 
         def decode(rows: list[int]) -> None:
-            shapes = self._shapes([samples[row] for row in rows])
+            shapes = self.decoded_shapes([samples[row] for row in rows])
             halves = [
                 (samples[row], shape)
                 for row, shape in zip(rows, shapes, strict=True)
@@ -146,8 +146,8 @@ class ImageVerifier:
         found = zip(doubtful, looks, strict=True) if doubtful else ()
         return {row: why for row, why in found if why is not None}
 
-    def _shapes(self, encoded: list[Encoded]) -> list[tuple[int, int]]:
-        # height, width, channels
+    def decoded_shapes(self, encoded: list[Encoded]) -> list[tuple[int, int]]:
+        """Decode images and return their (height, width). Raises RuntimeError as DALI does."""
         shapes = self._run(self._pipe, encoded).as_array()
         return [(int(height), int(width)) for height, width, _ in shapes]
 

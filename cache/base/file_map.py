@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_mmap, _munmap = _libc.mmap, _libc.munmap
-_mmap.argtypes = (
+libc_mmap, _munmap = _libc.mmap, _libc.munmap
+libc_mmap.argtypes = (
     ctypes.c_void_p,
     ctypes.c_size_t,
     ctypes.c_int,
@@ -25,9 +25,9 @@ _mmap.argtypes = (
     ctypes.c_int,
     ctypes.c_int64,
 )
-_mmap.restype = ctypes.c_void_p
+libc_mmap.restype = ctypes.c_void_p
 _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_FAILED = ctypes.c_void_p(-1).value
+MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class FileMap:
@@ -53,8 +53,8 @@ class FileMap:
         if self.size_bytes <= 0:
             raise ValueError("the file is empty")
         at, length = start - self._ahead, self.size_bytes + self._ahead
-        address = _mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, at)
-        if address is None or address == _FAILED:
+        address = libc_mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, at)
+        if address is None or address == MAP_FAILED:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         self.address, self._on_unmap = address + self._ahead, on_unmap

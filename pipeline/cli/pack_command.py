@@ -86,13 +86,13 @@ def executor_on(on: str | None) -> Iterator[Executor | None]:
     kind, _, rest = on.partition(":")
     if kind == "dask" and rest.startswith("//"):
         host, port = _address(on, _DASK_PORT)
-        _check_answers(on, host, port, speaks=True)
+        check_answers(on, host, port, speaks=True)
         place = f"[{host}]" if ":" in host else host  # an IPv6 address
-        with _dask(on, address=f"tcp://{place}:{port}") as executor:
+        with dask_executor(on, address=f"tcp://{place}:{port}") as executor:
             yield executor
     elif kind == "dask-scheduler-file" and rest:
         _check_scheduler_file(on, rest)
-        with _dask(on, scheduler_file=rest) as executor:
+        with dask_executor(on, scheduler_file=rest) as executor:
             yield executor
     elif on == "mpi":
         with _mpi() as executor:
@@ -101,7 +101,7 @@ def executor_on(on: str | None) -> Iterator[Executor | None]:
         from penstock.cache import RayExecutor
 
         if on != "ray":
-            _check_answers(on, *_address(on, _RAY_PORT))
+            check_answers(on, *_address(on, _RAY_PORT))
         try:
             executor = RayExecutor("auto" if on == "ray" else on)
         except ConnectionError as error:
@@ -142,7 +142,7 @@ def _check_scheduler_file(on: str, path: str) -> None:
         )
 
 
-def _check_answers(on: str, host: str, port: int, *, speaks: bool = False) -> None:
+def check_answers(on: str, host: str, port: int, *, speaks: bool = False) -> None:
     """Raise FetchError if no scheduler answers at an address; Dask and Ray would wait for half a
     minute or longer. speaks: the server sends the first bytes, as Dask's scheduler does."""
     try:
@@ -163,7 +163,7 @@ def _unreachable(on: str, error: BaseException) -> FetchError:
 
 
 @contextmanager
-def _dask(on: str, **address: Any) -> Iterator[Executor]:
+def dask_executor(on: str, **address: Any) -> Iterator[Executor]:
     try:
         from distributed import Client
     except ImportError as error:

@@ -285,6 +285,7 @@ def _horovod_itself() -> World | None:
 
 
 def _process_group() -> tuple[int, int] | None:
+    """Return the rank and size of torch's default process group; None without one."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None

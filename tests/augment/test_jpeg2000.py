@@ -73,7 +73,7 @@ def pillow_decodes(sample: Encoded) -> bool:
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What nvImageCodec is asked about and what DALI decodes."""
     seen: list[bytes] = []
-    shapes = ImageVerifier._shapes
+    shapes = ImageVerifier.decoded_shapes
 
     def read(sample: Encoded) -> Any:
         seen.append(sample.tobytes())
@@ -84,7 +84,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         return shapes(self, encoded)
 
     monkeypatch.setattr(image_checks, "read_header", read)
-    monkeypatch.setattr(ImageVerifier, "_shapes", decode)
+    monkeypatch.setattr(ImageVerifier, "decoded_shapes", decode)
     return seen
 
 

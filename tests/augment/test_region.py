@@ -114,7 +114,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return WindowTrial(device_id % 2 == 0, f"trial of {device_id}")
 
     monkeypatch.setattr(devices, "try_window_decoding", trial)
-    monkeypatch.setattr(devices, "_decoding_by_gpu", {})
+    monkeypatch.setattr(devices, "decoding_by_gpu", {})
     return told
 
 

@@ -43,15 +43,15 @@ class Faults:
         self.seen = self.at = self.code = 0
         for module, name in (*((os, name) for name in CALLS), (builtins, "open"), (io, "open")):
             patched.setattr(module, name, self._watched(getattr(module, name)))
-        plain = file_map._mmap
+        plain = file_map.libc_mmap
 
         def mmap(*args: Any) -> Any:
             if self._hits(args[4]):
                 ctypes.set_errno(self.code)
-                return file_map._FAILED
+                return file_map.MAP_FAILED
             return plain(*args)
 
-        patched.setattr(file_map, "_mmap", mmap)
+        patched.setattr(file_map, "libc_mmap", mmap)
 
     def _watched(self, plain: Any) -> Any:
         def call(path: Any = ".", *args: Any, **named: Any) -> Any:

@@ -188,10 +188,10 @@ class Adapter:
     distribution: str = ""
 
     def is_installed(self) -> bool:
-        return all(map(_is_there, self.needs))
+        return all(map(is_importable, self.needs))
 
 
-def _is_there(module: str) -> bool:
+def is_importable(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # of a package above it

@@ -94,12 +94,14 @@ def test_a_wait_ends_with_a_reason(tmp_path: Path) -> None:
     others.close()
 
 
-def test_a_forked_child_lets_nothing_go(tmp_path: Path) -> None:
+def test_a_forked_child_lets_nothing_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "locks")
     readers, evictor = ReaderLocks(path), ByteLocks(path)
     assert readers.acquire(5)
-    readers._owner = os.getpid() + 1  # as in a child
-    readers.release(5)
+    child = os.getpid() + 1
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: child)
+        readers.release(5)
     assert not evictor.lock(5)
     readers.close()
     evictor.close()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.cache.base import BlobSpans, TrafficMeter
 from penstock.cache.blobs import PieceRequests
-from penstock.cache.disk import PIECE_BYTES
+from penstock.cache.disk import PIECE_BYTES, Fill
 from tests.cache.blobs.remotes import SIZES, content, single
 from tests.cache.blobs.test_piece_requests import fill_of, source
 from tests.watchdog import PATIENCE_S
@@ -92,13 +92,13 @@ def test_a_load_waits_for_pieces_that_its_process_fetches_however_slowly(
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(remote.load, [spans(remote, store, 0, 0)])
         assert began.wait(PATIENCE_S)
-        tried = remote._demand_fills._round
+        missing = Fill.missing
 
-        def counted(*rest: object, **more: object) -> tuple[bool, bool]:
+        def counted(self: Fill, asked: list[tuple[int, int]]) -> list[tuple[int, int]]:
             rounds.release()
-            return tried(*rest, **more)  # type: ignore[arg-type]
+            return missing(self, asked)
 
-        monkeypatch.setattr(remote._demand_fills, "_round", counted)
+        monkeypatch.setattr(Fill, "missing", counted)
         second = pool.submit(remote.load, [spans(remote, store, 0, 0)])
         for _ in range(3):
             assert rounds.acquire(timeout=PATIENCE_S)

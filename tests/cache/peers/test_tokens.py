@@ -24,7 +24,6 @@ from penstock.cache.peers import (
     job_secret,
     prove_server,
     server_time,
-    tokens,
 )
 from penstock.pipeline.plan import peer_token
 
@@ -163,10 +162,7 @@ class Store:
         return self.told.setdefault(key, value)
 
 
-def test_the_secret_is_the_files_else_the_environments_else_the_jobs_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokens, "_drawn", [])
+def test_the_secret_is_the_files_else_the_environments_else_the_jobs_own(tmp_path: Path) -> None:
     place, store = tmp_path / "token", Store()
     place.write_text("f" * 32)
     place.chmod(0o600)

@@ -493,7 +493,7 @@ def test_tuning_tells_what_it_tried(
 def test_a_loader_that_isnt_installed_is_named_and_left_out(
     pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.bench.adapters.adapter._is_there", lambda _: False)
+    monkeypatch.setattr("penstock.pipeline.bench.adapters.adapter.is_importable", lambda _: False)
     given = ("--seconds", 0.1, "--batch-size", 16, "--against", "webdataset, dali")
     told = bench(pack, *given, capsys=capsys)
     assert told["against"] == {}

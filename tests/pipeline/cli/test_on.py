@@ -94,8 +94,8 @@ def test_an_address_of_ipv6_keeps_its_brackets(monkeypatch: pytest.MonkeyPatch) 
         asked.append(address)
         yield
 
-    monkeypatch.setattr(pack_command, "_check_answers", lambda *_, **__: None)
-    monkeypatch.setattr(pack_command, "_dask", dask)
+    monkeypatch.setattr(pack_command, "check_answers", lambda *_, **__: None)
+    monkeypatch.setattr(pack_command, "dask_executor", dask)
     for on in ("dask://[fd00::7]:8786", "dask://10.0.0.7"):
         with executor_on(on):
             pass

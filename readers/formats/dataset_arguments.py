@@ -35,8 +35,8 @@ Window = tuple[int | None, ...]
 """The lengths of a part of an array, by axis; None is the whole axis."""
 
 DocumentMode = Literal["across", "within", "pack"]
-"""How sequences of tokens relate to documents: they run across the borders of documents, end at
-them, or hold several whole documents."""
+"""The relation of token sequences to documents: sequences run across the borders of documents, end
+at them, or hold several whole documents."""
 
 Unit = Literal["file", "row"]
 """A sample is a whole file, or one step along the first axis of the file's content."""

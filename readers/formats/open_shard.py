@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     Places = Ints | slice
 
 Storage = Literal["span", "value", "rows", "chunks"]
-"""How a field is stored: as bytes with a place and a checksum ("span"), as a number in the table
-("value"), or read by rows from the open shard: values that the index records ("rows"), or data in
-chunks that are decoded as a whole ("chunks")."""
+"""The storage of a field: bytes with a place and a checksum ("span"), a number in the table
+("value"), or data that is read by rows from the open shard: values that the index records ("rows"),
+or chunks that are decoded as a whole ("chunks")."""
 
 STORAGES: tuple[Storage, ...] = get_args(Storage)
 
@@ -51,7 +51,7 @@ NO_SPAN = -1
 
 @dataclass(frozen=True, kw_only=True)
 class SampleLayout:
-    """How the samples of a dataset are stored, the same in all its shards.
+    """The storage of a dataset's samples, the same in all its shards.
 
     storage: of each field. lacking: fields that some samples lack.
     """

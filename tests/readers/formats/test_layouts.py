@@ -1,4 +1,4 @@
-"""How a folder's files make up samples, over lists of names: nothing is read here but tables."""
+"""A folder's files are grouped into samples by their names. Only tables are read."""
 
 from __future__ import annotations
 

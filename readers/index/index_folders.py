@@ -392,7 +392,7 @@ class ManifestLookup:
                 )
                 return None
             # The permission to read the data may not include the place next to it.
-            _log.info("%s: no index is read from this place (%s)", place.url, error)
+            _log.info("%s: no index can be read from this place (%s)", place.url, error)
             return None
         if manifest.format.indexing is None:
             raise ConfigError(

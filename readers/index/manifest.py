@@ -151,7 +151,7 @@ def check_fit(summary: FieldSummary, type: FieldType, *, samples: int) -> None:
     """Raise ValueError if a field of this type can't have this summary."""
     is_number = number_dtype(type) is not None
     if (summary.storage == "value") > is_number:
-        raise ValueError(f"{type.kind} is no number")
+        raise ValueError(f"{type.kind} isn't a number")
     if summary.missing > samples:
         raise ValueError(f"{summary.missing:,} of {samples:,} samples lack a field")
     is_there = summary.missing < samples
@@ -330,7 +330,7 @@ def check_header(values: dict[str, Any]) -> ManifestHeader:
     schema = values["schema"] = Schema.from_json(values["schema"])
     fields = {name: check_summary(each) for name, each in values["fields"].items()}
     if fields.keys() != set(schema):
-        raise ValueError("its summaries of fields aren't of the fields of its schema")
+        raise ValueError("its summaries don't match the fields of its schema")
     values["fields"] = {name: fields[name] for name in schema}  # JSON sorts them
     if values.get("samples_left_out") is not None:
         counts = values["samples_left_out"].items()
@@ -554,7 +554,7 @@ def check_manifest(manifest: Manifest) -> None:
         if are_unsafe(names):
             raise ValueError("a shard's name isn't a path below the dataset")
         if format.indexing is not None and not all(map(is_sidecar_name, names)):
-            raise ValueError("a name isn't a sidecar's")
+            raise ValueError("a shard's name isn't a sidecar's")
         seen.update(names)
     if len(seen) != len(samples):
         raise ValueError("two shards have the same name")
@@ -593,7 +593,7 @@ def _check_field_bytes(manifest: Manifest, start: int) -> None:
     for place, row in enumerate(manifest.field_bytes[start : start + NAMES_AT_ONCE], start):
         each = _numbers(row, fields)
         if each.min() < 0 or sum(each.tolist()) != int(manifest.shard_bytes[place]):
-            raise ValueError("the bytes of a shard's fields aren't the shard's")
+            raise ValueError("the bytes of a shard's fields don't add up to the shard's")
 
 
 def _check_units(manifest: Manifest, start: int) -> None:

@@ -292,9 +292,9 @@ class PackTask:
         if self.transcode.short_side is not None:
             for name in untyped_places(source.schema):
                 _log.warning(
-                    'The field "%s" isn\'t resized with the images, because it is no Boxes or '
-                    "Keypoints in the schema. If it is places in an image, pack from Python: "
-                    'pack(source, destination, schema={"%s": Boxes(of=…, format=…)}, '
+                    "The field \"%s\" isn't resized with the images, because the schema doesn't "
+                    "declare it as Boxes or Keypoints. If it holds places in an image, pack from "
+                    'Python: pack(source, destination, schema={"%s": Boxes(of=…, format=…)}, '
                     "short_side=…).",
                     name,
                     name,

@@ -1,5 +1,5 @@
 from . import field_types as field_types
-from . import text_tables as text_tables
+from . import text_tables as text_tables, verification as verification
 from .array_forms import ARRAY_CODECS as ARRAY_CODECS, ArrayForm as ArrayForm
 from .array_forms import CODEC_ITEMSIZES as CODEC_ITEMSIZES, array_form as array_form
 from .array_forms import as_bits as as_bits, bare_facts as bare_facts, codec_number as codec_number

@@ -62,7 +62,7 @@ def content(row: int) -> dict[str, Any]:
         "mask": images.encoded(mask, "PNG") if row % 4 else None,
         "depth": images.jpeg(row + 50, 8, 9),
         "caption": f"Bild {row}: é ".encode() * (row % 3) if row % 5 else None,
-        # Of the same values in other byte orders, columns first: handed out alike.
+        # Of the same values in other byte orders, columns first: delivered alike.
         "flow": npy((flow, flow.astype(">f4"), np.asfortranarray(flow))[row % 3]),
         "points": npy(rng.integers(-9, 9, (row % 4, 2), np.int16)) if row % 3 else None,
         "grid": npy(rng.random((row % 2 + 1, row % 3))),

@@ -33,7 +33,7 @@ def rows_of(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def samples_of(batch: SampleBatch) -> list[tuple[bytes, int, list[int]]]:
-    """What a batch says of each sample."""
+    """Return the values of each sample of a batch."""
     labels, dims = batch.columns["label"].values.tolist(), batch.columns["image"].dims.tolist()
     return list(zip(map(bytes, batch.columns["image"].samples), labels, dims, strict=True))
 

@@ -207,7 +207,7 @@ def test_an_index_keeps_the_facts_of_samples_whose_files_stay(tmp_path: Path) ->
     assert sum(decoded) == 4  # image and depth of two samples: an array's header has no CRC
 
 
-def test_parts_that_are_damaged_in_the_cache_are_made_anew(tmp_path: Path, kind: str) -> None:
+def test_parts_that_are_damaged_in_the_cache_are_fetched_again(tmp_path: Path, kind: str) -> None:
     root = KINDS[kind](tmp_path / "set")
     memory, url = fsspec.filesystem("memory"), f"/mend-{kind}-{tmp_path.name}"
     upload(root, memory, url)

@@ -101,7 +101,7 @@ def labels(*names: str, name: str = "x", **columns: Any) -> Values:
 
 
 @pytest.mark.parametrize(
-    ("other", "says"),
+    ("other", "message"),
     [
         (Values([3], name="y"), 'memory:x has a field "label" and memory:y has none'),
         (labels("a", "b", name="y", extra=np.zeros(4)), 'memory:y has a field "extra"'),
@@ -116,9 +116,9 @@ def labels(*names: str, name: str = "x", **columns: Any) -> Values:
         ),
     ],
 )
-def test_parts_that_do_not_fit_are_rejected(other: Source, says: str) -> None:
+def test_parts_that_do_not_fit_are_rejected(other: Source, message: str) -> None:
     assert isinstance(labels("a", "b").schema["label"], ClassLabel)
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         concat([labels("a", "b"), other])
 
 

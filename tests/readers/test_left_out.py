@@ -45,11 +45,11 @@ def archives(root: Path) -> Path:
 
 def opened(url: object, **options: object) -> tuple[Dataset, list[str]]:
     """Open a dataset; return it with the warnings of opening it."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         dataset = Dataset(url, **options)  # type: ignore[arg-type]
         dataset.open(verify=images.verify)
-    return dataset, [str(each.message) for each in told if " are left out: " in str(each.message)]
+    return dataset, [str(each.message) for each in caught if " are left out: " in str(each.message)]
 
 
 def as_before(place: str) -> None:
@@ -72,11 +72,11 @@ def test_each_opening_reports_the_counts(
         assert summary.left_out == WANTED
     dataset, first = opened(root)
     again, second = opened(root)
-    for one, told in ((dataset, first), (again, second)):
+    for one, messages in ((dataset, first), (again, second)):
         with one:
             assert one.left_out == WANTED
             assert ", 3 left out)" in repr(one)
-            (message,) = told
+            (message,) = messages
             assert "3 of 63 samples (4.76 %) are left out: 2 x not an image" in message
             assert "(such as " in message
     place = str(root / "_penstock") if is_packed else f"{root}.penstock"
@@ -99,9 +99,9 @@ def test_selections_and_concatenations(tmp_path: Path) -> None:
         assert concat([half, other]).left_out == {name: 2 * n for name, n in WANTED.items()}
         assert "3 left out" in repr(half)
     with one, DataLoader(one, 8) as loader:
-        told = loader.statistics()
-    assert told.left_out == WANTED
-    assert "3 samples are left out of the dataset" in str(told)
+        statistics = loader.statistics()
+    assert statistics.left_out == WANTED
+    assert "3 samples are left out of the dataset" in str(statistics)
 
 
 def test_a_pack_has_what_its_source_left_out(tmp_path: Path) -> None:
@@ -123,19 +123,19 @@ def test_too_many_are_an_error_unless_the_user_allows_them(tmp_path: Path) -> No
     root = images.write_folder(tmp_path / "set", {f"{i}.jpg": images.jpeg(i) for i in range(8)})
     table = "path,label\n" + "".join(f"{i}.jpg,{('cat', 'dgo')[i % 4 == 0]}\n" for i in range(8))
     (tmp_path / "list.csv").write_text(table)
-    told = {"manifest": tmp_path / "list.csv", "schema": {"label": ClassLabel(("cat", "dog"))}}
+    arguments = {"manifest": tmp_path / "list.csv", "schema": {"label": ClassLabel(("cat", "dog"))}}
     for _ in range(2):
         with pytest.raises(DatasetError) as refused:
-            opened(root, **told)
+            opened(root, **arguments)
         message = str(refused.value)
         assert "2 of 8 samples (25 %) are left out: 2 x label: 'dgo' is no class" in message
         assert "such as 0.jpg" in message
         assert "allow_left_out=0.25" in message
     for share in (0.25, 1.0, True):
-        with opened(root, allow_left_out=share, **told)[0] as dataset:
+        with opened(root, allow_left_out=share, **arguments)[0] as dataset:
             assert (len(dataset), sum(dataset.left_out.values())) == (6, 2)
     with pytest.raises(DatasetError, match=r"At most 0 % may be left out"):
-        opened(root, allow_left_out=0, **told)
+        opened(root, allow_left_out=0, **arguments)
     for wrong in (-0.1, 1.5, "all", None, float("nan")):
         with pytest.raises(ConfigError, match=r"allow_left_out: got .*wanted the largest share"):
             Dataset(root, allow_left_out=wrong)  # type: ignore[arg-type]
@@ -143,8 +143,8 @@ def test_too_many_are_an_error_unless_the_user_allows_them(tmp_path: Path) -> No
 
 def test_below_one_percent_there_is_no_warning(tmp_path: Path) -> None:
     files = {f"{i}.jpg": images.jpeg(i % 5) for i in range(150)} | {"bad.jpg": b"x"}
-    dataset, told = opened(images.write_folder(tmp_path / "set", files))
-    assert (told, dataset.left_out) == ([], {NO_IMAGE: 1})
+    dataset, messages = opened(images.write_folder(tmp_path / "set", files))
+    assert (messages, dataset.left_out) == ([], {NO_IMAGE: 1})
 
 
 def test_a_remote_dataset_and_a_remote_pack(tmp_path: Path) -> None:
@@ -154,9 +154,9 @@ def test_a_remote_dataset_and_a_remote_pack(tmp_path: Path) -> None:
     try:
         for name in ("set", "pack"):
             memory.put(str(tmp_path / name), f"/left-out-{name}", recursive=True)
-            dataset, told = opened(f"memory://left-out-{name}", cache=tmp_path / "cache")
+            dataset, messages = opened(f"memory://left-out-{name}", cache=tmp_path / "cache")
             with dataset:
-                assert (dataset.left_out, len(told)) == (WANTED, 1)
+                assert (dataset.left_out, len(messages)) == (WANTED, 1)
     finally:
         for name in ("set", "pack"):
             memory.rm(f"/left-out-{name}", recursive=True)
@@ -194,8 +194,8 @@ def test_similar_reasons_are_counted_together(tmp_path: Path) -> None:
     root = images.write_folder(tmp_path / "set", files)
     table = "path,n\n" + "".join(f"{i}.jpg,{'x' * (i % 10 == 0)}{i}\n" for i in range(400))
     (root / "list.csv").write_text(table)
-    told = {"manifest": "list.csv", "schema": {"n": Value("int64")}, "allow_left_out": 0.2}
-    dataset, (message,) = opened(root, **told)
+    arguments = {"manifest": "list.csv", "schema": {"n": Value("int64")}, "allow_left_out": 0.2}
+    dataset, (message,) = opened(root, **arguments)
     ((reason, count),) = dataset.left_out.items()
     assert count == 40
     assert reason.startswith("n: ")

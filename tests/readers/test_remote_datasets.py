@@ -212,11 +212,11 @@ def test_a_tar_file_is_one_blob_for_its_indexing_and_its_reading(
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("is_indexed", [True, False])
 def test_cached_data_is_read_without_the_remote(
-    built: Path, indexed: Path, tmp_path: Path, kind: str, beside: bool
+    built: Path, indexed: Path, tmp_path: Path, kind: str, is_indexed: bool
 ) -> None:
-    with serving(indexed if beside else built) as server:
+    with serving(indexed if is_indexed else built) as server:
         url = f"{server.url}/{KINDS[kind]}"
         with Dataset(url, cache=tmp_path / "cache") as dataset:
             expected = everything(dataset)

@@ -108,7 +108,7 @@ def test_any_kind_of_list_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("which", "says"),
+    ("which", "message"),
     [
         ([], "got no samples of memory:values, wanted at least one"),
         ([8], "ids: got 8"),
@@ -121,8 +121,8 @@ def test_any_kind_of_list_is_accepted() -> None:
         (3, "wanted sample ids"),
     ],
 )
-def test_invalid_selections_are_rejected(which: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_selections_are_rejected(which: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Values([4, 4]).subset(which)
 
 
@@ -315,7 +315,7 @@ def test_splits_of_parts_keep_the_samples_of_the_dataset() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shares", "more", "says"),
+    ("shares", "more", "message"),
     [
         ((), {}, "got no shares"),
         ((0.0, 1.0), {}, "got the share 0.0"),
@@ -334,11 +334,11 @@ def test_splits_of_parts_keep_the_samples_of_the_dataset() -> None:
     ],
 )
 def test_invalid_splits_are_rejected(
-    shares: tuple[float, ...], more: dict[str, Any], says: str
+    shares: tuple[float, ...], more: dict[str, Any], message: str
 ) -> None:
     columns = {"value": np.arange(8), "array": np.arange(8)}
     base = Values([4, 4], columns, types={"array": Array("int64", (1,))})
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         base.split(*shares, **{"seed": 0, **more})
 
 

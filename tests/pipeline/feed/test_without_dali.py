@@ -1,4 +1,4 @@
-"""Where no field is an image, DALI is neither loaded nor missed."""
+"""A job without image fields runs without DALI."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ sys.meta_path.insert(0, NoDali())
 import threading
 import numpy as np
 from penstock import DataLoader, Map, Pad
-from penstock.cache.errors import MissingDependencyError
-from penstock.readers.fields.field_types import Array, Image, Mask, Text, Value
+from penstock.cache import MissingDependencyError
+from penstock.readers.fields import Array, Image, Mask, Text, Value
 from tests.pipeline.feed.memory import Memory
 
 types = {

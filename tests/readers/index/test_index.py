@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock.readers.fields.verification
+import penstock
 from penstock.cache import (
     ConfigError,
     CorruptShardError,
@@ -29,7 +29,7 @@ from penstock.cache import (
     ReadError,
 )
 from penstock.readers import Dataset, build_index, open_index, pack
-from penstock.readers.fields import ClassLabel, Schema
+from penstock.readers.fields import ClassLabel, Schema, verification
 from penstock.readers.formats import VERSION
 from penstock.readers.formats.folder import virtual_shards
 from penstock.readers.index import label_correlation, read_manifest, write_manifest
@@ -369,7 +369,7 @@ def test_a_remote_folder_keeps_its_index_in_the_cache(tmp_path: Path) -> None:
 def test_without_a_decoder_the_remedy_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(penstock.readers.fields.verification, "entry_points", lambda **_: ())
+    monkeypatch.setattr(verification, "entry_points", lambda **_: ())
     with pytest.raises(MissingDependencyError, match=r"penstock\[dali\]"):
         open_index(folder)
 

@@ -164,11 +164,11 @@ def test_local_extents_are_views_of_a_map_unless_the_mode_is_pread(
         read, views = data.read(extents), [data.view(extent) for extent in extents]
         assert [view is None for view in views] == [mode == "pread"] * len(extents)
         whole = (root / "1.blocks").read_bytes()
-        extents = dataset.index.shards._sidecars.read(1).extents
-        assert extents is not None
+        recorded = dataset.index.shards._sidecars.read(1).extents
+        assert recorded is not None
         for extent, (one, view) in enumerate(zip(read, views, strict=True)):
-            start = int(extents.starts[extent])
-            assert one.tobytes() == whole[start : start + int(extents.sizes[extent])]
+            start = int(recorded.starts[extent])
+            assert one.tobytes() == whole[start : start + int(recorded.sizes[extent])]
             assert not one.flags.writeable
             if view is not None:
                 assert view.tobytes() == one.tobytes()

@@ -28,7 +28,7 @@ _PREFIX = "penstock"
 # `wait` polls with growing pauses: a TCPStore's own wait can't be interrupted, blocks the
 # connection's other requests, and writes to stderr if it times out.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.01, 0.25, 1.5
-_FIRST_LOOK_S, _LONGEST_LOOK_S = 1.0, 30.0
+FIRST_LOOK_S, _LONGEST_LOOK_S = 1.0, 30.0
 _EARLY_LOOK_S, _EARLY_S = 8.0, 60.0  # the longest interval while ranks may still be starting
 _FOR_EVER = timedelta(days=300)
 
@@ -131,7 +131,7 @@ class JobStore:
         seconds until its next call, 0 to end the wait, or None for the usual interval.
         """
         began = look_at = time.monotonic()
-        look_s, pause_s = _FIRST_LOOK_S, _FIRST_PAUSE_S
+        look_s, pause_s = FIRST_LOOK_S, _FIRST_PAUSE_S
         nothing: queue.SimpleQueue[None] = queue.SimpleQueue()
         while not self.has_all(keys):
             now = time.monotonic()

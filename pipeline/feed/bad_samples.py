@@ -197,7 +197,9 @@ class BadCount:
         if begins_epoch:
             self._count, self._before, self._total = 0, 0, 0
             self._past, self._earlier = [], []
-            self._forget_before(epoch)
+            self._bad_samples.forget_before(epoch)
+            while len(self._counted) > _EPOCHS_KEPT:
+                del self._counted[next(iter(self._counted))]
         if not bad:
             return
         self._count += len(bad)
@@ -299,11 +301,6 @@ class BadCount:
         self._published = []
         if begins:
             self._channel.begin()
-
-    def _forget_before(self, epoch: int) -> None:
-        self._bad_samples.forget_before(epoch)
-        while len(self._counted) > _EPOCHS_KEPT:
-            del self._counted[next(iter(self._counted))]
 
     def _write(self, bad: Mapping[int, str], epoch: int) -> None:
         if bad:

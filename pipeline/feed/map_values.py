@@ -7,8 +7,9 @@ to the declared dtype if that loses nothing; arrays must have it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -98,15 +99,23 @@ class MisfitError(Exception):
         self.got, self.wanted, self.row = got, wanted, row
 
 
-class Collector(Protocol):
+class Collector(ABC):
     """Collects the values of one field, sample by sample; a row without a value is empty or 0."""
 
+    @abstractmethod
     def put(self, row: int, value: Any) -> None:
         """Set the value of a row. Raises MisfitError."""
 
     def put_all(self, values: Any) -> None:
         """Set the values of all rows at once. Raises MisfitError."""
+        for row, value in enumerate(values):
+            try:
+                self.put(row, value)
+            except MisfitError as error:
+                error.row = row
+                raise
 
+    @abstractmethod
     def column(self) -> Column:
         """Return the values as a column."""
 
@@ -130,15 +139,6 @@ def collector(type: FieldType, count: int) -> Collector:
     return _RaggedCollector(count, *_ragged(type))
 
 
-def _put_each(target: Collector, values: Any) -> None:
-    for row, value in enumerate(values):
-        try:
-            target.put(row, value)
-        except MisfitError as error:
-            error.row = row
-            raise
-
-
 def _ragged(type: FieldType) -> tuple[np.dtype[Any], Shape]:
     if isinstance(type, Array):
         assert type.shape is not None
@@ -149,7 +149,7 @@ def _ragged(type: FieldType) -> tuple[np.dtype[Any], Shape]:
     return np.dtype(np.float32), (None, 4 if isinstance(type, Boxes) else 2)
 
 
-class _ListCollector:
+class _ListCollector(Collector):
     def __init__(self, count: int, *, is_text: bool) -> None:
         self._is_text = is_text
         self._samples: list[Any] = ["" if is_text else b""] * count
@@ -161,9 +161,6 @@ class _ListCollector:
             self._samples[row] = bytes(value)
         else:
             raise MisfitError(_shown(value), "bytes")
-
-    def put_all(self, values: Any) -> None:
-        _put_each(self, values)
 
     def column(self) -> Column:
         return ListColumn(self._samples)
@@ -179,7 +176,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-class _DenseCollector:
+class _DenseCollector(Collector):
     def __init__(self, count: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self._values = np.zeros((count, *shape), dtype)
         self._shape = shape
@@ -191,7 +188,7 @@ class _DenseCollector:
         if hasattr(values, "dtype"):
             self._values[:] = as_array(values, self._values.dtype, self._values.shape)
         else:
-            _put_each(self, values)
+            super().put_all(values)
 
     def column(self) -> Column:
         return DenseColumn(self._values)
@@ -209,17 +206,15 @@ class _LabelCollector(_DenseCollector):
         if isinstance(array, np.ndarray) and array.dtype.kind in "iu":
             array = array.astype(np.int64)
         super().put(row, array)
-        self._check(self._values[row : row + 1])
+        label = self._values[row]
+        if self._names and not 0 <= label < self._names:
+            raise MisfitError(f"the class {label}", f"one from 0 to {self._names - 1}")
 
     def put_all(self, values: Any) -> None:
-        _put_each(self, values)
-
-    def _check(self, labels: NDArray[Any]) -> None:
-        if self._names and not 0 <= labels.min() <= labels.max() < self._names:
-            raise MisfitError(f"the class {labels[0]}", f"one from 0 to {self._names - 1}")
+        Collector.put_all(self, values)  # one by one, because each is converted and checked
 
 
-class _RaggedCollector:
+class _RaggedCollector(Collector):
     """Samples of different shapes."""
 
     def __init__(self, count: int, dtype: np.dtype[Any], shape: Shape) -> None:
@@ -230,14 +225,11 @@ class _RaggedCollector:
     def put(self, row: int, value: Any) -> None:
         self._samples[row] = np.array(as_array(value, self._dtype, self._shape))
 
-    def put_all(self, values: Any) -> None:
-        _put_each(self, values)
-
     def column(self) -> Column:
         return ragged_column(self._samples, self._empty)
 
 
-class _MaskCollector:
+class _MaskCollector(Collector):
     """Class numbers of pixels, as in decoded masks. dtype: of the type."""
 
     def __init__(self, count: int, dtype: str) -> None:
@@ -260,9 +252,6 @@ class _MaskCollector:
             raise MisfitError(_describe(array.dtype, array.shape), wanted)
         dtype = np.int32 if self._dtype == "int32" else classes.dtype
         self._samples[row] = np.array(classes, dtype)
-
-    def put_all(self, values: Any) -> None:
-        _put_each(self, values)
 
     def column(self) -> Column:
         return ListColumn(self._samples)

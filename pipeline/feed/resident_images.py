@@ -320,10 +320,16 @@ class ResidentImages:
 
     def _has_arena(self) -> bool:
         """Allocate the arena if necessary; return False if there isn't enough memory any more."""
+        if self._arena is not None:
+            return True
         import torch
 
         try:
-            self._allocate()
+            if self._device.type == "cuda":
+                self._arena = torch.empty(self._max_bytes, dtype=torch.uint8, device=self._device)
+                self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            else:
+                self._arena = np.empty(self._max_bytes, np.uint8)
         except (MemoryError, torch.OutOfMemoryError) as error:
             _LOG.warning(
                 "resident: %s of memory for decoded images can't be allocated (%s): none are kept",
@@ -333,17 +339,6 @@ class ResidentImages:
             self._max_bytes, self._is_full = 0, True
             return False
         return True
-
-    def _allocate(self) -> None:
-        if self._arena is not None:
-            return
-        if self._device.type == "cuda":
-            import torch
-
-            self._arena = torch.empty(self._max_bytes, dtype=torch.uint8, device=self._device)
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        else:
-            self._arena = np.empty(self._max_bytes, np.uint8)
 
     def _make_decoder(self) -> FullImageDecoder:
         device = self._device

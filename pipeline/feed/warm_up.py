@@ -13,6 +13,7 @@ isn't lost: the job's lanes follow what the nodes hold.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import logging
@@ -498,30 +499,22 @@ def warm(
             f"nodes: got {nodes} without an executor, whose workers would warm them. This call "
             "warms the node on which it runs. Pass world= to choose the node's share."
         )
+    source: Any
     if not isinstance(dataset, Source):
-        with Dataset(dataset, cache=cache, allow_left_out=1) as opened:
-            return _warmed(opened, wanted, world, executor, nodes, progress, stop)
-    if cache is not None:
+        source = Dataset(dataset, cache=cache, allow_left_out=1)
+    elif cache is None:
+        source = contextlib.nullcontext(dataset)  # stays open
+    else:
         raise ConfigError(
             "cache: got one together with a dataset, which has its own. Pass a URL, or no cache=."
         )
-    return _warmed(dataset, wanted, world, executor, nodes, progress, stop)
-
-
-def _warmed(
-    dataset: Source,
-    order: WarmRequest,
-    world: World | None,
-    executor: Executor | None,
-    nodes: int | None,
-    progress: Callable[[WarmState], None] | None,
-    stop: threading.Event | None,
-) -> WarmResult:
-    if executor is None:
-        return warm_node(dataset, order, world=world or World(0, 1), progress=progress, stop=stop)
-    return warm_nodes(
-        dataset, order, executor=executor, nodes=nodes, world=world, progress=progress
-    )
+    with source as opened:
+        if executor is None:
+            local = world or World(0, 1)
+            return warm_node(opened, wanted, world=local, progress=progress, stop=stop)
+        return warm_nodes(
+            opened, wanted, executor=executor, nodes=nodes, world=world, progress=progress
+        )
 
 
 _log = logging.getLogger("penstock")

@@ -39,7 +39,7 @@ if __name__ == "__main__":
         options |= {"key": "k" * 20, "secret": "s" * 40, "endpoint_url": endpoint}
     cache = DiskCache(place, max_bytes="1GiB")
     if phase == "warm":
-        from penstock.pipeline.feed.warm_up import warm
+        from penstock.pipeline.feed import warm
         warm(Dataset(url, cache=cache, storage_options=options))
     dataset = Dataset(url, cache=cache, storage_options=options)
     len(dataset)

@@ -152,7 +152,7 @@ SCRIPT = textwrap.dedent(
     import torch.distributed as dist
     from penstock.augment import imagenet_eval
     from penstock.pipeline import DataLoader
-    from penstock.pipeline.members.loader_channel import LoaderChannel
+    from penstock.pipeline.members import LoaderChannel
     from penstock.readers import Dataset
 
     warnings.simplefilter("ignore")

@@ -25,7 +25,7 @@ def _are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for long: what is waited for is there, or never comes."""
     monkeypatch.setattr("penstock.pipeline.members.handshake.MEET_TIMEOUT_S", 0.02)
     monkeypatch.setattr("penstock.pipeline.members.handshake.STANDS_AFTER_S", 0.01)
-    monkeypatch.setattr("penstock.cache.job_store._FIRST_LOOK_S", 0.01)
+    monkeypatch.setattr("penstock.cache.job_store.FIRST_LOOK_S", 0.01)
 
 
 @pytest.fixture

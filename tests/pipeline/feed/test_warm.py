@@ -297,7 +297,7 @@ def test_the_command_tells_what_it_fetched_and_what_was_there(
     assert (fetched["skipped"], fetched["failed"]) == (0, [])
     code, out, _ = run(capsys, *options)
     assert code == 0
-    assert f"{fetched['objects']} were there" in out
+    assert f"{fetched['objects']} already cached" in out
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_a_local_dataset_has_nothing_to_warm_which_ends_no_script(
     options = (str(pack), "--cache", str(tmp_path / "cache"), "--max-bytes", "64MiB")
     code, out, err = run(capsys, *options)
     assert (code, out) == (0, "")
-    assert "is local: there is nothing to warm" in err
+    assert "there is nothing to warm" in err
     code, out, _ = run(capsys, *options, "--json")
     assert code == 0
     assert (json.loads(out)["bytes"], json.loads(out)["failed"]) == (0, [])
@@ -346,7 +346,7 @@ def test_a_cache_that_holds_some_is_left_as_it_is(
     assert json.loads(run(capsys, *half)[1])["objects"] > 0
     code, out, err = run(capsys, *options)
     assert (code, out) == (0, "")
-    assert "is left as it is" in err
+    assert "nothing is fetched (--if-empty)" in err
     code, out, _ = run(capsys, *options[:-1], "--json")
     assert json.loads(out)["objects"] > 0
 
@@ -360,7 +360,7 @@ def test_an_interrupt_says_that_it_goes_on(
     monkeypatch.setattr("penstock.pipeline.feed.warm_up.ShareFills.run", interrupted)
     code, _, err = run(capsys, url, "--cache", str(tmp_path / "cache"))
     assert code == 130
-    assert "goes on from there" in err
+    assert "The same command resumes" in err
 
 
 def test_launched_processes_of_a_node_share_its_list_out(

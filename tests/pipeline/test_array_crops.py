@@ -56,14 +56,14 @@ def npy(values: NDArray[Any]) -> bytes:
 
 
 def drawn(ids: NDArray[np.int64], epoch: int = 0) -> dict[str, ColumnCrop]:
-    """Where the parts begin."""
+    """Return where the parts begin."""
     schema: Any = {"x": Array("int32", X.shape[1:]), "y": Array("uint8", Y.shape[1:])}
     crops = check_array_crops([CROP], schema, ("x", "y"))
     return ArrayDraws(crops=crops, seed=SEED).before(ids, epoch)
 
 
 def parts(ids: NDArray[np.int64], epoch: int) -> dict[str, NDArray[Any]]:
-    """What is wanted, by numpy."""
+    """Return the expected parts, cut by numpy."""
     found = {}
     for name, crop in drawn(ids, epoch).items():
         whole = {"x": X, "y": Y}[name][ids]

@@ -1,4 +1,4 @@
-"""Data that are wrong in some field: one clear error, or samples that are counted by name.
+"""Data with a wrong field raise one clear error, or their samples are counted by name.
 
 From the files to the loader's batches; what each part refuses has tests of its own.
 """
@@ -70,7 +70,7 @@ def batches(dataset: Dataset, **options: Any) -> list[dict[str, Any]]:
 
 
 def quarantined(dataset: Dataset) -> dict[str, str]:
-    """What the index left out, by name."""
+    """Return the names of the samples that the index left out."""
     lines = (Path(dataset.index.place) / "quarantine.jsonl").read_text().splitlines()
     return {line["name"]: line["reason"] for line in map(json.loads, lines)}
 

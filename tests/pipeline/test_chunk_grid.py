@@ -1,4 +1,4 @@
-"""Formats of chunks and native arrays, exact: whatever the world, batch, thread, cache, restart."""
+"""Chunks and native arrays are exact with any world, batch, threads, cache and restart."""
 
 from __future__ import annotations
 

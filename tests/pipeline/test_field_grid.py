@@ -1,4 +1,4 @@
-"""Any fields, exact: whatever the container, world, batch, threads, cache or restart."""
+"""Fields are exact in any container, with any world, batch, threads, cache and restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders as people lay them out, through the loader: what comes out of a batch."""
+"""A loader reads the common layouts of image folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""os.fork() beside a live loader: the child is refused and ends; the parent goes on unharmed."""
+"""After os.fork() with a live loader the child gets an error and ends; the parent continues."""
 
 from __future__ import annotations
 

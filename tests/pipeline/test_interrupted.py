@@ -62,7 +62,7 @@ if __name__ == "__main__":
 
 
 def hangs(phase: str, asked: Asked, count: int) -> bool:
-    """Whether the server lets this request wait. count: ranges of shards so far."""
+    """Return True if the server holds this request back. count: ranges of shards so far."""
     is_range = "range" in asked.headers
     is_manifest = "manifest" in asked.path
     if phase == "listing":
@@ -122,7 +122,7 @@ def job(phase: str, url: str, place: Path, server: ScriptedServer) -> Warm:
 
 
 def end(process: Warm, act: Callable[[], object]) -> tuple[str, str]:
-    """What the process printed behind act()."""
+    """Return the output of the process after act()."""
     try:
         act()
         return process.communicate(timeout=GUARD_S)

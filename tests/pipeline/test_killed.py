@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def shared_memory() -> set[str]:
-    """What torch's processes that have ended left there. Others on this machine use it, too."""
+    """Return the files that ended torch processes left; other programs use the folder, too."""
     names = [name for name in os.listdir("/dev/shm") if name.startswith("torch_")]
     return {name for name in names if not psutil.pid_exists(int(name.split("_")[1]))}
 

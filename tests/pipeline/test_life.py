@@ -44,7 +44,7 @@ class Resources(NamedTuple):
 
 
 def descriptors() -> Counter[str]:
-    """What this process has open, and how often: files' paths, `socket:[number]`.
+    """Count what this process has open: paths of files, `socket:[number]`.
 
     Without files of /proc: the tests' watchdog opens them at any moment, to see whether a test
     computes, and the listing itself is one.

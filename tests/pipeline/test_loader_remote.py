@@ -1,4 +1,4 @@
-"""Whole epochs of a loader behind real servers: faults, a remote that goes, torch's workers."""
+"""Whole epochs over real servers: faults, a remote that disappears, torch's workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The largest image that is accepted is the user's choice, alike in verification and training."""
+"""max_pixels= limits images in verification and in training alike."""
 
 from __future__ import annotations
 

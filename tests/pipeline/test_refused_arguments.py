@@ -1,4 +1,4 @@
-"""What is given in the wrong place is named, with what to do instead, when the loader is made."""
+"""Misplaced arguments raise an error that names the remedy when the loader is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaders over parts of a dataset and over datasets end to end: exact, resumable, their own."""
+"""Loaders over parts and concatenations of datasets are exact and resumable."""
 
 from __future__ import annotations
 

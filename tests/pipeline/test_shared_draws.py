@@ -1,4 +1,4 @@
-"""Which fields share their draws: those of a list and of a tuple's entry; entries draw apart."""
+"""Fields of one list, or of one entry of a tuple, share their draws; other entries don't."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several nodes of a job in one process: a cache each, loaders with ranks, one store for all."""
+"""Run several nodes of a job in one process: one cache per node, and one job store."""
 
 from __future__ import annotations
 
@@ -121,5 +121,5 @@ def take(passes: Sequence[Iterator[Any]], count: int) -> list[list[list[int]]]:
 
 
 def global_batches(steps: list[list[list[int]]]) -> list[list[int]]:
-    """What is in each step, whoever reads it."""
+    """Return the samples of each step over all ranks."""
     return [sorted(itertools.chain.from_iterable(ranks)) for ranks in steps]

@@ -1,4 +1,4 @@
-"""A source of any fields, in memory: what the loader makes of them, without a file."""
+"""An in-memory source of any fields, to test loaders without files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of which one field turns out bad: the whole sample is replaced, or marked, and named."""
+"""A sample with one bad field is replaced or marked as a whole, and reported."""
 
 from __future__ import annotations
 

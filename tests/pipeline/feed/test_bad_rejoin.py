@@ -1,4 +1,4 @@
-"""Bad samples of steps that a rejoin goes back behind come again, and are counted once."""
+"""Bad samples that come again after a rejoin at an earlier step are counted once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad samples: found, replaced by the same others everywhere, told, and not more than max_bad."""
+"""Bad samples are found, replaced by the same substitutes on all ranks, reported and limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxes in pixels and in shares of their image: the same pixels, and the wrong unit is refused."""
+"""Boxes in pixels and in shares of their image give the same pixels; a wrong unit is rejected."""
 
 from __future__ import annotations
 

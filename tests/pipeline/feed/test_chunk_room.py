@@ -1,4 +1,4 @@
-"""Chunks through the loader: each is decoded once where there is room, else that is told."""
+"""A loader decodes each chunk once if there is room, and otherwise reports that."""
 
 from __future__ import annotations
 

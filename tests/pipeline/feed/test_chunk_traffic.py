@@ -1,4 +1,4 @@
-"""What a loader fetches of remote chunks: what its plan needs, whatever is kept."""
+"""A loader fetches the remote chunks that its plan needs, with any cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The feed alone: batches decoded ahead, reads that hang, and who may close it."""
+"""The runner with a fake reader and graph: decoding ahead, reads that hang, and closing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loader hands out of each type of field: values, types, order, and what is missing."""
+"""The output of a loader for each type of field: values, types, order and missing values."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def wanted(name: str, i: int) -> Any:
-    """What is handed out of a sample, in torch's layout."""
+    """Return the output of a sample, in torch's layout."""
     value = COLUMNS[name][i]
     if name in ("image", "thumbnail"):
         return value.transpose(2, 0, 1)

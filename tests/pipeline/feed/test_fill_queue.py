@@ -1,4 +1,4 @@
-"""Which shard is filled next: in the order of first need, each once, within the walk's budget."""
+"""The fill queue returns each shard once, in the order of first need, within the walk's budget."""
 
 from __future__ import annotations
 

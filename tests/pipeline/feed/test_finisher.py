@@ -1,4 +1,4 @@
-"""Pinning off the training thread, and what resident images cost on a GPU."""
+"""Batches are pinned on another thread, and resident images leave room on a GPU."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def memory(*fields: str) -> Memory:
 
 
 def samples(batches: list[Any], *fields: str) -> dict[int, list[Any]]:
-    """What each sample looks like, by id."""
+    """Return the output of each sample, by id."""
     fields = fields or FIELDS
     found = {}
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Nodes tell what they hold with their addresses, so that the right ones are asked at once."""
+"""Nodes publish what they hold with their addresses, so that requests go to the right ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_ranks_that_were_dealt_anew_ask_who_held_their_lanes(tmp_path: Path) -> 
                 held.append({found[1].key for n in there if (found := shards.find(n))})
 
         def likely(node: int) -> dict[str, int | None]:
-            """Who is asked first for each blob, by the node whose rank is the next one's now."""
+            """Return the first node that is asked for each blob, by the next node's old rank."""
             with opened(node, Peers("127.0.0.1:0", token_file=token)) as dataset:
                 contents, remote = dataset.contents, dataset.remote_shards
                 assert remote is not None

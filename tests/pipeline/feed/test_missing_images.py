@@ -1,4 +1,4 @@
-"""Images that some samples lack: zeros, whatever else is in the batch, and no other's pixels."""
+"""Images that some samples lack become zeros, whatever else is in the batch."""
 
 from __future__ import annotations
 

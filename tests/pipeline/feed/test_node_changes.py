@@ -29,7 +29,7 @@ SIZES = np.full(SHARDS, ROWS, dtype=np.int64)
 
 @dataclass
 class Cache:
-    """What a node holds: of each shard a share."""
+    """Return the share of each shard that a node holds."""
 
     shares: NDArray[np.float64]
     caches: tuple[Any, ...] = ()
@@ -52,7 +52,7 @@ def order_of(cache: Cache, last: LaneOrder | None) -> JobOrder:
 
 
 def agreed(nodes: Sequence[Cache], last: LaneOrder | None) -> LaneOrder | None:
-    """What the first ranks of these nodes agree on, each a process, over a store."""
+    """Return the agreement of the nodes' first ranks, one process each, over a store."""
     store = JobStore(dist.HashStore())  # type: ignore[attr-defined]
 
     def one(rank: int) -> LaneOrder | None:

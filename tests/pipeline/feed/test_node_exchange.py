@@ -37,7 +37,7 @@ def meet(
     decide: Callable[[Nodes | None], dict[str, Any]] = lambda nodes: {"nodes": len(nodes or ())},
     timeout_s: float = 30.0,
 ) -> dict[int, Any]:
-    """What each rank that comes gets: an answer, or the error."""
+    """Return the answer, or the error, of each rank that takes part."""
     store = store or hash_store()
 
     def one(rank: int) -> Any:

@@ -1,4 +1,4 @@
-"""Where what is handed out lies: on the device, pinned, or as it was."""
+"""Delivered tensors are on the device, page-locked, or in the memory of the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large arrays in memory that torch makes: handed out as tensors of its own storage."""
+"""Large arrays are read into torch's page-locked memory and delivered as tensors of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fills and batches ahead over real datasets: every byte once, paced, and never in the way."""
+"""Fills and batches ahead on real datasets: each byte is fetched once, at the consumer's pace."""
 
 from __future__ import annotations
 

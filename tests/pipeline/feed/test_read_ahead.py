@@ -1,4 +1,4 @@
-"""How many batches are read ahead, and of which epochs: alone, with a prefetch that is told."""
+"""The number of batches that are read ahead, and their epochs, with and without a prefetch."""
 
 from __future__ import annotations
 

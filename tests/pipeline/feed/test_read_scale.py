@@ -1,4 +1,4 @@
-"""How many threads read, and how far ahead, by what a sample takes in memory."""
+"""The number of reading threads and of batches ahead depends on the size of a sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks come, go and are renumbered inside the process: the job's batches stay what they are."""
+"""Ranks join, leave and are renumbered within the process; the job's batches stay the same."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_any_step_of_the_job_costs_the_same(pack: Path, wanted: list[list[int]])
 
 
 class TestWithAStore:
-    """What the new ranks tell one another."""
+    """Exchanges between the new ranks."""
 
     @pytest.mark.parametrize(
         ("seed", "step", "words"), [(SEED + 1, 0, "rank 2 with seed 6"), (SEED, 3, "at step 3 ")]

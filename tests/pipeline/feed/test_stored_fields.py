@@ -1,4 +1,4 @@
-"""Loaders over files that people have: fields of tar files, packs and folders."""
+"""Loaders over the fields of tar files, packs and folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decode threads shared out over the images of a sample."""
+"""Decode threads are divided among the image fields of a sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small batches that a thread reads by one read: the same samples, each batch by itself."""
+"""Small batches that a thread reads at once have the same samples and memory of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed sequences as attention over variable lengths takes them."""
+"""Unpack splits packed sequences into documents for variable-length attention."""
 
 from __future__ import annotations
 

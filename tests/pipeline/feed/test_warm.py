@@ -1,4 +1,4 @@
-"""A node's share is fetched before the job: what, in which order, again, and with failures."""
+"""A warm-up fetches a node's share in order, skips cached shards and survives failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warming nodes over an executor: each node's share once, and what can't be."""
+"""An executor warms each node's share once; wrong arguments are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A warm-up for a job that goes on from a state: its lane order, its batches and its place."""
+"""A warm-up for a state uses its lane order, its batches and its position."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def state_of(pack: Path, cache: Path, *, steps: int = 0, **options: Any) -> dict
 
 
 def shards_of_rest(dataset: Any, state: dict[str, Any], rank: int) -> list[int]:
-    """What a rank reads that goes on from a state, in the order of first need."""
+    """Return the shards that a resumed rank reads, in the order of first need."""
     starts, found = dataset.index.starts, dict[int, None]()
     world = World(rank, RANKS)
     with DataLoader(

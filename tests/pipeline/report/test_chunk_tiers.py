@@ -54,7 +54,7 @@ KINDS = ("zarr", "zarr, a sample a chunk", "parquet", "npy", "npy, a file a samp
 
 
 def run(url: Any, arguments: dict[str, Any], **more: Any) -> tuple[Statistics, int]:
-    """What two epochs counted, and the bytes that the samples have in storage."""
+    """Return the statistics of two epochs, and the bytes of the samples in storage."""
     with (
         Dataset(url, **arguments, **more) as dataset,
         DataLoader(dataset, batch_size=10, seed=1, drop_last=False) as loader,

@@ -1,4 +1,4 @@
-"""LoaderFacts in, a verdict out: the right stage, the right cause, predictions that follow."""
+"""The verdict names the right limit and cause of given facts, and its predictions follow."""
 
 from __future__ import annotations
 

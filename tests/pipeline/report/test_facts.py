@@ -1,6 +1,6 @@
-"""What a running loader knows of itself, and that a verdict names the cause in it.
+"""A running loader collects facts from which the verdict names the cause.
 
-The waits are put in by hand: where a job really waits is for the clock to say (test_planted).
+The waits are set by hand, because real ones depend on the machine (test_planted).
 """
 
 from __future__ import annotations

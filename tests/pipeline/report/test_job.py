@@ -1,4 +1,4 @@
-"""What ranks tell of their waits: short, read strictly, and the slowest is named."""
+"""Ranks publish their waits as short texts, which are parsed strictly; the slowest is named."""
 
 from __future__ import annotations
 

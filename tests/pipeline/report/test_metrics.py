@@ -1,4 +1,4 @@
-"""Metrics say what the statistics say, and no secret."""
+"""Metrics have the values of the statistics."""
 
 from __future__ import annotations
 

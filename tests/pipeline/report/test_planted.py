@@ -1,4 +1,4 @@
-"""Ten real bottlenecks, planted one at a time: the verdict names each, and none that isn't there.
+"""The verdict names each of ten real bottlenecks, planted one at a time, and no other.
 
 Nothing is emulated in the figures: slow servers answer slowly, images are as large or progressive
 as they say, other programs sit on a core. Plants are strong, so that a busy machine can't hide
@@ -53,7 +53,7 @@ def wait(seconds: float) -> None:
 def run(
     dataset: Dataset, steps: int, step: Callable[[], None] = lambda: None, **more: Any
 ) -> Statistics:
-    """What a loader says of itself after so many steps."""
+    """Return a loader's statistics after some steps."""
     asked: dict[str, Any] = {"batch_size": 16, "shuffle": True, "drop_last": True, "seed": 7}
     asked |= {"augment": SMALL, "num_workers": min(2, usable_cores()), **more}
     with dataset, DataLoader(dataset, **asked) as loader:
@@ -217,7 +217,7 @@ QUICK = {"retry_timeout": 20.0, "connect_timeout": 2.0, "read_timeout": 5.0}
 
 @dataclass(frozen=True)
 class Far:
-    """Where a pack is served from, and how slowly."""
+    """The faults of the server of a pack, and the limit of the cache."""
 
     faults: Faults
     max_bytes: str | int | None
@@ -275,7 +275,7 @@ def test_none_of_the_image_plants_is_seen_in_plain_photographs(photographs: Path
 
 
 def test_with_ceilings_the_cause_stays_and_gets_a_prediction(tmp_path: Path) -> None:
-    """As `penstock bench` tells it."""
+    """As in `penstock bench`."""
     some = write(tmp_path / "progressive", 300, 320, count=96, progressive=True)
     recipe = imagenet_train(224)
     found = run(Dataset(some), 12, augment=recipe)

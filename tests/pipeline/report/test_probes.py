@@ -1,4 +1,4 @@
-"""What reading threads notice, and how fast cores are said to be."""
+"""Probes of the GIL and of images, and speeds of cores."""
 
 from __future__ import annotations
 

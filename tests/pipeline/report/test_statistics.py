@@ -1,4 +1,4 @@
-"""The verdict names what was planted."""
+"""Statistics count batches and tiers, and their verdict names the planted limit."""
 
 from __future__ import annotations
 

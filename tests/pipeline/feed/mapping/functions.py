@@ -1,4 +1,4 @@
-"""Functions for Maps: importable, as worker processes want them."""
+"""Functions for Maps that worker processes can import."""
 
 from __future__ import annotations
 

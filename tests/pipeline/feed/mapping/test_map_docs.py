@@ -1,4 +1,4 @@
-"""What docs/map.md prints runs as it is printed."""
+"""The examples of docs/map.md run as printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps on fields of every kind that containers hold, and what follows images behind them."""
+"""Maps on fields of each kind in containers, and on masks and boxes that follow images."""
 
 from __future__ import annotations
 

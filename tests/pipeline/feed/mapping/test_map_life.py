@@ -112,7 +112,7 @@ def job(pack: Path, end: str) -> list[str]:
     ids=["unclosed", "forked", "killed"],
 )
 def test_they_end_with_their_program(pack: Path, end: str, code: int) -> None:
-    """What reads to the end of its output waits for all who have that open: the processes too."""
+    """A reader of the output waits for all processes that have it open, workers included."""
     done = warm.run(job(pack, end), cwd=ROOT)
     assert (done.returncode, done.stderr) == (code, "")
     assert len(done.stdout.split()) == 2

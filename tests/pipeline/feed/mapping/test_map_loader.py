@@ -1,4 +1,4 @@
-"""Maps in a loader's recipe: what is handed out, and that it is the same however it is computed."""
+"""Maps in a loader's recipe give the same output with any number of threads and processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps on batches: what functions get, what comes of it, and that it is the same everywhere."""
+"""Maps on batches: the arguments and results of functions, the same in threads and processes."""
 
 from __future__ import annotations
 

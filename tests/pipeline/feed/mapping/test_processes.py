@@ -1,4 +1,4 @@
-"""Maps in worker processes: the same results, and deaths that are told at once."""
+"""Maps in worker processes give the same results; the death of a process is reported at once."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def run(script: str, tmp_path: Any) -> list[int]:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process ends within patience: nobody may be told when another's child does."""
+    """Return True if a process ends in time. It is polled, as only a parent can wait for it."""
     for _ in range(int(PATIENCE_S * 100)):
         try:
             with open(f"/proc/{pid}/stat") as file:

@@ -1,4 +1,4 @@
-"""Datasets for what stays in memory: images of one size, and damaged ones."""
+"""Datasets for resident images: images of one size, and damaged ones."""
 
 from __future__ import annotations
 

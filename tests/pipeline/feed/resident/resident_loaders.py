@@ -1,4 +1,4 @@
-"""Loaders with resident= and the datasets they read, for the tests here."""
+"""Loaders with resident=, and their datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other fields beside resident images: as they were read, from memory from then on."""
+"""Other fields of samples with resident images come from memory unchanged."""
 
 from __future__ import annotations
 

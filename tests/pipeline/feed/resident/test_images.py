@@ -1,4 +1,4 @@
-"""Images in memory: what is kept, within its bound, and by which decoder."""
+"""Resident images stay within their limit, and the decoder is released and replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""resident=: each sample is read and decoded once, and what can't be kept is refused."""
+"""With resident= each sample is read and decoded once; impossible requests are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory images may take, and how much of it a rank needs."""
+"""The memory that resident images may take, and the part that a rank needs."""
 
 from __future__ import annotations
 

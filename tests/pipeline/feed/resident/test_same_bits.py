@@ -1,4 +1,4 @@
-"""resident=: the same bits as without it, on the CPU and nearly so on a GPU."""
+"""With resident= batches have the same bits on the CPU, and nearly the same on a GPU."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def folder(root: Path) -> Path:
 def test_images_and_masks_of_a_folder_and_of_its_pack(tmp_path: Path) -> None:
     root = folder(tmp_path / "set")
     for limit in (11_999, 1):
-        with pytest.raises(DatasetNotFoundError, match=rf"1 to {limit:,} in all.*max_pixels="):
+        with pytest.raises(DatasetNotFoundError, match=rf"1 to {limit:,} in total.*max_pixels="):
             Dataset(root, fields=PLACES, max_pixels=limit).open()
         with pytest.raises(DatasetNotFoundError, match="max_pixels="):
             pack(root, tmp_path / f"none-{limit}", fields=PLACES, max_pixels=limit)

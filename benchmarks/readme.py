@@ -76,7 +76,8 @@ def about(values: Mapping[str, Any], result: Path) -> str:
     listed = ", ".join(f"{name} {version}" for name, version in values["versions"].items())
     return (
         f"{values['date'][:10]}, {machine['cores']} cores of {machine['processor']}, "
-        f"{machine['system']}: {images}, random resized crop to {work['size']} x {work['size']}, flip, normalise, batch "
+        f"{machine['system']}: {images}, "
+        f"random resized crop to {work['size']} x {work['size']}, flip, normalise, batch "
         f"{work['batch_size']}, {work['workers']} workers; medians of {values['rounds_played']} "
         "interleaved rounds, lowest and highest round in brackets "
         f"([all figures](benchmarks/results/{result.name})). {listed}."

@@ -1,9 +1,9 @@
 """Find out why another node's server doesn't serve this one, and name the remedy.
 
-A job asks a peer, and falls back to another source where that fails; here each stage is tried by
-itself, so that the one that failed can be named. Each has a limit in bytes and time. Nothing is
-sent unencrypted where TLS is wanted but one request without a token, which shows whether the other
-side is plain. Turning the facts into a fault is pure.
+A job that can't fetch from a peer only falls back to another source. This module tries each stage
+of the connection separately, within a limit of bytes and time, so that it can name the stage that
+failed. If TLS is wanted, it sends nothing unencrypted except one request without a token, which
+shows whether the other side uses plain HTTP. Deriving a fault from the facts is pure.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ if TYPE_CHECKING:
 RANGE_BYTES = 2**24
 _CONNECT_S, _HANDSHAKE_S, _ANSWER_S, _RANGE_S = 3.0, 5.0, 5.0, 10.0
 _WHOLE_S = 28.0
-"""For all questions to one server: one of the job, too, may be slow with each."""
+"""Limit for all requests to one server, because each of them may be slow."""
 _REQUESTS, _REQUESTS_S = 9, 3.0
 _END = b"\r\n\r\n"
 _MOST_HEAD_BYTES = 16 * 2**10
 _STEP = 2**12
-# Of OpenSSL: what is wrong with a certificate.
+# OpenSSL's codes for invalid certificates.
 _NOT_YET, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64
 
 SpokenProtocol = Literal["tls", "plain", "silence", "other"]
-"""tls, plain: as peers speak. silence: a connection, and no word. other: no peer's words."""
+"""tls, plain: a peer's protocol. silence: a connection without an answer. other: neither."""
 
 Welcome = Literal["same", "another", "unchecked", "name", "clock"]
-"""same: both sides know the secret. another: they don't, or have other certificates. unchecked: no
-secret to check by. name: the certificate is for another address. clock: it isn't valid yet, or any
-more."""
+"""same: both sides have the same secret. another: they have different secrets or certificates.
+unchecked: this side has no secret to compare. name: the certificate is for another address. clock:
+the certificate isn't valid yet, or has expired."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerFacts:
-    """Peer facts are what was found out about the server at an address.
+    """The facts about the server at an address.
 
-    failure: why there is no connection, None with one; the error's number in it, and its words.
-    connect_s: how long the connection took. wants_tls: what this side would speak; speech: what the
-    other one does. tls: which version. welcome: whether it takes this side for one of the job.
-    ahead_s: how far its clock is ahead of this one. request_s: the median time of a small request.
-    size_bytes, range_s: what was fetched of a blob, 0 where it holds none, None where that failed.
+    failure: the error of the connection, None if it succeeded. connect_s: time to connect.
+    wants_tls: this side would use TLS. speech: protocol of the other side. tls: its version of TLS.
+    welcome: result of comparing the secrets. ahead_s: seconds by which its clock is ahead of this
+    one. request_s: median time of a small request. size_bytes, range_s: size and time of a fetched
+    range; 0 bytes if the server holds no blob, None if the fetch failed.
     """
 
     address: str
@@ -75,16 +75,17 @@ class PeerFacts:
 
 
 class ProbeSettings(NamedTuple):
-    """With what the servers are asked. secret: None where it isn't known. tls: makes the context of
-    an encrypted connection; None: plain ones."""
+    """The settings of requests to servers. secret: None if unknown. tls: makes the context of an
+    encrypted connection; None for plain HTTP."""
 
     secret: PeerSecret | None
     tls: Callable[[], ssl.SSLContext] | None
 
 
 def probe(address: str, asking: ProbeSettings, *, measures: bool = True) -> PeerFacts:
-    """Find out about the server at "HOST:PORT". measures: how fast it is, too. Ends within half a
-    minute; raises nothing but for TLS files that don't fit."""
+    """Collect the facts about the server at "HOST:PORT", within half a minute.
+
+    measures: also measure its speed. Raises only the errors of invalid TLS files."""
     facts = PeerFacts(address=address, wants_tls=asking.tls is not None)
     began = time.monotonic()
     try:
@@ -104,7 +105,7 @@ def probe(address: str, asking: ProbeSettings, *, measures: bool = True) -> Peer
 
 
 class _ProbeConnection:
-    """A connection, and how long each thing on it may take. Raises OSError."""
+    """A connection with a time limit for each operation. Raises OSError."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -114,7 +115,7 @@ class _ProbeConnection:
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def secure(self, context: ssl.SSLContext) -> str:
-        """Speak TLS from here on; the version. Raises OSError."""
+        """Switch to TLS and return its version. Raises OSError."""
         self._sock = sock = context.wrap_socket(
             self._sock, server_hostname=self._host, do_handshake_on_connect=False
         )
@@ -130,8 +131,8 @@ class _ProbeConnection:
                 select.select([], [sock], [], _left(deadline_s))
 
     def ask(self, question: Question, token: str, *, most: int = 0) -> tuple[int, _ProbeAnswer]:
-        """The status of an answer, and the rest. most: bytes of its body that are taken. Raises
-        OSError, RequestError."""
+        """Send a request; return the status and the rest of the answer. most: maximum size of its
+        body. Raises OSError, RequestError."""
         signed = f"Authorization: {token}\r\n" if token else ""
         ranged = f"Range: {question.range}\r\n" if question.range else ""
         asked = f"GET {question.path} HTTP/1.1\r\nHost: {self.address}\r\n{signed}{ranged}\r\n"
@@ -168,12 +169,12 @@ class _ProbeConnection:
         return data
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self._sock.close()
 
 
 class _ProbeAnswer(NamedTuple):
-    """The rest of an answer."""
+    """The headers and the body of an answer."""
 
     headers: dict[str, str]
     body: bytearray
@@ -188,7 +189,7 @@ def _left(deadline_s: float) -> float:
     return left_s
 
 
-# -- who is there
+# -- protocol and secret
 
 
 def _plain(line: _ProbeConnection, facts: PeerFacts, asking: ProbeSettings) -> PeerFacts:
@@ -197,12 +198,12 @@ def _plain(line: _ProbeConnection, facts: PeerFacts, asking: ProbeSettings) -> P
     except (TimeoutError, RequestError) as error:
         speech: SpokenProtocol = "silence" if isinstance(error, TimeoutError) else "other"
         return replace(facts, speech=speech)
-    except OSError:  # what TLS does with words that aren't a handshake
+    except OSError:  # a TLS server's answer to anything that isn't a handshake
         return replace(facts, speech="tls" if _speaks_tls(facts.address) else "other")
 
 
 def _speaks_tls(address: str) -> bool:
-    """Whether a handshake gets as far as a certificate, of whomever."""
+    """Return True if a TLS handshake reaches a certificate, from any authority."""
     try:
         with contextlib.closing(_ProbeConnection(address)) as line:
             line.secure(ssl.create_default_context())
@@ -220,7 +221,7 @@ def _encrypted(
         facts = replace(facts, tls=line.secure(context), speech="tls")
     except ssl.SSLCertVerificationError as error:
         return replace(facts, speech="tls", welcome=_mistrust(error, asking))
-    except OSError as error:  # a plain server of ours waits for the end of what it takes for a head
+    except OSError as error:  # a plain peer takes the handshake for a request and waits for its end
         if _speaks_plain(facts.address):
             return replace(facts, speech="plain")
         return replace(facts, speech="silence" if isinstance(error, TimeoutError) else "other")
@@ -235,7 +236,7 @@ def _encrypted(
 
 
 def _speaks_plain(address: str) -> bool:
-    """Whether it answers a stranger as a peer does."""
+    """Return True if it answers a request without a token in plain HTTP, as a peer does."""
     try:
         with contextlib.closing(_ProbeConnection(address)) as line:
             return line.ask(Question("GET", protocol.ALIVE), "")[0] == 401
@@ -252,7 +253,7 @@ def _mistrust(error: ssl.SSLCertVerificationError, asking: ProbeSettings) -> Wel
 
 
 def _greeted(line: _ProbeConnection, facts: PeerFacts, asking: ProbeSettings) -> PeerFacts:
-    """Ask whether it lives, by the secret. Raises OSError, RequestError."""
+    """Compare the secrets by a signed request. Raises OSError, RequestError."""
     question = Question("GET", protocol.ALIVE)
     ahead_s = 0.0
     for _ in range(2):
@@ -277,14 +278,14 @@ def _greeted(line: _ProbeConnection, facts: PeerFacts, asking: ProbeSettings) ->
         ahead_s = told_s + 0.5 - (now_s + time.time()) / 2  # a Date has whole seconds
         if status == 200:
             return replace(facts, welcome="same", ahead_s=ahead_s)
-    raise RequestError("refused", "it takes no time for its own")
+    raise RequestError("refused", "it rejects its own time")
 
 
-# -- how fast it is
+# -- speed
 
 
 def _measured(line: _ProbeConnection, facts: PeerFacts, asking: ProbeSettings) -> PeerFacts:
-    """Times of small requests, and of a large one. Raises OSError, RequestError."""
+    """Measure the times of small requests and of a large range. Raises OSError, RequestError."""
     assert asking.secret is not None
 
     def signed(question: Question) -> str:
@@ -320,7 +321,7 @@ def _measured(line: _ProbeConnection, facts: PeerFacts, asking: ProbeSettings) -
 
 
 def _is_right(heard: _ProbeAnswer, span: Span) -> bool:
-    """Whether an answer has the bytes of one range, as its checksums say."""
+    """Return True if an answer has the bytes of the range, with the right checksums."""
     parts = protocol.stretches([span])
     crcs = protocol.crcs_of(heard.headers, len(parts))
     body = memoryview(heard.body)
@@ -337,7 +338,7 @@ _NO_ROUTE = frozenset(
 
 
 class Fault(NamedTuple):
-    """At which stage a connection fails, what was found there, and what to do."""
+    """The stage at which a connection fails, the finding, and the remedy."""
 
     stage: str
     found: str
@@ -345,7 +346,7 @@ class Fault(NamedTuple):
 
 
 def fault_of(facts: PeerFacts) -> Fault | None:
-    """What is wrong with the way to a server; None where this side is served, or nobody knows."""
+    """Return the fault of the connection; None if there is none, or if it can't be determined."""
     if facts.failure is not None:
         return _unreached(facts, facts.failure)
     return _speech(facts) or _secret(facts)
@@ -356,32 +357,33 @@ def _unreached(facts: PeerFacts, error: OSError) -> Fault:
     if isinstance(error, ConnectionRefusedError):
         return Fault(
             "peer",
-            "that machine answers, but nothing listens at this port",
+            "the machine answers, but nothing listens at this port",
             "A node serves while a job or a warm-up runs there, at the address in Peers(…) or "
-            "--peers; where the port was taken, at another that its log names. To try the way "
-            f"before a job: penstock doctor --serve-peer {facts.address} --peer-token-file FILE on "
-            "that node, then this again. If it serves now, a firewall refuses.",
+            "--peers; if that port was in use, at another one that its log names. To test the "
+            f"connection before a job, run penstock doctor --serve-peer {facts.address} "
+            "--peer-token-file FILE on that node, then this command again. If the node serves now, "
+            "a firewall rejects connections.",
         )
     if isinstance(error, socket.gaierror):
         return Fault(
             "peer",
-            f"nobody knows the name {host} ({error.strerror})",
-            "Pass the address in numbers, or put the name into DNS or /etc/hosts of each node.",
+            f"the name {host} can't be resolved ({error.strerror})",
+            "Pass the numeric address, or add the name to DNS or to /etc/hosts of each node.",
         )
     if error.errno in _NO_ROUTE:
         return Fault(
             "peer",
-            f"there is no way to that machine ({error.strerror})",
-            f"Is it up, and in a network of this one's? Some firewalls answer so, too: open TCP "
-            f"port {port} between the nodes.",
+            f"no route to that machine ({error.strerror})",
+            "Check that it runs and that both machines have a network in common. Some firewalls "
+            f"also answer like this: open TCP port {port} between the nodes.",
         )
     silent = isinstance(error, TimeoutError)
     return Fault(
         "peer",
         "no answer" if silent else f"no connection ({error.strerror or error})",
-        f"Most often a firewall that drops packets: open TCP port {port} between the nodes "
-        "(security group, network policy, nftables). Else the machine is down, or the address is "
-        "of a network that this one doesn't reach: a job's nodes need one in common.",
+        f"Most often a firewall drops the packets: open TCP port {port} between the nodes "
+        "(security group, network policy, nftables). Otherwise the machine is down, or the address "
+        "belongs to a network that this machine can't reach: a job's nodes need one in common.",
     )
 
 
@@ -394,19 +396,22 @@ def _speech(facts: PeerFacts) -> Fault | None:
         silent = facts.speech == "silence"
         return Fault(
             "speaks",
-            "it takes the connection and says nothing" if silent else "nothing that a node says",
-            "Is that machine overloaded, or does something between the nodes take connections for "
-            "it (a load balancer, a proxy)?"
+            "it accepts the connection but sends no answer"
             if silent
-            else "Another program has that port: give the nodes one that is free on all of them.",
+            else "its answer isn't that of a node",
+            "Check if that machine is overloaded, or if a load balancer or proxy between the nodes "
+            "accepts its connections."
+            if silent
+            else "Another program has that port: choose one that is free on all nodes.",
         )
     if theirs == ours:
         return None
     return Fault(
         "speaks",
-        f"{theirs}, and this side would speak {ours}",
-        "Say the same on all nodes: tls=False in Peers(…), --no-tls in commands, only where the "
-        "network is private. Addresses of the machine itself (127.0.0.1) are plain unless told.",
+        f"it uses {theirs}, but this side uses {ours}",
+        "Use the same setting on all nodes: tls=False in Peers(…) and --no-tls in commands only if "
+        "the network is private. By default the machine's own addresses (127.0.0.1) use plain "
+        "HTTP.",
     )
 
 
@@ -417,18 +422,18 @@ def _secret(facts: PeerFacts) -> Fault | None:
         return Fault(
             "secret",
             "its certificate is for another address",
-            "Ask it by the address that it has in Peers(…) or --peers, letter by letter.",
+            "Use exactly the address that the node has in Peers(…) or --peers.",
         )
     if facts.welcome == "clock":
         return Fault(
             "secret",
             "its certificate isn't valid today",
-            "Set the clocks of both machines (NTP); renew certificates of your own.",
+            "Set the clocks of both machines (NTP), or renew your own certificates.",
         )
     return Fault(
         "secret",
-        "another one than here (or certificates that don't belong together)",
-        "Copy one token file to all nodes. If they have it: another job's server has the port, "
-        "and this job's listens at another, which its log names. Give jobs one token file, or "
-        "each a port of its own.",
+        "it has another secret (or certificates of another authority)",
+        "Copy one token file to all nodes. If they all have it, another job's server has the port, "
+        "and this job's server listens at another one, which its log names: give both jobs one "
+        "token file, or each its own port.",
     )

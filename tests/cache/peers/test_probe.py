@@ -210,12 +210,12 @@ OTHER = PeerSecret(b"another secret of another job")
     [
         (True, True, True, None),
         (False, False, True, None),
-        (True, False, True, "TLS, and this side would speak plain HTTP"),
-        (False, True, True, "plain HTTP, and this side would speak TLS"),
-        (True, True, False, "another one than here"),
-        (False, False, False, "another one than here"),
-        (True, False, False, "TLS, and this side would speak plain HTTP"),
-        (False, True, False, "plain HTTP, and this side would speak TLS"),
+        (True, False, True, "it uses TLS, but this side uses plain HTTP"),
+        (False, True, True, "it uses plain HTTP, but this side uses TLS"),
+        (True, True, False, "it has another secret"),
+        (False, False, False, "it has another secret"),
+        (True, False, False, "it uses TLS, but this side uses plain HTTP"),
+        (False, True, False, "it uses plain HTTP, but this side uses TLS"),
     ],
 )
 def test_the_asking_side_learns_at_once_what_is_wrong(

@@ -14,12 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.cache.base import format_size
-from penstock.pipeline.plan import (
-    label_spread,
-    shuffled_settings,
-    usual_spread_words,
-    usual_spreads,
-)
+from penstock.pipeline.plan import label_spread, shuffled_settings, spread_warning, usual_spreads
 from penstock.readers import contents_of
 from penstock.readers.fields import to_json
 
@@ -180,7 +175,7 @@ def warn_of_labels(index: Index) -> None:
     if index.icc is None:
         return
     spreads = usual_spreads(len(index.sizes), icc=index.icc, shuffled=index.shuffled)
-    if words := usual_spread_words(spreads, icc=index.icc):
+    if words := spread_warning(spreads, icc=index.icc):
         Console(stderr=True).print(f"[yellow]{words}[/]", soft_wrap=True)
 
 

@@ -412,7 +412,7 @@ def _report(
 ) -> None:
     from penstock.pipeline.cli.plan_inputs import setup_of
     from penstock.pipeline.cli.plan_report import plan_values, show_plan
-    from penstock.pipeline.plan.sizing import forecast, unmet_words
+    from penstock.pipeline.plan.sizing import forecast, unmet_utilisation
 
     if au is not None and not 0 < au <= 100:
         raise ConfigError(f"--au: got {au:g}, wanted a percentage above 0 and up to 100.")
@@ -428,7 +428,7 @@ def _report(
 
         plot_plan(setup, plot, title=_title(options, found))
         Console(stderr=as_json).print("Picture:", str(plot), markup=False, soft_wrap=True)
-    if au is not None and (words := unmet_words(found, au=au)):
+    if au is not None and (words := unmet_utilisation(found, au=au)):
         raise ConfigError(words)
 
 

@@ -21,7 +21,7 @@ from penstock.pipeline.plan.sizing import (
     PEER_CLIENT_S_PER_GB,
     PEER_TLS_CLIENT_S_PER_GB,
     RAM_SHARE,
-    WORDS,
+    TIER_NAMES,
     Forecast,
     changes,
     duration,
@@ -221,7 +221,7 @@ def _head(found: Forecast) -> list[str]:
     made = [
         f"{change.words}. The job is then {change.gain:,.2f} x as fast, with AU "
         f"{change.au_first:.0f} % in the first epoch{later_au.format(change.au_later)}, and the "
-        f"limit is {WORDS[change.limit]}."
+        f"limit is {TIER_NAMES[change.limit]}."
         for change in changes(found)
     ] or [_no_change_words(found)]
     return [
@@ -232,7 +232,7 @@ def _head(found: Forecast) -> list[str]:
 
 
 def _limit_words(epoch: EpochForecast) -> str:
-    behind = WORDS[epoch.next_limit] if epoch.next_limit else ""
+    behind = TIER_NAMES[epoch.next_limit] if epoch.next_limit else ""
     if epoch.limit == "model":
         waits = (
             f"wait {duration(epoch.first_batch_s)} for the first batch, then no more"
@@ -240,7 +240,7 @@ def _limit_words(epoch: EpochForecast) -> str:
             else "never wait"
         )
         return f"The GPUs {waits}{f'; the next limit would be {behind}' if behind else ''}."
-    return f"The limit is {WORDS[epoch.limit]}{f', then {behind}' if behind else ''}."
+    return f"The limit is {TIER_NAMES[epoch.limit]}{f', then {behind}' if behind else ''}."
 
 
 def _no_change_words(found: Forecast) -> str:
@@ -303,7 +303,7 @@ def _epochs(found: Forecast) -> Table:
     for tier in dict.fromkeys([*found.first.tiers, *found.later.tiers]):
         times = [epoch.tiers.get(tier) for epoch in both]
         shown = ("-" if t is None else duration(t) for t in times)
-        table.add_row(f"only limited by {WORDS[tier].partition(',')[0]}", *shown)
+        table.add_row(f"only limited by {TIER_NAMES[tier].partition(',')[0]}", *shown)
     return table
 
 

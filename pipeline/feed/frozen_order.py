@@ -16,7 +16,7 @@ from penstock.pipeline.plan import (
     buckets_of,
     ordered_settings,
     shuffled_settings,
-    uneven_words,
+    uneven_batches_warning,
 )
 
 if TYPE_CHECKING:
@@ -120,7 +120,9 @@ def warn_of_costs(order: JobOrder, options: NativeOptions) -> None:
         nodes=world.nodes,
         chosen=options.order.lanes is None,
     )
-    uneven = uneven_words(order.walk.schedule, lanes=order.settings.lanes, nodes=world.nodes)
+    uneven = uneven_batches_warning(
+        order.walk.schedule, lanes=order.settings.lanes, nodes=world.nodes
+    )
     few = None if warned else _few_shards(order, options)
     for message in (*warned, uneven, few):
         if message:
@@ -132,9 +134,9 @@ def _few_shards(order: JobOrder, options: NativeOptions) -> str | None:
     contents, nodes = order.source.contents, options.world.nodes
     if nodes == 1 or options.order.lanes is not None or order.source.remote_shards is None:
         return None
-    from penstock.pipeline.plan.sizing import few_shards_words  # needed by several nodes only
+    from penstock.pipeline.plan.sizing import few_shards_warning  # needed by several nodes only
 
-    return few_shards_words(
+    return few_shards_warning(
         samples=contents.samples,
         shards=len(contents.sizes),
         total_bytes=int(contents.shard_bytes.sum()),

@@ -71,7 +71,7 @@ class PlannedNodes:
             if levels is not None:
                 held[node] = np.minimum(levels, MOST_LEVEL)
         self._held = held
-        self._holders.hear(held)
+        self._holders.set_held(held)
 
 
 class PeerLinks:

@@ -27,10 +27,10 @@ from penstock.cache.base import format_size
 from penstock.pipeline.plan import (
     Pace,
     check_room,
-    little_room_words,
     node_ranks,
     open_windows_bytes,
     shards_of_ranks,
+    window_room_warning,
 )
 
 if TYPE_CHECKING:
@@ -110,15 +110,15 @@ class NodeShare:
             plan.lanes,
         )
         if cache.max_bytes is not None and (
-            words := little_room_words(
+            words := window_room_warning(
                 cache.max_bytes, needed_bytes, window=plan.window, lanes=plan.lanes
             )
         ):
             warnings.warn(words, PenstockWarning, stacklevel=6)
         elif cache.max_bytes is not None and cache.max_bytes < node_bytes:
-            from penstock.pipeline.plan.sizing import small_cache_words  # rarely needed
+            from penstock.pipeline.plan.sizing import small_cache_warning  # rarely needed
 
-            if words := small_cache_words(cache.max_bytes, node_bytes):
+            if words := small_cache_warning(cache.max_bytes, node_bytes):
                 warnings.warn(words, PenstockWarning, stacklevel=6)
 
     @property

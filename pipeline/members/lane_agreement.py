@@ -78,7 +78,7 @@ def agreed_lane_order(
     report = ProcessReport(
         rank=world.rank,
         cache=_cache_name(() if remote is None else remote.caches, world.process),
-        goes_on=_resume_place(order, at),
+        resume_point=_resume_place(order, at),
         held=held_of_groups(order, at.epoch) if world.is_first_on_node else None,
     )
     answer = exchange(
@@ -254,13 +254,15 @@ def _answer(
 
 def _check_same_place(reports: Sequence[ProcessReport]) -> None:
     """Raise PlanError unless all ranks continue from the same place with the same order."""
-    first = reports[0].goes_on
+    first = reports[0].resume_point
     for report in reports:
-        if report.goes_on != first:
-            others = [n for n, other in enumerate(reports) if other.goes_on == report.goes_on]
+        if report.resume_point != first:
+            others = [
+                n for n, other in enumerate(reports) if other.resume_point == report.resume_point
+            ]
             raise PlanError(
-                f"{format_ranks(others).capitalize()} would continue from {report.goes_on}, rank 0 "
-                f"from {first}. Load the same state on every rank."
+                f"{format_ranks(others).capitalize()} would continue from {report.resume_point}, "
+                f"rank 0 from {first}. Load the same state on every rank."
             )
 
 

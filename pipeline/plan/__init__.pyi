@@ -15,7 +15,7 @@ from .needs import AHEAD_BYTES as AHEAD_BYTES, CONNECTIONS_MARGIN as CONNECTIONS
 from .needs import DEMAND as DEMAND, LookAhead as LookAhead, MOST_AHEAD as MOST_AHEAD
 from .needs import MOST_ROOM as MOST_ROOM, MOST_WIDENING as MOST_WIDENING, Needs as Needs
 from .needs import Pace as Pace, check_room as check_room, connections as connections
-from .needs import little_room_words as little_room_words, node_ranks as node_ranks
+from .needs import window_room_warning as window_room_warning, node_ranks as node_ranks
 from .needs import open_windows_bytes as open_windows_bytes, room_for_fills as room_for_fills
 from .needs import shards_of_ranks as shards_of_ranks, widening as widening
 from .order import JobPlan as JobPlan, LEAST_UNITS as LEAST_UNITS, MIXED_BATCHES as MIXED_BATCHES
@@ -25,10 +25,13 @@ from .order import default_window as default_window, label_spread as label_sprea
 from .order import live_share as live_share, most_lanes as most_lanes, open_units as open_units
 from .order import unit_count as unit_count
 from .order_costs import advice as advice, better_batch as better_batch
-from .order_costs import many_readers_words as many_readers_words, readers_of as readers_of
+from .order_costs import many_readers_warning as many_readers_warning, readers_of as readers_of
 from .order_costs import readers_per_shard as readers_per_shard
-from .order_costs import shards_of_a_rank as shards_of_a_rank, uneven_words as uneven_words
-from .order_costs import usual_spread_words as usual_spread_words, usual_spreads as usual_spreads
+from .order_costs import (
+    shards_of_a_rank as shards_of_a_rank,
+    uneven_batches_warning as uneven_batches_warning,
+)
+from .order_costs import spread_warning as spread_warning, usual_spreads as usual_spreads
 from .placement import Holders as Holders, MOST_LEVEL as MOST_LEVEL, Nodes as Nodes
 from .placement import ProcessReport as ProcessReport, held_bytes_of_lanes as held_bytes_of_lanes
 from .placement import level_text as level_text, levels_of as levels_of, moves as moves

@@ -2,8 +2,8 @@
 
     position -> pool (a range of the stream) -> sorted by length -> cut into batches -> shuffled
 
-A pool is some dozens of consecutive global batches of the stream. Its samples are sorted by length
-and cut so that no batch exceeds its number of tokens; then the batches are permuted. So a pool has
+A pool is about 64 consecutive global batches of the stream. Its samples are sorted by length and
+cut so that no batch exceeds its number of tokens; then the batches are permuted. So a pool has
 the same samples as that range of the stream, any pool can be computed on its own, and positions
 count samples as in other plans: a resume costs one pool, at any world size.
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     Lengths = Callable[[Ints], Ints]
     """Tokens of samples by (shard, row), int64, shape (n,)."""
 
-_BUCKET = 7  # after the seed, as `plan.order` has its own: no two uses share their draws
+_BUCKET = 7  # the purpose of these hashes, as in `plan.order`: no two purposes share values
 
 POOL_BATCHES = 64
 """Approximate global batches of a pool: about 1 % of them are then short."""
@@ -63,7 +63,7 @@ MOST_COUNTED = 2**24
 
 
 def counting_error(samples: int) -> PlanError:
-    """Return the error for a step whose number would take too long to count."""
+    """Return the error for a step whose number takes too long to count."""
     return PlanError(
         "With batch_tokens= a step's number is counted from the lengths of the samples between it "
         f"and the loader's position: about {samples:,} of them, which is too much to wait for. "
@@ -73,7 +73,7 @@ def counting_error(samples: int) -> PlanError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSettings:
-    """Store the settings of batches by tokens, which are part of a plan.
+    """The settings of batches by tokens, which are part of a plan.
 
     field: field whose lengths count. tokens: maximum of a global batch. is_padded: samples are
     padded to the longest of their batch. pool: samples of a pool. ranks: minimum samples of a
@@ -90,19 +90,19 @@ class BucketSettings:
     bins: int = attribute(default=1, repr=False)
 
     def __str__(self) -> str:
-        """Return the text that enters the fingerprint; with one bin that of before bins existed."""
+        """Return the text for the fingerprint; with one bin the same as before bins existed."""
         return repr(self) if self.bins == 1 else f"{self!r} in {self.bins} bins"
 
     def most(self, world: int) -> int:
-        """Return the maximum tokens of a rank's batch in a world of so many ranks."""
+        """Return the maximum tokens of a rank's batch. world: number of ranks."""
         return self.tokens // self.bins * -(-self.bins // world)
 
 
 def bucket_settings(
     field: str, *, tokens: int, is_padded: bool, ranks: int, some: Ints
 ) -> BucketSettings:
-    """Return the settings of a new job. tokens: of a global batch; ranks: of the world; some:
-    lengths of a representative part of the samples, the same on every rank."""
+    """Return the settings of a new job. tokens: maximum of a global batch. ranks: number of ranks.
+    some: lengths of a representative part of the samples, the same on every rank."""
     mean = max(1.0, float(some.mean())) if len(some) else 1.0
     usual = max(1, int(tokens / mean))
     return BucketSettings(
@@ -118,15 +118,16 @@ def bucket_settings(
 
 
 def least_tokens(longest: int, *, ranks: int) -> int:
-    """Return the least tokens of a global batch with which every rank gets a sample of each: twice
-    the longest sample for each rank, since the last samples of a pool are divided over batches."""
+    """Return the minimum tokens of a global batch that give every rank a sample of each batch:
+    twice the longest sample for each rank, since the last samples of a pool are divided over
+    batches."""
     return longest * ranks * (2 if ranks > 1 else 1)
 
 
 def cut_by_tokens(
     lengths: Ints, *, tokens: int, is_padded: bool, ranks: int, bins: int = 1
 ) -> tuple[Ints, Ints]:
-    """Cut samples into batches of at most so many tokens, each of samples of similar length.
+    """Cut samples into batches of similar lengths with at most `tokens` tokens each.
 
     Returns the samples batch by batch, int64, shape (n,), and the end of each batch, int64, shape
     (batches,). The longest samples come first; samples of one length keep their order. A short last
@@ -145,7 +146,7 @@ def cut_by_tokens(
     sums, ends = np.cumsum(sizes), list[int]()
     at = 0
     while at < len(sizes):
-        safe = bins * (each // int(sizes[at]))  # so many samples fit in any order
+        safe = bins * (each // int(sizes[at]))  # samples that fit in any order
         if is_padded:
             count = safe
         else:
@@ -164,7 +165,7 @@ def cut_by_tokens(
 
 def _fitting(lengths: Ints, order: Ints, *, count: int, safe: int, each: int, bins: int) -> int:
     """Return the number of samples of the next batch: `count` or fewer, so that each of its bins
-    holds at most `each` tokens and the rest, if any, is enough for another batch."""
+    holds at most `each` tokens and the remaining samples, if any, are enough for another batch."""
     while True:
         if 0 < len(order) - count < bins <= len(order) // 2:
             count = len(order) // 2
@@ -179,15 +180,18 @@ def _fitting(lengths: Ints, order: Ints, *, count: int, safe: int, each: int, bi
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Pool:
-    """Store one pool. start: position of its first sample; rows: batch by batch; ends: of batches,
-    relative to start. turns: keys that sort the rows of a batch by the place of their lane; None:
-    they are sorted so. bins: number of bins of a batch, which change places as a whole."""
+    """The samples of one pool.
 
-    epoch: int
+    start: position of its first sample. rows: (shard, row), batch by batch, int64, shape (n, 2).
+    ends: ends of the batches, relative to start. lane_keys: keys that sort the rows of a batch by
+    the place of their lane; None: they already have this order. bins: number of bins of a batch,
+    which change places as a whole.
+    """
+
     start: int
     rows: Ints
     ends: Ints
-    turns: Ints | None
+    lane_keys: Ints | None
     bins: int
 
     @property
@@ -197,15 +201,15 @@ class _Pool:
 
     def slot_order(self, begin: int, end: int) -> Ints | None:
         """Return positions [begin, end), relative to `begin`, in the order of their slots: sorted
-        by the place of the lane and the offset. None if they are sorted so."""
-        if self.turns is None:
+        by the place of the lane and the offset. None if they already have this order."""
+        if self.lane_keys is None:
             return None
-        turns, bins = self.turns[begin - self.start : end - self.start], self.bins
+        keys, bins = self.lane_keys[begin - self.start : end - self.start], self.bins
         if bins == 1:
-            return np.argsort(turns)
-        cuts = np.arange(bins + 1) * len(turns) // bins
+            return np.argsort(keys)
+        cuts = np.arange(bins + 1) * len(keys) // bins
         sizes, places = np.diff(cuts), np.arange(bins)
-        means = np.diff(np.concatenate([[0], np.cumsum(turns)])[cuts]) / np.maximum(1, sizes)
+        means = np.diff(np.concatenate([[0], np.cumsum(keys)])[cuts]) / np.maximum(1, sizes)
         for size in np.unique(sizes):  # only bins with equally many samples change places
             equal = np.flatnonzero(sizes == size)
             places[equal] = equal[np.argsort(means[equal], kind="stable")]
@@ -213,20 +217,20 @@ class _Pool:
 
 
 class Buckets:
-    """Compute the pools of a stream on demand; cache the two most recently used. Thread-safe.
+    """The pools of a stream, computed on demand; the latest two are cached. Thread-safe.
 
-    known: a cursor, and the number of the step that begins there.
+    plan: the stream's plan. seed: None leaves batches in the order of their lengths. known: a
+    cursor, and the number of the step that begins there.
     """
 
     def __init__(
         self, plan: JobPlan, settings: BucketSettings, lengths: Lengths, *, seed: int | None
     ) -> None:
-        """plan: of the stream. seed: None leaves batches in the order of their lengths."""
         self.plan, self.settings = plan, settings
         self._lengths, self._seed = lengths, seed
         self._pools: dict[tuple[int, int], _Pool] = {}
-        self._counts: dict[int, Ints] = {}  # by epoch: batches of each pool, 0 where unknown
-        self._totals: dict[int, int] = {}  # of whole epochs
+        self._counts: dict[int, Ints] = {}  # batches of each pool by epoch, 0 if unknown
+        self._totals: dict[int, int] = {}  # batches by epoch
         self.known = Cursor(0, 0), 0
         self._lock = threading.Lock()
 
@@ -241,7 +245,7 @@ class Buckets:
 
     def count(self, epoch: int, first: int, end: int) -> tuple[int, int]:
         """Return the batches of pools [first, end) of an epoch, and the samples whose lengths were
-        looked up for that: none for pools that are counted. Raises PlanError for too many."""
+        looked up for it: 0 if all pools are counted. Raises PlanError for too many samples."""
         with self._lock:
             if (total := self._totals.get(epoch)) is not None and end - first == self.pools:
                 return total, 0
@@ -268,12 +272,6 @@ class Buckets:
             self._totals = dict(other._totals)
             self._counts = {epoch: counts.copy() for epoch, counts in other._counts.items()}
 
-    def _note(self, epoch: int, number: int, batches: int) -> None:
-        counts = self._counts_of(epoch)
-        counts[number] = batches
-        if epoch not in self._totals and counts.all():
-            self._totals[epoch] = int(counts.sum())
-
     def _counts_of(self, epoch: int) -> Ints:
         """Return the batches of each pool of an epoch; keep those of the latest few epochs."""
         counts = self._counts.pop(epoch, None)
@@ -285,7 +283,7 @@ class Buckets:
         return counts
 
     def pool(self, epoch: int, position: int) -> _Pool:
-        """Return the pool of a position. Raises PlanError, and the errors of looking up lengths."""
+        """Return the pool of a position. Raises PlanError, and errors of looking up lengths."""
         samples, each, last = self.plan.samples, self.settings.pool, self.pools - 1
         number = self.number(position)
         key = epoch, number
@@ -294,7 +292,10 @@ class Buckets:
             if found is None:
                 end = samples if number == last else (number + 1) * each
                 found = self._make(epoch, number, number * each, end)
-                self._note(epoch, number, len(found.ends))
+                counts = self._counts_of(epoch)
+                counts[number] = len(found.ends)
+                if epoch not in self._totals and counts.all():
+                    self._totals[epoch] = int(counts.sum())
             self._pools[key] = found
             while len(self._pools) > 2:
                 del self._pools[next(iter(self._pools))]
@@ -305,11 +306,11 @@ class Buckets:
         rows = self.plan.places(epoch, start, max(1, count), low=0, high=count).rows
         # The samples of a batch must not depend on the lane order, so it is undone first.
         own = self.plan.own_slots(epoch, start, count) if count else None
-        turns = None
+        lane_keys = None
         if own is not None:
-            turns = np.empty(count, dtype=np.int64)
-            turns[own] = np.arange(count)
-            rows = rows[turns]
+            lane_keys = np.empty(count, dtype=np.int64)
+            lane_keys[own] = np.arange(count)
+            rows = rows[lane_keys]
         order, ends = cut_by_tokens(
             self._lengths(rows),
             tokens=settings.tokens,
@@ -323,21 +324,21 @@ class Buckets:
         order = order[np.lexsort((order, batch))]
         if self._seed is not None:
             keys = keyed_hash(self._seed, _BUCKET, epoch, number, np.arange(len(ends)))
-            swapped = np.argsort(keys, kind="stable")
+            shuffled = np.argsort(keys, kind="stable")
             begins = ends - sizes
             order = np.concatenate(
-                [order[begins[turn] : ends[turn]] for turn in swapped.tolist()] or [order]
+                [order[begins[n] : ends[n]] for n in shuffled.tolist()] or [order]
             )
-            ends = np.cumsum(sizes[swapped])
-        if turns is not None:
-            turns = turns[order]
+            ends = np.cumsum(sizes[shuffled])
+        if lane_keys is not None:
+            lane_keys = lane_keys[order]
         return _Pool(
-            epoch=epoch, start=start, rows=rows[order], ends=ends, turns=turns, bins=settings.bins
+            start=start, rows=rows[order], ends=ends, lane_keys=lane_keys, bins=settings.bins
         )
 
 
 class BucketPlan:
-    """Implement `JobPlan` for batches by tokens: `order.Plan` with each pool in another order."""
+    """The `JobPlan` of batches by tokens: `order.Plan` with each pool in another order."""
 
     def __init__(self, buckets: Buckets) -> None:
         self._buckets, self._plan = buckets, buckets.plan
@@ -405,7 +406,7 @@ class BucketPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketWalk(Walk):
-    """Cut an epoch into global batches by tokens. schedule: has the size of a usual batch."""
+    """The division of epochs into global batches by tokens. schedule: size of a usual batch."""
 
     buckets: Buckets
 
@@ -437,7 +438,7 @@ class BucketWalk(Walk):
         return number + self._between(place, cursor)
 
     def cursor_of(self, step: int) -> Cursor:
-        """Return where the step of a number begins. Raises PlanError for a negative number, and for
+        """Return the cursor at which a step begins. Raises PlanError for a negative number, and for
         a step that is too far from one whose number is known."""
         if step < 0:
             raise PlanError(f"step: got {step:,}, wanted 0 or more.")
@@ -450,7 +451,7 @@ class BucketWalk(Walk):
             if pool == 0:
                 epoch, pool = epoch - 1, buckets.pools
                 if epoch < 0:
-                    raise PlanError(f"step: got {step:,}, which no epoch of this job has.")
+                    raise PlanError(f"step: got {step:,}, and no epoch of this job has that step.")
                 if (total := buckets.total(epoch)) is not None and wanted + total < 0:
                     wanted, pool = wanted + total, 0
                     continue
@@ -491,7 +492,7 @@ class BucketWalk(Walk):
 
     def _count(self, epoch: int, begin: int, end: int) -> tuple[int, int]:
         """Return the number of steps that begin at positions [begin, end) of an epoch, and the
-        samples whose lengths were looked up for that."""
+        samples whose lengths were looked up for it."""
         buckets = self.buckets
         if begin >= self.samples or begin >= end:
             return 0, 0

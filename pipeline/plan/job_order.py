@@ -3,11 +3,11 @@
 A `JobOrder` holds the plan settings, the walk and the fingerprint; each reader (a loader, a
 warm-up, a prefetch) gets its own plan from it. Pure.
 
-A rank reads its own samples of a step, those of padding, and partners, which MixUp and CutMix mix.
-The samples of a global batch are sorted by (lane, offset) in the plan's numbering of lanes,
-whichever rank reads them. Within a lane the first and the second sample are partners, the third and
+A rank reads its own samples of a step, stand-ins for padding, and partners, which MixUp and CutMix
+mix. The samples of a global batch are sorted by (lane, offset) in the plan's numbering of lanes,
+whatever rank reads them. Within a lane the first and the second sample are partners, the third and
 the fourth, and so on; the last of an odd number has the one before it. So a partner is always a
-neighbour: a rank with complete lanes reads no other sample for it, any other rank at most two.
+neighbour: a rank with complete lanes reads no additional samples, any other rank at most two.
 Neighbours in a lane come from different strands, so never from one shard: on data that are sorted
 by class, partners have the same class no more often than by chance. If a batch has only one sample
 of some lane (the last batch of an epoch, or as many lanes as samples), that sample's partner is one
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.pipeline.plan.order import Plan, default_lanes, default_window
+from penstock.pipeline.plan.order import Plan, default_lanes, default_unit_window, default_window
 from penstock.pipeline.plan.walk import Cursor
 from penstock.pipeline.plan.world import first_slot
 
@@ -46,11 +46,11 @@ or if each of its lanes has two samples of a batch or more."""
 
 
 def most_elsewhere(batch: int, *, lanes: int, ranks: int) -> int:
-    """Return the maximum samples of other ranks that a rank reads as partners with any lane order,
-    in excess of a usual batch: the partner of a lane's only sample may be on any rank.
+    """Return the maximum samples that a rank reads in addition to a usual batch as partners, with
+    any lane order: the partner of a lane's only sample may be on any rank.
 
-    batch: samples of the usual global batch. If that has four samples a lane, a batch with fewer
-    than two a lane is less than half as long, and its partners fit into a usual batch.
+    batch: samples of the usual global batch. If it has four samples a lane, a batch with fewer than
+    two a lane is less than half as long, and fits into a usual batch together with its partners.
     """
     return PARTNERS_ELSEWHERE if batch >= 4 * lanes else max(PARTNERS_ELSEWHERE, -(-batch // ranks))
 
@@ -64,7 +64,8 @@ def partners(slots: Ints, *, position: int, size: int, lanes: int) -> Ints:
     # Lanes [first, first + more), modulo lanes, have one sample more than the others.
     first = position % lanes
     lane = np.arange(lanes + 1)
-    begin = lane * each + _longer_before(lane, first, more, lanes)
+    longer_before = np.clip(lane - first, 0, more) + np.minimum(lane, max(0, first + more - lanes))
+    begin = lane * each + longer_before
     of = np.searchsorted(begin, slots, side="right") - 1
     low, high = begin[of], begin[of + 1]
     is_only = high - low == 1
@@ -76,11 +77,12 @@ def partners(slots: Ints, *, position: int, size: int, lanes: int) -> Ints:
 def with_partners(
     low: int, high: int, *, position: int, size: int, lanes: int, own_slots: Ints | None = None
 ) -> tuple[Ints, Ints]:
-    """Return the slots that a rank with slots [low, high) of a global batch reads, and partners.
+    """Return the slots that a rank with slots [low, high) of a global batch reads, and the index of
+    each own slot's partner in these.
 
     own_slots: the number of each slot in the plan's own order, int64, shape (size,); None: the same
-    number. Returns (slots, partner): the rank's own slots, then a few more (`most_elsewhere`), and
-    for each of its own the index of its partner in `slots`.
+    number. Returns (slots, partner): slots has the rank's own slots, then a few of other ranks
+    (`most_elsewhere`); partner has shape (high - low,).
     """
     own = np.arange(low, high)
     if own_slots is None:
@@ -95,19 +97,12 @@ def with_partners(
     return np.concatenate([own, more]), place
 
 
-def _longer_before(lane: Ints, first: int, more: int, lanes: int) -> Ints:
-    """Return how many of the `more` longer lanes, a circular range from `first`, precede a lane."""
-    behind = np.clip(lane - first, 0, more)
-    wrapped = max(0, first + more - lanes)
-    return behind + np.minimum(lane, wrapped)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankSlots:
-    """Store the rows that one rank reads for one step.
+    """The rows that one rank reads for one step.
 
-    rows: (shard, row), int64, shape (n, 2). real: number of rows of its batch; stand-ins of padding
-    and partners that other ranks have come after these. valid: bool, shape (n,), False for
+    rows: (shard, row), int64, shape (n, 2). real: number of rows of its batch; stand-ins for
+    padding and partners from other ranks come after these. valid: bool, shape (n,), False for
     stand-ins; None without padding. partner: for each real row the index of its partner in `rows`,
     int64, shape (real,); None without mixing.
     """
@@ -120,10 +115,10 @@ class RankSlots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOrder:
-    """Select one rank's rows of each step of a plan.
+    """The selection of one rank's rows of each step of a plan.
 
-    padded_by: the walk whose full batch size pad="mask" fills batches up to; None without padding.
-    mixes: samples have partners; not together with padding.
+    padded_by: the walk with the full batch size to which pad="mask" fills batches; None without
+    padding. mixes: True if samples have partners; not together with padding.
     """
 
     plan: JobPlan
@@ -171,7 +166,7 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """Store the settings of a job's plan. seed: of random draws, and of the order if shuffle.
+    """The settings of a job's plan. seed: keys random draws, and the order if it is shuffled.
     buckets: settings of batches by tokens, else None."""
 
     seed: int
@@ -183,7 +178,7 @@ class PlanSettings:
 
 
 def ordered_settings(*, seed: int) -> PlanSettings:
-    """Return the plan settings of a job in index order. seed: of random draws."""
+    """Return the plan settings of a job in index order. seed: keys random draws."""
     return PlanSettings(seed=seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
 
 
@@ -200,8 +195,6 @@ def shuffled_settings(
     shards = int(np.count_nonzero(contents.sizes))
     lanes = int(lanes or default_lanes(global_batch, shards))
     if not window and contents.units is not None:
-        from penstock.pipeline.plan.order import default_unit_window  # only these jobs load it
-
         window = default_unit_window(contents, lanes, global_batch=global_batch)
     window = int(
         window
@@ -264,7 +257,7 @@ def buckets_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobOrder:
-    """Determine the samples that a job reads in each step, on any rank.
+    """The samples that a job reads in each step, on any rank.
 
     lane_order: decides which part of a global batch each rank reads; None for the identity.
     """
@@ -279,7 +272,7 @@ class JobOrder:
         buckets = buckets_of(self.source, self.settings, self.lane_order)
         if buckets is None:
             return make_plan(self.source.contents, self.settings, self.lane_order)
-        from penstock.pipeline.plan.buckets import BucketPlan
+        from penstock.pipeline.plan.buckets import BucketPlan  # only these jobs load it
 
         return BucketPlan(buckets)
 

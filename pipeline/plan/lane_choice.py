@@ -33,7 +33,7 @@ _FAR = np.int64(2**62)
 _MOST_WORK = 2**27
 """Values that all searches together may read: about a second. A random problem of 2,048 rows and
 bins needs somewhat more; its result then has 99.8 % of the largest sum."""
-_SCAN = 2**12  # visiting a bin takes as much time as reading so many values
+_SCAN = 2**12  # values that can be read in the time that visiting a bin takes
 _PRICE_ROUNDS = 24
 
 
@@ -42,8 +42,8 @@ def best_bins(value: Ints, capacity: Ints, *, most_work: int = _MOST_WORK) -> In
 
     value: of each row in each bin, 0 to 2^40, int64, shape (rows, bins). capacity: rows that each
     bin gets, int64, shape (bins,); they add up to the number of rows. Returns int64, shape (rows,).
-    most_work: values that the search may read. Where an exact search would read more, the sum may
-    be a little below the largest one.
+    most_work: values that the search may read. If an exact search would read more, the sum may be a
+    little below the largest one.
     """
     if not capacity.all():
         used = np.flatnonzero(capacity)
@@ -55,11 +55,14 @@ def best_bins(value: Ints, capacity: Ints, *, most_work: int = _MOST_WORK) -> In
     if (search.count <= capacity).all():
         return search.bin
     search.move_excess()
-    return max(search.bin, _greedy_bins(value, capacity), key=lambda bins: _sum(value, bins))
+    row = np.arange(len(value))
+    found = (search.bin, _greedy_bins(value, capacity))
+    return max(found, key=lambda bins: int(value[row, bins].sum()))
 
 
 class _BinSearch:
-    """Assign each row to its best bin at the bins' prices; some bins start above their capacity."""
+    """A search that starts with each row in its best bin at the bins' prices, so that some bins are
+    above their capacity, and moves rows out of these."""
 
     def __init__(self, value: Ints, capacity: Ints) -> None:
         self._value, self._capacity = value, capacity
@@ -160,7 +163,7 @@ def _start_prices(value: Ints, capacity: Ints) -> Ints:
 
 
 def _greedy_bins(value: Ints, capacity: Ints) -> Ints:
-    """Return the bin of each row: one after another rows get their best free bin, those with the
+    """Return the bin of each row. Rows get their best free bin one after the other, those with the
     largest value first."""
     bins, left = np.empty(len(value), dtype=np.int64), capacity.copy()
     for row in np.argsort(-value.max(axis=1), kind="stable").tolist():
@@ -169,18 +172,14 @@ def _greedy_bins(value: Ints, capacity: Ints) -> Ints:
     return bins
 
 
-def _sum(value: Ints, bins: Ints) -> int:
-    return int(value[np.arange(len(bins)), bins].sum())
-
-
 LEAST_GAIN = 0.01
 """Share of the held bytes that another order must gain. Less is noise (a shard that one node has
 finished and its neighbour hasn't), and another order changes the rounding of sums over ranks."""
 
 _ALIKE = 32
-"""Lanes of which all but 1/32 is held count as equal, since complete lanes differ by a few bytes.
-By exact bytes a node would keep its largest lanes, which aren't neighbours; and two nodes read the
-shard that crosses the border of two lanes that were separated."""
+"""Lanes that are held except for 1/32 count as equal, since complete lanes differ by a few bytes.
+By exact bytes a node would keep its largest lanes, which aren't neighbours, and separated lanes
+have more borders, at which two nodes read the same shard."""
 
 _VALUE_BITS = 24  # precision of a group's value: smaller differences count as equal
 
@@ -214,9 +213,12 @@ def choose_lane_order(
     _check(held, nodes, len(groups))
     held = held.astype(np.int64, copy=False)
     before = LaneOrder(tuple(range(lanes))) if last is None else last
-    at = before.groups if len(before.places) == lanes else _unfit_order(before, lanes)
+    before.lanes_of(lanes)  # raises for another number of lanes
+    at = before.groups
     worth = _GroupValues.of(held, nodes, groups)
-    alike = _GroupValues.of(_evened(held), nodes, groups).value
+    largest = int(held.max())
+    evened = np.where(held >= largest - largest // _ALIKE, largest, held)
+    alike = _GroupValues.of(evened, nodes, groups).value
     value, kind = worth.value, worth.kind
     kind_before = np.empty(len(at), np.int64)  # of the place that a group had
     kind_before[at] = kind
@@ -244,12 +246,6 @@ def choose_lane_order(
     )
 
 
-def _evened(held: Ints) -> Ints:
-    """Return the held bytes, with values close to the largest one set to it."""
-    most = int(held.max())
-    return np.where(held >= most - most // _ALIKE, most, held)
-
-
 def _placed(at: Ints, kind: Ints, chosen: Ints, movable: int) -> Ints:
     """Return the group at each place. Places of one kind are equal: a group that has one of its
     chosen kind keeps it, the others fill the free ones in the order of their old places."""
@@ -268,10 +264,10 @@ def _placed(at: Ints, kind: Ints, chosen: Ints, movable: int) -> Ints:
 class _GroupValues:
     """The values of groups of lanes at the places of a batch.
 
-    value: of each group at each kind of place, int64, shape (groups, kinds): places that the same
-    nodes read in the same parts are of one kind. kind: of each place, int64, shape (groups,). most:
-    value of each group if the node that holds most of it read all of it. bytes_each: bytes that a
-    value of 1 stands for.
+    value: value of each group at each kind of place, int64, shape (groups, kinds); places that the
+    same nodes read in the same parts are of one kind. kind: kind of each place, int64, shape
+    (groups,). most: value of each group if the node that holds most of it read all of it.
+    bytes_each: bytes of a value of 1.
     """
 
     value: Ints
@@ -281,7 +277,8 @@ class _GroupValues:
 
     @classmethod
     def of(cls, held: Ints, nodes: Sequence[int], groups: LaneGroups) -> _GroupValues:
-        # A unit of slots that divides both: of L·R units lane x has [x·R, (x + 1)·R), a rank L.
+        # A batch has L·R units, which lanes and ranks divide: lane x has [x·R, (x + 1)·R), and a
+        # rank has L.
         ranks, lanes, count = int(sum(nodes)), groups.lanes, len(groups)
         node_end = np.cumsum(np.asarray(nodes, np.int64)) * lanes
         node_begin = node_end - np.asarray(nodes, np.int64) * lanes
@@ -328,7 +325,3 @@ def _check(held: NDArray[np.int64], nodes: Sequence[int], groups: int) -> None:
         )
     if min(nodes) < 1:
         raise PlanError(f"lane order: got a node of {min(nodes)} ranks, wanted 1 or more.")
-
-
-def _unfit_order(order: LaneOrder, lanes: int) -> Ints:
-    raise PlanError(f"lane order: got one of {len(order.places)} lanes, wanted {lanes}.")

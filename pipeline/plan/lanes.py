@@ -33,7 +33,7 @@ _MANY = 1024  # samples: fewer are searched for in one call
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StrandPieces:
-    """Store the pieces of shards in stream order, grouped by strand.
+    """The pieces of shards in stream order, grouped by strand.
 
     shard, first_row, rows: int64, shape (pieces,); rows is at least 1.
     strand_pieces: number of pieces of each strand, int64, shape (strands,).
@@ -49,7 +49,7 @@ class StrandPieces:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaneLayout:
-    """Store one epoch's pieces in the order of its stream.
+    """One epoch's pieces in the order of its stream.
 
     begin: first stream coordinate of each piece, ascending. shard: its shard. to_row: the row of a
     coordinate in that shard, less the coordinate. All int64, shape (pieces,).
@@ -186,7 +186,7 @@ _MOST_TEXT = 9000  # characters; 2,048 groups take 5,500
 
 @dataclass(frozen=True, slots=True)
 class LaneGroups:
-    """Divide the lanes of a job into groups of neighbours, which any lane order keeps together.
+    """The division of a job's lanes into groups of neighbours, which any lane order keeps together.
 
     lanes: at least 1. Groups have equal sizes, as small as `MOST_GROUPS` allows; a last group with
     fewer lanes keeps the last place.
@@ -196,7 +196,7 @@ class LaneGroups:
 
     @property
     def size(self) -> int:
-        """Lanes of each group but a shorter last one."""
+        """The number of lanes of each group, except for a shorter last one."""
         return -(-self.lanes // MOST_GROUPS)
 
     def __len__(self) -> int:
@@ -213,7 +213,7 @@ class LaneGroups:
 class LaneOrder:
     """The lane at each place of a job's batches: a permutation of 0, 1, 2, ….
 
-    Raises PlanError for what isn't one.
+    Raises PlanError for any other values.
     """
 
     places: tuple[int, ...]
@@ -221,7 +221,7 @@ class LaneOrder:
     def __post_init__(self) -> None:
         if sorted(self.places) != list(range(len(self.places))):
             raise PlanError(
-                f"lane order: got {len(self.places)} places that don't hold each lane once."
+                f"lane order: got {len(self.places)} places, wanted each lane at one of them."
             )
 
     @classmethod
@@ -270,8 +270,8 @@ class LaneOrder:
         found = _TEXT.fullmatch(text) if isinstance(text, str) and len(text) <= _MOST_TEXT else None
         if found is None or found[1] != str(lanes):
             raise ResumeError(
-                f"lane order: got {_shown(text)}, wanted a text that begins with "
-                f"'groups:{lanes}:' and goes on in base64, as a state of this job has it. {_REMEDY}"
+                f"lane order: got {_shown(text)}, wanted 'groups:{lanes}:' and base64, as in a "
+                f"state of this job. {_REMEDY}"
             )
         try:
             data = binascii.a2b_base64(found[2], strict_mode=True)

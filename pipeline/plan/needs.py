@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 # Connections K = 1.25·(R/s)·E[T] for consumption R, request size s, request time T: a quarter more
-# than Little's law, as requests don't end evenly.
+# than Little's law, since requests don't end evenly.
 CONNECTIONS_MARGIN = 1.25
-# Batches in flight have their bytes in memory; a rank's limit for them.
+# A rank's limit for batches in flight, whose bytes are in memory.
 AHEAD_BYTES = 2**30
 MOST_AHEAD = 64
 # Maximum ratio of the bytes fetched for a late batch to those that it needs: more would delay it.
@@ -57,9 +57,9 @@ _LATE = 0.05
 
 
 def connections(bytes_per_s: float, *, request_bytes: float, request_s: float) -> float:
-    """Return K, the requests in flight for so many bytes a second: Little's law and 25 % more.
+    """Return K, the requests in flight for a throughput: 25 % more than Little's law.
 
-    request_s: mean time of a request.
+    request_bytes, request_s: mean size and time of a request.
     """
     return CONNECTIONS_MARGIN * bytes_per_s / request_bytes * request_s
 
@@ -67,7 +67,7 @@ def connections(bytes_per_s: float, *, request_bytes: float, request_s: float) -
 def ahead_s(*, mean_s: float, slow_s: float) -> float:
     """Return the seconds of consumption to request ahead: R·T + K·s bytes at R bytes a second.
 
-    mean_s, slow_s: the mean request time, and that of the slowest requests to hide.
+    mean_s, slow_s: mean time of requests, and time of the slowest ones to hide.
     """
     return slow_s + CONNECTIONS_MARGIN * mean_s
 
@@ -76,8 +76,8 @@ def node_ranks(world: World) -> tuple[int, int]:
     """Return the ranks [first, end) of this process's node: launchers number them consecutively.
 
     Returns only this rank if the world contradicts that, or if several processes have one rank and
-    the node's ranks are unknown. Then each process of a node pins what its own rank reads: shards
-    of several ranks count for each, and a cache that can't hold everything is divided among them.
+    the node's ranks are unknown. Then each process pins what its own rank reads: a shard that
+    several ranks read counts for each of them, and they divide a cache that can't hold everything.
     """
     if world.node is not None:
         return world.node
@@ -101,10 +101,10 @@ def open_windows_bytes(
 ) -> int:
     """Return the bytes of two open windows of a node: one is read while the next one is fetched.
 
-    open_shards: shards that all ranks mix at a time; shard_bytes: mean of a shard; share: part of
-    the ranks on this node, 0 to 1; node_bytes: of all shards that the node reads. The result is at
-    most 45 % of these: with wider windows (a small dataset, unshuffled data) a cache of half of the
-    dataset is still useful.
+    open_shards: shards that all ranks mix at a time. shard_bytes: mean size of a shard. share:
+    share of the ranks that are on this node, 0 to 1. node_bytes: size of all shards that the node
+    reads. The result is at most 45 % of these: with wider windows (a small dataset, unshuffled
+    data) a cache of half of the dataset is still useful.
     """
     windows = math.ceil(2 * open_shards * shard_bytes * share)
     return min(windows, int(MOST_ROOM * node_bytes))
@@ -122,7 +122,9 @@ def check_room(max_bytes: int, largest_bytes: int) -> None:
         )
 
 
-def little_room_words(max_bytes: int, needed_bytes: int, *, window: int, lanes: int) -> str | None:
+def window_room_warning(
+    max_bytes: int, needed_bytes: int, *, window: int, lanes: int
+) -> str | None:
     """Return the warning about a cache that can't hold two open windows; None if it can."""
     if max_bytes >= needed_bytes:
         return None
@@ -135,7 +137,7 @@ def little_room_words(max_bytes: int, needed_bytes: int, *, window: int, lanes: 
 
 
 class Needs:
-    """Iterate over the shards that ranks [first, end) need from a cursor on, step by step.
+    """The shards that ranks [first, end) need from a cursor on, step by step.
 
     The caller decides how many steps to compute. The plan must not be shared with another reader.
     """
@@ -161,11 +163,11 @@ class Needs:
 
 @dataclass(slots=True)
 class Pace:
-    """Limit the bytes of fills by a token bucket.
+    """A token bucket that limits the bytes of fills.
 
-    Each delivered byte adds `DEMAND` tokens, and each fetched byte, also of a batch, takes one: so
-    all fetches together stay below DEMAND times consumption plus the initial allowance. The bucket
-    is bounded, so unused tokens don't accumulate.
+    Each delivered byte adds `DEMAND` tokens, and each byte that a fill or a batch fetches removes
+    one. So all fetches together stay below DEMAND times consumption plus the initial allowance. The
+    bucket is bounded, so unused tokens don't accumulate.
 
     allowance_bytes: K·s, the bytes that connections have in flight.
     """
@@ -175,14 +177,15 @@ class Pace:
     begun: bool = False
 
     def count_batch(self, size_bytes: int) -> None:
-        """Count a batch; the first one brings the allowance."""
+        """Count a batch; the first one adds the allowance."""
         earned = DEMAND * size_bytes + (0 if self.begun else self.allowance_bytes)
         self.begun = True
-        if self.tokens < self._most:
-            self.tokens = min(self.tokens + earned, self._most)
+        most = 2.0 * self.allowance_bytes
+        if self.tokens < most:
+            self.tokens = min(self.tokens + earned, most)
 
     def spend(self, size_bytes: int) -> None:
-        """Subtract the bytes that a fill fetches; negative: return those that it didn't fetch."""
+        """Subtract the bytes that a fill fetches; a negative number returns unused ones."""
         self.tokens -= size_bytes
 
     def spend_for_batches(self, size_bytes: int) -> None:
@@ -191,24 +194,21 @@ class Pace:
         self.tokens = max(self.tokens - size_bytes, min(self.tokens, -self.allowance_bytes))
 
     @property
-    def _most(self) -> float:
-        return 2.0 * self.allowance_bytes
-
-    @property
     def open(self) -> bool:
         """True if another fill may begin."""
         return self.tokens > 0
 
 
 class LookAhead:
-    """Compute the number of batches to read ahead: bytes ahead = R·T99 + K·s, over mean bytes.
+    """The number of batches to read ahead: R·T99 + K·s bytes, divided by the mean size of a batch.
 
     With K = 1.25·(R/s)·E[T] that is R·(T99 + 1.25·E[T]). R is the rate at which training would
-    consume bytes without waits. If batches still come late (the store's rate may vary, not only its
+    consume bytes without waits. If batches are still late (the store's rate may vary, not only its
     latency), the number grows step by step, as far as the connections suffice for the missing
-    samples. If nothing is missing from the local disk it is `least`.
+    samples. If nothing is missing from the local disk, the number is `least`.
 
-    least: batches in flight in any case. connections: maximum of the client.
+    least: minimum of batches in flight. connections: the client's maximum of connections.
+    max_bytes: limit of the bytes of batches in flight.
     """
 
     def __init__(self, *, least: int, connections: int = 96, max_bytes: int = AHEAD_BYTES) -> None:
@@ -227,8 +227,8 @@ class LookAhead:
     def count_batch(
         self, size_bytes: int, *, period_s: float, waited_s: float, missed: bool
     ) -> None:
-        """Count a batch. period_s: since the previous one; waited_s: the part of it spent waiting
-        for bytes; missed: bytes were missing from the local disk meanwhile."""
+        """Count a batch. period_s: seconds since the previous one. waited_s: seconds of these spent
+        waiting for bytes. missed: True if bytes were missing from the local disk meanwhile."""
         new = _NEWEST if self._batch_bytes else 1.0
         self._batch_bytes += new * (size_bytes - self._batch_bytes)
         self._busy_s += new * (max(period_s - waited_s, 1e-6) - self._busy_s)
@@ -248,8 +248,7 @@ class LookAhead:
         wanted = math.ceil(self._late * ahead_s(mean_s=mean_s, slow_s=p99_s) / self._busy_s)
         most = min(int(self._max_bytes // self._batch_bytes), MOST_AHEAD)
         if self._misses:
-            asked = AHEAD_A_CONNECTION * self._connections / self._misses
-            most = min(most, 1 + math.ceil(asked))
+            most = min(most, 1 + math.ceil(AHEAD_A_CONNECTION * self._connections / self._misses))
         return max(self._least, min(self._least + wanted, most))
 
 
@@ -258,7 +257,8 @@ def widening(now: int, *, ready_share: float) -> int:
 
     If batches wait for the remote, fills get no connections, so each sample would take a request of
     its own, and a store that limits requests would limit training. Neighbouring samples are read
-    soon, so fetching them with the sample costs later batches nothing. now: the current ratio.
+    soon, so fetching them, too, costs later batches nothing. now: the current ratio. ready_share:
+    share of the batches in flight that are ready.
     """
     if ready_share < _FEW_READY:
         return min(4 * now, MOST_WIDENING)
@@ -268,8 +268,8 @@ def widening(now: int, *, ready_share: float) -> int:
 def room_for_fills(now: int, *, ready_share: float, most: int) -> int:
     """Return the connections that fills may use while batches fetch, for the next batch.
 
-    They grow by half while many of the batches in flight are ready, and are halved when few are, so
-    that fills yield before training waits.
+    Their number grows by half while many of the batches in flight are ready (`ready_share`), and is
+    halved when few are, so that fills yield before training waits. now: the current number.
     """
     if ready_share < _FEW_READY:
         return now // 2

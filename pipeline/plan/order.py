@@ -4,7 +4,7 @@
 
 The order is the same on every rank. Shards are distributed over L lanes (`lanes`). In each epoch a
 lane has its pieces in another order, and samples are permuted within windows of about W shards
-(`windows`). So W·L shards are open at once and each is read once an epoch, where a full shuffle
+(`windows`). So W·L shards are open at once and each is read once an epoch, whereas a full shuffle
 would read each many times. Lanes are fixed, so a node reads the shards that it has cached. Any
 position costs the same to compute, at any world size. A global batch is the positions [p, p + B),
 so B may change in the middle of an epoch. Each rank reads a slice of it sorted by lane: if the
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlotSamples:
-    """Store the samples of a batch, in the order of its slots.
+    """The samples of a batch, in the order of its slots.
 
     rows: (shard, row), int64, shape (n, 2). epochs: epoch of the part that each sample comes from,
     int64, shape (n,); None if it is the stream's epoch, as with one part.
@@ -76,7 +76,7 @@ class SlotSamples:
 
 
 class JobPlan(Protocol):
-    """Map positions of a job's stream to samples, and ranks to shards.
+    """The mapping from positions of a job's stream to samples, and from ranks to shards.
 
     A plan has one part or several. Shards are numbered over all parts, as in `readers.Source`: so
     code that reads, fetches or counts by shard doesn't depend on parts. One dataset (or a selection
@@ -133,19 +133,19 @@ _ONE = np.array(1, dtype=np.int64)  # an array: half the time of a Python number
 
 
 class Plan:
-    """Map positions of one dataset's stream to samples. Thread-safe.
+    """The mapping from positions of one dataset's stream to samples. Thread-safe.
 
     sizes: samples of each shard, integers, shape (shards,); 0 is allowed.
-    seed: any int; None is index order without shuffling, which sets lanes, window and reshuffle to
-    1, 1 and 0.
+    seed: any int; None: index order without shuffling, which sets lanes, window and reshuffle to 1,
+    1 and 0.
     lanes: L, at least 1. window: W, at least 1: mean number of shards that a lane mixes at a time.
     The rest of a lane widens its windows, up to twice; a W of all of a lane's shards or more makes
     the lane one window.
     reshuffle: share of the shards, 0 to 1, that change places among the lanes in each epoch.
     units: if shards are decoded in parts, for every shard the rows of its parts in order, or one
-    number if all have so many. Lanes then permute units, W is a number of units, and a unit is in
-    one window, unless it extends over two strands. None: each shard is one unit, which windows may
-    cut.
+    number if all parts have equally many. Lanes then permute units, W is a number of units, and a
+    unit is in one window, unless it extends over two strands. None: each shard is one unit, which
+    windows may cut.
     lane_order: the place of each lane among the slots of a batch, which decides the rank that reads
     it; the samples of a batch stay the same. None: lane 0 first.
 
@@ -154,7 +154,7 @@ class Plan:
     each have their own Plan. Raises PlanError for values out of range.
 
     Attributes: samples (N), sizes (int64, read-only), seed, lanes, strands (of all lanes: 2L, or L
-    where a lane has fewer than 4 shards), window, reshuffle.
+    if a lane has fewer than 4 shards), window, reshuffle.
     """
 
     def __init__(
@@ -280,7 +280,7 @@ class Plan:
     def ids(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
         """Return the sample ids of a `batch`: samples of the preceding shards, plus row.
 
-        int64, shape (slots,). Raises as `batch` does.
+        int64, shape (slots,). Raises the same errors as `batch`.
         """
         rows = self.batch(epoch, position, size, rank=rank, world=world)
         return self._first_id[rows[:, 0]] + rows[:, 1]
@@ -394,7 +394,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Epoch:
-    """Store one epoch's layout and windows (None for index order)."""
+    """The layout and the windows of one epoch. windows: None for index order."""
 
     layout: LaneLayout
     strand_start: Ints
@@ -425,11 +425,12 @@ def default_window(
 ) -> int:
     """Return W: the shards per lane with which the W·L open shards mix batches well; at least 1.
 
-    The open shards are √shards for a pack that was shuffled when it was written, else 10·√shards;
+    There are √shards open shards for a pack that was shuffled when it was written, else 10·√shards;
     at least 64, so that small datasets are mixed as a whole, and 4 a lane, so that a rank with one
-    lane mixes several. If the correlation of labels inside a shard is known (icc, 0 to 1), they are
-    at least 100·global_batch·icc, which keeps `label_spread` within 1 %. Data that wasn't shuffled
-    counts as shuffled if √shards satisfies that. docs/order.md has the resulting mix and its cost.
+    lane mixes several. If the correlation of labels inside a shard is known (icc, 0 to 1), there
+    are at least 100·global_batch·icc, which keeps `label_spread` within 1 %. Data that wasn't
+    shuffled counts as shuffled if √shards satisfies that. docs/order.md has the resulting mix and
+    its cost.
 
     rows: mean rows of a shard. Windows that labels don't require open at most MOST_OPEN_ROWS, since
     a plan stores 4 bytes for each, and 8 after the first window: shards of token streams have some
@@ -448,7 +449,8 @@ def label_spread(batch: int, icc: float, open_shards: int, shards: int) -> float
 
     1 + (batch - 1)·icc·(1/open_shards - 1/shards): the design effect of a cluster sample (Kish,
     "Survey Sampling", 1965) for batch/open_shards samples a shard, less that of drawing from all
-    shards, which a full shuffle has too. open_shards: W·L, or the part of it that one rank mixes.
+    shards, which also affects a full shuffle. open_shards: W·L, or the part of it that one rank
+    mixes.
     """
     if not shards:
         return 1.0
@@ -535,8 +537,8 @@ def unit_count(contents: Contents) -> int:
 
 
 def live_share(rows: float) -> float:
-    """Return the share of a window's units that are kept decoded in its middle, its maximum: units
-    of which only some rows were read. rows: of a unit; for 1 the share is 0."""
+    """Return the largest share of a window's units that are kept decoded, reached in its middle:
+    units of which only some rows were read. rows: rows of a unit; the share is 0 for 1."""
     return max(0.0, 1 - 2 ** (1 - rows))
 
 
@@ -557,9 +559,9 @@ def open_units(contents: Contents, *, lanes: int, window: int) -> float:
 def default_unit_window(contents: Contents, lanes: int, *, global_batch: int) -> int:
     """Return W in units, for shards of several units; at least 1.
 
-    The open units are as many as `default_window` opens shards, and contain `MIXED_BATCHES` global
-    batches; decoded they take at most `WINDOW_BYTES`, but there are at least `LEAST_UNITS`, and
-    `LEAST_WINDOW` in each lane.
+    There are as many open units as `default_window` opens shards, and they contain `MIXED_BATCHES`
+    global batches. Decoded they take at most `WINDOW_BYTES`, but there are at least `LEAST_UNITS`
+    in total and `LEAST_WINDOW` in each lane.
     """
     units = unit_count(contents)
     rows = contents.samples / max(1, units)

@@ -4,8 +4,8 @@ Processes with the same cache folder belong to one node, whatever a launcher's v
 process publishes one report; all reports together give the nodes and the bytes that each of them
 holds of each group of lanes.
 
-No node is asked again during the job: a cache fills with what its node's ranks read, which follows
-from the plan for any epoch.
+Nodes don't report again during the job: a cache fills with what its node's ranks read, which
+follows from the plan for any epoch.
 """
 
 from __future__ import annotations
@@ -36,24 +36,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProcessReport:
-    """Store what one process of a job publishes to the others.
+    """The report that one process of a job publishes to the others.
 
-    rank: of this process. cache: identity of its cache folder, the same for all processes of a
-    node. goes_on: state from which the job continues, which must be the same for all. held: bytes
-    of each group of lanes in the cache, int64, shape (groups,); None if another process reports for
-    the node.
+    rank: this process's rank. cache: identity of its cache folder, the same for all processes of a
+    node. resume_point: state from which the job continues, which must be the same for all. held:
+    bytes of each group of lanes in the cache, int64, shape (groups,); None if another process
+    reports for the node.
     """
 
     rank: int
     cache: str
-    goes_on: str = ""
+    resume_point: str = ""
     held: Ints | None = None
 
     def text(self) -> str:
         """Return the report as JSON."""
         held = None if self.held is None else _packed(self.held)
-        values = {"rank": self.rank, "cache": self.cache, "goes_on": self.goes_on, "held": held}
-        return json.dumps(values)
+        return json.dumps(
+            {"rank": self.rank, "cache": self.cache, "goes_on": self.resume_point, "held": held}
+        )
 
     @classmethod
     def parse(cls, text: str, *, groups: int) -> ProcessReport:
@@ -65,22 +66,21 @@ class ProcessReport:
             return cls(
                 rank=int(values["rank"]),
                 cache=str(values["cache"]),
-                goes_on=str(values["goes_on"]),
+                resume_point=str(values["goes_on"]),
                 held=None if held is None else _unpacked(held, groups),
             )
         except (ValueError, KeyError, TypeError, zlib.error) as error:
             raise PlanError(
-                f"The report of a rank is invalid ({error}): wanted what its cache holds of "
-                f"{groups} groups of lanes. Run the same Penstock with the same arguments on every "
-                "rank."
+                f"The report of a rank is invalid ({error}): wanted the cached bytes of {groups} "
+                "groups of lanes. Run the same Penstock with the same arguments on every rank."
             ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Nodes:
-    """Store a job's nodes, with their ranks and what their caches hold.
+    """The nodes of a job, with their ranks and the contents of their caches.
 
-    ranks: [first, end) of each node; if a model is split over nodes, several have the same.
+    ranks: ranks [first, end) of each node; if a model is split over nodes, several have the same.
     held: bytes that each node's cache holds of each group of lanes, int64, shape (nodes, groups).
     """
 
@@ -95,8 +95,11 @@ class Nodes:
     def of_reports(
         cls, reports: Sequence[ProcessReport], *, size: int, groups: int
     ) -> Nodes | None:
-        """Return the nodes of the reports of processes 0, 1, 2, …. size: ranks of the job. None if
-        the ranks of a node aren't consecutive, since no lane order helps then."""
+        """Return the nodes of the processes 0, 1, 2, … that sent these reports; None if the ranks
+        of a node aren't consecutive, since no lane order helps then.
+
+        size: number of the job's ranks.
+        """
         caches: dict[str, list[ProcessReport]] = {}
         for report in reports:
             caches.setdefault(report.cache, []).append(report)
@@ -129,8 +132,11 @@ MOST_LEVEL = 3
 
 
 def level_text(held: Ints, whole: Ints) -> str:
-    """Return what a node holds of each group of lanes, in thirds of the group, as a text for other
-    nodes: at most 1,600 characters. whole: bytes of the groups."""
+    """Return the share of each group of lanes that a node holds, in thirds, as a text for other
+    nodes of at most 1,600 characters.
+
+    held, whole: held bytes and all bytes of each group, int64, shape (groups,).
+    """
     return _packed(-(-MOST_LEVEL * held // np.maximum(whole, 1)))
 
 
@@ -181,12 +187,12 @@ def held_bytes_of_lanes(plan: Plan, epoch: int, held: Ints) -> Ints:
 
 _OWNER = 0x0E4E7B05  # keeps these hashes apart from those of order and draws
 _EPOCHS_KEPT = 3
-_MOST_HOLDERS = 3  # nodes named for a shard by what they held at the job's start
+_MOST_HOLDERS = 3  # nodes that are listed for a shard since they held its lane at the job's start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShardMoves:
-    """Store the moves of shards between two epochs: int64, shape (moves,) each, sorted by shard.
+    """The moves of shards between two epochs: int64, shape (moves,) each, sorted by shard.
 
     shard: moves from `source` to `to`, which are lanes or nodes. If a shard is in two lanes (its
     end extends into the next one), each new lane is a move from the lane that had most of it.
@@ -211,36 +217,36 @@ def moves(plan: Plan, epoch: int) -> ShardMoves:
 
 
 class Holders:
-    """Derive which nodes hold or fetch a shard in an epoch of a job. Thread-safe.
+    """The nodes that hold or fetch each shard in the epochs of a job. Thread-safe.
 
-    Memory is O(shards) for each of the three most recently used epochs; for one if lanes are fixed.
+    plan: has the job's lane order. nodes: number of ranks of each node, in the order of the ranks;
+    at least 1. held: bytes or levels of each group of lanes that each node held when the job
+    started, int64, shape (nodes, groups); None: none. start_epoch: epoch of `held`. Memory is
+    O(shards) for each of the three most recently used epochs; for one if lanes are fixed. Raises
+    PlanError for arguments that contradict each other.
     """
 
     def __init__(
         self, plan: Plan, *, nodes: Sequence[int], held: Ints | None = None, start_epoch: int = 0
     ) -> None:
-        """plan: with the job's lane order. nodes: number of ranks of each node, in the order of
-        the ranks; at least 1. held: bytes or levels of each group of lanes that each node held when
-        the job started, int64, shape (nodes, groups); None: none. start_epoch: epoch of `held`.
-        Raises PlanError for arguments that contradict each other."""
         if not len(nodes) or min(nodes) < 1:
             raise PlanError(f"holders: got nodes of {list(nodes)} ranks, wanted 1 or more of each.")
         self._plan, self._start, self._groups = plan, start_epoch, LaneGroups(plan.lanes)
         self._nodes = len(nodes)
         self._held: Ints | None = None
         if held is not None:
-            self.hear(held)
+            self.set_held(held)
         self._first, self._end = _readers(plan, nodes)
         self._tables: dict[int, _ShardLanes] = {}
         self._lock = threading.Lock()
 
     @property
     def held_shape(self) -> tuple[int, int]:
-        """(nodes, groups of lanes)."""
+        """The shape of held bytes: (nodes, groups of lanes)."""
         return self._nodes, len(self._groups)
 
-    def hear(self, held: Ints) -> None:
-        """Set what nodes held when the job started, as in the constructor."""
+    def set_held(self, held: Ints) -> None:
+        """Set the bytes or levels that nodes held when the job started, as in the constructor."""
         if held.shape != self.held_shape:
             raise PlanError(
                 f"holders: got held bytes of shape {held.shape}, wanted one row for each of the "
@@ -259,7 +265,7 @@ class Holders:
     def nodes_of(self, shard: int, epoch: int) -> tuple[int, ...]:
         """Return the nodes that may hold a shard in an epoch, the likeliest first: those that read
         it in the previous epoch, those that held most of its lane at the job's start, and those
-        that read it in this epoch."""
+        that read it in this epoch, its owner first."""
         found = dict.fromkeys(self.readers(shard, epoch - 1) if epoch > self._start else ())
         found.update(dict.fromkeys(self._first_holders(shard)))
         owner = self.owner(shard, epoch)
@@ -268,12 +274,12 @@ class Holders:
         return tuple(found)
 
     def owner(self, shard: int, epoch: int, nodes: Sequence[int] | None = None) -> int | None:
-        """Return the node that fetches a shard which no node holds, for all others.
+        """Return the node that fetches a shard from the store for all others; None if no healthy
+        node reads it.
 
-        Of the nodes that read it in this epoch it is the one with the highest hash (rendezvous:
+        It is the node with the highest hash of those that read the shard in this epoch (rendezvous:
         Thaler and Ravishankar, IEEE/ACM Transactions on Networking 6, 1998), so that only the
-        shards of a lost node change their owner. nodes: the healthy ones; None: all. None if none
-        of them reads the shard.
+        shards of a lost node change their owner. nodes: the healthy nodes; None: all.
         """
         readers = self.readers(shard, epoch)
         if nodes is not None:
@@ -339,7 +345,7 @@ def _readers(plan: Plan, nodes: Sequence[int]) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _ShardLanes:
-    """Store the lanes of each shard in an epoch: of shard x lane[begin[x] : begin[x + 1]].
+    """The lanes of each shard in an epoch: shard x has lane[begin[x] : begin[x + 1]].
 
     rows: the shard's rows in that lane. lane, rows: int64, shape (pieces,). begin: int64, shape
     (shards + 1,).
@@ -376,7 +382,8 @@ class _ShardLanes:
         return np.repeat(np.arange(len(self.begin) - 1), np.diff(self.begin))
 
     def homes(self) -> Ints:
-        """Return the lane with most rows of each shard, the first of several; -1 if it is empty."""
+        """Return the lane that has most rows of each shard, the first of several; -1 for an empty
+        shard."""
         home = np.full(len(self.begin) - 1, -1, dtype=np.int64)
         best = np.lexsort((self.lane, -self.rows, self.shards()))
         filled = np.flatnonzero(np.diff(self.begin))

@@ -18,7 +18,7 @@ _REMEDY = "Pass the state that this loader's own state_dict() returned, or start
 
 
 def owner_of(state: object) -> str | None:
-    """Return which kind of loader wrote this state; None if unknown."""
+    """Return the name of the kind of loader that wrote this state; None if unknown."""
     if not isinstance(state, dict):
         return None
     if state.get("kind") == "torch":
@@ -32,19 +32,19 @@ def owner_of(state: object) -> str | None:
 def not_a_torch_state(state: object) -> ResumeError:
     """Return the error for an object that isn't the state of a loader over a torch dataset."""
     owner = owner_of(state)
-    got = f"is the state of {owner}" if owner else f"({type(state).__name__}) is no loader's state"
+    got = f"is the state of {owner}" if owner else f"{type(state).__name__} is no loader's state"
     return ResumeError(f"This {got}, and this loader reads a torch dataset. {_REMEDY}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderState:
-    """Store the state of a job: all samples before (epoch, position) were delivered to some rank.
+    """The state of a job: all samples before (epoch, position) were delivered to some rank.
 
-    dataset: fingerprint of the index. fingerprint: of index and plan. samples: of an epoch. step:
-    number of the next global batch since the job's start; None if unknown. schedule: sizes of past
-    and planned global batches. drop_last: epochs end with the last full global batch. lane_order:
-    text of the lane order; None for the identity. bad: bad samples of this epoch so far, over all
-    ranks, as far as this rank had received the others' counts.
+    dataset: fingerprint of the index. fingerprint: hash of index and plan. samples: samples of an
+    epoch. step: number of the next global batch since the job's start; None if unknown. schedule:
+    sizes of past and planned global batches. drop_last: epochs end with the last full global batch.
+    lane_order: text of the lane order; None for the identity. bad: bad samples of this epoch so
+    far, over all ranks, as far as this rank had received the others' counts.
     """
 
     dataset: str
@@ -119,7 +119,7 @@ class LoaderState:
         self = cls(
             plan=PlanSettings(**settings),
             schedule=_schedule(fields.pop("batches"), fields.pop("first_step")),
-            bad=bad if type(bad) is int and bad > 0 else 0,  # no reason to refuse a state
+            bad=bad if type(bad) is int and bad > 0 else 0,  # an invalid count is no error
             **fields,
         )
         if not (0 <= self.epoch < _MOST and 0 <= self.position <= self.samples < _MOST):
@@ -220,7 +220,7 @@ def _schedule(batches: Any, first_step: int) -> BatchSchedule:
 def check_resumable(
     state: LoaderState, *, dataset: str, samples: int, wanted: dict[str, int | float]
 ) -> None:
-    """Raise ResumeError for a state of another dataset, seed or plan; it names both.
+    """Raise ResumeError for a state of another dataset, seed or plan; the message names both.
 
     dataset, samples: of this run's index. wanted: plan settings that the user passed explicitly.
     """
@@ -252,7 +252,7 @@ def other_order(saved: str, rebuilt: str) -> ResumeError:
 def resumed_schedule(
     state: LoaderState, wanted: BatchSchedule | None, *, drop_last: bool
 ) -> BatchSchedule:
-    """Return the state's schedule up to its position, and from there `wanted`; None: unchanged.
+    """Return the state's schedule up to its position, then `wanted`; None: the state's schedule.
 
     Past sizes are kept to number steps, up to `MOST_KEPT` entries. If drop_last differs from the
     state's, past epochs ended in another way and can't be numbered by the same rule: then the

@@ -1,8 +1,8 @@
 """Choose the substitute of a bad sample: a pure function of seed, epoch and sample id.
 
-So batch size, world and restarts don't change it. The first attempts choose from the same shard,
-whose bytes are local, the later ones from all samples. If a substitute is bad, too, the next
-attempt follows.
+So it doesn't depend on batch size, world and restarts. The first attempts choose from the same
+shard, whose bytes are local, the later ones from all samples. If a substitute is bad, too, the
+caller makes the next attempt.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ def substitute(
     sizes: NDArray[np.int64],
     place: int | None = None,
 ) -> int:
-    """Return the index, among all samples, of the substitute of a bad one. attempt: from 0.
+    """Return the index, among all samples, of the substitute of a bad one; results may repeat.
 
-    starts, sizes: samples before and in each shard, shape (shards,). place: index of the bad
-    sample; None if that is its id. The first attempts stay in the sample's shard, the later ones
-    choose from all samples; results may repeat.
+    attempt: number of the attempt, from 0. starts, sizes: samples before and in each shard, shape
+    (shards,). place: index of the bad sample; None if that is its id.
     """
     place = sample_id if place is None else place
     draw = int(keyed_hash(seed, epoch, sample_id, attempt, _SALT))

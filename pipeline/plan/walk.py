@@ -28,7 +28,7 @@ _FIRST = itemgetter(0)
 
 @dataclass(frozen=True, slots=True)
 class BatchSchedule:
-    """Map samples of the job's stream to the size of the global batches from there on.
+    """The sizes of a job's global batches, each with the sample from which it holds.
 
     Samples are counted from the job's start over all epochs: epoch * samples + position; those that
     drop_last skips count as consumed. A size holds from the first batch that begins at or after its
@@ -52,11 +52,17 @@ class BatchSchedule:
                 raise PlanError(f"batch schedule: got {number!r}, wanted whole numbers.")
         firsts = [first for first, _ in self.entries]
         if firsts[0] < 0 or any(b <= a for a, b in itertools.pairwise(firsts)):
-            raise PlanError(f"batch schedule: first samples must ascend from 0 on, got {firsts}.")
+            raise PlanError(
+                f"batch schedule: got first samples {firsts}, wanted 0 or more, ascending."
+            )
         if (least := min(size for _, size in self.entries)) < 1:
-            raise PlanError(f"batch schedule: a global batch has 1 sample or more, got {least}.")
+            raise PlanError(f"batch schedule: got a global batch of {least}, wanted 1 or more.")
         if not 0 <= self.history < len(self.entries) or self.first_step < 0:
-            raise PlanError("batch schedule: its history is not a part of it.")
+            raise PlanError(
+                f"batch schedule: got a history of {self.history} entries and first step "
+                f"{self.first_step}, wanted fewer than its {len(self.entries)} entries and a step "
+                "of 0 or more."
+            )
 
     @classmethod
     def constant(cls, size: int) -> BatchSchedule:
@@ -70,7 +76,7 @@ class BatchSchedule:
 
     @property
     def first_size(self) -> int:
-        """Samples of the job's first global batches, as far as is known."""
+        """Samples of the first global batches that this schedule records."""
         return self.entries[0][1]
 
     @property
@@ -149,7 +155,7 @@ def _merged(entries: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """Store a position in a job's stream of samples, the same on all ranks.
+    """A position in a job's stream of samples, the same on all ranks.
 
     position: samples of this epoch's stream that all ranks together have consumed.
     """
@@ -160,9 +166,9 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Describe one global batch: positions [start.position, start.position + size) of an epoch.
+    """One global batch: positions [start.position, start.position + size) of an epoch.
 
-    then: where the next one begins.
+    then: the cursor of the next batch.
     """
 
     start: Cursor
@@ -172,22 +178,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRun:
-    """Describe `count` consecutive global batches of one size in an epoch."""
+    """`count` consecutive global batches of one size in an epoch, from a position on."""
 
     position: int
     size: int
     count: int
 
-    def before(self, position: int) -> int:
-        """Return how many of the batches begin before a position."""
-        return min(self.count, max(0, -(-(position - self.position) // self.size)))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """Cut epochs of `samples` into global batches and number these.
+    """The division of epochs of `samples` into global batches, and the numbers of these.
 
-    The number of a step counts the global batches since the job's start, from 0 on. Number and
+    The number of a step counts the global batches since the job's start, from 0. Number and
     position follow from each other in closed form: the cost depends on the schedule's entries, not
     on steps or epochs.
 
@@ -293,8 +295,8 @@ class Walk:
         return number + self._before(Cursor(cursor.epoch, 0), cursor.position)
 
     def cursor_of(self, step: int) -> Cursor:
-        """Return where the step of a number begins. Raises PlanError if the schedule doesn't record
-        it, and if no epoch has it."""
+        """Return the cursor at which a step begins. Raises PlanError if the schedule doesn't record
+        that step, and if no epoch has it."""
         number = step - self.schedule.first_step
         if number < 0:
             raise PlanError(
@@ -315,10 +317,10 @@ class Walk:
         raise PlanError(f"step: got {step:,}, and no epoch of this job has that step.")
 
     def know(self, cursor: Cursor, step: int | None) -> None:
-        """Store the number of the step at a cursor; used only if numbers have to be counted."""
+        """Store the number of the step at a cursor; only walks that count numbers need it."""
 
     def learn(self, other: Walk) -> None:
-        """Copy the counts of another walk; used only if numbers have to be counted."""
+        """Copy the counts of another walk; only walks that count numbers have any."""
 
     @property
     def _first(self) -> Cursor:
@@ -343,11 +345,11 @@ class Walk:
         for run in self.runs(start):
             if run.position >= position:
                 break
-            count += run.before(position)
+            count += min(run.count, -(-(position - run.position) // run.size))
         return count
 
     def _within(self, start: Cursor, number: int) -> Cursor:
-        """Return where the step begins that is `number` steps after a cursor, in its epoch."""
+        """Return the cursor of the step that is `number` steps after another one in its epoch."""
         for run in self.runs(start):
             if number < run.count:
                 return Cursor(start.epoch, run.position + number * run.size)

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecodeUnits:
-    """Store the decode units of all shards, in order.
+    """The decode units of all shards, in order.
 
     rows: rows of each unit, at least 1. shard: its shard. first_row: its first row in that shard.
-    All int64, shape (units,). first: number of units before each shard, then of all, int64, shape
-    (shards + 1,).
+    All int64, shape (units,). first: number of units before each shard, then the number of all
+    units, int64, shape (shards + 1,).
     """
 
     rows: Ints
@@ -58,7 +58,7 @@ class DecodeUnits:
         return int(self.rows.max(initial=0))
 
     def of_shards(self, shards: Ints) -> Ints:
-        """Return the numbers of these shards' units, shard by shard, int64, shape (n,)."""
+        """Return the indices of these shards' units, shard by shard, int64, shape (n,)."""
         begin, counts = self.first[shards], self.first[shards + 1] - self.first[shards]
         before = np.cumsum(counts) - counts
         return np.repeat(begin - before, counts) + np.arange(int(counts.sum()), dtype=np.int64)
@@ -67,8 +67,9 @@ class DecodeUnits:
 def units_of(sizes: Ints, given: Sequence[ArrayLike] | None) -> DecodeUnits | None:
     """Check a plan's `units` and return them; None if each shard is one unit.
 
-    given: for each shard the rows of its units, in order; or one number if all units but a shorter
-    last one have so many. Raises PlanError for units that don't add up to their shards.
+    given: for each shard the rows of its units, in order, or one number if all units have equally
+    many, except for a shorter last one. Raises PlanError for units that don't add up to their
+    shards.
     """
     if given is None:
         return None
@@ -100,7 +101,7 @@ def _rows(shard: int, given: ArrayLike, size: int) -> Ints:
     if units.ndim > 1 or (units.size and (units.dtype.kind not in "iu" or units.min() < 1)):
         raise PlanError(
             f"units: got {given!r:.80} for shard {shard}, wanted the rows of its units: whole "
-            "numbers from 1 on."
+            "numbers of at least 1."
         )
     if not units.ndim:
         return np.diff([*range(0, int(size), int(units)), size]).astype(np.int64)
@@ -114,7 +115,8 @@ _GROUP = 2**16  # samples that are sorted together: 16 bits of window, 32 of has
 
 
 def window_count(shortest: int, rows: int) -> int:
-    """Return the number of windows of every strand: of at least `rows` in the shortest one."""
+    """Return the number of windows of every strand: as many of `rows` rows as the shortest strand
+    has."""
     return max(1, shortest // rows)
 
 
@@ -123,7 +125,7 @@ _ZERO, _ONE = np.array(0, dtype=np.int64), np.array(1, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UnitBorders:
-    """Store the first stream coordinates of units and of strands: int64, ascending.
+    """The first stream coordinates of units and of strands: int64, ascending.
 
     longest: rows of the longest unit.
     """
@@ -141,12 +143,14 @@ class UnitBorders:
 
 
 class EpochWindows:
-    """Permute samples within the windows of one epoch's strands; cache the windows in use.
+    """The permutation of samples within the windows of one epoch's strands, and a cache of the
+    windows in use.
 
     keys: hash keys of the permutations, besides strand and window number.
     strand_rows: samples of each strand, int64, shape (strands,); they differ by at most one.
-    rows: minimum samples of a window; the rest of a strand widens its windows. borders: of units
-    that no window may cut, none longer than a window; None: windows may end at any row.
+    rows: minimum samples of a window; the rest of a strand widens its windows. borders: borders of
+    the units, which no window may cut and none of which is longer than a window; None: windows may
+    end at any row.
     Raises PlanError for windows of more than 2^32 samples. Not thread-safe: the owner locks.
     """
 
@@ -161,13 +165,13 @@ class EpochWindows:
         self._keys, self._borders = keys, borders
         self._strand_rows = strand_rows
         strands, shortest = len(strand_rows), int(strand_rows.min())
-        windows = window_count(shortest, rows)  # of every strand
+        windows = window_count(shortest, rows)
         rows = max(1, shortest // windows)
         self._shift = _shifts(strands, rows)
         self._is_one = windows == 1
         # A strand has one part of the table for even and one for odd windows, each as long as its
         # longest window of that kind. The even ones are adjacent, so that the odd half takes no
-        # memory (not even of a huge page) before the first window ends.
+        # memory (not even of a huge page) until the first window ends.
         if self._is_one:
             length = strand_rows
         else:

@@ -1,10 +1,10 @@
 """Detect this process's rank and the number of ranks of its job.
 
 This is the only module that reads the job's environment variables (`cache.base.resources` reads the
-operating system's limits). An initialised process group has precedence; before there is one, the
-launcher's variables have the same values. Variables that a scheduler sets for all of a job are
-ignored: under Slurm a batch script has SLURM_PROCID=0 and SLURM_NTASKS=8 though it runs once, and a
-loader that used them would read an eighth of the data.
+operating system's limits). An initialised process group has precedence; before it exists, the
+launcher's variables have the same values. Variables that a scheduler sets for a whole job are
+ignored: under Slurm a batch script has SLURM_PROCID=0 and SLURM_NTASKS=8 although it runs once, and
+a loader that used them would read an eighth of the data.
 
 A torch DeviceMesh describes replicas of a model, each of several processes. This module doesn't
 import torch for it: it reads the public attributes of a mesh that the caller made.
@@ -36,14 +36,14 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Describe one process of a job and the share of the data that it reads.
+    """A process's place in its job, which determines the share of the data that it reads.
 
-    rank: in [0, size): processes of one rank get the same batches. local_rank, local_size: this
-    process's number on its node and the processes of that node; 0 of 1 if unknown.
-    place: (number, count) of this process among all of the job, where several processes have one
-    rank (a model that is split over them) or ranks are numbered in another order; None: rank, size.
-    node: ranks [first, end) that have a process on this node; None: consecutive ranks, as usual, or
-    unknown. Raises PlanError for values that contradict one another.
+    rank: in [0, size): processes of the same rank get the same batches. local_rank, local_size:
+    this process's number on its node and the number of processes there; 0 and 1 if unknown.
+    place: (number, count) of this process among all processes of the job, if several processes have
+    one rank (a model that is split over them) or ranks are numbered in another order; None: (rank,
+    size). node: ranks [first, end) that have a process on this node; None: consecutive ranks, as
+    usual, or unknown. Raises PlanError for values that contradict one another.
     """
 
     rank: int
@@ -126,10 +126,10 @@ class World:
         Sources, in this order: torch's default process group if it is initialised (rank and size;
         the local rank comes from the launcher); Horovod if it is initialised; torchrun; Horovod's
         launcher; Open MPI; MPICH and Intel MPI; a Slurm step of several tasks; any other PMI.
-        Without any of them World(0, 1).
-        environ: instead of os.environ. Raises PlanError that names the variable that is missing,
-        isn't a number or contradicts another, and in a pod of a Kubernetes Indexed Job without
-        ranks. A rank that is missing now may come with the process group.
+        Returns World(0, 1) if there is none of them.
+        environ: replaces os.environ. Raises PlanError for a variable that is missing, isn't a
+        number or contradicts another one, and in a pod of a Kubernetes Indexed Job without ranks. A
+        rank that is missing now may come with the process group.
         """
         return cls.find(environ) or cls(0, 1)
 
@@ -137,28 +137,27 @@ class World:
     def from_mesh(cls, mesh: Any, environ: Mapping[str, str] | None = None) -> World:
         """Return the world of a job whose model is split: each replica gets its own batches.
 
-        mesh: the part of a torch DeviceMesh over the replicas, of one dimension: mesh["dp"]; of
-        replicas that are sharded too, mesh["dp_replicate", "dp_shard"]._flatten("dp").
-        Raises PlanError for any other.
+        mesh: the dimension of a torch DeviceMesh over the replicas: mesh["dp"]; for sharded
+        replicas mesh["dp_replicate", "dp_shard"]._flatten("dp"). Raises PlanError for any other.
         """
         return cls.detect(environ).in_mesh(mesh)
 
     def in_mesh(self, mesh: Any) -> World:
-        """Return this process's world with the replica of a mesh as rank, as `from_mesh`."""
+        """Return this process's world with its replica of a mesh as rank, as in `from_mesh`."""
         replicas = replicas_of(mesh, self.rank)
         first = self.rank - self.local_rank
         return replace(
             self.with_replicas(replicas.index(self.rank), len(replicas)),
-            place=(self.rank, self.size),  # also where each process is a replica
+            place=(self.rank, self.size),  # even if each process is a replica
             node=node_of(replicas, self.rank, range(first, first + self.local_size)),
         )
 
     def with_replicas(self, rank: int, size: int) -> World:
         """Return this process's world as a member of replica `rank` of `size`.
 
-        Raises PlanError if these processes can't form so many replicas.
+        Raises PlanError if the job's processes can't form `size` replicas.
         """
-        if not all(isinstance(one, int) and not isinstance(one, bool) for one in (rank, size)):
+        if not all(isinstance(n, int) and not isinstance(n, bool) for n in (rank, size)):
             raise PlanError(f"data_parallel: got ({rank!r}, {size!r}), wanted (rank, size).")
         if size < 1:
             raise PlanError(f"data_parallel: size must be 1 or more, got {size}.")
@@ -176,14 +175,23 @@ class World:
 
     @classmethod
     def find(cls, environ: Mapping[str, str] | None = None) -> World | None:
-        """Return the world as `detect` does; None if neither a group nor a launcher has one."""
+        """Return the world as `detect` does; None without a process group and a launcher."""
         environ = os.environ if environ is None else environ
         group = _process_group()
         if group is None:
-            launchers = (lambda _: _horovod_itself(), *_LAUNCHERS)
+            launchers = (lambda _: _initialised_horovod(), *_LAUNCHERS)
             found = next((w for launcher in launchers if (w := launcher(environ))), None)
             if found is None and (pod := pod_index(environ)) is not None:
-                raise _only_a_pod(pod)
+                # A warning would be lost in the logs of many pods, each of which would train on all
+                # data.
+                raise PlanError(
+                    f"{_POD_INDEX}={pod}: this is a pod of an Indexed Job, and no variable has the "
+                    "number of processes that train together: the index is the number of a pod, "
+                    "not a rank. Start the training with torchrun --nnodes=PODS "
+                    "--node-rank=$JOB_COMPLETION_INDEX, or initialise the process group before the "
+                    "loader; pass world=World(0, 1) if each pod is a job of its own, else "
+                    "world=World(rank, size)."
+                )
             return found
         for launcher in _LAUNCHERS:
             try:
@@ -226,15 +234,15 @@ def first_slot(count: int, rank: int, world: int, bins: int = 1) -> int:
 
 def _check_pair(what: str, pair: object, *, wanted: str) -> None:
     if pair is not None and not (
-        isinstance(pair, tuple | list) and len(pair) == 2 and all(type(one) is int for one in pair)
+        isinstance(pair, tuple | list) and len(pair) == 2 and all(type(n) is int for n in pair)
     ):
         raise PlanError(f"World: got {what}{pair!r}, wanted {wanted}, or None.")
 
 
 def local_rank(environ: Mapping[str, str] | None = None) -> int:
-    """Return the local rank of this process, also if the launcher sets nothing else.
+    """Return the local rank of this process, even if the launcher sets no other variable.
 
-    environ: instead of os.environ.
+    environ: replaces os.environ.
     """
     environ = os.environ if environ is None else environ
     try:
@@ -251,7 +259,7 @@ def pod_index(environ: Mapping[str, str] | None = None) -> int | None:
     """Return the number of this pod in a Kubernetes Indexed Job; None outside of one.
 
     It isn't a rank: a pod may run several processes, and pods of a sweep are separate jobs.
-    environ: instead of os.environ.
+    environ: replaces os.environ.
     """
     environ = os.environ if environ is None else environ
     if not environ.get(_POD_INDEX, "").strip():
@@ -259,20 +267,8 @@ def pod_index(environ: Mapping[str, str] | None = None) -> int | None:
     return _number(environ, _POD_INDEX)
 
 
-def _only_a_pod(pod: int) -> PlanError:
-    """Return the error for a pod without ranks. A warning would be lost in the logs of many pods,
-    each of which would train on all data."""
-    return PlanError(
-        f"{_POD_INDEX}={pod}: this is a pod of an Indexed Job, and no variable has the number of "
-        "processes that train together: the index is the number of a pod, not a rank. Start the "
-        "training with torchrun --nnodes=PODS --node-rank=$JOB_COMPLETION_INDEX, or initialise the "
-        "process group before the loader; pass world=World(0, 1) if each pod is a job of its own, "
-        "else world=World(rank, size)."
-    )
-
-
-def _horovod_itself() -> World | None:
-    """Return the world that Horovod has if it is initialised, by whichever launcher."""
+def _initialised_horovod() -> World | None:
+    """Return the world of an initialised Horovod, whatever the launcher; None without one."""
     horovod = sys.modules.get("horovod.torch")
     if horovod is None or not horovod.is_initialized():
         return None
@@ -295,7 +291,7 @@ def _process_group() -> tuple[int, int] | None:
 def peer_token(environ: Mapping[str, str] | None = None) -> str | None:
     """Return the secret of the job's nodes from PENSTOCK_PEER_TOKEN; None if that isn't set.
 
-    environ: instead of os.environ.
+    environ: replaces os.environ.
     """
     return (os.environ if environ is None else environ).get("PENSTOCK_PEER_TOKEN") or None
 
@@ -324,19 +320,18 @@ def _torchrun(environ: Mapping[str, str]) -> World | None:
     return _from_names(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
-def _horovod(environ: Mapping[str, str]) -> World | None:
-    return _from_names(
-        environ, *(f"HOROVOD_{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-    )
-
-
-def _open_mpi(environ: Mapping[str, str]) -> World | None:
-    names = (f"OMPI_COMM_WORLD_{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+def _horovod(environ: Mapping[str, str], prefix: str = "HOROVOD") -> World | None:
+    names = (f"{prefix}_{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
     return _from_names(environ, *names)
 
 
+def _open_mpi(environ: Mapping[str, str]) -> World | None:
+    return _horovod(environ, prefix="OMPI_COMM_WORLD")
+
+
 def _hydra(environ: Mapping[str, str]) -> World | None:
-    """MPICH's and Intel MPI's mpiexec, known by the local rank that they add to PMI's variables."""
+    """Return the world of a process that the mpiexec of MPICH or Intel MPI started: it adds the
+    local rank to PMI's variables."""
     return _pmi(environ) if "MPI_LOCALRANKID" in environ else None
 
 
@@ -345,8 +340,8 @@ def _pmi(environ: Mapping[str, str]) -> World | None:
 
 
 def _slurm(environ: Mapping[str, str]) -> World | None:
-    """Return the world of a task of `srun`, which is what sets SLURM_STEP_ID; a batch script has
-    the other variables, too.
+    """Return the world of a task of `srun`, which sets SLURM_STEP_ID; a batch script has only the
+    other variables.
 
     The step's number of tasks has precedence over the job's: an interactive shell is a step of 1.
     """
@@ -375,17 +370,17 @@ def _slurm_node(environ: Mapping[str, str], world: World) -> tuple[int, int] | N
     """Return (rank, rank + 1) if the ranks of the node aren't consecutive (--distribution=cyclic)
     and None if they are, as usual."""
     tasks = environ.get("SLURM_GTIDS", "").split(",")
-    if not all(one.isdecimal() for one in tasks):
+    if not all(task.isdecimal() for task in tasks):
         return None
     ranks = sorted(map(int, tasks))
-    in_a_row = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
-    if world.rank not in ranks or (in_a_row and ranks[0] == world.rank - world.local_rank):
+    is_run = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
+    if world.rank not in ranks or (is_run and ranks[0] == world.rank - world.local_rank):
         return None  # the variable is another step's, or the ranks are consecutive
     return world.rank, world.rank + 1
 
 
 def _slurm_local_size(environ: Mapping[str, str], world: World) -> tuple[str, int]:
-    """Return the variable that has the tasks of each node, and those of this node.
+    """Return the name of the variable that lists the nodes' tasks, and the number on this node.
 
     "4(x2),3" stands for 4, 4 and 3 tasks on three nodes.
     """
@@ -393,7 +388,7 @@ def _slurm_local_size(environ: Mapping[str, str], world: World) -> tuple[str, in
     if name is None:
         if "SLURM_NTASKS_PER_NODE" not in environ:
             return "SLURM_LOCALID", world.local_size
-        # The number that the user requested at most; a small step has fewer.
+        # The maximum that the user requested; a small step has fewer.
         return "SLURM_NTASKS_PER_NODE", min(_number(environ, "SLURM_NTASKS_PER_NODE"), world.size)
     counts: list[int] = []
     for part in environ[name].split(","):
@@ -426,7 +421,7 @@ def _from_names(
 ) -> World | None:
     """Return the world that four variables describe; None if neither of the first two is set.
 
-    Without a local size it is assumed to be the local rank + 1, the least that it can be.
+    A missing local size is assumed to be its minimum, the local rank + 1.
     """
     if rank not in environ and size not in environ:
         return None
@@ -437,7 +432,7 @@ def _from_names(
                 f"{name}: not set, though {other}={environ[other]!r} is. "
                 f"{remedy if name == rank else _REMEDY}"
             )
-    values = {"rank": _number(environ, rank), "size": _number(environ, size)}
+    rank_number, world_size = _number(environ, rank), _number(environ, size)
     names = [rank, size]
     own, count = 0, 1
     if local_rank is not None and local_rank in environ:
@@ -447,7 +442,6 @@ def _from_names(
         if local_size is not None and local_size in environ:
             names.append(local_size)
             count = _number(environ, local_size)
-    rank_number, world_size = values["rank"], values["size"]
     return _checked(
         tuple(names), lambda: World(rank_number, world_size, local_rank=own, local_size=count)
     )
@@ -472,22 +466,12 @@ def _first(environ: Mapping[str, str], *names: str) -> str | None:
 
 
 def replicas_of(mesh: Any, process: int) -> list[int]:
-    """Return the process of each replica that has this process's position, in the replicas' order.
+    """Return one process of each replica, those with this process's position in it, in the
+    replicas' order.
 
     Raises PlanError for a mesh of several dimensions or without names, and for one that doesn't
     contain this process.
     """
-    _check(mesh)
-    replicas = [int(one) for one in mesh.mesh.flatten().tolist()]
-    if process not in replicas:
-        raise PlanError(
-            f"World.from_mesh: process {process} isn't among the mesh's {len(replicas)} "
-            "processes. Make the mesh over all processes of the job, on each of them."
-        )
-    return replicas
-
-
-def _check(mesh: Any) -> None:
     names = getattr(mesh, "mesh_dim_names", None)
     if not hasattr(mesh, "mesh") or not hasattr(mesh, "ndim"):
         raise PlanError(
@@ -507,13 +491,20 @@ def _check(mesh: Any) -> None:
             f"over replicas that get batches of their own: mesh[{names[0]!r}]. For sharded "
             'replicas (two dimensions) pass mesh["a", "b"]._flatten("dp").'
         )
+    replicas = [int(number) for number in mesh.mesh.flatten().tolist()]
+    if process not in replicas:
+        raise PlanError(
+            f"World.from_mesh: process {process} isn't among the mesh's {len(replicas)} "
+            "processes. Make the mesh over all processes of the job, on each of them."
+        )
+    return replicas
 
 
 def node_of(replicas: list[int], process: int, node: range) -> tuple[int, int]:
     """Return the ranks [first, end) that have a process on this node; only this rank if unknown.
 
-    replicas: as of `replicas_of`; the mesh numbers processes by dimension, so that these have one
-    stride. node: the processes of this node, if they are consecutive.
+    replicas: from `replicas_of`; their processes have one stride, since a mesh numbers processes by
+    dimension. node: the processes of this node, if they are consecutive.
     """
     rank = replicas.index(process)
     only_this = rank, rank + 1
@@ -522,7 +513,7 @@ def node_of(replicas: list[int], process: int, node: range) -> tuple[int, int]:
     is_even = all(b - a == stride for a, b in itertools.pairwise(replicas))
     if stride < 1 or not is_even or (process // stride) % size != rank:
         return only_this
-    ranks = sorted({one // stride % size for one in node})
-    in_a_row = ranks == list(range(ranks[0], ranks[-1] + 1))
-    is_known = node.start >= 0 and in_a_row and rank in ranks
+    ranks = sorted({number // stride % size for number in node})
+    is_run = ranks == list(range(ranks[0], ranks[-1] + 1))
+    is_known = node.start >= 0 and is_run and rank in ranks
     return (ranks[0], ranks[-1] + 1) if is_known else only_this

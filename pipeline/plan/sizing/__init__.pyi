@@ -5,14 +5,18 @@ from .cluster import PEER_TLS_CLIENT_S_PER_GB as PEER_TLS_CLIENT_S_PER_GB, RAM_S
 from .cluster import StoreFigures as StoreFigures, check_count as check_count
 from .cluster import check_figure as check_figure
 from .forecast import EpochForecast as EpochForecast, Forecast as Forecast, changes as changes
-from .forecast import duration as duration, forecast as forecast, unmet_words as unmet_words
+from .forecast import (
+    duration as duration,
+    forecast as forecast,
+    unmet_utilisation as unmet_utilisation,
+)
 from .shard_geometry import LEAST_SHARD_BYTES as LEAST_SHARD_BYTES, MOST_READERS as MOST_READERS
-from .shard_geometry import SHARD_BYTES as SHARD_BYTES, few_shards_words as few_shards_words
+from .shard_geometry import SHARD_BYTES as SHARD_BYTES, few_shards_warning as few_shards_warning
 from .shard_geometry import geometry_of as geometry_of, shard_bytes_for as shard_bytes_for
 from .shard_geometry import shard_readers as shard_readers, shards_for as shards_for
-from .shard_geometry import small_cache_words as small_cache_words
+from .shard_geometry import small_cache_warning as small_cache_warning
 from .simulation import SimulatedEpoch as SimulatedEpoch, Simulation as Simulation
 from .simulation import simulate as simulate
-from .traffic import WORDS as WORDS, memory_share as memory_share
+from .traffic import TIER_NAMES as TIER_NAMES, memory_share as memory_share
 from .traffic import reshuffled_share as reshuffled_share, single_share as single_share
 from .cluster import au_percent as au_percent

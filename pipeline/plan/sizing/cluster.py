@@ -1,6 +1,6 @@
 """Describe the inputs of a sizing: the data, a node, the store, the job and unit costs.
 
-All are figures of one machine or one job, in bytes, seconds and samples. The CPU costs of moving
+All figures are of one machine or one job, in bytes, seconds and samples. The CPU costs of moving
 bytes were measured; docs/sizing.md names the machine. Faster cores need fewer CPU-seconds.
 """
 
@@ -16,76 +16,81 @@ from penstock.cache.base import FetchPolicy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MOST = 1e24
-"""Of any figure: a yottabyte."""
+_MOST = 1e24  # a yottabyte: no figure is larger
 
 
 def check_count(what: str, value: object, *, least: int = 1) -> None:
-    """Raise ConfigError for what isn't a whole number from `least` on."""
+    """Raise ConfigError unless the value is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{what}: got {value!r}, wanted a whole number from {least} on.")
 
 
 def check_figure(what: str, value: float, *, may_be_zero: bool = False, unit: str = "") -> None:
-    """Raise ConfigError for what isn't a finite number above 0 (or 0), or beyond any machine."""
+    """Raise ConfigError unless the value is a finite number above 0 (or 0, if it may be)."""
     if math.isfinite(value) and value > _MOST:
         raise ConfigError(f"{what}: got {value:g}{unit}, wanted at most {_MOST:g}.")
-    good = math.isfinite(value) and (value > 0 or (may_be_zero and value == 0))
-    if not good:
+    if not (math.isfinite(value) and (value > 0 or (may_be_zero and value == 0))):
         least = "0 or more" if may_be_zero else "more than 0"
         raise ConfigError(f"{what}: got {value:g}{unit}, wanted {least}.")
 
 
 FETCH_S_PER_GB, FETCH_S_PER_REQUEST = 0.63, 0.12e-3
-"""Of the client of a store: 0.63, 0.75 and 2.4 CPU-s a GB in ranges of 8 MiB, 1 MiB and 64 KiB."""
+"""CPU cost of a store's client: 0.63, 0.75 and 2.4 s a GB in ranges of 8 MiB, 1 MiB and 64 KiB."""
 
 READ_S_PER_GB = 0.35
-"""Of reading and checking samples that are on the local disk or in memory."""
+"""CPU cost of reading and checking samples that are on the local disk or in memory."""
 
 PEER_CLIENT_S_PER_GB, PEER_SERVER_S_PER_GB = 0.47, 0.24
-"""Of ranges of 8 MiB from another node's cache, plain HTTP: the client's checksums, its writes to
-disk and its books among it."""
+"""CPU cost of ranges of 8 MiB from another node's cache over plain HTTP, including the client's
+checksums, its writes to disk and its bookkeeping."""
 
 PEER_TLS_CLIENT_S_PER_GB, PEER_TLS_SERVER_S_PER_GB = 0.95, 0.69
-"""Of the same, encrypted: 0.70 + 0.69 were measured without writes and books, which take 0.25 plain
+"""The same, encrypted: 0.70 + 0.69 were measured without writes and bookkeeping, which take 0.25
 (0.47 less 0.22 without them)."""
 
 NIC_PAYLOAD = 1448 / 1538
-"""Of what a network carries: TCP's payload of a full Ethernet frame, its gap and headers among it
-(40 bytes of IP and TCP, 12 of time stamps, 38 of Ethernet)."""
+"""Share of a network's bandwidth that carries payload: TCP's payload of a full Ethernet frame with
+its gap and headers (40 bytes of IP and TCP, 12 of time stamps, 38 of Ethernet)."""
 
 RAM_SHARE = 0.5
-"""Of a node's memory, that the kernel may keep cached files in: the rest is the job's."""
+"""Share of a node's memory in which the kernel may keep cached files; the job has the rest."""
 
 REQUEST_BYTES = FetchPolicy().range_bytes
 CONNECTIONS_A_RANK = FetchPolicy().start_connections
-"""That a rank begins with; where more bring more it goes up to half as many more, by and by."""
+"""Connections that a rank begins with; it adds up to half as many while they raise throughput."""
 
 OPENERS = 16
 """Shards that a rank opens at a time, as `readers.reading.open_shards` does."""
 
 MARGIN_SHARE = 0.002
-"""Of the cache's limit, that isn't for shards."""
+"""Share of the cache's limit that isn't used for shards."""
 
 
 def fetch_cpu_s(size_bytes: float, requests: float) -> float:
-    """CPU seconds to fetch so many bytes from a store by so many requests."""
+    """Return the CPU seconds to fetch bytes from a store with a number of requests."""
     return FETCH_S_PER_GB * size_bytes / 1e9 + FETCH_S_PER_REQUEST * requests
 
 
-def peer_cpu_s(size_bytes: float, *, tls: bool) -> float:
-    """CPU seconds of both sides for bytes that come from peers."""
+def peer_s_per_gb(*, tls: bool) -> tuple[float, float]:
+    """Return the CPU seconds of the client and of the server for a GB from a peer."""
     if tls:
-        return (PEER_TLS_CLIENT_S_PER_GB + PEER_TLS_SERVER_S_PER_GB) * size_bytes / 1e9
-    return (PEER_CLIENT_S_PER_GB + PEER_SERVER_S_PER_GB) * size_bytes / 1e9
+        return PEER_TLS_CLIENT_S_PER_GB, PEER_TLS_SERVER_S_PER_GB
+    return PEER_CLIENT_S_PER_GB, PEER_SERVER_S_PER_GB
+
+
+def peer_cpu_s(size_bytes: float, *, tls: bool) -> float:
+    """Return the CPU seconds of both sides for bytes from peers."""
+    return sum(peer_s_per_gb(tls=tls)) * size_bytes / 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFigures:
-    """The data. sample_bytes: mean stored size of a sample; spread: standard deviation of these
-    sizes over their mean. shards: that there are, None where a pack is still to be written.
-    shuffled: samples lie in random order, as `pack` writes them. icc: label correlation inside a
-    shard, None if unknown."""
+    """Figures of a dataset.
+
+    sample_bytes: mean stored size of a sample; spread: standard deviation of these sizes over their
+    mean. shards: number of shards; None: a pack is still to be written. shuffled: samples are in
+    random order, as `pack` writes them. icc: label correlation inside a shard, None if unknown.
+    """
 
     samples: int
     sample_bytes: float
@@ -109,9 +114,12 @@ class DataFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFigures:
-    """One node; all are alike. cores: usable ones. ram_bytes: of memory. nvme_bytes: the cache's
-    limit, 0 without a cache; nvme_bytes_per_s: of its disk, read or written.
-    nic_bytes_per_s: of its network, in each direction at once."""
+    """Figures of a node; all nodes are alike.
+
+    cores: usable CPU cores. ram_bytes: its memory. nvme_bytes: the cache's limit, 0 without a
+    cache. nvme_bytes_per_s: bandwidth of its disk, for reads and writes together.
+    nic_bytes_per_s: bandwidth of its network, in each direction at once.
+    """
 
     cores: float
     ram_bytes: float
@@ -129,9 +137,13 @@ class NodeFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFigures:
-    """Where the data lie. bytes_per_s, requests_per_s: for all nodes together. latency_s: mean time
-    to the first byte; tail: the slowest of 10,000 requests, hedged, over the mean one.
-    stream_bytes_per_s: of one connection. price_per_1000: of requests, in any currency."""
+    """Figures of the object store that has the data.
+
+    bytes_per_s, requests_per_s: limits for all nodes together. latency_s: mean time to the first
+    byte. tail: time of the slowest of 10,000 requests, with hedging, over the mean time.
+    stream_bytes_per_s: bandwidth of one connection. price_per_1000: price of 1,000 requests, in any
+    currency.
+    """
 
     bytes_per_s: float
     latency_s: float
@@ -150,19 +162,21 @@ class StoreFigures:
             check_figure("price per 1,000 requests", self.price_per_1000, may_be_zero=True)
 
     def request_s(self, size_bytes: float) -> float:
-        """Mean seconds of a request for so many bytes, E[T]."""
+        """Return E[T], the mean seconds of a request for `size_bytes`."""
         return self.latency_s + size_bytes / self.stream_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFigures:
-    """The training job. gpus: of a node, with a rank each. global_batch: of all ranks.
-    samples_per_s: that one GPU takes when it never waits. cpu_s_per_1000: that decoding and
-    augmenting a thousand samples take of the cores (0: the GPU does it, or there is nothing to
-    decode). peers: nodes ask one another before the store; tls: and encrypt that. moved: the caches
-    are filled, and so much of what each node reads, 0 to 1, lies on other nodes, as after a change
-    of nodes; None: the caches are empty. reshuffle: the loader's, the share of the shards that
-    take another place in each epoch."""
+    """Figures of a training job.
+
+    gpus: GPUs of a node, with a rank each. global_batch: samples of a step over all ranks.
+    samples_per_s: rate of one GPU that never waits. cpu_s_per_1000: CPU seconds to decode and
+    augment 1,000 samples; 0 if the GPU does it, or nothing is decoded. peers: nodes ask one another
+    before the store. tls: they encrypt that. moved: share, 0 to 1, of what each node reads that is
+    in other nodes' caches, as after a change of nodes; None: the caches are empty. reshuffle: share
+    of the shards that change places in each epoch, as `Order(reshuffle=)`.
+    """
 
     nodes: int
     gpus: int
@@ -188,24 +202,24 @@ class JobFigures:
         if self.global_batch < self.ranks:
             raise ConfigError(
                 f"global batch: got {self.global_batch}, {self.ranks - self.global_batch} fewer "
-                f"than the {self.ranks} GPUs of {self.nodes} nodes: each rank takes a sample at "
-                "least. Raise the batch, or use fewer GPUs."
+                f"than the {self.ranks} GPUs of {self.nodes} nodes: each rank needs at least one "
+                "sample. Raise the batch, or use fewer GPUs."
             )
 
     @property
     def ranks(self) -> int:
-        """GPUs of all nodes."""
+        """The number of GPUs of all nodes."""
         return self.nodes * self.gpus
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step that waits for nothing: the rank with the largest slice's."""
+        """Seconds of a step without waits: those of the rank with the largest part of a batch."""
         return -(-self.global_batch // self.ranks) / self.samples_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSetup:
-    """A job on a cluster. store: None where every node has the data on its own disk."""
+    """All figures of a job on a cluster. store: None if every node has the data on its disk."""
 
     data: DataFigures
     node: NodeFigures
@@ -216,23 +230,23 @@ class ClusterSetup:
         if self.data.samples < self.job.global_batch:
             raise ConfigError(
                 f"global batch: got {self.job.global_batch} of {self.data.samples} samples: an "
-                f"epoch has no whole batch, {self.job.global_batch - self.data.samples} are "
-                "missing. Lower the batch, or use fewer GPUs."
+                f"epoch is {self.job.global_batch - self.data.samples} samples short of one full "
+                "batch. Lower the batch, or use fewer GPUs."
             )
 
     @property
     def link_bytes_per_s(self) -> float:
-        """Payload that a node's network carries, in each direction."""
+        """Payload bytes a second of a node's network, in each direction."""
         return NIC_PAYLOAD * self.node.nic_bytes_per_s
 
     @property
     def steps(self) -> int:
-        """Whole global batches of an epoch; what is left of it is dropped."""
+        """The number of full global batches of an epoch; the remaining samples are dropped."""
         return self.data.samples // self.job.global_batch
 
 
 def au_percent(compute_s: Sequence[float], elapsed_s: float) -> float:
-    """Compute accelerator utilisation (AU) in per cent, 0 to 100: the share of computing time.
+    """Return the accelerator utilisation (AU) in per cent, 0 to 100: the share of computing time.
 
     compute_s: measured seconds of the compute of each step but the first; elapsed_s: seconds from
     the end of the first step to the end of the last. Returns 0.0 without a step.
@@ -253,8 +267,8 @@ def au_percent(compute_s: Sequence[float], elapsed_s: float) -> float:
     # Sums of differences of one clock differ from the difference of its ends by rounding only.
     if min(compute_s) < 0 or computed_s > elapsed_s * (1 + 1e-9):
         raise ConfigError(
-            f"{computed_s:.6f} s of steps in {elapsed_s:.6f} s can't be: every step must be at "
-            "least 0 s and all of them at most the elapsed time. Read both from one clock, and "
-            "leave the first step out of both."
+            f"AU: got {computed_s:.6f} s of steps in {elapsed_s:.6f} s, wanted steps of 0 s or "
+            "more that sum up to the elapsed time at most. Read both from one clock, and leave "
+            "the first step out of both."
         )
     return min(100.0, 100 * computed_s / elapsed_s)

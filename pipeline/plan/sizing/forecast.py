@@ -1,8 +1,8 @@
 """Forecast times, utilisation, bytes and the limit of each kind of epoch, and what to change first.
 
 An epoch takes as long as its slowest tier (`traffic`), because fetching, reading, decoding and
-training run side by side, after the job's first batch, which nothing hides. docs/sizing.md has the
-formulas with their sources. What to buy or change first is found by a forecast for each change.
+training run at the same time. Only the job's first batch adds its time. docs/sizing.md has the
+formulas with their sources. The best change is found by a forecast for each possible one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from penstock.pipeline.plan.sizing.cluster import (
 )
 from penstock.pipeline.plan.sizing.shard_geometry import ShardGeometry, geometry_of
 from penstock.pipeline.plan.sizing.traffic import (
-    OF_THE_STORE,
-    WORDS,
+    STORE_TIERS,
+    TIER_NAMES,
     EpochTraffic,
     Tier,
     bytes_cpu_s,
@@ -45,10 +45,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochForecast:
-    """One epoch. seconds: from its first request to its last step's end. au: in per cent, as DLIO
-    has it, the first step and its wait left out; of an epoch of one step that step's share. tiers:
-    seconds if each were the only limit. cpu_s: that decoding and moving bytes take, of all nodes;
-    peer_cpu_s: of that, for peers."""
+    """The forecast of one epoch.
+
+    seconds: from the first request to the end of the last step. au: per cent, as DLIO defines it,
+    without the first step and its wait; for an epoch of one step that step's share. tiers: seconds
+    if each were the only limit. cpu_s: CPU seconds of all nodes for decoding and moving bytes;
+    peer_cpu_s: the part of these for peers.
+    """
 
     seconds: float
     first_batch_s: float
@@ -60,26 +63,30 @@ class EpochForecast:
 
     @property
     def busy(self) -> float:
-        """Share of the epoch in which the GPUs compute, in per cent, its first step counted."""
+        """Per cent of the epoch in which the GPUs compute, including its first step."""
         return min(100.0, 100 * self.tiers["model"] / self.seconds)
 
     @property
     def limit(self) -> Tier:
-        """The tier that the epoch waits for."""
+        """The slowest tier, which the epoch waits for."""
         return max(self.tiers, key=lambda tier: self.tiers[tier])
 
     @property
     def next_limit(self) -> Tier | None:
-        """The tier that it would wait for then."""
+        """The second slowest tier, which the epoch would wait for next."""
         left = {tier: took for tier, took in self.tiers.items() if tier != self.limit}
         return max(left, key=lambda tier: left[tier], default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """A job. first: its first epoch, over empty caches; later: each other one. bytes_per_s: that
-    one node consumes when its GPUs never wait. connections, lookahead_bytes: of a node, to hide the
-    store's latency. kept: the part of what a node reads that its cache keeps."""
+    """The forecast of a job.
+
+    kept: share of a node's data that its cache keeps. bytes_per_s: consumption of a node whose GPUs
+    never wait. connections, lookahead_bytes: requests in flight and bytes requested ahead with
+    which a node hides the store's latency. first: the first epoch, over empty caches; later: each
+    other epoch.
+    """
 
     setup: ClusterSetup
     geometry: ShardGeometry
@@ -92,23 +99,23 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """The whole job's."""
+        """Seconds of the whole job."""
         return self.first.seconds + (self.setup.job.epochs - 1) * self.later.seconds
 
     @property
     def main(self) -> EpochForecast:
-        """The epoch that the job has most of."""
+        """The kind of epoch that the job has most of."""
         return self.later if self.setup.job.epochs > 1 else self.first
 
     @property
     def requests(self) -> float:
-        """To the store, of the whole job."""
+        """Requests of the whole job to the store."""
         later = (self.setup.job.epochs - 1) * self.later.traffic.requests
         return self.first.traffic.requests + later + self._postponed / REQUEST_BYTES
 
     @property
     def remote_bytes(self) -> float:
-        """From the store, of the whole job."""
+        """Bytes of the whole job from the store."""
         later = (self.setup.job.epochs - 1) * self.later.traffic.remote
         return self.first.traffic.remote + later + self._postponed
 
@@ -118,7 +125,7 @@ class Forecast:
 
     @property
     def price(self) -> float | None:
-        """Of the whole job's requests, where one was given."""
+        """The price of the whole job's requests; None if the price of a request isn't known."""
         store = self.setup.store
         if store is None or store.price_per_1000 is None:
             return None
@@ -126,39 +133,11 @@ class Forecast:
 
 
 def forecast(setup: ClusterSetup, geometry: ShardGeometry | None = None) -> Forecast:
-    """What a job will do. geometry: what its plan really has, else as the defaults would cut it.
+    """Forecast a job. geometry: of the job's plan; None: as the defaults cut the data.
 
     Raises ConfigError for a cache that can't hold a shard.
     """
     geometry = geometry or geometry_of(setup.data, setup.job)
-    _check_room(setup, geometry)
-    job = setup.job
-    need = job.gpus * job.samples_per_s * setup.data.sample_bytes
-    wanted, ahead = _ahead(setup, need)
-    cold, warm = _first(setup, geometry), warm_traffic(setup, geometry)
-    return Forecast(
-        setup=setup,
-        geometry=geometry,
-        kept=cache_share(setup, geometry),
-        bytes_per_s=need,
-        connections=wanted,
-        lookahead_bytes=ahead,
-        first=_epoch(setup, cold, first_batch_s=_first_batch_s(setup, geometry)),
-        # Batches are fetched ahead across the end of an epoch.
-        later=_epoch(setup, warm, first_batch_s=0.0),
-    )
-
-
-def _first(setup: ClusterSetup, geometry: ShardGeometry) -> EpochTraffic:
-    """The first epoch's: fills of whole shards give way where batches wait for the store."""
-    fed = first_traffic(setup, geometry)
-    tiers = tier_seconds(setup, fed)
-    others = max(took for tier, took in tiers.items() if tier not in OF_THE_STORE)
-    slowest = max((tiers.get(tier, 0.0) for tier in OF_THE_STORE), default=0.0)
-    return first_traffic(setup, geometry, starved=True) if slowest > others else fed
-
-
-def _check_room(setup: ClusterSetup, geometry: ShardGeometry) -> None:
     room, shard = setup.node.nvme_bytes, geometry.shard_bytes
     if setup.store is not None and 0 < room < shard:
         raise ConfigError(
@@ -166,10 +145,34 @@ def _check_room(setup: ClusterSetup, geometry: ShardGeometry) -> None:
             f"{shard / room:.1f} x as much: the cache keeps whole shards. Give it more room, or "
             "none (0)."
         )
+    job = setup.job
+    need = job.gpus * job.samples_per_s * setup.data.sample_bytes
+    wanted, ahead = _ahead(setup, need)
+    return Forecast(
+        setup=setup,
+        geometry=geometry,
+        kept=cache_share(setup, geometry),
+        bytes_per_s=need,
+        connections=wanted,
+        lookahead_bytes=ahead,
+        first=_epoch(setup, _first(setup, geometry), first_batch_s=_first_batch_s(setup, geometry)),
+        # Batches are fetched ahead across the end of an epoch.
+        later=_epoch(setup, warm_traffic(setup, geometry), first_batch_s=0.0),
+    )
+
+
+def _first(setup: ClusterSetup, geometry: ShardGeometry) -> EpochTraffic:
+    """Return the first epoch's traffic: fills of complete shards yield if batches wait for the
+    store."""
+    fed = first_traffic(setup, geometry)
+    tiers = tier_seconds(setup, fed)
+    others = max(took for tier, took in tiers.items() if tier not in STORE_TIERS)
+    slowest = max(tiers.get(tier, 0.0) for tier in STORE_TIERS)
+    return first_traffic(setup, geometry, starved=True) if slowest > others else fed
 
 
 def _ahead(setup: ClusterSetup, need: float) -> tuple[int, float]:
-    """Connections of a node, and bytes that it has asked for ahead of the consumer."""
+    """Return a node's connections, and the bytes that it requests ahead of consumption."""
     store, batch = setup.store, setup.data.sample_bytes * setup.job.global_batch / setup.job.nodes
     if store is None:
         return 0, 2 * batch
@@ -177,15 +180,15 @@ def _ahead(setup: ClusterSetup, need: float) -> tuple[int, float]:
     wanted = connections(need, request_bytes=REQUEST_BYTES, request_s=mean_s)
     slow_s = store.tail * mean_s
     most = CONNECTIONS_A_RANK * setup.job.gpus
-    # A batch at least; batches of uneven samples differ by what their mean's deviation says.
+    # At least a batch, and a margin of three standard deviations of a batch's mean sample size.
     uneven = 1 + 3 * setup.data.spread / max(1.0, setup.job.global_batch / setup.job.nodes) ** 0.5
     ahead = need * ahead_s(mean_s=mean_s, slow_s=slow_s)
     return max(1, min(most, round(wanted + 0.5))), max(ahead, batch) * uneven
 
 
 def _first_batch_s(setup: ClusterSetup, geometry: ShardGeometry) -> float:
-    """Of the job: its samples by requests of their own, behind the tables of their shards, of which
-    a rank opens 16 at a time, and then their decoding, which has nothing to run beside."""
+    """Return the seconds until the job's first batch: a rank opens its shards, 16 at a time, then
+    fetches the samples one by one, then decodes them."""
     job, node, store = setup.job, setup.node, setup.store
     samples = job.global_batch / job.nodes
     size = samples * setup.data.sample_bytes
@@ -208,9 +211,9 @@ def _epoch(setup: ClusterSetup, traffic: EpochTraffic, *, first_batch_s: float) 
     tiers = tier_seconds(setup, traffic)
     step_s, steps = setup.job.step_s, setup.steps
     slowest = max(tiers.values())
-    # Behind the last bytes stands a step, as before the first stands their fetching.
+    # A step follows the last bytes, as fetching precedes the first step.
     seconds = max(first_batch_s + tiers["model"], slowest + (step_s if first_batch_s else 0.0))
-    # Of a single step nothing is left without it: its own share then.
+    # An epoch of a single step has nothing left without it.
     counted, rest = (
         ((steps - 1) * step_s, seconds - first_batch_s - step_s) if steps > 1 else (step_s, seconds)
     )
@@ -226,15 +229,17 @@ def _epoch(setup: ClusterSetup, traffic: EpochTraffic, *, first_batch_s: float) 
     )
 
 
-# A change that makes the job less than this much shorter isn't worth a line.
-_LEAST_GAIN = 1.02
+_LEAST_GAIN = 1.02  # a change that gains less isn't listed
 _MOST_CHANGES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupChange:
-    """One change. words: what to do. seconds: of the whole job with it; au_first, au_later, limit:
-    then. gain: the job's time now over that."""
+    """A change of a setup and its effect.
+
+    words: what to change. seconds, au_first, au_later, limit: of the job after the change. gain:
+    the job's time without the change over its time with it.
+    """
 
     words: str
     seconds: float
@@ -245,7 +250,7 @@ class SetupChange:
 
 
 def changes(now: Forecast) -> list[SetupChange]:
-    """What would make the job shorter, the largest gain first; none for one that is fed."""
+    """Return the changes that make the job shorter, those with the largest gain first."""
     found = []
     for words, setup in _candidates(now):
         then = forecast(setup)
@@ -267,7 +272,7 @@ def changes(now: Forecast) -> list[SetupChange]:
 
 
 def _warmed(now: Forecast) -> SetupChange | None:
-    """`penstock warm` on all nodes before the GPUs are held."""
+    """Return the effect of `penstock warm` on all nodes before the job; None if it gains little."""
     store, node, nodes = now.setup.store, now.setup.node, now.setup.job.nodes
     if store is None or not now.kept or now.setup.job.moved is not None:
         return None
@@ -289,7 +294,7 @@ def _warmed(now: Forecast) -> SetupChange | None:
 
 
 def _candidates(now: Forecast) -> Iterator[tuple[str, ClusterSetup]]:
-    """Changes that concern a limit of either kind of epoch."""
+    """Yield the changes, as (words, setup), that raise a limit of either kind of epoch."""
     setup = now.setup
     limits = {now.first.limit, now.later.limit} - {"model"}
     node, job, store = setup.node, setup.job, setup.store
@@ -320,14 +325,8 @@ def _candidates(now: Forecast) -> Iterator[tuple[str, ClusterSetup]]:
             f"a network of {rate * 8 / 1e9:.3g} Gb/s a node",
             replace(setup, node=replace(node, nic_bytes_per_s=rate)),
         )
-    if store is not None:
-        yield from _of_the_store(now)
-
-
-def _of_the_store(now: Forecast) -> Iterator[tuple[str, ClusterSetup]]:
-    setup, store, job = now.setup, now.setup.store, now.setup.job
-    assert store is not None
-    limits = {now.first.limit, now.later.limit}
+    if store is None:
+        return
     if "remote" in limits:
         rate = store.bytes_per_s * _shortfall(now, "remote")
         yield (
@@ -351,8 +350,8 @@ def _of_the_store(now: Forecast) -> Iterator[tuple[str, ClusterSetup]]:
 
 
 def _shortfall(now: Forecast, *tiers: Tier) -> float:
-    """By how much a tier is too slow for the GPUs, in either kind of epoch where it is the limit;
-    at least 1."""
+    """Return the factor by which tiers are too slow for the GPUs, in the kinds of epoch that they
+    limit; at least 1."""
     return max(
         1.0,
         *(
@@ -365,13 +364,14 @@ def _shortfall(now: Forecast, *tiers: Tier) -> float:
 
 
 def shortfall(epoch: EpochForecast, tier: Tier) -> float:
-    """What an epoch asks of a tier so that the GPUs never wait, over what the tier gives."""
+    """Return the throughput that an epoch needs of a tier to keep the GPUs busy, over what the tier
+    has."""
     return epoch.tiers.get(tier, 0.0) / epoch.tiers["model"]
 
 
-def unmet_words(now: Forecast, *, au: float) -> str | None:
-    """What keeps a job from an AU in per cent from its second epoch on (in its only one), by how
-    much, and which change helps most; None for one that reaches it."""
+def unmet_utilisation(now: Forecast, *, au: float) -> str | None:
+    """Return why a job doesn't reach an AU in per cent from its second epoch on (or in its only
+    one), and the change that helps most; None if it reaches that AU."""
     epoch = now.main
     if epoch.au >= au:
         return None
@@ -381,19 +381,19 @@ def unmet_words(now: Forecast, *, au: float) -> str | None:
         epoch.limit: shortfall(epoch, epoch.limit)
     }
     tiers = sorted(slow, key=lambda tier: -slow[tier])
-    words = "; ".join(f"{WORDS[tier]} ({slow[tier]:,.2f} x)" for tier in tiers)
-    said = (
-        f"An AU of {au:g} % can't be met: it is {epoch.au:.1f} % {which}. The GPUs ask for more "
-        f"than there is of: {words}."
+    names = "; ".join(f"{TIER_NAMES[tier]} ({slow[tier]:,.2f} x)" for tier in tiers)
+    problem = (
+        f"An AU of {au:g} % can't be met: it is {epoch.au:.1f} % {which}. Too slow for the GPUs: "
+        f"{names}."
     )
     then = [(c.au_later if epoch is now.later else c.au_first, c.words) for c in changes(now)]
     if not then or (best := max(then))[0] <= epoch.au:
-        return said
-    return f"{said} First of all: {best[1]}, for an AU of {best[0]:.1f} %."
+        return problem
+    return f"{problem} The change that helps most: {best[1]}, for an AU of {best[0]:.1f} %."
 
 
 def duration(seconds: float) -> str:
-    """A time for people."""
+    """Return a time as text with a readable unit."""
     if 0 < seconds < 1e-3:
         return f"{seconds * 1e6:.3g} µs"
     if seconds < 120:

@@ -1,7 +1,7 @@
 """Compute how a job's plan cuts a dataset: shards, lanes, windows, and how many nodes read a shard.
 
-It also words the warnings of what a job's own settings can't reach, whatever the hardware. Only
-what is certain is said, and only where it moves a GiB in each epoch: small datasets stay silent.
+It also writes the warnings about shards and caches that are too small for a job, whatever the
+hardware. It warns only of what is certain and costs a GiB in each epoch or more.
 """
 
 from __future__ import annotations
@@ -26,20 +26,24 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan.sizing.cluster import DataFigures, JobFigures
 
 SHARD_BYTES = 64 * 2**20
-"""Of a shard where nothing asks for another size."""
+"""Size of a shard unless a job needs another one."""
 LEAST_SHARD_BYTES = 4 * 2**20
-"""Below this a shard is one request that is mostly latency: throughput levels off at 4 to 8 MiB."""
+"""Minimum: a smaller shard is one request that is mostly latency (throughput levels off at 4 to 8
+MiB)."""
 MOST_SHARD_BYTES = 2**30
 MOST_SHARDS = 2**20
-"""Each rank's plan takes about 100 bytes a shard."""
+"""Upper limit of shards before they get larger: each rank's plan takes about 100 bytes a shard."""
 MOST_READERS = 1.1
-"""Nodes that read a shard, above which smaller shards are worth while."""
+"""Mean number of nodes that read a shard, above which smaller shards are worthwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardGeometry:
-    """A dataset as a job's plan cuts it. shard_bytes: mean of a shard; lanes: L; window: W;
-    open_shards: that all lanes mix at a time; readers: nodes that read a shard, on average."""
+    """A dataset as a job's plan cuts it.
+
+    shard_bytes: mean size of a shard. lanes: L. window: W. open_shards: number of shards that all
+    lanes mix at a time. readers: mean number of nodes that read a shard.
+    """
 
     shards: int
     shard_bytes: float
@@ -50,12 +54,12 @@ class ShardGeometry:
 
     @property
     def open_share(self) -> float:
-        """Of all shards, those that are mixed at a time."""
+        """Share of the shards that are mixed at a time."""
         return self.open_shards / self.shards
 
 
 def geometry_of(data: DataFigures, job: JobFigures) -> ShardGeometry:
-    """How a job's plan cuts the data, in shards that are there or such as `pack` should write."""
+    """Return how a job's plan cuts the data, in its shards or in those that `pack` should write."""
     shards = data.shards
     if shards is None:
         size = shard_bytes_for(
@@ -84,16 +88,16 @@ def geometry_of(data: DataFigures, job: JobFigures) -> ShardGeometry:
 
 
 def shard_readers(shards: int, lanes: int, *, nodes: int) -> float:
-    """Nodes that read a shard, on average, and never more than there are."""
+    """Return the mean number of nodes that read a shard, at most `nodes`."""
     return min(readers_of(shards, lanes=lanes, nodes=nodes), float(nodes))
 
 
 def shard_bytes_for(samples: int, sample_bytes: float, *, nodes: int, global_batch: int) -> int:
-    """The size of shards that a job on so many nodes wants: the largest one that leaves a shard at
-    most 1.1 readers, from 64 MiB down to 4 MiB; where none does, that with the fewest readers.
+    """Return the size in bytes of the shards that a job should have.
 
-    Of a dataset of more than a million such shards it is larger, so that plans stay small. A
-    sample that is larger than all that is a shard of its own.
+    It is the largest size, from 64 MiB down to 4 MiB, with which a shard has at most 1.1 readers;
+    if there is none, the one with the fewest readers. A dataset of more than a million such shards
+    gets larger ones, so that plans stay small. A sample that is still larger is a shard of its own.
     """
     size = float(SHARD_BYTES)
     while samples * sample_bytes / size > MOST_SHARDS and size < MOST_SHARD_BYTES:
@@ -101,21 +105,25 @@ def shard_bytes_for(samples: int, sample_bytes: float, *, nodes: int, global_bat
     sizes = [size]
     while sizes[-1] / math.sqrt(2) >= LEAST_SHARD_BYTES - 1:
         sizes.append(sizes[-1] / math.sqrt(2))
-    found = [(round(_readers(samples, sample_bytes, s, nodes, global_batch), 3), -s) for s in sizes]
-    enough = [pair for pair in found if pair[0] <= MOST_READERS]
-    chosen = -(enough[0] if enough else min(found))[1]
+    readers = []
+    for size in sizes:
+        shards = _shards_of(samples, sample_bytes, size)
+        mean = shard_readers(shards, default_lanes(global_batch, shards), nodes=nodes)
+        readers.append((round(mean, 3), -size))
+    enough = [pair for pair in readers if pair[0] <= MOST_READERS]
+    chosen = -(enough[0] if enough else min(readers))[1]
     return max(round(chosen), math.ceil(sample_bytes))
 
 
 def shards_for(*, nodes: int, global_batch: int) -> Callable[[NDArray[np.int64]], int]:
-    """`shard_bytes_for` of a job, as `pack(shard_bytes=)` takes it: a function of the samples'
-    bytes. Raises ConfigError for a job that can't be."""
+    """Return a function for `pack(shard_bytes=)` from the samples' bytes, int64, shape (samples,),
+    to `shard_bytes_for` the job. Raises ConfigError for an invalid job."""
     check_count("nodes", nodes)
     check_count("global batch", global_batch)
     if global_batch < nodes:
         raise ConfigError(
             f"global batch: got {global_batch}, {nodes - global_batch} fewer than the {nodes} "
-            "nodes: each takes a sample at least."
+            "nodes: each node needs at least one sample."
         )
 
     def rule(sizes: NDArray[np.int64]) -> int:
@@ -126,28 +134,24 @@ def shards_for(*, nodes: int, global_batch: int) -> Callable[[NDArray[np.int64]]
     return rule
 
 
-def _readers(samples: int, sample_bytes: float, size: float, nodes: int, batch: int) -> float:
-    shards = _shards_of(samples, sample_bytes, size)
-    return shard_readers(shards, default_lanes(batch, shards), nodes=nodes)
-
-
 def _shards_of(samples: int, sample_bytes: float, size: float) -> int:
-    """Shards of whole samples."""
+    """Return the number of shards of at most `size` bytes, each of complete samples."""
     return math.ceil(samples / max(1, int(size // sample_bytes)))
 
 
 LEAST_BYTES = 2**30
-"""What has to be fetched in vain before it is worth a warning."""
+"""Bytes that are fetched needlessly in each epoch; below this there is no warning."""
 _MANY_READERS, _FEWER = 1.5, 1.25
 _MOST_KEPT = 0.9
 
 
-def few_shards_words(
+def few_shards_warning(
     *, samples: int, shards: int, total_bytes: int, lanes: int, global_batch: int, nodes: int
 ) -> str | None:
-    """A warning for shards that several nodes read, where smaller ones would end that; else None.
+    """Return a warning for shards that several nodes read although smaller shards would have one
+    reader; else None.
 
-    For lanes that follow from dataset and batch, of a dataset that each node fetches.
+    The lanes must follow from dataset and batch, and each node must fetch the dataset.
     """
     if nodes == 1 or not samples:
         return None
@@ -156,19 +160,19 @@ def few_shards_words(
         return None
     mean = max(1.0, total_bytes / samples)
     size = shard_bytes_for(samples, mean, nodes=nodes, global_batch=global_batch)
-    smaller = -(-samples // max(1, int(size // mean)))
+    smaller = _shards_of(samples, mean, size)
     then = shard_readers(smaller, default_lanes(global_batch, smaller), nodes=nodes)
     if then > max(MOST_READERS, readers / _FEWER):
         return None
     return (
-        f"Too few shards for {nodes} nodes: {shards:,} make {lanes} lanes, and each is read and "
-        f"kept by {readers:.1f} nodes. In {smaller:,} of {format_size(size)} it would be "
-        f"{then:.1f}: `penstock pack --for-nodes {nodes} --for-batch {global_batch}`."
+        f"Too few shards for {nodes} nodes: {shards:,} shards give {lanes} lanes, and each shard "
+        f"is read and kept by {readers:.1f} nodes. With {smaller:,} shards of {format_size(size)} "
+        f"it would be {then:.1f}: `penstock pack --for-nodes {nodes} --for-batch {global_batch}`."
     )
 
 
-def small_cache_words(max_bytes: int, node_bytes: int) -> str | None:
-    """A warning for a cache that keeps too little of what a node reads; else None."""
+def small_cache_warning(max_bytes: int, node_bytes: int) -> str | None:
+    """Return a warning for a cache that keeps too little of what a node reads; else None."""
     kept = int((1 - MARGIN_SHARE) * max_bytes)
     if kept >= _MOST_KEPT * node_bytes or node_bytes - kept < LEAST_BYTES:
         return None
@@ -176,5 +180,5 @@ def small_cache_words(max_bytes: int, node_bytes: int) -> str | None:
         f"max_bytes={format_size(max_bytes)} keeps {kept / node_bytes:.0%} of the "
         f"{format_size(node_bytes)} that this node reads: the other "
         f"{format_size(node_bytes - kept)} come from the remote in each epoch. `penstock plan` "
-        "tells what that costs."
+        "estimates the cost."
     )

@@ -1,9 +1,10 @@
 """Simulate a job step by step over its real order and its real cache rule, to check the formulas.
 
-For each step and node the plan says which shards it touches, and the cache's rule which of them are
-kept. What isn't cached is requested when the look-ahead allows it, at the earliest as many steps
-ahead as the loader would; whole shards are filled with what links and pace leave. Store, network,
-disk and cores each serve in order of arrival; a step begins when its slowest node has its batch.
+For each step and node the plan gives the shards that it reads, and the cache's rule which of them
+are kept. Uncached bytes are requested when the look-ahead allows it, at most as many steps ahead as
+the loader would. Complete shards are filled with the bandwidth that links and pace leave. Store,
+network, disk and cores each serve in order of arrival. A step begins when its slowest node has its
+batch.
 """
 
 from __future__ import annotations
@@ -21,15 +22,12 @@ from penstock.pipeline.plan.order import Plan
 from penstock.pipeline.plan.sizing.cluster import (
     CONNECTIONS_A_RANK,
     MARGIN_SHARE,
-    PEER_CLIENT_S_PER_GB,
-    PEER_SERVER_S_PER_GB,
-    PEER_TLS_CLIENT_S_PER_GB,
-    PEER_TLS_SERVER_S_PER_GB,
     RAM_SHARE,
     READ_S_PER_GB,
     REQUEST_BYTES,
     au_percent,
     fetch_cpu_s,
+    peer_s_per_gb,
 )
 from penstock.pipeline.plan.sizing.shard_geometry import geometry_of
 from penstock.pipeline.plan.sizing.traffic import EARLY_BATCHES, block_samples
@@ -48,8 +46,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Touch:
-    """What a node reads of a step: shards, ascending, and samples of each; int64, shape (n,). ids:
-    of all of these samples, in the order of the shards; int64, shape (samples,)."""
+    """The shards and samples that a node reads in a step.
+
+    shards: ascending, and samples: the number read of each; int64, shape (n,). ids: of all of these
+    samples, in the order of the shards, int64, shape (samples,).
+    """
 
     shards: Ints
     samples: Ints
@@ -57,11 +58,11 @@ class Touch:
 
 
 class SizedOrder:
-    """A setup's plan over shards as even as they can be, and what each node pins of them.
+    """A setup's plan over shards of equal size, and the shards that each node's cache keeps.
 
-    sizes: samples of each shard; shard_bytes: float64; both of shape (shards,). pinned: bool, shape
-    (nodes, shards), by the cache's own rule: of a node's share those with the lowest keys, as far
-    as its room goes.
+    sizes: samples of each shard, int64. shard_bytes: float64. Both of shape (shards,). read: shards
+    that each node reads. pinned: shards that its cache keeps by its own rule (those with the lowest
+    keys that fit). Both bool, shape (nodes, shards).
     """
 
     def __init__(self, setup: ClusterSetup, geometry: ShardGeometry, *, seed: int) -> None:
@@ -87,7 +88,7 @@ class SizedOrder:
         self.pinned = self._pinned()
 
     def steps(self, epoch: int) -> Iterator[list[Touch]]:
-        """For each step of an epoch what each node reads."""
+        """Yield for each step of an epoch what each node reads."""
         job = self._setup.job
         for step in range(self._setup.steps):
             yield [self._touch(epoch, step * job.global_batch, node) for node in range(job.nodes)]
@@ -103,7 +104,7 @@ class SizedOrder:
         return Touch(shards=shards, samples=counts[shards], ids=ids)
 
     def _pinned(self) -> NDArray[np.bool_]:
-        from penstock.cache.disk import ReadSet  # what the cache itself goes by
+        from penstock.cache.disk import ReadSet  # the cache's own rule
 
         room = (1 - MARGIN_SHARE) * self._setup.node.nvme_bytes
         if self._setup.store is None:
@@ -125,8 +126,12 @@ _RANGE, _LEAST_CONNECTIONS = 8 * 2**20, 8  # of `FetchPolicy`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchNeed:
-    """Where a batch's bytes of one node come from. absent: shards with samples that aren't here,
-    and the bytes and number of these; kept: those bytes that the cache writes down."""
+    """The sources of a batch's bytes on one node.
+
+    disk, memory: bytes read from the local disk and from memory. absent: shards with samples that
+    aren't cached; absent_bytes, absent_samples: bytes and number of these by shard. kept: those of
+    the bytes that the cache writes to disk.
+    """
 
     disk: float
     memory: float
@@ -137,15 +142,19 @@ class BatchNeed:
 
 
 class NodeState:
-    """A node's caches. filled, single: bytes of each pinned shard that whole-shard fills and
-    requests for this epoch's single samples have brought, float64, shape (shards,)."""
+    """The state of one node's caches.
+
+    filled, single: bytes of each pinned shard that fills of complete shards and requests for this
+    epoch's single samples have fetched, float64, shape (shards,). queue: pinned shards to fill, in
+    the order of first need, the next one last.
+    """
 
     def __init__(self, setup: ClusterSetup, order: SizedOrder, node: int) -> None:
         self.pinned = order.pinned[node]
         self._shard_bytes, self._sizes = order.shard_bytes, order.sizes
         self.filled = np.zeros(len(order.sizes))
         self.single = np.zeros(len(order.sizes))
-        # Of what a node keeps, so much fits into its memory; more than 1 is all.
+        # The share of the kept bytes that fits into memory; 1 or more is all.
         kept = float(order.shard_bytes[self.pinned].sum())
         self._memory_share = RAM_SHARE * setup.node.ram_bytes / max(kept, 1.0)
         self._read_at = np.full(setup.data.samples, -1.0, np.float32)  # place in the last epoch
@@ -155,27 +164,28 @@ class NodeState:
         most = max(held, min(_LEAST_CONNECTIONS * _RANGE, share / 4))
         self.pace = Pace(allowance_bytes=int(setup.job.gpus * most))
         self._own_share = np.ones(len(order.sizes))  # of each shard's samples, read in this epoch
-        self.queue: list[int] = []  # pinned shards in the order of first need, the next one last
+        self.queue: list[int] = []
 
     def forget_memory(self) -> None:
-        """Have nothing in memory that lies on the disk."""
+        """Drop all cached files from memory."""
         self._read_at[:] = 0.0
 
     def hold(self, shards: NDArray[np.bool_]) -> None:
-        """Have these shards whole on the disk, as far as they are pinned."""
+        """Store these shards completely on the disk, as far as they are pinned."""
         held = shards & self.pinned
         self.filled[held] = self._shard_bytes[held]
 
     @property
     def whole(self) -> NDArray[np.bool_]:
-        """Which shards are here, bool, shape (shards,)."""
-        here: NDArray[np.bool_] = self.filled + self.single >= self._shard_bytes * (1 - 1e-9)
-        here &= self.pinned
-        return here
+        """True for each shard that is cached completely, bool, shape (shards,)."""
+        whole: NDArray[np.bool_] = self.filled + self.single >= self._shard_bytes * (1 - 1e-9)
+        whole &= self.pinned
+        return whole
 
     def plan_fills(self, touches: list[Touch]) -> None:
-        """Begin an epoch: queue what is pinned and isn't here, in the order of first need."""
-        self.filled += self.single  # of this epoch's samples as likely here as what fills brought
+        """Begin an epoch: queue the pinned shards that aren't complete, in the order of first
+        need."""
+        self.filled += self.single  # the new epoch's samples are as likely in these as in fills
         self.single[:] = 0.0
         whole, seen, order = self.whole, np.zeros(len(self._sizes), np.bool_), []
         read = np.zeros(len(self._sizes))
@@ -188,15 +198,15 @@ class NodeState:
         self._own_share = np.clip(read / self._sizes, 1 / self._sizes, 1.0)
 
     def take(self, touch: Touch, *, at: float, block: float) -> BatchNeed:
-        """Return what a batch reads from where; what is missing counts as here from now on.
+        """Return the sources of a batch's bytes, and count missing ones as cached from now on.
 
-        at: the batch's place in the epoch, 0 to 1. block: samples that one request brings; those
-        of shards that other nodes read too bring samples of theirs.
+        at: the batch's place in the epoch, 0 to 1. block: samples that one request fetches; if
+        several nodes read a shard, some of these are another node's.
         """
         shards = touch.shards
         size = self._shard_bytes[shards]
         wanted = touch.samples * size / self._sizes[shards]
-        # Single samples are those that were asked for before: what is left comes with the fill.
+        # Single samples were fetched for earlier batches, so the fill fetches the remaining bytes.
         left = np.maximum(size - self.single[shards], 1.0)
         here = np.where(self.pinned[shards], np.minimum(1.0, self.filled[shards] / left), 0.0)
         local = wanted * here
@@ -220,8 +230,8 @@ class NodeState:
         )
 
     def fill(self, room: float) -> tuple[float, int | None]:
-        """Bring up to so many bytes of the next shard: the bytes, and the shard (None: none is
-        left, or the pace allows none)."""
+        """Fill the next shard with at most `room` bytes. Returns the bytes and the shard; None: no
+        shard is left, or the pace allows no fill."""
         while self.queue and self.pace.open:
             shard = self.queue[-1]
             left = float(self._shard_bytes[shard] - self.filled[shard] - self.single[shard])
@@ -235,10 +245,10 @@ class NodeState:
         return 0.0, None
 
     def _disk_share(self, touch: Touch, *, at: float) -> Floats:
-        """Of each shard's samples, those that memory hasn't: shape (shards,).
+        """Return the share of each shard's samples that isn't in memory, shape (shards,).
 
         Memory keeps what was used last. Between places x and y of two epochs in random orders
-        1 - x(1 - y) of all were used. What the first epoch has brought is in memory still.
+        1 - x(1 - y) of all samples were used. All that the first epoch has fetched is in memory.
         """
         before = self._read_at[touch.ids]
         self._read_at[touch.ids] = at
@@ -249,14 +259,17 @@ class NodeState:
         return share
 
 
-_LEAST_AHEAD = 4  # batches in flight where all is local
-_P99 = 2.0  # of request times over their mean
+_LEAST_AHEAD = 4  # batches in flight if everything is local
+_P99 = 2.0  # p99 of request times over their mean
 
 
 @dataclass(slots=True, kw_only=True)
 class SimulatedEpoch:
-    """One epoch, walked. seconds: from its begin to its last step's end; au in per cent; bytes of
-    all nodes by tier: remote, peer, disk, memory; requests to the store."""
+    """The measurements of a simulated epoch.
+
+    seconds: from its begin to the end of its last step. au: per cent. bytes_by_tier: bytes of all
+    nodes from "remote", "peer", "disk" and "memory". requests: requests to the store.
+    """
 
     seconds: float = 0.0
     au: float = 0.0
@@ -268,18 +281,18 @@ class SimulatedEpoch:
 
 @dataclass(slots=True)
 class _Queue:
-    """Something that serves one after the other. free_s: when it is idle again."""
+    """A resource that serves one request after the other. free_s: time at which it is idle."""
 
     free_s: float = 0.0
 
     def serve(self, at_s: float, took_s: float) -> float:
-        """When what comes at `at_s` and takes so long is done."""
+        """Return the time at which a request that arrives at `at_s` and takes `took_s` is done."""
         self.free_s = max(self.free_s, at_s) + took_s
         return self.free_s
 
 
 class _NodeQueues:
-    """The queues of one node."""
+    """The queues of one node's resources."""
 
     def __init__(self) -> None:
         self.nic_in, self.nic_out = _Queue(), _Queue()
@@ -287,8 +300,11 @@ class _NodeQueues:
 
 
 class Simulation:
-    """A setup as it runs. held: shards that are whole on each node when it begins, bool, shape
-    (nodes, shards); None: the caches are empty."""
+    """A running job of a setup.
+
+    held: True for each shard that a node has completely when the job begins, bool, shape (nodes,
+    shards); None: the caches are empty.
+    """
 
     def __init__(
         self,
@@ -301,7 +317,7 @@ class Simulation:
         self.order = SizedOrder(setup, geometry or geometry_of(setup.data, setup.job), seed=seed)
         self._setup, self._job = setup, setup.job
         self._nodes = [NodeState(setup, self.order, node) for node in range(setup.job.nodes)]
-        self._parts = [_NodeQueues() for _ in self._nodes]
+        self._queues = [_NodeQueues() for _ in self._nodes]
         self._store, self._answers = _Queue(), _Queue()
         for node, state in enumerate(self._nodes):
             if setup.store is None:
@@ -310,7 +326,7 @@ class Simulation:
             elif held is not None:
                 state.hold(held[node])
         self._whole = np.array([state.whole for state in self._nodes])
-        if held is not None:  # peers give what they don't read themselves any more
+        if held is not None:  # peers also serve shards that they no longer read
             self._whole |= held
         gpus = setup.job.gpus
         self._look = LookAhead(
@@ -318,21 +334,22 @@ class Simulation:
             connections=gpus * FetchPolicy().max_connections,
             max_bytes=AHEAD_BYTES * gpus,
         )
-        self._late_steps = 0  # whose batch came late, up to now
-        self._missed = 0.0  # samples of a step that weren't here, of all nodes
+        self._late_steps = 0  # consecutive steps up to now whose batch was late
+        self._missed = 0.0  # samples of a step that weren't cached, over all nodes
         self._ends: deque[float] = deque([0.0], maxlen=128)  # of the latest steps
         self._now = 0.0
         self._ahead = 1
-        self._asked = 0.0
-        self._beside_urgent = FetchPolicy().fills_beside_urgent  # connections of fills, of a rank
+        self._filled_until = 0.0
+        # Connections of a rank that fills may use while batches fetch.
+        self._fill_connections = FetchPolicy().fills_beside_urgent
 
     @property
     def held(self) -> NDArray[np.bool_]:
-        """The shards that are whole, bool, shape (nodes, shards)."""
+        """True for each shard that a node has completely, bool, shape (nodes, shards)."""
         return np.array([state.whole for state in self._nodes])
 
     def epoch(self, number: int) -> SimulatedEpoch:
-        """Walk an epoch; call with 0, 1, … in turn."""
+        """Simulate an epoch. Call it with 0, 1, …, in this order."""
         steps = list(self.order.steps(number))
         for node, state in enumerate(self._nodes):
             state.plan_fills([step[node] for step in steps])
@@ -342,8 +359,11 @@ class Simulation:
         for place, step in enumerate(steps):
             at = self._ends[-min(self._ahead, len(self._ends))]
             self._fill(found, until=at)
+            block = self._block
             times = [
-                self._batch(node, self._need(state, step[node], place / len(steps)), found, at)
+                self._batch(
+                    node, state.take(step[node], at=place / len(steps), block=block), found, at
+                )
                 for node, state in enumerate(self._nodes)
             ]
             begin = max(self._now, *(ready for _, ready in times))
@@ -359,34 +379,33 @@ class Simulation:
 
     @property
     def _block(self) -> float:
-        """Samples that a request brings: each comes with its neighbours once batches are late."""
+        """Samples that a request fetches: several neighbours after batches were late."""
         return block_samples(self._setup) if self._late_steps >= EARLY_BATCHES else 1.0
-
-    def _need(self, state: NodeState, touch: Touch, place: float) -> BatchNeed:
-        return state.take(touch, at=place, block=self._block)
 
     def _batch(
         self, node: int, need: BatchNeed, found: SimulatedEpoch, at: float
     ) -> tuple[float, float]:
-        """When a node has the bytes of a batch that it asked for at a time, and the batch."""
-        parts, figures = self._parts[node], self._setup.node
+        """Return the times at which a node has the bytes of a batch that it requests at `at`, and
+        the decoded batch."""
+        queues, figures = self._queues[node], self._setup.node
         came, remote, peer, requests = at, 0.0, 0.0, 0.0
         if len(need.absent):
             self._missed += float(need.absent_samples.sum())
             remote, peer, requests, came = self._fetch(node, need, at)
-        disk = parts.disk.serve(at, (need.disk + need.kept) / figures.nvme_bytes_per_s)
+        disk = queues.disk.serve(at, (need.disk + need.kept) / figures.nvme_bytes_per_s)
         work = self._job.cpu_s_per_1000 * self._job.global_batch / self._job.nodes / 1000
         work += READ_S_PER_GB * (need.disk + need.memory) / 1e9 + fetch_cpu_s(remote, requests)
-        work += self._peer_cpu_s(peer)[0]
+        work += peer_s_per_gb(tls=self._job.tls)[0] * peer / 1e9
         for tier, size in (("disk", need.disk), ("memory", need.memory)):
             found.bytes_by_tier[tier] += size
         self._moved(found, remote=remote, peer=peer, requests=requests)
         self._nodes[node].pace.spend_for_batches(int(remote + peer))
-        return came, parts.cores.serve(max(came, disk), work / figures.cores)
+        return came, queues.cores.serve(max(came, disk), work / figures.cores)
 
     def _fetch(self, node: int, need: BatchNeed, at: float) -> tuple[float, float, float, float]:
-        """Bytes from the store and from peers, requests, and when all are here."""
-        store, parts = self._setup.store, self._parts[node]
+        """Return the bytes from the store and from peers, the number of requests, and the time at
+        which all have arrived."""
+        store, queues = self._setup.store, self._queues[node]
         assert store is not None
         on_peers = np.zeros(len(need.absent), np.bool_)
         if self._job.peers:
@@ -403,35 +422,28 @@ class Simulation:
             came = max(
                 self._store.serve(at, remote / store.bytes_per_s),
                 self._answers.serve(at, requests / store.requests_per_s),
-                parts.connections.serve(at, in_flight_s / most),
+                queues.connections.serve(at, in_flight_s / most),
                 at + took_s,
             )
         if peer > 0:
             holders = [n for n in range(self._job.nodes) if self._whole[n, need.absent].any()]
             came = max(came, self._from_peers(node, holders, peer, at))
-        came = max(came, parts.nic_in.serve(at, (remote + peer) / self._setup.link_bytes_per_s))
+        came = max(came, queues.nic_in.serve(at, (remote + peer) / self._setup.link_bytes_per_s))
         return remote, peer, requests, came
 
     def _from_peers(self, node: int, holders: Sequence[int], size: float, at: float) -> float:
-        """When bytes that others hold have left them, all of these alike."""
+        """Return the time at which other nodes have sent bytes, each of them an equal part."""
         others = [other for other in holders if other != node]
-        out_s = size / max(1, len(others)) / self._setup.link_bytes_per_s
-        cpu_s = self._peer_cpu_s(size / max(1, len(others)))[1] / self._setup.node.cores
+        each = size / max(1, len(others))
+        out_s = each / self._setup.link_bytes_per_s
+        cpu_s = peer_s_per_gb(tls=self._job.tls)[1] * each / 1e9 / self._setup.node.cores
         for other in others:
-            self._parts[other].cores.free_s += cpu_s
-        return max((self._parts[n].nic_out.serve(at, out_s) for n in others), default=at)
-
-    def _peer_cpu_s(self, size: float) -> tuple[float, float]:
-        """CPU seconds of the node that asks and of those that answer."""
-        if self._job.tls:
-            client, server = PEER_TLS_CLIENT_S_PER_GB, PEER_TLS_SERVER_S_PER_GB
-        else:
-            client, server = PEER_CLIENT_S_PER_GB, PEER_SERVER_S_PER_GB
-        return client * size / 1e9, server * size / 1e9
+            self._queues[other].cores.free_s += cpu_s
+        return max((self._queues[n].nic_out.serve(at, out_s) for n in others), default=at)
 
     def _fill(self, found: SimulatedEpoch, *, until: float) -> None:
-        """Whole shards with what the links leave until a time."""
-        since, self._asked = self._asked, max(self._asked, until)
+        """Fill complete shards with the bandwidth that is left until a time."""
+        since, self._filled_until = self._filled_until, max(self._filled_until, until)
         store = self._setup.store
         if store is None or until <= since:
             return
@@ -444,14 +456,14 @@ class Simulation:
     def _fill_node(
         self, node: int, found: SimulatedEpoch, *, since: float, until: float, share_s: float
     ) -> None:
-        store, state, parts = self._setup.store, self._nodes[node], self._parts[node]
+        store, state, queues = self._setup.store, self._nodes[node], self._queues[node]
         figures = self._setup.node
         assert store is not None
-        streams = self._job.gpus * self._beside_urgent
+        streams = self._job.gpus * self._fill_connections
         stream = REQUEST_BYTES / store.request_s(REQUEST_BYTES)
-        nic_s = until - max(since, parts.nic_in.free_s)
+        nic_s = until - max(since, queues.nic_in.free_s)
         link = min(nic_s * self._setup.link_bytes_per_s, (until - since) * streams * stream)
-        disk_s = until - max(since, parts.disk.free_s)
+        disk_s = until - max(since, queues.disk.free_s)
         disk = disk_s * figures.nvme_bytes_per_s
         room = max(0.0, min(link, share_s * store.bytes_per_s, disk))
         while room > 1:
@@ -467,9 +479,9 @@ class Simulation:
                 self._store.serve(since, got / store.bytes_per_s)
                 self._answers.serve(since, got / REQUEST_BYTES / store.requests_per_s)
                 self._moved(found, remote=got, requests=got / REQUEST_BYTES)
-            parts.nic_in.serve(since, got / self._setup.link_bytes_per_s)
-            parts.disk.serve(since, got / figures.nvme_bytes_per_s)
-            parts.cores.serve(since, fetch_cpu_s(got, got / REQUEST_BYTES) / figures.cores)
+            queues.nic_in.serve(since, got / self._setup.link_bytes_per_s)
+            queues.disk.serve(since, got / figures.nvme_bytes_per_s)
+            queues.cores.serve(since, fetch_cpu_s(got, got / REQUEST_BYTES) / figures.cores)
             whole = state.filled[shard] + state.single[shard] >= self.order.shard_bytes[shard] - 1
             self._whole[node, shard] |= whole
 
@@ -481,7 +493,7 @@ class Simulation:
         found.requests += requests
 
     def _count(self, begin: float, *, came: float) -> None:
-        """Count a batch that is handed out at a time, and look how far to ask ahead."""
+        """Count a batch that is delivered at `begin`, and update how far to request ahead."""
         store, setup = self._setup.store, self._setup
         size = self._job.global_batch * setup.data.sample_bytes / self._job.nodes
         for state in self._nodes:
@@ -491,8 +503,8 @@ class Simulation:
             return
         waited_s = max(0.0, begin - self._now)
         is_late = came > self._now + 0.01 * self._job.step_s
-        self._beside_urgent = room_for_fills(
-            self._beside_urgent, ready_share=0.0 if is_late else 1.0, most=CONNECTIONS_A_RANK
+        self._fill_connections = room_for_fills(
+            self._fill_connections, ready_share=0.0 if is_late else 1.0, most=CONNECTIONS_A_RANK
         )
         self._late_steps = self._late_steps + 1 if is_late else 0
         self._look.count_misses(round(self._missed / self._job.nodes))
@@ -505,6 +517,6 @@ class Simulation:
 
 
 def simulate(setup: ClusterSetup, *, epochs: int = 2, seed: int = 0) -> list[SimulatedEpoch]:
-    """Walk the first epochs of a job, from empty caches on."""
+    """Simulate the first epochs of a job that starts with empty caches."""
     simulation = Simulation(setup, seed=seed)
     return [simulation.epoch(number) for number in range(epochs)]

@@ -1,6 +1,6 @@
 """Compute the bytes that an epoch moves by tier, and the time that each tier would take alone.
 
-The longest of these times is the limit. Traffic differs over an empty and over a filled cache.
+The longest of these times is the limit. The traffic depends on whether the caches are filled.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochTraffic:
-    """What all nodes together move in an epoch. Bytes.
+    """The bytes that all nodes together move in an epoch, and their requests.
 
-    remote, peer: from the store and from other nodes' caches. disk_read, disk_write: of the local
-    disks. memory: read from what the kernel keeps of their files. requests: to the store, of which
-    `opening` for the tables of shards that the first batches need, before anything else is sent.
+    remote, peer: bytes from the store and from other nodes' caches. disk_read, disk_write: bytes of
+    the local disks. memory: bytes read from the kernel's page cache. requests: requests to the
+    store; `opening` of these fetch the tables of the first batches' shards, before all others.
     postponed: bytes of the store that a starved first epoch leaves to the second.
     """
 
@@ -47,7 +47,7 @@ class EpochTraffic:
 
 
 def cache_share(setup: ClusterSetup, geometry: ShardGeometry) -> float:
-    """F: of what a node reads, the part that its cache keeps; 1 where the data are local."""
+    """Return F, the share of a node's data that its cache keeps; 1 if the data are local."""
     if setup.store is None:
         return 1.0
     room = (1 - MARGIN_SHARE) * setup.node.nvme_bytes
@@ -55,25 +55,25 @@ def cache_share(setup: ClusterSetup, geometry: ShardGeometry) -> float:
 
 
 def node_set_bytes(setup: ClusterSetup, geometry: ShardGeometry) -> float:
-    """Bytes of the shards that one node may ever read, whole: with `reshuffle` all that there are,
-    of which a cache keeps the same random part on each node."""
+    """Return the bytes of all shards that one node reads during a job: with `reshuffle` the whole
+    dataset, of which each node's cache keeps the same random part."""
     if setup.job.reshuffle:
         return setup.data.total_bytes
     return node_epoch_bytes(setup, geometry)
 
 
 def node_epoch_bytes(setup: ClusterSetup, geometry: ShardGeometry) -> float:
-    """Bytes of the shards that one node reads in an epoch, whole."""
+    """Return the bytes of all shards that one node reads in an epoch."""
     return setup.data.total_bytes * geometry.readers / setup.job.nodes
 
 
 def reshuffled_share(reshuffle: float, *, nodes: int, epochs: int) -> float:
-    """Of what nodes read in an epoch after the first, the part that is new to the node, on average
-    over these epochs.
+    """Return the share of a node's reads that are new to it, on average over the epochs after the
+    first.
 
-    A node reads a shard of its own lanes in an epoch with probability a = 1 - p + p/n, each other
-    one with b = p/n: so epoch e brings a·(1 - a)^e + (n - 1)·b·(1 - b)^e of the dataset to nodes
-    that have never read it.
+    A node reads a shard of its own lanes in an epoch with probability a = 1 - p + p/n, and each
+    other one with b = p/n. So in epoch e nodes read a·(1 - a)^e + (n - 1)·b·(1 - b)^e of the
+    dataset for the first time.
     """
     if epochs < 2:
         return 0.0
@@ -84,10 +84,11 @@ def reshuffled_share(reshuffle: float, *, nodes: int, epochs: int) -> float:
 
 
 def memory_share(kept: float) -> float:
-    """Of an epoch's reads, those that an LRU of so much of the files finds in memory.
+    """Return the share of an epoch's reads that find their file in an LRU page cache, which keeps
+    the share `kept` of the files.
 
     In an order that is random in each epoch the files read between two reads of one are
-    1 - x(1 - y) of all, x and y its places in the two epochs: so c + (1 - c)·ln(1 - c).
+    1 - x(1 - y) of all, with x and y its places in the two epochs: so c + (1 - c)·ln(1 - c).
     """
     if kept >= 1:
         return 1.0
@@ -95,45 +96,37 @@ def memory_share(kept: float) -> float:
 
 
 def single_share(open_share: float) -> float:
-    """Of a cold epoch's samples, those that come by requests of their own, as their shards aren't
-    there yet: of w open shards all at first, and ever fewer until they are filled."""
+    """Return the share of a cold epoch's samples that are fetched one by one, since their shards
+    aren't cached yet: of the first open shards all samples, and fewer until they are filled."""
     return open_share * (1 - open_share / 2)
 
 
-TABLES_A_SHARD = 2
-"""Requests before a shard's first sample: where it begins and where its table lies."""
+_TABLES_A_SHARD = 2  # requests before a shard's first sample: its header and its table
 _BLOCKS = MOST_WIDENING / math.sqrt(2)
-"""Samples that a starved epoch fetches at a time: blocks are powers of two of 4 KiB, so between
-half of `MOST_WIDENING` times a sample and all of it, and in between on average."""
+"""Samples of a block that a starved epoch fetches: blocks are powers of two of 4 KiB, so they have
+between half of `MOST_WIDENING` samples and all of it."""
 EARLY_BATCHES = math.ceil(math.log(MOST_WIDENING, 4)) + 4
-"""Until they are that wide, which takes a late batch for each factor of 4, and what is in flight by
-then."""
+"""Batches before blocks are that large: a late batch for each factor of 4, and those in flight."""
 
 
 def block_samples(setup: ClusterSetup) -> float:
-    """Samples that one request of a starved epoch brings."""
+    """Return the samples that one request of a starved epoch fetches."""
     return min(_BLOCKS, max(1.0, REQUEST_BYTES / setup.data.sample_bytes))
 
 
-def early_share(setup: ClusterSetup) -> float:
-    """Of a starved epoch's samples, those that are fetched one by one."""
+def _early_share(setup: ClusterSetup) -> float:
+    """Return the share of a starved epoch's samples that are fetched one by one."""
     return min(1.0, EARLY_BATCHES * setup.job.global_batch / setup.data.samples)
 
 
-def starved_share(setup: ClusterSetup, *, readers: float) -> float:
-    """Requests over samples of a cold epoch whose batches wait for the store: each sample alone to
-    begin with, then with its neighbours, which every node that reads the shard asks for."""
-    early = early_share(setup)
-    return early + (1 - early) * readers / block_samples(setup)
+def _starved_readers(setup: ClusterSetup, geometry: ShardGeometry) -> float:
+    """Return how many copies of the dataset the nodes of a starved epoch fetch together, without
+    peers.
 
-
-def starved_readers(setup: ClusterSetup, geometry: ShardGeometry) -> float:
-    """Copies of the dataset that the nodes of a starved epoch fetch together, without peers.
-
-    A node asks for blocks of k neighbours, so of a shard that it shares with others it fetches all
-    but the blocks that hold none of its samples: 1 - (1 - 1/readers)^k of it.
+    A node fetches blocks of k neighbours, so of a shard that it shares with others it fetches all
+    but the blocks without any of its samples: 1 - (1 - 1/readers)^k of it.
     """
-    readers, early = geometry.readers, early_share(setup)
+    readers, early = geometry.readers, _early_share(setup)
     wide = readers * (1 - math.pow(1 - 1 / readers, block_samples(setup)))
     return early + (1 - early) * wide
 
@@ -141,11 +134,11 @@ def starved_readers(setup: ClusterSetup, geometry: ShardGeometry) -> float:
 def first_traffic(
     setup: ClusterSetup, geometry: ShardGeometry, *, starved: bool = False
 ) -> EpochTraffic:
-    """A job's first epoch: over empty caches, over some of which a part lies on other nodes
-    (`moved`), or over data on local disks that memory has nothing of.
+    """Return the traffic of a job's first epoch: over empty caches, over caches of which a part is
+    on other nodes (`moved`), or over local data of which memory holds nothing.
 
-    starved: batches wait for what is fetched. Then fills give way, and samples come by requests of
-    their own and soon with their neighbours.
+    starved: batches wait for the store. Then fills yield, and samples are fetched one by one and
+    later in blocks with their neighbours.
     """
     data, job, kept = setup.data, setup.job, cache_share(setup, geometry)
     total = data.total_bytes
@@ -154,39 +147,40 @@ def first_traffic(
     moved = 1.0 if job.moved is None else job.moved
     passed, absent = total * (1 - kept), total * kept * moved
     # Each node that reads a shard keeps it whole.
-    readers = starved_readers(setup, geometry) if starved else geometry.readers
+    readers = _starved_readers(setup, geometry) if starved else geometry.readers
     filled, postponed = absent * readers, absent * (geometry.readers - readers)
     from_store = filled
-    if job.peers:  # once, where nobody has it yet
+    if job.peers:  # once, unless a node has it already
         from_store, postponed = (absent if job.moved is None else 0.0), 0.0
     each = math.ceil(data.sample_bytes / REQUEST_BYTES)
     asking = from_store / absent if absent else 0.0  # nodes that ask the store for a shard
-    if starved:
-        alone = starved_share(setup, readers=asking) if asking else 0.0
+    if starved:  # requests over samples: one by one at first, then in blocks, by every reader
+        early = _early_share(setup)
+        alone = early + (1 - early) * asking / block_samples(setup) if asking else 0.0
     else:
         alone = single_share(geometry.open_share) * from_store / filled if filled else 0.0
     single = data.samples * each * ((1 - kept) + kept * moved * alone)
     fills = 0.0 if starved else from_store / geometry.shard_bytes
-    # Whoever reads of a shard fetches its tables once, whether or not it keeps the shard.
+    # Each node that reads a shard fetches its tables once, even if it doesn't keep the shard.
     opened = geometry.shards * ((1 - kept) * geometry.readers + kept * moved * asking)
-    here = _local(total * kept * (1 - moved), found=_found(setup, geometry, kept))
+    local = _local(total * kept * (1 - moved), found=_found(setup, geometry, kept))
     return EpochTraffic(
         remote=from_store + passed,
         peer=filled - from_store,
-        disk_read=here.disk_read,
+        disk_read=local.disk_read,
         disk_write=filled,
-        memory=here.memory + absent,  # what was just written is in memory still
+        memory=local.memory + absent,  # what was just written is still in memory
         requests=single
         + fills * math.ceil(geometry.shard_bytes / REQUEST_BYTES)
-        + TABLES_A_SHARD * opened,
-        opening=TABLES_A_SHARD * opened * geometry.open_share,
+        + _TABLES_A_SHARD * opened,
+        opening=_TABLES_A_SHARD * opened * geometry.open_share,
         postponed=postponed,
     )
 
 
 def warm_traffic(setup: ClusterSetup, geometry: ShardGeometry) -> EpochTraffic:
-    """An epoch over caches that hold all that they keep; with `reshuffle` over those that hold
-    what the epochs before have brought, the mean of all later ones."""
+    """Return the traffic of an epoch over filled caches; with `reshuffle` the mean of all epochs
+    after the first, whose caches hold what earlier epochs have read."""
     data, job, kept = setup.data, setup.job, cache_share(setup, geometry)
     total = data.total_bytes
     local = _local(total * kept, found=_found(setup, geometry, kept))
@@ -195,7 +189,7 @@ def warm_traffic(setup: ClusterSetup, geometry: ShardGeometry) -> EpochTraffic:
     new = kept * reshuffled_share(job.reshuffle, nodes=job.nodes, epochs=job.epochs)
     if kept >= 1 and not new:
         return local
-    here = _local(total * (kept - new), found=_found(setup, geometry, kept))
+    old = _local(total * (kept - new), found=_found(setup, geometry, kept))
     filled = total * new * geometry.readers
     from_store = 0.0 if job.peers else filled
     each = math.ceil(data.sample_bytes / REQUEST_BYTES)
@@ -205,15 +199,15 @@ def warm_traffic(setup: ClusterSetup, geometry: ShardGeometry) -> EpochTraffic:
     return EpochTraffic(
         remote=total * (1 - kept) + from_store,
         peer=filled - from_store,
-        disk_read=here.disk_read,
+        disk_read=old.disk_read,
         disk_write=filled,
-        memory=here.memory + total * new,  # what was just written is in memory still
+        memory=old.memory + total * new,  # what was just written is still in memory
         requests=single + ranges,
     )
 
 
 def _found(setup: ClusterSetup, geometry: ShardGeometry, kept: float) -> float:
-    """Of what an epoch reads locally, the part that is in memory."""
+    """Return the share of an epoch's local reads that memory serves."""
     on_disk = max(1.0, kept * node_epoch_bytes(setup, geometry))
     return memory_share(min(1.0, RAM_SHARE * setup.node.ram_bytes / on_disk))
 
@@ -230,14 +224,15 @@ def _local(read: float, *, found: float) -> EpochTraffic:
 
 
 Tier = Literal["model", "decode", "cores", "disk", "nic", "remote", "requests", "connections"]
-"""What can hold an epoch back. decode: the cores, mostly by decoding; cores: by moving bytes.
-remote: the store's bandwidth; requests: those that it answers a second; connections: requests that
-a node has in flight, times their latency. nic: of a node, in the busier direction."""
+"""The possible limits of an epoch. decode: the cores, mostly for decoding; cores: the cores, mostly
+for moving bytes. nic: a node's network, in the busier direction. remote: the store's bandwidth.
+requests: the store's requests a second. connections: a node's requests in flight, times their
+latency."""
 
-OF_THE_STORE: tuple[Tier, ...] = ("nic", "remote", "requests", "connections")
-"""What fetching waits for."""
+STORE_TIERS: tuple[Tier, ...] = ("nic", "remote", "requests", "connections")
+"""The tiers that limit fetching."""
 
-WORDS: dict[Tier, str] = {
+TIER_NAMES: dict[Tier, str] = {
     "model": "the GPUs",
     "decode": "the CPU cores, which decode",
     "cores": "the CPU cores, which move bytes",
@@ -250,21 +245,22 @@ WORDS: dict[Tier, str] = {
 
 
 def decode_cpu_s(setup: ClusterSetup) -> float:
-    """CPU seconds of all nodes to decode and augment an epoch."""
+    """Return the CPU seconds of all nodes to decode and augment an epoch."""
     return setup.job.cpu_s_per_1000 * setup.steps * setup.job.global_batch / 1000
 
 
 def bytes_cpu_s(setup: ClusterSetup, traffic: EpochTraffic) -> float:
-    """CPU seconds of all nodes to move an epoch's bytes: from the store, peers, disk and memory."""
+    """Return the CPU seconds of all nodes to move an epoch's bytes from the store, peers, disks and
+    memory."""
     read = READ_S_PER_GB * (traffic.disk_read + traffic.memory) / 1e9
     fetched = fetch_cpu_s(traffic.remote, traffic.requests)
     return read + fetched + peer_cpu_s(traffic.peer, tls=setup.job.tls)
 
 
 def tier_seconds(setup: ClusterSetup, traffic: EpochTraffic) -> dict[Tier, float]:
-    """Seconds of an epoch, by the tier that would be its only limit; tiers without work left out.
+    """Return by tier the seconds of an epoch if it were the only limit; without idle tiers.
 
-    traffic: of a whole dataset; what doesn't fill a batch is fetched all the same.
+    traffic: of the whole dataset; samples that don't fill a batch are fetched, too.
     """
     job, node, store = setup.job, setup.node, setup.store
     decode, moving = decode_cpu_s(setup), bytes_cpu_s(setup, traffic)
@@ -282,8 +278,8 @@ def tier_seconds(setup: ClusterSetup, traffic: EpochTraffic) -> dict[Tier, float
 
 
 def _connections_s(setup: ClusterSetup, traffic: EpochTraffic) -> float:
-    """Seconds of an epoch's requests, with as many in flight as a rank begins with; tables that
-    the first batches wait for come before, of fewer shards at a time."""
+    """Return the seconds of an epoch's requests, with as many in flight as ranks begin with. The
+    tables that the first batches wait for come first, with fewer in flight."""
     store, ranks = setup.store, setup.job.ranks
     assert store is not None
     others_s = (traffic.requests - traffic.opening) * store.latency_s

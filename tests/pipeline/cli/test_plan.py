@@ -128,7 +128,7 @@ def test_a_pack_tells_its_own_figures(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--samples-per-s", "3"], "both of --model and --samples-per-s"),
         (
             ["--nvme-bandwidth", "1MB/s", "--ram", "1GB", "--au", "90"],
-            "more than there is of: the local disk (",
+            "Too slow for the GPUs: the local disk (",
         ),
         (["--plot", "/nowhere/a.png"], "isn't an existing folder"),
         (["/nowhere/photos"], "there is no such file or folder"),

@@ -95,8 +95,8 @@ def test_nodes_of_a_split_model_that_read_the_same_are_one_share() -> None:
 
 
 def test_ranks_that_go_on_from_elsewhere_are_named_on_each_rank() -> None:
-    words = {rank: word("a", goes_on="step 7") for rank in range(4)}
-    words[2] = words[3] = word("b", goes_on="step 0")
+    words = {rank: word("a", resume_point="step 7") for rank in range(4)}
+    words[2] = words[3] = word("b", resume_point="step 0")
     for error in meet(words, 4).values():
         assert isinstance(error, PlanError)
         assert "Ranks 2 to 3 would continue from step 0, rank 0 from step 7" in str(error)

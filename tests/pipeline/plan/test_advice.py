@@ -25,11 +25,11 @@ from penstock.pipeline.plan import (
     better_batch,
     default_lanes,
     default_window,
-    many_readers_words,
+    many_readers_warning,
     most_lanes,
     readers_of,
     readers_per_shard,
-    uneven_words,
+    uneven_batches_warning,
     usual_spreads,
 )
 from penstock.readers import Dataset, pack
@@ -167,14 +167,16 @@ def test_the_loader_names_a_better_batch(sorted_folder: Path, tmp_path: Path) ->
 
 def test_batches_that_grow_past_the_lanes_are_named() -> None:
     schedule = BatchSchedule.of({0: 8192, 10**6: 16384, 5 * 10**7: 16000})
-    words = uneven_words(schedule, lanes=1024, nodes=32)
+    words = uneven_batches_warning(schedule, lanes=1024, nodes=32)
     assert words is not None
     assert (
         "the 16,000 samples from sample 50,000,000 on aren't a multiple of the job's 1024" in words
     )
     assert "read by 1.5 of the 32 nodes, with 16,384 by 1.0" in words
-    assert uneven_words(schedule, lanes=1024, nodes=1) is None
-    assert uneven_words(BatchSchedule.of({0: 8192, 9: 12288}), lanes=1024, nodes=32) is None
+    assert uneven_batches_warning(schedule, lanes=1024, nodes=1) is None
+    assert (
+        uneven_batches_warning(BatchSchedule.of({0: 8192, 9: 12288}), lanes=1024, nodes=32) is None
+    )
     loader = partial(DataLoader, Values([9] * 64), world=World(0, 4), drop_last=True)
     with pytest.warns(PenstockWarning, match="the 36 samples from sample 200 on aren't a multiple"):
         loader(
@@ -214,7 +216,7 @@ def test_readers_with_those_of_the_ends_are_what_a_plan_has(shards: int, nodes: 
         (100_000, 4096, None),
         (10_000, 512, None),
         (300, 32, None),  # few nodes: a small dataset's bytes
-        (2_000, 512, r"by 2\.51 of the 512 nodes .*A node wants some 20 shards or more: pack"),
+        (2_000, 512, r"by 2\.51 of the 512 nodes .*A node needs some 20 shards or more: pack"),
         (10_000, 4096, r"by 2\.82 of the 4096 nodes"),
         (
             20_000,
@@ -226,7 +228,7 @@ def test_readers_with_those_of_the_ends_are_what_a_plan_has(shards: int, nodes: 
 def test_many_readers_are_told_with_the_figure(shards: int, nodes: int, told: str | None) -> None:
     batch = nodes * 256
     lanes = default_lanes(batch, shards)
-    words = many_readers_words(shards, lanes=lanes, nodes=nodes, global_batch=batch)
+    words = many_readers_warning(shards, lanes=lanes, nodes=nodes, global_batch=batch)
     if told is None:
         assert words is None
         return
@@ -237,7 +239,7 @@ def test_many_readers_are_told_with_the_figure(shards: int, nodes: int, told: st
 
 
 def test_a_batch_of_few_samples_a_node_is_told_too() -> None:
-    words = many_readers_words(10_000, lanes=128, nodes=1024, global_batch=1024)
+    words = many_readers_warning(10_000, lanes=128, nodes=1024, global_batch=1024)
     assert words is not None
     assert "by 8.20 of the 1024 nodes" in words
-    assert "a batch wants 8 samples a node or more" in words
+    assert "a batch needs 8 samples a node or more" in words

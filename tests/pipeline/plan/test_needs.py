@@ -22,11 +22,11 @@ from penstock.pipeline.plan import (
     Pace,
     Plan,
     Walk,
-    little_room_words,
     node_ranks,
     open_windows_bytes,
     shards_of_ranks,
     widening,
+    window_room_warning,
 )
 
 # -- which shards
@@ -159,9 +159,9 @@ def test_room_for_two_windows_is_never_more_than_the_nodes_share(
     most = int(MOST_ROOM * node_bytes)
     assert needed <= most
     assert needed == most or needed >= 2 * open_shards * shard_bytes * share
-    assert little_room_words(needed, needed, window=2, lanes=3) is None
+    assert window_room_warning(needed, needed, window=2, lanes=3) is None
     if needed:
-        words = little_room_words(needed - 1, needed, window=2, lanes=3)
+        words = window_room_warning(needed - 1, needed, window=2, lanes=3)
         assert words is not None
         assert f"max_bytes={needed} or" in words
 

@@ -167,7 +167,7 @@ def test_units_are_in_the_fingerprint() -> None:
         ([[4]], "those of 1 shards, wanted a list of rows for each of the 2"),
         ([[4], [3]], "those of shard 1 have 3 rows, and the shard has 4"),
         ([[4], [2, 2, 0]], "for shard 1, wanted the rows of its units"),
-        ([[4], [2.0, 2.0]], "whole numbers from 1 on"),
+        ([[4], [2.0, 2.0]], "whole numbers of at least 1"),
         ([[4], [[4]]], "for shard 1"),
         ([4, 0], "for shard 1"),
     ],

@@ -146,8 +146,8 @@ def test_a_job_without_steps_says_so() -> None:
     ("entries", "told"),
     [
         ((), "no entry"),
-        (((0, 0),), "1 sample or more"),
-        (((-1, 4),), "ascend from 0"),
+        (((0, 0),), "global batch of 0, wanted 1 or more"),
+        (((-1, 4),), "wanted 0 or more, ascending"),
         (((0, 4), (0, 5)), "ascend"),
         (((0, 4), (9, 5), (8, 6)), "ascend"),
         (((0, 4.0),), "whole numbers"),

@@ -22,7 +22,7 @@ from penstock.pipeline.plan.sizing import (
     memory_share,
     reshuffled_share,
     single_share,
-    unmet_words,
+    unmet_utilisation,
 )
 from tests.pipeline.plan.sizing.setups import SETUP, setup
 
@@ -210,14 +210,16 @@ def test_a_cache_below_a_shard_is_refused_with_the_figures() -> None:
 
 def test_an_au_that_cant_be_met_names_the_constraint_and_by_how_much() -> None:
     slow = forecast(setup(node={"nvme_bytes_per_s": 4e8, "ram_bytes": 1e9}))
-    words = unmet_words(slow, au=95)
+    words = unmet_utilisation(slow, au=95)
     assert words is not None
     assert f"{slow.later.tiers['disk'] / slow.later.tiers['model']:.2f} x" in words
-    assert "more than there is of: the local disk (" in words
-    many = unmet_words(forecast(setup(store={"requests_per_s": 1.0}, job={"epochs": 1})), au=95)
+    assert "Too slow for the GPUs: the local disk (" in words
+    many = unmet_utilisation(
+        forecast(setup(store={"requests_per_s": 1.0}, job={"epochs": 1})), au=95
+    )
     assert many is not None
-    assert "than there is of: the store's requests a second (" in many
-    assert unmet_words(forecast(SETUP), au=95) is None
+    assert "Too slow for the GPUs: the store's requests a second (" in many
+    assert unmet_utilisation(forecast(SETUP), au=95) is None
 
 
 @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf])
@@ -231,7 +233,7 @@ def test_figures_that_cant_be_are_refused(bad: float) -> None:
 def test_a_batch_below_the_world_and_above_the_set_are_refused() -> None:
     with pytest.raises(ConfigError, match="got 31, 1 fewer than the 32 GPUs of 4 nodes"):
         JobFigures(nodes=4, gpus=8, global_batch=31, samples_per_s=1)
-    with pytest.raises(ConfigError, match="8092 are missing"):
+    with pytest.raises(ConfigError, match="8092 samples short of one full batch"):
         setup(data={"samples": 100})
 
 

@@ -62,9 +62,11 @@ class LateWorld:
         self._was_found = self.is_given
         if given is None:
             try:
-                self._set_found(World.find())
+                found = World.find()
             except PlanError as error:
                 self.doubt = error
+            else:
+                self._set_found(found)
 
     @property
     def is_of_group(self) -> bool:

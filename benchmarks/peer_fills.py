@@ -73,7 +73,7 @@ def remote_of(
     if address:
         directory = PeerDirectory(group=GROUP)
         upstream = PeerUpstream(StoreUpstream(fetcher), directory, meter=TrafficMeter())
-        upstream.know(
+        upstream.use_peers(
             [Peer(1, address)], PeerClient(secret, limits=_PATIENT), planned=_Everything()
         )
     remote = Remote(fetcher, cache, group=GROUP, label="fills", upstream=upstream)

@@ -228,7 +228,7 @@ class RemoteShards:
         times = [remote.upstream.request_time() for remote in self.remotes]
         return max(mean for mean, _ in times), max(p99 for _, p99 in times)
 
-    def let_fills(
+    def limit_fills(
         self, room: Callable[[int, int], int], *, widening: Callable[[int], int] | None = None
     ) -> None:
         """Set how many connections fills may use while batches fetch: room(now, most) of each
@@ -238,7 +238,7 @@ class RemoteShards:
         unchanged.
         """
         for remote in self.remotes:
-            remote.upstream.let_fills(room)
+            remote.upstream.limit_fills(room)
             if widening is not None:
                 remote.widening = widening(remote.widening)
 

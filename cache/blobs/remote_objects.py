@@ -627,7 +627,7 @@ class Remote:
         file (CachedBlob.inode)."""
         if self._dataset_cache.drop(source, inode=inode):
             self.fetcher.meter.add(refetched=1)
-        self.upstream.doubt(source.key)
+        self.upstream.mark_wrong(source.key)
 
     # -- small objects and names
 

@@ -71,7 +71,7 @@ class Upstream(Protocol):
         """Reserve connections for ranges of a blob that aren't urgent: yield how many may be used
         now, at most `most`; they are released at the end of the context."""
 
-    def let_fills(self, room: Callable[[int, int], int]) -> None:
+    def limit_fills(self, room: Callable[[int, int], int]) -> None:
         """Set the connections that fills may use while batches fetch, too, to room(now, most)."""
 
     def request_time(self) -> tuple[float, float]:
@@ -87,7 +87,7 @@ class Upstream(Protocol):
     def is_left_to_others(self, key: str) -> bool:
         """Return True if the fill of a blob should wait until a nearer source has it."""
 
-    def doubt(self, key: str) -> None:
+    def mark_wrong(self, key: str) -> None:
         """Record that bytes of a blob were wrong: from now on only its origin is asked for it."""
 
     def close(self) -> None:
@@ -125,8 +125,8 @@ class StoreUpstream:
         del key
         return self._fetcher.reserve_fills(most)
 
-    def let_fills(self, room: Callable[[int, int], int]) -> None:
-        """Set the connections of fills; see `Upstream.let_fills`."""
+    def limit_fills(self, room: Callable[[int, int], int]) -> None:
+        """Set the connections of fills; see `Upstream.limit_fills`."""
         fetcher = self._fetcher
         most = fetcher.policy.max_connections
         fetcher.fills_beside_urgent = room(fetcher.fills_beside_urgent, most)
@@ -149,7 +149,7 @@ class StoreUpstream:
         del key
         return False
 
-    def doubt(self, key: str) -> None:
+    def mark_wrong(self, key: str) -> None:
         """Do nothing: the store is the origin of all blobs."""
 
     def close(self) -> None:

@@ -1,17 +1,19 @@
-"""Parse a peer's request, check its signature, and answer it from what the node holds.
+"""Parse a peer's request, check its signature, and answer it from the files of the node's cache.
 
-Nothing here knows of connections. An answer may hold a file open, for its sender to close.
+This module doesn't handle connections. An answer may refer to an open file, which its sender
+closes.
 
-The parser accepts exactly what this protocol has, and nothing else of HTTP. Why no library: what
-these read beside it (bodies, chunks, pipelines, upgrades, folded lines, other methods) would have
-to be refused after them, and for ranges of 100 KB they cost as much as all the rest of the server.
-Measured over loopback, CPU-seconds a GB of the server: this on asyncio 0.4, asyncio's streams 0.8,
+The parser accepts only the subset of HTTP that the protocol uses. A library would also parse
+bodies, chunks, pipelines, upgrades, folded lines and other methods, all of which would then have to
+be refused; and for ranges of 100 KB it costs as much as all the rest of the server. Measured over
+loopback, CPU-seconds a GB of the server: this module on asyncio 0.4, asyncio's streams 0.8,
 aiohttp's low-level server 1.3.
 
-The CRC-32C of a stretch of a body comes from the catalogue where it is a block, else from reading
-it. So a server reads nothing for what fills ask for, at whole MiB; of any other range the first and
-the last stretch, 2 MiB at most. A block that the disk has changed since it came carries the
-checksum of what came, and the peer that asked for it notices.
+The CRC-32C of a stretch of a body comes from the catalogue if the stretch is a block; otherwise the
+server reads the stretch. So it reads nothing ahead for fills, which request whole MiB, and at most
+2 MiB for any other range: the first and the last stretch. If the disk has changed a block since it
+was received, the answer carries the checksum of the received bytes, and the client detects the
+damage.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 _LINE = re.compile(r"([A-Z]{1,16}) ([!-~]{1,512}) HTTP/1\.1")
 _HEADER = re.compile(r"([A-Za-z0-9-]{1,64}):[ \t]*([ -~]{0,1024}?)[ \t]*")
 _MOST_HEADERS = 32
-# Each announces more than a head, or another protocol.
+# These headers announce a body or another protocol.
 _REFUSED = frozenset({"content-length", "transfer-encoding", "upgrade", "expect", "trailer", "te"})
 _ONCE = frozenset({"authorization", "range", "connection", "host"})
 
@@ -51,8 +53,8 @@ END = b"\r\n\r\n"
 
 @dataclass(frozen=True, slots=True)
 class PeerRequest:
-    """A request, as far as it is one of ours. token: of Authorization. keeps: another may follow on
-    the connection."""
+    """A parsed request. token: the value of Authorization. keeps: True if another request may
+    follow on the connection."""
 
     question: Question
     token: str
@@ -60,7 +62,7 @@ class PeerRequest:
 
 
 def read_head(data: bytes | bytearray) -> PeerRequest | None:
-    """Read a head without its empty line; None for what isn't one of this protocol."""
+    """Parse a request's head, without its empty line; None if the protocol doesn't allow it."""
     if len(data) > MOST_HEAD_BYTES:
         return None
     try:
@@ -90,7 +92,8 @@ _STEP = 2**17
 
 
 class _ReadBuffer(threading.local):
-    """What a thread reads into: new memory for each range would cost more than reading it."""
+    """A thread's buffer for reading: allocating memory for each range would cost more than reading
+    it."""
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(_STEP))
@@ -108,33 +111,33 @@ def crc_of_file(fd: int, start: int, end: int, *, waits: bool) -> int | None: ..
 
 
 def crc_of_file(fd: int, start: int, end: int, *, waits: bool = True) -> int | None:
-    """Compute the checksum of bytes [start, end) of a file; None where that had to wait for the
-    disk and may not. waits: it may.
+    """Compute the CRC-32C of bytes [start, end) of a file. waits: False returns None instead of
+    waiting for the disk.
 
-    Read, not mapped: a file that is cut meanwhile is an error, not the end of the process. Raises
-    OSError, EOFError.
+    The file is read rather than mapped: if it is truncated meanwhile, that is an error instead of
+    the end of the process. Raises OSError, EOFError.
     """
-    room, crc = _read_buffer.view, 0
+    view, crc = _read_buffer.view, 0
     flags = 0 if waits else os.RWF_NOWAIT
     while start < end:
         try:
-            got = os.preadv(fd, [room[: end - start]], start, flags)
+            got = os.preadv(fd, [view[: end - start]], start, flags)
         except OSError as error:
             if not flags:
                 raise
             if error.errno == errno.EAGAIN:
                 return None
-            flags = 0  # its file system can't tell
+            flags = 0  # the file system doesn't support RWF_NOWAIT
             continue
         if not got:
             raise EOFError("the file is shorter than it was")
-        crc, start = crc32c(room[:got], crc), start + got
+        crc, start = crc32c(view[:got], crc), start + got
     return crc
 
 
 def noted_crc(blocks: bytes | None, size_bytes: int, stretch: Span) -> int | None:
-    """The checksum of a stretch as the books have it; None where it must be read. blocks: of each
-    MiB of the blob, little-endian; None: they aren't known."""
+    """Return the checksum of a stretch from those of the blob's blocks; None if the stretch must be
+    read. blocks: the CRC-32C of each MiB, little-endian; None if unknown."""
     start, end = stretch
     number, within = divmod(start, BLOCK_BYTES)
     if blocks is None or within or (end - start < BLOCK_BYTES and end != size_bytes):
@@ -143,19 +146,14 @@ def noted_crc(blocks: bytes | None, size_bytes: int, stretch: Span) -> int | Non
 
 
 def bytes_to_read(blocks: bytes | None, size_bytes: int, wanted: Iterable[Span]) -> int:
-    """How many bytes of some stretches must be read for their checksums."""
-    return sum(
-        [
-            stretch[1] - stretch[0]
-            for stretch in wanted
-            if noted_crc(blocks, size_bytes, stretch) is None
-        ]
-    )
+    """Return how many bytes of some stretches must be read for their checksums."""
+    unknown = [span for span in wanted if noted_crc(blocks, size_bytes, span) is None]
+    return sum([end - start for start, end in unknown])
 
 
 AT_ONCE_BYTES = 2**21
-"""So much is read for a checksum while others wait: half a millisecond. So much of a body is looked
-at before it is begun to be sent."""
+"""The most bytes that are read for a checksum while other connections wait (half a millisecond),
+and the bytes of a body that must be in memory before the server starts to send it."""
 _REASONS = {
     200: "OK",
     206: "Partial Content",
@@ -169,9 +167,10 @@ _REASONS = {
 
 @dataclass(slots=True, kw_only=True)
 class ServerReply:
-    """An answer: its status and headers, and a body of bytes, or of spans of a file.
+    """An answer: its status, its headers, and a body that consists of bytes or of spans of a file.
 
-    is_known: it is to one of the job. keeps: the connection may have another request.
+    is_known: True if the client belongs to the job. keeps: True if the connection stays open for
+    another request.
     """
 
     status: int
@@ -184,13 +183,14 @@ class ServerReply:
 
     @property
     def length(self) -> int:
-        """Bytes of the body."""
+        """The number of bytes in the body."""
         if self.file is None:
             return len(self.body)
         return sum([end - start for start, end in self.spans])
 
     def parts(self, at: int, most: int) -> Iterator[protocol.Span]:
-        """Where in the file the body's bytes from `at` on lie, at most so many."""
+        """Yield the spans of the file that hold the body from byte `at` on, at most `most` bytes in
+        total."""
         for start, end in self.spans:
             if at < end - start:
                 part_end = min(end, start + at + most)
@@ -203,7 +203,7 @@ class ServerReply:
                 at -= end - start
 
     def head(self) -> bytes:
-        """The answer's head as it is sent."""
+        """Return the head of the answer as it is sent."""
         lines = [
             f"HTTP/1.1 {self.status} {_REASONS[self.status]}",
             *(f"{name}: {value}" for name, value in self.headers),
@@ -214,15 +214,16 @@ class ServerReply:
         return "\r\n".join([*lines, "", ""]).encode("ascii")
 
     def close(self) -> None:
-        """Let its file go. Safe to call twice."""
+        """Close the file. Safe to call twice."""
         if self.file is not None:
             self.file.close()
 
 
 class Responder:
-    """Answers requests from what a node holds, for the jobs whose secrets it knows.
+    """The part of a server that answers requests from a cache folder.
 
-    clock: seconds since the epoch.
+    secrets: of the jobs that may send requests, by job name. clock: returns seconds since the
+    epoch.
     """
 
     def __init__(
@@ -236,9 +237,11 @@ class Responder:
         self._date, self._date_s = "", -1
 
     def answer(self, request: PeerRequest | None) -> ServerReply:
-        """The answer to a request; None: to what is none of this protocol."""
+        """Return the answer to a request. request: None if the protocol doesn't allow it."""
         now_s = self._clock()
-        date = self._date_of(now_s)
+        if int(now_s) != self._date_s:
+            self._date, self._date_s = protocol.date_text(now_s), int(now_s)
+        date = self._date
         if request is None:
             return ServerReply(status=400, headers=[("Date", date)], is_known=False, keeps=False)
         question = request.question
@@ -265,8 +268,8 @@ class Responder:
             self._list(reply, group)
         return reply
 
-    def _find(self, reply: ServerReply, key: str, asked: str) -> None:
-        spans = protocol.ranges_of(asked)
+    def _find(self, reply: ServerReply, key: str, ranges: str) -> None:
+        spans = protocol.ranges_of(ranges)
         if spans is None:
             reply.status = 400
             return
@@ -299,16 +302,11 @@ class Responder:
         if secret is not None:
             headers.append((protocol.PROOF_HEADER, prove_server(secret, token, date)))
 
-    def _date_of(self, now_s: float) -> str:
-        if int(now_s) != self._date_s:
-            self._date, self._date_s = protocol.date_text(now_s), int(now_s)
-        return self._date
-
 
 def add_crcs_at_once(reply: ServerReply) -> bool:
-    """As `add_crcs`, if that and sending the first bytes hardly wait: for the disk, or for a core;
-    whether it is done. The kernel is told to read what isn't in memory, or may not be. Raises
-    OSError, EOFError."""
+    """Add the checksums as `add_crcs` does, but only if that and sending the first bytes take
+    little time; return True if they were added. The kernel starts to read bytes ahead that may not
+    be in memory. Raises OSError, EOFError."""
     file = reply.file
     if file is None:
         return True
@@ -340,7 +338,7 @@ def _crcs_at_once(file: HeldFile, wanted: list[protocol.Span]) -> list[int] | No
 
 
 def add_crcs(reply: ServerReply) -> None:
-    """Put the checksums of a file's stretches into its head. Raises OSError, EOFError."""
+    """Add the checksums of a file's stretches to the answer's headers. Raises OSError, EOFError."""
     file = reply.file
     if file is None:
         return

@@ -1,9 +1,9 @@
-"""Make or load the TLS certificates that nodes show one another, and check them on both sides.
+"""Create or load the TLS certificates with which the nodes of a job authenticate each other.
 
-A job's authority follows from its secret, so every process that knows the secret has the same one
-and nothing is handed around: a node's certificate, signed by it, holds for the node's address. Both
-sides show one and check the other's, by OpenSSL; nothing is ever left unchecked. Keys are drawn
-anew by each process, and stay in memory.
+A job's certificate authority is derived from the job's secret, so every process that knows the
+secret has the same authority, and nodes exchange no certificates beforehand. The authority signs a
+certificate for each node's address. Both sides of a connection present a certificate and check the
+other's with OpenSSL, without exceptions. Each process draws its own key and keeps it in memory.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ if TYPE_CHECKING:
 
     from penstock.cache.peers.tokens import PeerSecret
 
-# Clocks of nodes may differ, and a job may run for long: the secret is what ends.
-_BEFORE, _BEHIND = datetime.timedelta(days=2), datetime.timedelta(days=3650)
+# Clocks of nodes may differ, and a job may run for long: its secret expires, not its certificates.
+_VALID_BEFORE, _VALID_FOR = datetime.timedelta(days=2), datetime.timedelta(days=3650)
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of P-256's points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What one side shows and whom it trusts: PEM each. The key is never shown."""
+    """The certificate and key of one node, and the authority that it trusts, each as PEM."""
 
     certificate: str
     key: str = field(repr=False)
     authority: str
 
     def server_context(self) -> ssl.SSLContext:
-        """What the server's side of a connection needs. Raises ssl.SSLError, ValueError."""
+        """Return the context for the server's side of a connection. Raises ssl.SSLError,
+        ValueError."""
         context = self._context(ssl.PROTOCOL_TLS_SERVER)
         context.verify_mode = ssl.CERT_REQUIRED
         context.num_tickets = 0  # connections are kept; a ticket is memory
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """What the asking side of a connection needs; it checks the host's name or address. Raises
-        ssl.SSLError, ValueError."""
+        """Return the context for the client's side of a connection, which checks the host's name or
+        address. Raises ssl.SSLError, ValueError."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def _context(self, side: int) -> ssl.SSLContext:
@@ -60,7 +61,7 @@ class Credentials:
 
 @contextlib.contextmanager
 def _in_memory(text: str) -> Iterator[str]:
-    """A path whose file no disk has: ssl reads keys from files alone."""
+    """Yield the path of a file in memory that holds a text: ssl reads keys only from files."""
     fd = os.memfd_create("penstock", os.MFD_CLOEXEC)
     try:
         os.write(fd, text.encode())
@@ -70,7 +71,7 @@ def _in_memory(text: str) -> Iterator[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own alone."""
+    """Return True if an address can be reached only from this machine."""
     if host.lower() == "localhost":
         return True
     try:
@@ -80,8 +81,8 @@ def is_loopback(host: str) -> bool:
 
 
 def credentials_of(peers: Peers, secret: PeerSecret) -> Credentials | None:
-    """What this node shows to the others; None where connections are plain: on loopback, and where
-    tls=False says so. Raises ConfigError, MissingDependencyError."""
+    """Return this node's credentials; None if connections aren't encrypted: with tls=False, and by
+    default on loopback. Raises ConfigError, MissingDependencyError."""
     if peers.tls is False or (peers.tls is None and is_loopback(peers.host)):
         return None
     if not isinstance(peers.tls, TlsFiles):
@@ -106,11 +107,11 @@ def credentials_of(peers: Peers, secret: PeerSecret) -> Credentials | None:
 
 
 def _check_holds(own: Credentials, files: TlsFiles, host: str) -> None:
-    """Raise ConfigError for a certificate that the other nodes would refuse: both sides of a
-    handshake are played with it, in memory."""
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = own.client_context().wrap_bio(back, there, server_hostname=host)
-    server = own.server_context().wrap_bio(there, back, server_side=True)
+    """Raise ConfigError for a certificate that the other nodes would refuse, found by a handshake
+    of both sides in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = own.client_context().wrap_bio(to_client, to_server, server_hostname=host)
+    server = own.server_context().wrap_bio(to_server, to_client, server_side=True)
     for side in (client, server, client, server):
         try:
             side.do_handshake()
@@ -130,14 +131,14 @@ def _read(path: str | os.PathLike[str], what: str) -> str:
         with open(os.fsencode(path), encoding="ascii") as file:
             return file.read(2**20)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no PEM"
+        reason = getattr(error, "strerror", None) or "it isn't PEM"
         raise ConfigError(
             f"peers: the {what} {os.fspath(path)} can't be read ({reason})."
         ) from None
 
 
 def make_credentials(secret: PeerSecret, host: str) -> Credentials:
-    """A new certificate for a host, by the authority of the job's secret. Raises
+    """Create a certificate for a host, signed by the authority of the job's secret. Raises
     MissingDependencyError."""
     try:
         from cryptography import x509
@@ -147,7 +148,7 @@ def make_credentials(secret: PeerSecret, host: str) -> Credentials:
     except ImportError as error:
         raise MissingDependencyError(
             "Encrypted connections between nodes need the package cryptography: pip install "
-            "'penstock[cluster]'. On a private network Peers(…, tls=False) does without."
+            "'penstock[cluster]'. On a private network you can pass Peers(…, tls=False) instead."
         ) from error
     number = int.from_bytes(secret.derive("tls authority"), "big") % (_ORDER - 1) + 1
     root_key = ec.derive_private_key(number, ec.SECP256R1())
@@ -197,8 +198,8 @@ def _signed(
         .issuer_name(named(issuer))
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BEFORE)
-        .not_valid_after(now + _BEHIND)
+        .not_valid_before(now - _VALID_BEFORE)
+        .not_valid_after(now + _VALID_FOR)
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
         .add_extension(

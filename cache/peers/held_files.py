@@ -1,7 +1,8 @@
-"""Read the whole blobs and fills of the node's cache folder for other nodes, changing nothing.
+"""Read the whole blobs and fills of the node's cache folder for other nodes, without changing it.
 
-Each open file is protected from eviction as for every reader: by a shared lock on its inode, after
-which the file must still have its name. Only `blobs/` and `fills/` are read, and only by keys.
+As for every reader, a shared lock on its inode protects each open file from eviction; the file must
+still have its name after the lock is acquired. Only `blobs/` and `fills/` are read, and only by
+keys.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.cache.base import Folder
 
 _PROBE_STEP = 2**18
-_MOST_LOOKED_AT = 64
+_MOST_LISTED = 64
 _MOST_NOTES_BYTES = 2**22
 """The most bytes of block checksums in memory; a blob of 64 MiB has 256 bytes."""
 
@@ -41,16 +42,14 @@ _MOST_NOTES_BYTES = 2**22
 class HeldFile:
     """A file that is open and protected from eviction until close().
 
-    size_bytes: of the blob. marks: of its present pieces, None if it is whole. crcs: of its blocks,
-    None if unknown.
+    size_bytes: the size of the blob. marks: the marks of its present pieces, None if it is whole.
+    crcs: the checksums of its blocks, None if unknown.
     """
 
-    def __init__(
-        self, readers: ReaderLocks, fd: int, found: os.stat_result, marks: FillMarks | None
-    ) -> None:
+    def __init__(self, readers: ReaderLocks, fd: int, found: os.stat_result) -> None:
         self._readers = readers
         self.fd, self.size_bytes, self.inode = fd, found.st_size, found.st_ino
-        self.marks = marks
+        self.marks: FillMarks | None = None
         self.crcs: bytes | None = None
 
     def fileno(self) -> int:
@@ -69,7 +68,7 @@ class HeldFile:
 
     def is_in_memory(self, start: int, end: int) -> bool:
         """Return True if the page cache holds a sample of these bytes' pages, so that reading them
-        hardly waits for the disk. True if the file system can't tell."""
+        hardly waits for the disk. True if the file system doesn't report it."""
         byte = bytearray(1)
         for at in (*range(start, end, _PROBE_STEP), end - 1):
             try:
@@ -97,9 +96,10 @@ class HeldFile:
 
 
 class HeldFiles:
-    """The blobs and fills of one cache folder. For one thread.
+    """The blobs and fills of one cache folder. Not thread-safe.
 
-    root, mode: of the cache. Raises OSError if the folder isn't a cache.
+    root, mode: the path and the permission bits of the cache. Raises OSError if the folder isn't a
+    cache.
     """
 
     def __init__(self, root: str, *, mode: int) -> None:
@@ -137,10 +137,10 @@ class HeldFiles:
         except BaseException:
             os.close(fd)
             raise
-        file = HeldFile(self._readers, fd, found, None)
+        file = HeldFile(self._readers, fd, found)
         try:
             if folder is self._layout.fills:
-                self._mark(file, key)
+                file.marks = OwnedMarks(folder.open(map_name(key)), file.size_bytes)
             else:
                 file.crcs = self._crcs(key, file)
             # Checked after the map is opened, as a fill's map is removed after its part file.
@@ -152,17 +152,13 @@ class HeldFiles:
             raise
         return file
 
-    def _mark(self, file: HeldFile, key: str) -> None:
-        """Open the marks of a fill. Raises ValueError, OSError."""
-        file.marks = OwnedMarks(self._layout.fills.open(map_name(key)), file.size_bytes)
-
     # -- the catalogue, which may be incomplete
 
     def _crcs(self, key: str, file: HeldFile) -> bytes | None:
         noted = self._notes.get((key, file.inode))
         if noted is None:
             with contextlib.suppress(sqlite3.DatabaseError):
-                noted = read_crcs(next(self._ask(CRCS_QUERY, key), None), file.size_bytes)
+                noted = read_crcs(next(self._query(CRCS_QUERY, key), None), file.size_bytes)
             if noted is not None:
                 self._notes[key, file.inode] = noted
                 self._notes_bytes += len(noted)
@@ -172,19 +168,19 @@ class HeldFiles:
 
     def keys_of(self, group: str, *, most: int) -> Iterator[str]:
         """Return the sorted keys of a group's whole blobs, as listed in the catalogue."""
-        return (row[0] for row in self._ask(HELD_QUERY, group, most) if is_key(row[0]))
+        return (row[0] for row in self._query(HELD_QUERY, group, most) if is_key(row[0]))
 
     def any_key(self) -> str | None:
         """Return the key of the largest among the first 64 whole blobs found; None if there is
         none. Raises no errors."""
         sizes: dict[str, int] = {}
         with contextlib.suppress(OSError), os.scandir(self._layout.blobs.fd) as entries:
-            for entry in itertools.islice(entries, _MOST_LOOKED_AT):
+            for entry in itertools.islice(entries, _MOST_LISTED):
                 if is_key(entry.name):
                     sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
         return max(sizes, key=lambda key: (sizes[key], key), default=None)
 
-    def _ask(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
+    def _query(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
         """Query the catalogue; yield nothing if it can't be read or is being rebuilt."""
         with contextlib.suppress(sqlite3.Error, OSError), as_database_errors():
             inode = self._layout.top.stat("catalogue.db").st_ino

@@ -1,8 +1,8 @@
 """Send requests to peers: signed, checked, bounded in bytes and time, and never redirected.
 
-Connections are reused. Only the bytes of an answer are used, and only if their length and checksum
-are right; status, ranges and size must match the request exactly. Streamed bytes are checked and
-passed on MiB by MiB, while they are in the processor's cache.
+Connections are reused. The bytes of an answer are used only if their length and checksum are right;
+status, ranges and size must match the request exactly. Streamed bytes are checked and passed on MiB
+by MiB, while they are in the processor's cache.
 
 On a plain connection the kernel waits, with its own time limit, so a MiB of an answer takes one
 system call and wakes its thread once. OpenSSL reads encrypted bytes as they arrive.
@@ -10,6 +10,7 @@ system call and wakes its thread once. OpenSSL reads encrypted bytes as they arr
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -23,7 +24,7 @@ from crc32c import crc32c
 
 from penstock.cache.base import RequestError
 from penstock.cache.disk import BLOCK_BYTES
-from penstock.cache.peers.peer_diagnosis import Fault, fault_of
+from penstock.cache.peers.peer_diagnosis import Fault, ProbeSettings, fault_of, probe
 from penstock.cache.peers.protocol import (
     FAULT_HEADER,
     HELD_KEY_BYTES,
@@ -61,15 +62,15 @@ if TYPE_CHECKING:
     from penstock.cache.peers.protocol import Span
     from penstock.cache.stores import WebOrigin
 
-_LEAST_S = 0.001  # none at all would be no limit
+_LEAST_S = 0.001  # 0 would mean no limit
 _AT_ONCE = 2**18
 """The number of received bytes that wakes a waiting thread. Measured with ranges of 1 MiB: a third
-less CPU time on both sides than if each packet does."""
+less CPU time on both sides than if each packet wakes it."""
 
 
 class PeerConnection(Connection):
-    """A `Connection` that, if unencrypted, checks the deadline only between system calls; the
-    kernel ends each call after read_s without data."""
+    """A connection to a peer. If it is unencrypted, the deadline is checked only between system
+    calls, each of which the kernel ends after read_s without data."""
 
     def __init__(
         self, sock: socket.socket, origin: WebOrigin, *, is_public: bool, timeouts: Timeouts
@@ -93,33 +94,35 @@ class PeerConnection(Connection):
         if self._is_plain and time.monotonic() < deadline_s:
             return
         patience_s = self.timeouts.patience_s(deadline_s)
-        if patience_s != self._patience_s:  # a system call, and encrypted bytes come 16 KiB a call
+        # Setting it is a system call, and encrypted bytes come 16 KiB a call.
+        if patience_s != self._patience_s:
             self.sock.settimeout(patience_s)
             self._patience_s = patience_s
 
-    def receive_all(self, room: memoryview, deadline_s: float, *, following: int = 0) -> int:
+    def receive_all(self, view: memoryview, deadline_s: float, *, following: int = 0) -> int:
         """See `Connection.receive_all`."""
         if not self._is_plain:
-            return super().receive_all(room, deadline_s, following=following)
-        # In front of the answer's last bytes, which would be waited for to no end.
-        first = room[: max(0, len(room) + following - _AT_ONCE)]
-        there = self._receive(first, deadline_s, _AT_ONCE)
-        if there < len(first):
-            return there
-        return there + self._receive(room[there:], deadline_s, 1)
+            return super().receive_all(view, deadline_s, following=following)
+        # For the answer's last bytes a thread would wait forever if it woke only for more bytes.
+        first = view[: max(0, len(view) + following - _AT_ONCE)]
+        received = self._receive(first, deadline_s, _AT_ONCE)
+        if received < len(first):
+            return received
+        return received + self._receive(view[received:], deadline_s, 1)
 
-    def _receive(self, room: memoryview, deadline_s: float, at_once: int) -> int:
-        """Fill a room. at_once: fewer bytes wake nobody."""
-        if room and at_once != self._at_once:
+    def _receive(self, view: memoryview, deadline_s: float, at_once: int) -> int:
+        """Fill a view; return the number of bytes. at_once: the number of bytes that wakes the
+        thread."""
+        if view and at_once != self._at_once:
             with self.explaining():
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, at_once)
             self._at_once = at_once
-        there = 0
-        while there < len(room) and (
-            got := self.receive(room[there:], deadline_s, flags=socket.MSG_WAITALL)
+        received = 0
+        while received < len(view) and (
+            got := self.receive(view[received:], deadline_s, flags=socket.MSG_WAITALL)
         ):
-            there += got
-        return there
+            received += got
+        return received
 
 
 _LACKING = (404, 416)
@@ -169,14 +172,7 @@ class _StretchBuffer(threading.local):
         self.view = memoryview(bytearray(BLOCK_BYTES))
 
 
-_room = _StretchBuffer()
-
-
-class _Asked(NamedTuple):
-    """A request, and the largest size of its answer."""
-
-    question: Question
-    size_bytes: int
+_stretch_buffer = _StretchBuffer()
 
 
 def _no_tls() -> ssl.SSLContext:
@@ -184,10 +180,10 @@ def _no_tls() -> ssl.SSLContext:
 
 
 class PeerClient:
-    """Request ranges of blobs and lists of blobs from peers. Safe for several threads; not across
-    fork.
+    """A client that requests ranges of blobs and lists of blobs from peers.
 
-    secret: of the job. tls: returns the context of encrypted connections; None: plain ones.
+    secret: of the job. tls: returns the context of encrypted connections; None if connections are
+    plain. Safe for several threads; not across fork.
     """
 
     def __init__(
@@ -207,11 +203,11 @@ class PeerClient:
             timeouts=Timeouts(
                 connect_s=limits.connect_s, read_s=limits.silent_s, whole_s=limits.whole_s(0)
             ),
-            proxies=Proxies(),  # what lies between nodes of a job is the job's
+            proxies=Proxies(),  # nodes of a job reach each other directly
             tls=tls or _no_tls,
             make=PeerConnection,
         )
-        self._ahead_s: dict[str, float] = {}  # of a peer's clock, where it proved to differ
+        self._ahead_s: dict[str, float] = {}  # of peers' clocks that differ from this node's
 
     def blob(
         self,
@@ -222,59 +218,52 @@ class PeerClient:
         *,
         keep: Keep | None = None,
     ) -> list[memoryview] | MissingRanges:
-        """Fetch spans [start, end) of a blob of that size in one request (protocol.MOST_RANGES,
-        MOST_RANGE_BYTES); MissingRanges if the peer lacks some of them. keep: stores each stretch
-        as it arrives, and the result is empty. Raises RequestError, WrongAnswerError, and what
-        `keep` raises; stretches that were stored before are right."""
+        """Fetch spans [start, end) of a blob in one request; return MissingRanges if the peer lacks
+        some of them.
+
+        spans: within the limits MOST_RANGES and MOST_RANGE_BYTES of the protocol. size_bytes: of
+        the blob. keep: stores each stretch as it arrives, and the result is empty. Raises
+        RequestError, WrongAnswerError, and what `keep` raises; stretches that were stored before
+        are right."""
         question = Question("GET", blob_path(key), ranges_text(spans))
         wanted = sum([end - start for start, end in spans])
-        reply = self._ask(peer, _Asked(question, wanted))
-        try:
+        with contextlib.closing(self._request(peer, question, wanted)) as reply:
             if reply.status in _LACKING:
                 reply.error_body()
-                told = held_part(reply.headers) if reply.status == 416 else None
-                return MissingRanges(told[1] if told is not None and told[0] == size_bytes else [])
+                held = held_part(reply.headers) if reply.status == 416 else None
+                return MissingRanges(held[1] if held is not None and held[0] == size_bytes else [])
             if reply.status != 206:
                 raise WrongAnswerError(f"it answered with status {reply.status}")
             parts = stretches(spans)
-            told_range = reply.headers.get("content-range")
-            if (told_range, reply.length) != (content_range(spans, size_bytes), wanted):
-                raise WrongAnswerError("it answered with another range than it was asked for")
+            got_range = reply.headers.get("content-range")
+            if (got_range, reply.length) != (content_range(spans, size_bytes), wanted):
+                raise WrongAnswerError("it answered with another range than was requested")
             crcs = crcs_of(reply.headers, len(parts))
             if crcs is None:
                 raise WrongAnswerError("its answer has no checksums")
             if keep is None:
-                return _whole(reply, spans, iter(crcs))
+                return _read_spans(reply, spans, iter(crcs))
             for (start, end), crc in zip(parts, crcs, strict=True):
-                data = _room.view[: end - start]
-                _take(reply, data, crc)
+                data = _stretch_buffer.view[: end - start]
+                _read_stretch(reply, data, crc)
                 keep(start, data, crc)
             return []
-        finally:
-            reply.close()
 
     def held(self, peer: Peer, group: str) -> NDArray[np.uint64]:
-        """Fetch the list of a peer's blobs of a dataset: `protocol.held_prefixes`. Raises
+        """Fetch the list of a peer's blobs of a dataset; see `protocol.held_prefixes`. Raises
         RequestError, WrongAnswerError."""
         most = HELD_KEY_BYTES * MOST_HELD_KEYS
-        reply = self._ask(peer, _Asked(Question("GET", held_path(group)), most))
-        try:
+        question = Question("GET", held_path(group))
+        with contextlib.closing(self._request(peer, question, most)) as reply:
             if reply.status != 200 or reply.length is None:
                 raise WrongAnswerError(f"it answered with status {reply.status}")
             found = held_prefixes(reply.read(most))
-        finally:
-            reply.close()
         if found is None:
             raise WrongAnswerError("its list of blobs is malformed")
         return found
 
     def fault(self, peer: Peer) -> Fault | None:
         """Diagnose why a peer doesn't serve this node; None if it does."""
-        from penstock.cache.peers.peer_diagnosis import (
-            ProbeSettings,
-            probe,  # where something is wrong
-        )
-
         return fault_of(probe(peer.address, ProbeSettings(self._secret, self._tls), measures=False))
 
     def abort(self) -> None:
@@ -283,9 +272,10 @@ class PeerClient:
 
     # -- one request
 
-    def _ask(self, peer: Peer, asked: _Asked) -> Reply:
-        """Return the answer to a signed request; try again if the peer's clock differs."""
-        reply, token = self._once(peer, asked)
+    def _request(self, peer: Peer, question: Question, size_bytes: int) -> Reply:
+        """Return the answer to a signed request; try again if the peer's clock differs. size_bytes:
+        the largest size of the answer."""
+        reply, token = self._request_once(peer, question, size_bytes)
         if reply.status != 401:
             return reply
         date, proof = (reply.headers.get(name.lower(), "") for name in ("Date", PROOF_HEADER))
@@ -296,18 +286,18 @@ class PeerClient:
         if now_s is None or not is_late:
             raise RequestError("denied", "it doesn't know this job's token")
         self._ahead_s[peer.address] = now_s - self._clock()
-        return self._once(peer, asked)[0]
+        return self._request_once(peer, question, size_bytes)[0]
 
-    def _once(self, peer: Peer, asked: _Asked) -> tuple[Reply, str]:
+    def _request_once(self, peer: Peer, question: Question, size_bytes: int) -> tuple[Reply, str]:
         """Return an answer, and the token of its request."""
         hop = Hop(f"{self._scheme}://{peer.address}")
-        deadline_s = time.monotonic() + self._limits.whole_s(asked.size_bytes)
+        deadline_s = time.monotonic() + self._limits.whole_s(size_bytes)
         now_s = self._clock() + self._ahead_s.get(peer.address, 0.0)
-        token = authorize(self._secret, asked.question, now_s=now_s)
+        token = authorize(self._secret, question, now_s=now_s)
         try:
-            return self._send(hop, asked.question, token, deadline_s), token
+            return self._send(hop, question, token, deadline_s), token
         except StaleError:  # a server may close a connection while a request is on its way
-            return self._send(hop, asked.question, token, deadline_s, may_be_kept=False), token
+            return self._send(hop, question, token, deadline_s, may_be_kept=False), token
 
     def _send(
         self,
@@ -335,19 +325,19 @@ class PeerClient:
             raise
 
 
-def _whole(reply: Reply, spans: Sequence[Span], crcs: Iterator[int]) -> list[memoryview]:
-    # One piece of memory: the system gives and takes back many small ones page by page.
-    room = np.empty(sum([end - start for start, end in spans]), np.uint8).data
+def _read_spans(reply: Reply, spans: Sequence[Span], crcs: Iterator[int]) -> list[memoryview]:
+    # One allocation: many small ones would be mapped and unmapped page by page.
+    view = np.empty(sum([end - start for start, end in spans]), np.uint8).data
     found = []
     for start, end in spans:
-        data, room = room[: end - start], room[end - start :]
+        data, view = view[: end - start], view[end - start :]
         for low, high in stretches([(start, end)]):
-            _take(reply, data[low - start : high - start], next(crcs))
+            _read_stretch(reply, data[low - start : high - start], next(crcs))
         found.append(data)
     return found
 
 
-def _take(reply: Reply, data: memoryview, crc: int) -> None:
+def _read_stretch(reply: Reply, data: memoryview, crc: int) -> None:
     reply.read_into(data)
     if crc32c(data) != crc:
         raise WrongAnswerError("its bytes have a wrong checksum")

@@ -1,8 +1,8 @@
-"""Choose the peers to ask for a blob: first those whose list has it, then those of the plan.
+"""Choose the peers to ask for a blob: first those whose list contains it, then those of the plan.
 
-The list of a peer is a sorted array of 64 bits of each key, so a million shards take 8 MB; two keys
-that share these bits cost a request with a negative answer. A peer that failed or sent wrong bytes
-isn't asked for a while.
+The list of a peer is a sorted array of the first 64 bits of each key, so a million shards take
+8 MB. Two keys that share these bits cost one request with a negative answer. A peer that failed or
+sent wrong bytes isn't asked for a while.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _FIRST_REST_S, _LONGEST_REST_S = 1.0, 120.0
 _WRONG_COUNTS = 4
-"""An answer with wrong bytes counts as so many failures in a row, permanently."""
+"""An answer with wrong bytes permanently counts as so many failures in a row."""
 _MOST_DOUBLINGS = 10
 
 
 class PeerHealth:
-    """Decide when one peer may be asked again after failures. Not locked.
+    """The recent failures of one peer, and the pause that follows them. Not thread-safe.
 
     Each failure in a row doubles the pause; an answer resets it. Wrong bytes count permanently.
     """
@@ -50,7 +50,7 @@ class PeerHealth:
     def failed(self, now_s: float, *, is_wrong: bool = False) -> float:
         """Record a request without an answer, or with a wrong one; return the seconds of the
         pause."""
-        # Of many concurrent failures only one lengthens the pause.
+        # Only one of many concurrent failures lengthens the pause.
         if self.rests(now_s) and not is_wrong:
             return self._rests_until_s - now_s
         self._failures += 1
@@ -90,8 +90,8 @@ class PlannedHolders(Protocol):
     def is_needed(self, key: str) -> bool:
         """Return True if this node reads a blob in the current epoch."""
 
-    def hear(self, words: dict[int, str]) -> None:
-        """Record what nodes hold, as texts in a format of the plan, by node."""
+    def record_held(self, texts: dict[int, str]) -> None:
+        """Record the blobs that nodes hold, from texts in a format of the plan, by node."""
 
 
 class NothingPlanned:
@@ -108,16 +108,15 @@ class NothingPlanned:
         return None
 
     def is_needed(self, key: str) -> bool:
-        """Return True, as nothing is planned."""
+        """Return True, because nothing is planned."""
         del key
         return True
 
-    def hear(self, words: dict[int, str]) -> None:
+    def record_held(self, texts: dict[int, str]) -> None:
         """Ignore the texts."""
 
 
-@dataclass(frozen=True, slots=True)
-class _HeldList:
+class _HeldList(NamedTuple):
     """A peer's list of a dataset's blobs, and the time at which it was received."""
 
     marks: Marks
@@ -136,7 +135,7 @@ class PeerDirectory:
         self._lock = threading.Lock()
         self._peers: dict[int, Peer] = {}
         self._health: dict[Peer, PeerHealth] = {}
-        self._told: dict[Peer, _HeldList] = {}
+        self._lists: dict[Peer, _HeldList] = {}
         self._faults: dict[Peer, str] = {}  # of peers that never sent a list
         self._lacks: dict[tuple[Peer, str], float] = {}
         self._known: dict[str, tuple[Peer, ...]] = {}
@@ -152,12 +151,13 @@ class PeerDirectory:
         """Return the peer with a node number; None if it isn't known any more."""
         return self._peers.get(node)
 
-    def know(self, peers: Sequence[Peer], *, planned: PlannedHolders | None = None) -> None:
-        """Set the job's other nodes; the records of nodes that stay are kept."""
+    def set_peers(self, peers: Sequence[Peer], *, planned: PlannedHolders | None = None) -> None:
+        """Set the job's other nodes; the records of nodes that stay are kept. planned: the plan's
+        holders of blobs; None leaves them unchanged."""
         with self._lock:
             self._peers = {peer.node: peer for peer in peers}
             self._health = {peer: self._health.get(peer) or PeerHealth() for peer in peers}
-            self._told = {peer: told for peer, told in self._told.items() if peer in self._health}
+            self._lists = {peer: held for peer, held in self._lists.items() if peer in self._health}
             if planned is not None:
                 self._planned = planned
             self._lacks.clear()
@@ -169,44 +169,41 @@ class PeerDirectory:
         known = self._known.get(key)
         if known is None:
             with self._lock:
-                known = self._look(key)
+                # If several peers hold a blob, the hash spreads the requests over them.
+                holders = sorted(self._list_holders(key), key=lambda peer: hash((key, peer.node)))
+                likely = self._planned.likely(key)
+                planned = [self._peers[node] for node in likely if node in self._peers]
+                known = tuple(dict.fromkeys([*holders, *planned]))
                 if len(self._known) >= _MOST_KNOWN:
                     self._known.clear()
                 self._known[key] = known
         found = []
         for peer in known:
             health = self._health.get(peer)
-            may = health is not None and not health.rests(now_s)
-            if may and self._lacks.get((peer, key), 0.0) <= now_s:
+            is_well = health is not None and not health.rests(now_s)
+            if is_well and self._lacks.get((peer, key), 0.0) <= now_s:
                 found.append(peer)
         return found[:_MOST_CANDIDATES]
 
-    def _look(self, key: str) -> tuple[Peer, ...]:
-        holders = list(self._told_holders(key))
-        # If several hold it, the key spreads the requests.
-        holders.sort(key=lambda peer: hash((key, peer.node)))
-        named = [self._peers[node] for node in self._planned.likely(key) if node in self._peers]
-        return tuple(dict.fromkeys([*holders, *named]))
-
-    def _told_holders(self, key: str) -> tuple[Peer, ...]:
+    def _list_holders(self, key: str) -> tuple[Peer, ...]:
+        """Return the peers whose lists contain a blob; the caller holds the lock."""
         found = self._holders.get(key)
         if found is None:
-            found = tuple(peer for peer, told in self._told.items() if _has(told.marks, key))
+            found = tuple(peer for peer, held in self._lists.items() if _has(held.marks, key))
             if len(self._holders) >= _MOST_KNOWN:
                 self._holders.clear()
             self._holders[key] = found
         return found
 
     def plan_again(self) -> None:
-        """Forget the plan's holders, as a new epoch may have others."""
+        """Forget the plan's holders, because a new epoch may have others."""
         with self._lock:
             self._known.clear()
 
     def holds(self, key: str, now_s: float) -> bool:
-        """Return True if the list of a healthy peer has the blob."""
+        """Return True if the list of a healthy peer contains the blob."""
         with self._lock:
-            holders = self._told_holders(key)
-            return any(not self._health[peer].rests(now_s) for peer in holders)
+            return any(not self._health[peer].rests(now_s) for peer in self._list_holders(key))
 
     def has_other_owner(self, key: str, now_s: float) -> bool:
         """Return True if another, healthy node fetches a blob from the remote for this one."""
@@ -221,38 +218,39 @@ class PeerDirectory:
         """Return True if this node reads a blob in the current epoch, by the plan."""
         return self._planned.is_needed(key)
 
-    def tell(self, peer: Peer, marks: Marks, now_s: float) -> None:
+    def set_list(self, peer: Peer, marks: Marks, now_s: float) -> None:
         """Store the list of a peer's blobs."""
         with self._lock:
             if peer in self._health:
-                self._told[peer] = _HeldList(marks, now_s)
+                self._lists[peer] = _HeldList(marks, now_s)
                 self._known.clear()
                 self._holders.clear()
 
-    def unheard(self, now_s: float, *, older_s: float, most: int) -> list[Peer]:
-        """Return the peers to ask for lists: those without one first, then by age."""
+    def due_for_list(self, now_s: float, *, older_s: float, most: int) -> list[Peer]:
+        """Return at most `most` healthy peers without a list or with one that is at least older_s
+        seconds old, the oldest first."""
         with self._lock:
-            said = {peer: told.at_s for peer, told in self._told.items()}
+            times_s = {peer: held.at_s for peer, held in self._lists.items()}
             well = [peer for peer, health in self._health.items() if not health.rests(now_s)]
-        due = [peer for peer in well if now_s - said.get(peer, -np.inf) >= older_s]
-        return sorted(due, key=lambda peer: said.get(peer, -np.inf))[:most]
+        due = [peer for peer in well if now_s - times_s.get(peer, -np.inf) >= older_s]
+        return sorted(due, key=lambda peer: times_s.get(peer, -np.inf))[:most]
 
     @property
-    def told_blobs(self) -> int:
+    def listed_blobs(self) -> int:
         """The total length of all lists."""
         with self._lock:
-            return sum(len(told.marks) for told in self._told.values())
+            return sum(len(held.marks) for held in self._lists.values())
 
-    def has_heard(self, peer: Peer) -> bool:
+    def has_list(self, peer: Peer) -> bool:
         """Return True if a peer has sent a list."""
-        return peer in self._told
+        return peer in self._lists
 
     def note_fault(self, peer: Peer, text: str) -> None:
         """Record why a peer sends no list, and the remedy."""
         self._faults[peer] = text
 
     def fault(self, peer: Peer) -> str | None:
-        """Return the recorded fault of a peer, None if there is none."""
+        """Return the recorded fault of a peer; None if there is none."""
         return self._faults.get(peer)
 
     # -- the results of requests
@@ -273,7 +271,7 @@ class PeerDirectory:
             self._lacks[peer, key] = now_s + _LACK_S
 
     def failed(self, peer: Peer, now_s: float, *, reason: str, is_wrong: bool = False) -> None:
-        """Record that a peer gave no answer or a wrong one: it isn't asked for a while."""
+        """Record that a peer sent no answer or a wrong one: it isn't asked for a while."""
         with self._lock:
             health = self._health.get(peer)
             if health is None or (health.rests(now_s) and not is_wrong):

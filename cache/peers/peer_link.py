@@ -67,18 +67,21 @@ class NodeRanks:
 
 
 class PeerExchange:
-    """Publish and read addresses for one node. Safe for several threads, as one may wait for the
-    store while another looks for late nodes. Every method raises JobStoreError."""
+    """The exchange of the nodes' addresses through the job's store, for one node.
+
+    Safe for several threads, because one may wait for the store while another reads late entries.
+    Every method raises JobStoreError.
+    """
 
     def __init__(self, store: JobStore, ranks: NodeRanks) -> None:
         """store: the job's, under the same name on all nodes."""
         self._store, self._ranks = store, ranks
-        self._seen = 0  # entries that the first node has put on its list
-        self._told: dict[int, tuple[int, str]] = {}  # end of a node's ranks, and its address
-        self._listed: dict[int, int] = {}  # other nodes, and the first rank of each
-        self._heard: set[int] = set()  # nodes whose holdings were read
+        self._seen = 0  # the number of entries that the first node has put on its list
+        self._entries: dict[int, tuple[int, str]] = {}  # (end, address) by a node's first rank
+        self._listed: dict[int, int] = {}  # the first rank of each other node
+        self._read: set[int] = set()  # the first ranks of nodes whose holdings were read
 
-    def tell(self, address: str, *, held: str = "") -> None:
+    def publish(self, address: str, *, held: str = "") -> None:
         """Publish the address of this node's server ("": none, so that no node waits for it), and
         what it holds, as a text for the pipeline. Publishing the same again changes nothing."""
         first = self._ranks.first
@@ -89,51 +92,51 @@ class PeerExchange:
         self._store.set(f"entry-{number}", json.dumps([first, self._ranks.end, address]))
         self._store.set(f"told-{first}", address)
 
-    def hear(self, *, timeout_s: float) -> list[Peer]:
+    def read_peers(self, *, timeout_s: float) -> list[Peer]:
         """Return the other nodes that have published an address, after waiting up to timeout_s for
         all of them, or for the first node's list."""
         until_s = time.monotonic() + timeout_s
         if self._ranks.leads:
             self._gather(until_s)
-            told = sorted(self._told.copy().items())
-            text = json.dumps([[first, *rest] for first, rest in told])
-            self._store.set("all", text)
+            entries = sorted(self._entries.copy().items())
+            self._store.set("all", json.dumps([[first, *rest] for first, rest in entries]))
         else:
             self._store.wait(["all"], timeout_s=max(0.0, until_s - time.monotonic()))
         return self._others(self._store.get("all"))
 
-    def new_words(self) -> dict[int, str]:
-        """Return what listed nodes hold, as texts by node; each node is returned once."""
-        new = {n: first for n, first in self._listed.items() if first not in self._heard}
+    def new_holdings(self) -> dict[int, str]:
+        """Return the texts about the blobs that listed nodes hold, by node; each text is returned
+        once."""
+        new = {n: first for n, first in self._listed.items() if first not in self._read}
         keys = [f"held-{first}" for first in new.values()]
         if not new or not self._store.has_all(keys):
             return {}
-        self._heard.update(new.values())
+        self._read.update(new.values())
         return dict(zip(new, self._store.get_all(keys), strict=True))
 
     def _gather(self, until_s: float) -> None:
-        """Collect entries until the nodes of all ranks are listed, or the time is over."""
+        """Collect entries until the nodes of all ranks are listed, or the time has passed."""
         while (number := self._seen + 1) <= _MOST_ENTRIES:
             entry = f"entry-{number}"
             left_s = until_s - time.monotonic()
-            ranks = sum(end - first for first, (end, _) in self._told.copy().items())
-            is_full = ranks >= self._ranks.size
-            if not is_full and left_s > 0:
+            ranks = sum(end - first for first, (end, _) in self._entries.copy().items())
+            if ranks < self._ranks.size and left_s > 0:
                 self._store.wait([entry], timeout_s=left_s)
-            found = _entry(self._store.get(entry))
-            if found is None:
+            text = self._store.get(entry)
+            if text is None:
                 return
-            self._told[found[0]] = found[1:]
+            first, end, address = _entries(f"[{text}]")[0]
+            self._entries[first] = end, address
             self._seen = max(self._seen, number)  # another thread may be ahead
 
     def _others(self, text: str | None) -> list[Peer]:
         """Return the other nodes of a list, numbered in the order of their ranks. If all have
         equally many ranks, missing nodes keep their numbers."""
         entries = [] if text is None else _entries(text)
-        each = self._ranks.end - self._ranks.first
-        alike = all(end - first == each and first % each == 0 for first, end, _ in entries)
+        size = self._ranks.end - self._ranks.first
+        are_equal = all(end - first == size and first % size == 0 for first, end, _ in entries)
         others = {
-            first // each if alike else place: (first, address)
+            first // size if are_equal else place: (first, address)
             for place, (first, _, address) in enumerate(entries)
             if first != self._ranks.first and address != _NO_SERVER
         }
@@ -141,36 +144,21 @@ class PeerExchange:
         return [Peer(node, address) for node, (_, address) in others.items()]
 
 
-def _entry(text: str | None) -> tuple[int, int, str] | None:
-    return None if text is None else _entries(f"[{text}]")[0]
-
-
 def _entries(text: str) -> list[tuple[int, int, str]]:
     """Parse the nodes' entries: first rank, end and address of each. Raises JobStoreError."""
     try:
         found = [(first, end, address) for first, end, address in json.loads(text)]
-    except (ValueError, TypeError) as error:
-        raise _damaged() from error
-    for first, end, address in found:
-        if type(first) is not int or type(end) is not int or not 0 <= first < end:
-            raise _damaged()
-        if address != _NO_SERVER:
-            _check(address)
+        for first, end, address in found:
+            if type(first) is not int or type(end) is not int or not 0 <= first < end:
+                raise ValueError("invalid ranks")
+            if address != _NO_SERVER:
+                check_address(address, what="a node's address")
+    except (ValueError, TypeError) as error:  # ConfigError is a ValueError
+        raise JobStoreError(
+            "The nodes' addresses in the job's store weren't written by this version of Penstock: "
+            "another program writes to the store, or some nodes run another version."
+        ) from error
     return found
-
-
-def _check(address: object) -> None:
-    try:
-        check_address(address, what="a node's address")
-    except ConfigError as error:
-        raise _damaged() from error
-
-
-def _damaged() -> JobStoreError:
-    return JobStoreError(
-        "The nodes' addresses in the job's store weren't written by this version of Penstock: "
-        "another program writes to the store, or some nodes run another version."
-    )
 
 
 _ADDRESSES_S = 15.0
@@ -180,8 +168,8 @@ _ADDRESSES_S = 15.0
 class PeerLink:
     """The connection of one remote to the other nodes, from begin() to close().
 
-    ranks: of this node; speaks: this process publishes the node's address. store: a part of the
-    job's store that only the links of this dataset use.
+    ranks: of this node. publishes: this process publishes the node's address. store: the part of
+    the job's store that belongs to the links of this dataset.
     """
 
     def __init__(
@@ -190,12 +178,12 @@ class PeerLink:
         cache: DiskCache,
         *,
         ranks: NodeRanks,
-        speaks: bool,
+        publishes: bool,
         store: JobStore | None,
     ) -> None:
         assert cache.peers is not None
         self._upstream, self._cache, self._settings = upstream, cache, cache.peers
-        self._ranks, self._speaks, self._store = ranks, speaks, store
+        self._ranks, self._publishes, self._store = ranks, publishes, store
         self._server: PeerServer | None = None
         self._exchange: PeerExchange | None = None
         self._held: Callable[[], str] = str
@@ -214,10 +202,15 @@ class PeerLink:
         held: Callable[[], str] = str,
     ) -> None:
         """Serve the other nodes, and use their caches. secret_of: returns the job's secret.
-        planned: the holders of blobs by the plan. held: returns what this node holds, as a text for
-        other nodes' plans. Raises ConfigError for an invalid secret or certificates."""
+        planned: the plan's holders of blobs. held: returns a text about the blobs that this node
+        holds, for the other nodes' plans. Raises ConfigError for an invalid secret or
+        certificates."""
         if not self.is_needed:
-            self._check_own()
+            # Warn of settings that would fail in a job of several nodes, before a cluster is used.
+            try:
+                check_own_settings(self._settings)
+            except ConfigError as error:
+                _warn(f"{error} This job has one node, so it continues without peers.")
             return
         if self._server is not None:
             return
@@ -233,7 +226,14 @@ class PeerLink:
         try:
             secret = secret_of(self._settings)
             address = self._serve(secret)
-            peers = self._listed() if self._settings.nodes else self._exchanged(address)
+            if self._settings.nodes:
+                nodes = enumerate(self._settings.nodes)
+                peers = [Peer(n, node) for n, node in nodes if node != self._settings.address]
+            else:
+                assert self._store is not None
+                self._exchange = exchange = PeerExchange(self._store, self._ranks)
+                self._publish(address or _NO_SERVER)
+                peers = self._read_peers(exchange, _ADDRESSES_S)
             credentials = credentials_of(self._settings, secret)
         except JobStoreError as error:
             _warn(f"{error} Each node fetches all data from the remote.")
@@ -243,14 +243,7 @@ class PeerLink:
             raise
         tls = None if credentials is None else credentials.client_context
         client = PeerClient(secret, tls=tls)
-        self._upstream.know(self._others(peers), client, planned=planned, look=self._look)
-
-    def _check_own(self) -> None:
-        """Warn of settings that would fail in a job of several nodes, before a cluster is used."""
-        try:
-            check_own_settings(self._settings)
-        except ConfigError as error:
-            _warn(f"{error} This job has one node, so it continues without peers.")
+        self._upstream.use_peers(self._others(peers), client, planned=planned, look=self._look)
 
     def renew(self) -> None:
         """Update the list of nodes at the next range, without waiting."""
@@ -259,25 +252,25 @@ class PeerLink:
     def _look(self) -> list[Peer] | None:
         exchange = self._exchange
         try:
-            return None if exchange is None else self._others(self._hear(exchange, 0.0))
+            return None if exchange is None else self._others(self._read_peers(exchange, 0.0))
         except JobStoreError:  # the job is ending: keep the known nodes
             self._exchange = None
             return None
 
-    def _hear(self, exchange: PeerExchange, timeout_s: float) -> list[Peer]:
-        peers = exchange.hear(timeout_s=timeout_s)
-        if self._planned is not None and (words := exchange.new_words()):
-            self._planned.hear(words)
+    def _read_peers(self, exchange: PeerExchange, timeout_s: float) -> list[Peer]:
+        peers = exchange.read_peers(timeout_s=timeout_s)
+        if self._planned is not None and (texts := exchange.new_holdings()):
+            self._planned.record_held(texts)
         return peers
 
     def _others(self, peers: list[Peer]) -> list[Peer]:
-        """Return the peers without this node's own server: without knowledge of which ranks share a
-        node, several entries name one server."""
+        """Return the peers without this node's own server, which several entries name if the ranks
+        that share a node are unknown."""
         own = None if self._server is None else self._server.address
         return [peer for peer in peers if peer.address != own]
 
     def plan_again(self) -> None:
-        """Forget the plan's holders, as a new epoch has begun."""
+        """Forget the plan's holders, because a new epoch has begun."""
         self._upstream.directory.plan_again()
 
     def close(self) -> None:
@@ -291,31 +284,17 @@ class PeerLink:
         from penstock.cache.peers.server_process import PeerServer  # loaded only if needed
 
         try:
-            self._server = PeerServer(self._cache, self._settings, secret, moved=self._tell)
+            self._server = PeerServer(self._cache, self._settings, secret, moved=self._publish)
         except (OSError, StalledError, WorkerError) as error:
             _warn(f"{error} The other nodes can't use this node's cache.")
             return None
         return self._server.address
 
-    def _tell(self, address: str) -> None:
+    def _publish(self, address: str) -> None:
         """Publish the server's current address."""
-        if self._speaks and self._exchange is not None:
-            with contextlib.suppress(JobStoreError):  # the job's end
-                self._exchange.tell(address, held=self._held())
-
-    def _listed(self) -> list[Peer]:
-        nodes = self._settings.nodes
-        return [
-            Peer(node, address)
-            for node, address in enumerate(nodes)
-            if address != self._settings.address
-        ]
-
-    def _exchanged(self, address: str | None) -> list[Peer]:
-        assert self._store is not None
-        self._exchange = exchange = PeerExchange(self._store, self._ranks)
-        self._tell(address or "")  # "": no node waits for it
-        return self._hear(exchange, _ADDRESSES_S)
+        if self._publishes and self._exchange is not None:
+            with contextlib.suppress(JobStoreError):  # the job is ending
+                self._exchange.publish(address, held=self._held())
 
 
 def _warn(text: str) -> None:

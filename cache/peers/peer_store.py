@@ -1,9 +1,9 @@
-"""Offer the peers as a store that never fails: that no peer has a range is an answer too.
+"""Wrap the peers as a store that never fails: if no peer has a range, the answer reports that.
 
-One request asks for a range of a blob, or for several small ones of the same: a batch wants several
-samples of a shard at once, and each request costs a signature, a look into the other cache, two
-heads and two threads that are woken, as much as 100 KB of data. Of a range of which a peer has a
-part, its pieces are taken, and the store is asked for what lies around them.
+One request fetches one range of a blob, or several small ranges of it: a batch needs several
+samples of a shard at once, and each request costs a signature, a lookup in the other cache, two
+heads and the waking of two threads, as much as 100 KB of data. If a peer has only parts of a range,
+those parts are fetched from it, and the store is asked for the gaps between them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 import time
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from penstock.cache.base import Answer, ObjectRange, RequestError, StreamedAnswer
 from penstock.cache.errors import PenstockError
@@ -30,26 +30,20 @@ if TYPE_CHECKING:
     from penstock.cache.peers.protocol import Span
 
 _SMALL_BYTES = 2**20
-"""A range of so much is worth a request of its own."""
+"""A range of at least so many bytes gets a separate request."""
 _MOST_BYTES = 2**22
-"""Of several ranges in one request: more come faster by two."""
+"""The most bytes of several ranges in one request: more arrive faster in two requests."""
 
-NOT_THERE = Answer(data=b"", version="", object_bytes=-1)
-"""The answer for a range that no peer gave."""
-
-
-class RangesStore(Protocol):
-    """A store that is asked for peer ranges."""
-
-    def ranges(self, wanted: PeerRanges) -> Answer:
-        """Ask the peers: `Given`."""
+NOT_FOUND = Answer(data=b"", version="", object_bytes=-1)
+"""The answer for a range that no peer has delivered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRanges(ObjectRange):
-    """Peer ranges are spans of a blob of so many bytes; start and end tell their bytes in all.
+    """Spans of one blob that one request fetches; end - start is their total size.
 
-    numbers: of each span, for who asks. keep: takes the bytes of all, stretch by stretch.
+    blob_bytes: the blob's size. numbers: the caller's number of each span. keep: receives the bytes
+    of all spans, stretch by stretch; None returns them in the answer.
     """
 
     key: str
@@ -59,58 +53,58 @@ class PeerRanges(ObjectRange):
     keep: Keep | None = None
 
     def read(self, store: Store) -> Answer:
-        """Ask the peers. Raises what keep raises."""
-        return cast("RangesStore", store).ranges(self)
+        """Request the spans from the peers. Raises what `keep` raises."""
+        return cast("PeerStore", store).ranges(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangesAnswer(Answer):
-    """The answer to peer ranges: one for each span."""
+    """The answers for the spans of PeerRanges, one for each span."""
 
     answers: tuple[Answer, ...]
-    given_bytes: int
+    delivered_bytes: int
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all of them."""
-        return self.given_bytes
+        """The number of bytes that the peers have delivered."""
+        return self.delivered_bytes
 
 
 def peer_ranges(
     ranges: Sequence[BlobRange], numbers: Sequence[int], keep_of: Callable[[int], Keep | None]
 ) -> list[PeerRanges]:
-    """Make requests for some of the ranges, in their order; small ones of a blob share some.
-    keep_of: what keeps the bytes of a number's range as they come, None where its answer does."""
+    """Make requests for those of the ranges that `numbers` lists, in their order; small ranges of a
+    blob share requests. keep_of: returns the function that stores the bytes of a range as they
+    arrive, by the range's number, or None."""
     shared: dict[str, list[int]] = {}
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for number in numbers:
-        one = ranges[number]
-        if one.end - one.start >= _SMALL_BYTES:
-            found.append([number])
-        elif (together := shared.get(one.blob.key)) is None:
-            found.append(shared.setdefault(one.blob.key, [number]))
+        wanted = ranges[number]
+        if wanted.end - wanted.start >= _SMALL_BYTES:
+            groups.append([number])
+        elif (group := shared.get(wanted.blob.key)) is None:
+            groups.append(shared.setdefault(wanted.blob.key, [number]))
         else:
-            together.append(number)
-    return [
-        _request(ranges, some, keep_of) for together in found for some in _cut(ranges, together)
-    ]
+            group.append(number)
+    return [_request(ranges, part, keep_of) for group in groups for part in _cut(ranges, group)]
 
 
 def _cut(ranges: Sequence[BlobRange], numbers: list[int]) -> Iterator[list[int]]:
-    """Cut numbers of ranges of a blob into such as one request may have: ascending, disjoint."""
-    some: list[int] = []
+    """Divide numbers of ranges of a blob into groups that fit into one request: ascending and
+    disjoint."""
+    group: list[int] = []
     at = left = 0
     for number in sorted(numbers, key=lambda number: ranges[number].start):
-        one = ranges[number]
-        size_bytes = one.end - one.start
-        if some and (one.start < at or size_bytes > left or len(some) == MOST_RANGES):
-            yield some
-            some = []
-        if not some:
+        wanted = ranges[number]
+        size_bytes = wanted.end - wanted.start
+        if group and (wanted.start < at or size_bytes > left or len(group) == MOST_RANGES):
+            yield group
+            group = []
+        if not group:
             left = _MOST_BYTES
-        some.append(number)
-        at, left = one.end, left - size_bytes
-    yield some
+        group.append(number)
+        at, left = wanted.end, left - size_bytes
+    yield group
 
 
 def _request(
@@ -132,38 +126,42 @@ def _request(
 
 
 def _keep(spans: Sequence[Span], keeps: list[Keep | None]) -> Keep | None:
-    """What keeps each stretch by the span in which it lies; None where not all are kept."""
-    each = [keep for keep in keeps if keep is not None]
-    if len(each) < len(keeps):
+    """Return a function that stores each stretch by the function of its span; None unless every
+    span has one."""
+    by_span = [keep for keep in keeps if keep is not None]
+    if len(by_span) < len(keeps):
         return None
-    if len(each) == 1:
-        return each[0]
+    if len(by_span) == 1:
+        return by_span[0]
     starts = [start for start, _ in spans]
-    return lambda start, data, crc: each[bisect_right(starts, start) - 1](start, data, crc)
+    return lambda start, data, crc: by_span[bisect_right(starts, start) - 1](start, data, crc)
 
 
-_MOST_PIECES = 2  # of a range: each leaves one more request to the store
+_MOST_PIECES = 2  # of a range, because each piece adds one request to the store
 _LEAST_BYTES = 2**16  # a smaller piece costs more than it saves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialAnswer(Answer):
-    """The answer for a range of which a peer gave some pieces: (start in the blob, bytes) each,
-    ascending."""
+    """The answer for a range of which peers have delivered some pieces.
+
+    pieces: (start in the blob, bytes) of each, ascending.
+    """
 
     pieces: tuple[tuple[int, memoryview], ...]
 
 
 def worthwhile_parts(held: Iterable[Span], span: Span) -> list[Span]:
-    """Which parts of a range to ask of a peer that holds these spans: the longest, ascending."""
+    """Choose the parts of a range to request from a peer that holds these spans: the longest ones,
+    ascending."""
     inside = [(max(low, span[0]), min(high, span[1])) for low, high in held]
     found = [(low, high) for low, high in inside if high - low >= _LEAST_BYTES]
     return sorted(sorted(found, key=lambda part: part[0] - part[1])[:_MOST_PIECES])
 
 
-def gaps_beside(span: Span, parts: Iterable[Span]) -> list[Span]:
-    """What a range lacks beside parts that don't overlap, of which others may lie elsewhere;
-    ascending."""
+def gaps_between(span: Span, parts: Iterable[Span]) -> list[Span]:
+    """Return the spans of a range that disjoint parts don't cover, ascending. Parts outside the
+    range are ignored."""
     inside = sorted(part for part in parts if span[0] <= part[0] and part[1] <= span[1])
     borders = [span[0], *(end for part in inside for end in part), span[1]]
     pairs = zip(borders[::2], borders[1::2], strict=True)
@@ -171,8 +169,10 @@ def gaps_beside(span: Span, parts: Iterable[Span]) -> list[Span]:
 
 
 class PartialRange:
-    """Puts a range together from pieces and from what lies between them. Safe for several
-    threads."""
+    """A range that is assembled from the pieces of peers and the gaps between them.
+
+    gaps: the ranges that are still missing. Safe for several threads.
+    """
 
     def __init__(self, whole: BlobRange, pieces: tuple[tuple[int, memoryview], ...]) -> None:
         self._whole = whole
@@ -181,11 +181,20 @@ class PartialRange:
         for start, data in pieces:
             self.put(start, data)
         parts = [(start, start + len(data)) for start, data in pieces]
-        gaps = gaps_beside((whole.start, whole.end), parts)
-        self.gaps = [self._part(low, high) for low, high in gaps]
+        offset = whole.stored.start - whole.start
+        self.gaps = [
+            replace(
+                whole,
+                start=low,
+                end=high,
+                stored=replace(whole.stored, start=low + offset, end=high + offset),
+            )
+            for low, high in gaps_between((whole.start, whole.end), parts)
+        ]
 
     def put(self, start: int, data: memoryview | bytes) -> bool:
-        """Take over bytes from a place in the blob; whether that was the last of them."""
+        """Add bytes that begin at a position in the blob; return True if no bytes are missing any
+        more."""
         at = start - self._whole.start
         self._data[at : at + len(data)] = data
         with self._lock:
@@ -193,35 +202,31 @@ class PartialRange:
             return not self._left_bytes
 
     def answer(self, last: Answer) -> Answer:
-        """All of it. last: the answer for one of the gaps, or one like it where there is none."""
+        """Return the answer for the entire range. last: the answer for one of the gaps, or a
+        similar answer if there were no gaps."""
         return replace(last, data=memoryview(self._data).toreadonly())
 
-    def _part(self, start: int, end: int) -> BlobRange:
-        whole, offset = self._whole, self._whole.stored.start - self._whole.start
-        stored = replace(whole.stored, start=start + offset, end=end + offset)
-        return replace(whole, start=start, end=end, stored=stored)
 
-
-_MOST_GIVERS = 65_536
+_MOST_SOURCES = 65_536
 _SILENT_S = 1.0
-"""A peer that failed later than this said nothing at all, and more questions would take as long."""
+"""A peer that fails later than this sends nothing at all, and a probe would take as long."""
 _SILENT_REMEDY = (
-    "Most often a firewall drops packets: open its TCP port between the nodes. Else the address is "
-    "of another network, or that machine is down, stopped or overloaded."
+    "Most often a firewall drops packets: open its TCP port between the nodes. Otherwise the "
+    "address belongs to another network, or that machine is down, stopped or overloaded."
 )
-_LOG_REMEDY = "Check its address, and look at the log of the job there."
+_LOG_REMEDY = "Check its address, and read the log of the job on that node."
 _LIST = "list"
 
 
 def list_name(peer: Peer) -> str:
-    """What the list of all that a peer holds is called here."""
+    """Return the path of a peer's list of blobs, for `PeerStore.read`."""
     return f"{_LIST}/{peer.node}"
 
 
 class PeerStore:
-    """Makes requests to the peers that a directory names, and tells it what became of them.
+    """A store that requests ranges from the peers of a directory, and records the results there.
 
-    meter: counts what came. Safe for several threads.
+    meter: counts the received bytes. Safe for several threads.
     """
 
     url = "peers"
@@ -239,7 +244,7 @@ class PeerStore:
         self._directory, self._client, self._meter = directory, client, meter
         self._clock = clock
         self._lock = threading.Lock()
-        self._givers: dict[str, Peer] = {}
+        self._sources: dict[str, Peer] = {}
         self._is_closed = False
 
     def read(
@@ -250,123 +255,123 @@ class PeerStore:
         version: str | None = None,
         most_bytes: int | None = None,
     ) -> Answer:
-        """Hear what a peer holds, by `list_name`, and tell the directory; the answer is empty."""
+        """Fetch a peer's list of blobs, whose path `list_name` returns, and store it in the
+        directory; the answer is empty."""
         del span, version, most_bytes
         kind, _, node = path.partition("/")
         if kind != _LIST:
             raise RequestError("refused", "peers are asked by ranges")
-        return self._list(int(node))
+        peer = self._directory.peer(int(node))
+        if peer is not None:
+            began_s = self._clock()
+            try:
+                marks = self._client.held(peer, self._directory.group)
+            except RequestError as error:
+                self._failed(peer, error)
+                if not self._is_closed:
+                    self._explain(peer, error, waited_s=self._clock() - began_s)
+            else:
+                self._directory.set_list(peer, marks, self._clock())
+        return NOT_FOUND
 
     def ranges(self, wanted: PeerRanges) -> Answer:
-        """What peers give of some spans, one behind another until none is left: `Given`, with
-        NOT_THERE where nobody had one; of a single one `Pieces` of those that have some: nodes
-        that share a shard have each their samples of it. Raises what keeping raises."""
+        """Request spans from one peer after another until none is missing; return a RangesAnswer.
+
+        A span that no peer has is answered by NOT_FOUND, or, if it is the only one, by a
+        PartialAnswer with the pieces that peers have: nodes that share a shard hold different
+        samples of it. Raises what `keep` raises."""
         left = list(range(len(wanted.spans)))
-        found = [NOT_THERE] * len(left)
-        halves: list[tuple[Peer, list[Span]]] = []
+        answers = [NOT_FOUND] * len(left)
+        partial: list[tuple[Peer, list[Span]]] = []
         gaps = list(wanted.spans) if len(wanted.spans) == 1 else []
         for peer in self._directory.candidates(wanted.key, self._clock()):
-            held = self._ask(peer, wanted, left, found)
-            there = [n for n in left if _is_in(wanted.spans[n], held)]
-            if there:  # of several it may have some
-                self._ask(peer, wanted, there, found)
-            left = [n for n in left if found[n] is NOT_THERE]
+            held = self._request(peer, wanted, left, answers)
+            spans = [wanted.spans[n] for n in left]
+            present = [
+                n
+                for n, (start, end) in zip(left, spans, strict=True)
+                if any([low <= start and end <= high for low, high in held])
+            ]
+            if present:  # the peer has some of several spans
+                self._request(peer, wanted, present, answers)
+            left = [n for n in left if answers[n] is NOT_FOUND]
             if not left:
                 break
             parts = [part for gap in gaps for part in worthwhile_parts(held, gap)]
             if parts:
-                halves.append((peer, parts))
-                gaps = [one for gap in gaps for one in gaps_beside(gap, parts)]
-        if left and halves:
-            found[0] = self._pieces(halves, wanted)
+                partial.append((peer, parts))
+                gaps = [rest for gap in gaps for rest in gaps_between(gap, parts)]
+        if left and partial:
+            fetched = [
+                (part[0], self._fetch(peer, wanted, [part], None))
+                for peer, parts in partial
+                for part in parts
+            ]
+            pieces = sorted(
+                (at, data[0]) for at, data in fetched if not isinstance(data, MissingRanges)
+            )
+            if pieces:
+                answers[0] = PartialAnswer(
+                    data=b"", version="", object_bytes=0, pieces=tuple(pieces)
+                )
         return RangesAnswer(
             data=b"",
             version="",
             object_bytes=0,
-            answers=tuple(found),
-            given_bytes=sum(
+            answers=tuple(answers),
+            delivered_bytes=sum(
                 end - start
-                for (start, end), one in zip(wanted.spans, found, strict=True)
-                if one is not NOT_THERE
+                for (start, end), answer in zip(wanted.spans, answers, strict=True)
+                if answer is not NOT_FOUND
             ),
         )
 
-    def _ask(
-        self, peer: Peer, wanted: PeerRanges, numbers: list[int], found: list[Answer]
+    def _request(
+        self, peer: Peer, wanted: PeerRanges, numbers: list[int], answers: list[Answer]
     ) -> list[Span]:
-        """Ask a peer for some of the spans: what it gives is noted; else which of the blob's bytes
-        it has."""
-        spans = [wanted.spans[number] for number in numbers]
-        given = self._given(peer, wanted, spans, wanted.keep)
-        if isinstance(given, MissingRanges):
-            return given.held
+        """Request some of the spans from a peer, and store their answers. If the peer lacks some
+        bytes, store none, and return the spans of the blob that it has."""
+        fetched = self._fetch(peer, wanted, [wanted.spans[n] for n in numbers], wanted.keep)
+        if isinstance(fetched, MissingRanges):
+            return fetched.held
         for place, number in enumerate(numbers):
-            if given:
-                found[number] = Answer(data=given[place], version="", object_bytes=0)
+            if fetched:
+                answers[number] = Answer(data=fetched[place], version="", object_bytes=0)
             else:
-                found[number] = StreamedAnswer(data=b"", version="", object_bytes=0)
+                answers[number] = StreamedAnswer(data=b"", version="", object_bytes=0)
         return []
 
-    def _pieces(self, halves: list[tuple[Peer, list[Span]]], wanted: PeerRanges) -> Answer:
-        given = [
-            (part[0], self._given(peer, wanted, [part], None))
-            for peer, parts in halves
-            for part in parts
-        ]
-        pieces = tuple(
-            sorted((at, data[0]) for at, data in given if not isinstance(data, MissingRanges))
-        )
-        return (
-            PartialAnswer(data=b"", version="", object_bytes=0, pieces=pieces)
-            if pieces
-            else NOT_THERE
-        )
+    def last_source(self, key: str) -> Peer | None:
+        """Return the peer that last delivered bytes of a blob; None if there is none."""
+        return self._sources.get(key)
 
-    def giver(self, key: str) -> Peer | None:
-        """Who gave bytes of a blob last."""
-        return self._givers.get(key)
-
-    def _given(
+    def _fetch(
         self, peer: Peer, wanted: PeerRanges, spans: list[Span], keep: Keep | None
     ) -> list[memoryview] | MissingRanges:
-        """The bytes of each span, nothing where they were kept; else what the peer says it has."""
+        """Return the bytes of each span, an empty list if `keep` has stored them, or the spans that
+        the peer has."""
         self._meter.add(peer_requests=1)
         key = wanted.key
         try:
-            given = self._client.blob(peer, key, spans, wanted.blob_bytes, keep=keep)
+            fetched = self._client.blob(peer, key, spans, wanted.blob_bytes, keep=keep)
         except RequestError as error:
             self._failed(peer, error)
             return MissingRanges([])
-        if isinstance(given, MissingRanges):
+        if isinstance(fetched, MissingRanges):
             self._directory.lacks(peer, key, self._clock())
-            return given
+            return fetched
         self._directory.answered(peer)
         self._meter.add(bytes_peers=sum([end - start for start, end in spans]))
         with self._lock:
-            if len(self._givers) >= _MOST_GIVERS:
-                self._givers.clear()
-            self._givers[key] = peer
-        return given
-
-    def _list(self, node: int) -> Answer:
-        peer = self._directory.peer(node)
-        if peer is None:
-            return NOT_THERE
-        began_s = self._clock()
-        try:
-            marks = self._client.held(peer, self._directory.group)
-        except RequestError as error:
-            self._failed(peer, error)
-            if not self._is_closed:
-                self._explain(peer, error, waited_s=self._clock() - began_s)
-            return NOT_THERE
-        self._directory.tell(peer, marks, self._clock())
-        return NOT_THERE
+            if len(self._sources) >= _MOST_SOURCES:
+                self._sources.clear()
+            self._sources[key] = peer
+        return fetched
 
     def _explain(self, peer: Peer, error: RequestError, *, waited_s: float) -> None:
-        """Note why a peer that never answered doesn't: by a few questions more, unless it is one
-        that says nothing."""
-        if self._directory.has_heard(peer) or self._directory.fault(peer) is not None:
+        """Record why a peer that never answered doesn't answer. Probe it for that, unless it sends
+        nothing at all."""
+        if self._directory.has_list(peer) or self._directory.fault(peer) is not None:
             return
         is_silent, fault = waited_s >= _SILENT_S, None
         if not is_silent:
@@ -383,38 +388,29 @@ class PeerStore:
         is_wrong = isinstance(error, WrongAnswerError)
         self._directory.failed(peer, self._clock(), reason=str(error), is_wrong=is_wrong)
 
-    # -- what else a store can
+    # -- the other methods of a store
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Peers list nothing by name."""
-        del prefix
-        raise RequestError("refused", "peers have no names")
+        """Raise RequestError: peers have no names of objects."""
+        raise RequestError("refused", f"peers list no folders ({prefix})")
 
     def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
-        """Peers list nothing by name."""
-        del prefix
-        raise RequestError("refused", "peers have no names")
+        """Raise RequestError: peers have no names of objects."""
+        raise RequestError("refused", f"peers list no folders ({prefix})")
 
     def info(self, path: str) -> ObjectInfo | None:
-        """Peers know no names."""
-        del path
-        raise RequestError("refused", "peers have no names")
+        """Raise RequestError: peers have no names of objects."""
+        raise RequestError("refused", f"peers have no objects by name ({path})")
 
     def put(self, local: str, path: str) -> None:
-        """Peers take nothing."""
-        del local, path
-        raise RequestError("refused", "peers take nothing")
+        """Raise RequestError: peers accept no uploads."""
+        raise RequestError("refused", f"peers accept no uploads ({local} to {path})")
 
     def abort(self) -> None:
-        """End what is under way, at once."""
+        """End all requests at once."""
         self._is_closed = True
         self._client.abort()
 
     def close(self) -> None:
-        """Let connections go. Safe to call twice."""
-        self._is_closed = True
-        self._client.abort()
-
-
-def _is_in(span: Span, held: list[Span]) -> bool:
-    return any([start <= span[0] and span[1] <= end for start, end in held])
+        """Close the connections. Safe to call twice."""
+        self.abort()

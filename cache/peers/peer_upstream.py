@@ -1,9 +1,9 @@
 """Fetch ranges from the other nodes' caches first, and the rest from the store.
 
 Ranges that no peer is known to hold are requested from the store at once, in parallel with those
-requested from peers; ranges that peers don't deliver follow. A failing peer costs its ranges a
-bounded time and a request to the store, and never fails a call. Each range is delivered once, and
-none after the call's end.
+that are requested from peers; ranges that peers don't deliver follow. A failing peer delays its
+ranges by a bounded time and one request to the store, and never fails a call. Each range is
+delivered once, and none after the call's end.
 
 Peers are asked for lists of their blobs before the first range, and again after misses.
 """
@@ -22,7 +22,7 @@ from penstock.cache.base import Answer, FetchPolicy, ObjectRange, TrafficMeter
 from penstock.cache.errors import ClosedError, PenstockError, PenstockWarning, StalledError
 from penstock.cache.fetch import Fetcher
 from penstock.cache.peers.peer_store import (
-    NOT_THERE,
+    NOT_FOUND,
     PartialAnswer,
     PartialRange,
     PeerStore,
@@ -43,9 +43,10 @@ if TYPE_CHECKING:
 
 
 class Deliveries:
-    """Pass answers to a caller's `deliver` until it raises, or `end` is called.
+    """The deliveries of one call: answers are passed to its `deliver` until that raises, or `end`
+    is called.
 
-    Safe for several threads. number: a range's index in the call.
+    Safe for several threads. Methods identify a range by its index in the call, `number`.
     """
 
     def __init__(self, deliver: Callable[[int, Answer], None]) -> None:
@@ -57,7 +58,7 @@ class Deliveries:
         self._is_over = False
         self.error: BaseException | None = None
 
-    def give(self, number: int, answer: Answer) -> None:
+    def deliver(self, number: int, answer: Answer) -> None:
         """Deliver one answer, unless its range was delivered or the call has ended. Raises what
         `deliver` has raised."""
         with self._changed:
@@ -134,9 +135,9 @@ _NO_ANSWER = (
 
 
 class PeerLists:
-    """Keep a directory's lists of the peers' blobs up to date. Safe for several threads.
+    """The lists of the peers' blobs, which are fetched again when they may be out of date.
 
-    pool: the threads that fetch the lists.
+    pool: the threads that fetch the lists. Safe for several threads.
     """
 
     def __init__(
@@ -162,15 +163,15 @@ class PeerLists:
         """Record a range that only the remote had: the lists may be out of date."""
         self._has_missed = True
 
-    def hear(self) -> None:
+    def refresh(self) -> None:
         """Fetch the lists if they are due; the first time wait for them, for at most _FIRST_S."""
         now_s = self._clock()
         if self._first is None:
             self._due_s, self._wait_until_s = now_s + _SOON_S, now_s + _FIRST_S
-            self._first = self._pool.submit(self._ask, None)
+            self._first = self._pool.submit(self._fetch, None)
         elif self._has_missed and now_s >= self._due_s:
             self._due_s, self._has_missed = now_s + self._again_s, False
-            self._pool.submit(self._look_and_ask, None)
+            self._pool.submit(self._fetch, self._look)
         if not self._first.done():
             self._first.wait(self._wait_until_s - now_s)
         if not self._has_warned:
@@ -179,17 +180,17 @@ class PeerLists:
 
     @property
     def _again_s(self) -> float:
-        share = min(1.0, self._directory.told_blobs / _SHORT)
+        share = min(1.0, self._directory.listed_blobs / _SHORT)
         return _SOON_S + share * (_AGAIN_S - _SOON_S)
 
     def _warn_of_silence(self) -> None:
         directory = self._directory
-        silent = [peer for peer in directory.peers[:_MOST] if not directory.has_heard(peer)]
+        silent = [peer for peer in directory.peers[:_MOST] if not directory.has_list(peer)]
         reasons: dict[str, list[Peer]] = {}
         for peer in silent:
             reasons.setdefault(directory.fault(peer) or _NO_ANSWER, []).append(peer)
         for reason, peers in reasons.items():
-            shown = ", ".join(f"node {one.node} ({one.address})" for one in peers[:_SHOWN])
+            shown = ", ".join(f"node {peer.node} ({peer.address})" for peer in peers[:_SHOWN])
             more = f" and {len(peers) - _SHOWN} more" if len(peers) > _SHOWN else ""
             held = "they hold" if len(peers) > 1 else "it holds"
             warnings.warn(
@@ -199,20 +200,18 @@ class PeerLists:
                 stacklevel=2,
             )
 
-    def _look_and_ask(self, _: None) -> None:
-        peers = None if self._look is None else self._look()
-        if peers is not None:
-            self._directory.know(peers)
-        self._ask(None)
-
-    def _ask(self, _: None) -> None:
-        due = self._directory.unheard(self._clock(), older_s=self._again_s / 2, most=_MOST)
+    def _fetch(self, look: Callable[[], Sequence[Peer] | None] | None) -> None:
+        """Fetch the lists that are due, after updating the peers by look()."""
+        if look is not None and (peers := look()) is not None:
+            self._directory.set_peers(peers)
+        due = self._directory.due_for_list(self._clock(), older_s=self._again_s / 2, most=_MOST)
         wanted = [ObjectRange(path=list_name(peer), start=0, end=1, version=None) for peer in due]
-        with contextlib.suppress(PenstockError):  # closed, or late; who is asked notes the rest
+        # The fetcher was closed or is late; PeerStore records the failures of peers.
+        with contextlib.suppress(PenstockError):
             self._fetcher.fetch(wanted, lambda *_: None)
 
 
-log = logging.getLogger("penstock")
+_log = logging.getLogger("penstock")
 
 _POLICY = FetchPolicy(
     retry_timeout_s=60.0,
@@ -229,7 +228,7 @@ _POLICY = FetchPolicy(
 further one delays an answer of 8 MiB: with 8 connections some exceeded a peer's time limit."""
 _SIDE_CALLS = 8
 """The most calls that ask peers and the store in parallel; others ask one after the other."""
-_MOST_DOUBTED = 65_536
+_MOST_WRONG_KEYS = 65_536
 _LEFT_S = 30.0
 """Seconds for which a fill waits for the node that fetches the blob for all nodes."""
 _LEFT_FOR_LATER_S = 600.0
@@ -238,10 +237,10 @@ have it by then, and fetching it sooner would fetch it twice."""
 
 
 class PeerUpstream:
-    """Fetch ranges from peers, and from another upstream what they don't deliver.
+    """An upstream that fetches ranges from peers, and the rest from another upstream.
 
-    No peer is asked before `know`. store: the other upstream. meter: counts bytes from peers. It
-    owns its threads (penstock-fetch, penstock-peers), which start when needed.
+    store: the other upstream. meter: counts bytes from peers. No peer is asked before `use_peers`.
+    It owns its threads (penstock-fetch, penstock-peers), which start when needed.
     """
 
     def __init__(self, store: Upstream, directory: PeerDirectory, *, meter: TrafficMeter) -> None:
@@ -251,7 +250,7 @@ class PeerUpstream:
         self._fetcher: Fetcher | None = None
         self._side = Workers(_SIDE_CALLS, name="peers")
         self._lists: PeerLists | None = None
-        self._doubted: dict[str, None] = {}
+        self._wrong_keys: dict[str, None] = {}
         self._left_since_s: dict[str, float] = {}
         self._is_closed = False
 
@@ -265,7 +264,7 @@ class PeerUpstream:
         """Seconds after which the fetch of a range has failed."""
         return self._store.timeout_s + _POLICY.retry_timeout_s
 
-    def know(
+    def use_peers(
         self,
         peers: Sequence[Peer],
         client: PeerClient,
@@ -275,16 +274,16 @@ class PeerUpstream:
     ) -> None:
         """Use these peers from now on. client: closed with this object. planned: the holders of
         blobs by the job's plan. look: returns the current peers, None if unchanged."""
-        self.directory.know(peers, planned=planned)
-        fetcher = self._fetcher
-        if client is not self._client or fetcher is None:
+        self.directory.set_peers(peers, planned=planned)
+        before = self._fetcher
+        if client is not self._client or before is None:
             self._client = client
             store = self._peer_store = PeerStore(self.directory, client, meter=self._meter)
-            before, self._fetcher = fetcher, Fetcher(store, policy=_POLICY, meter=TrafficMeter())
-            fetcher = self._fetcher
+            self._fetcher = Fetcher(store, policy=_POLICY, meter=TrafficMeter())
             if before is not None:
                 before.close()
-        self._lists = PeerLists(self.directory, fetcher, self._side, look=look)
+        assert self._fetcher is not None
+        self._lists = PeerLists(self.directory, self._fetcher, self._side, look=look)
 
     def renew(self) -> None:
         """Update the peers at the next range, on another thread: a new epoch may have other
@@ -305,41 +304,43 @@ class PeerUpstream:
         if fetcher is None or lists is None or not ranges or not self.directory.peers:
             self._store.fetch(ranges, deliver, urgent=urgent)
             return
-        lists.hear()
+        lists.refresh()
         now_s = time.monotonic()
-        asked: list[int] = []
+        of_peers: list[int] = []
         others: list[int] = []
-        for number, one in enumerate(ranges):
-            (asked if self._may_ask(one, now_s) else others).append(number)
-        if not asked:
+        for number, wanted in enumerate(ranges):
+            key = wanted.blob.key  # it identifies the blob's bytes on every node
+            may_ask = key not in self._wrong_keys and self.directory.candidates(key, now_s)
+            (of_peers if may_ask else others).append(number)
+        if not of_peers:
             lists.missed()
             self._store.fetch(ranges, deliver, urgent=urgent)
             return
         gate = Deliveries(deliver)
         try:
-            self._fetch_both(fetcher, ranges, asked, others, gate, urgent=urgent)
+            self._fetch_both(fetcher, ranges, of_peers, others, gate, urgent=urgent)
         finally:
             gate.end()
 
     def reserve_fills(self, key: str, most: int) -> AbstractContextManager[int]:
-        """Grant ranges that aren't urgent, as `Upstream.reserve_fills` says: of the connections to
-        peers where one has the blob."""
+        """Reserve connections for fills, to peers if one has the blob; see
+        `Upstream.reserve_fills`."""
         fetcher = self._fetcher
         if fetcher is not None and self.is_near(key):
             return fetcher.reserve_fills(most)
         return self._store.reserve_fills(key, most)
 
-    def let_fills(self, room: Callable[[int, int], int]) -> None:
-        """Set the connections of fills beside batches, as `Upstream.let_fills` says. One goes on
-        beside what batches ask of peers: with none they would ask for each sample."""
-        self._store.let_fills(room)
+    def limit_fills(self, room: Callable[[int, int], int]) -> None:
+        """Set the connections of fills; see `Upstream.limit_fills`. Fills from peers keep at least
+        one, because without fills batches would request each sample from peers."""
+        self._store.limit_fills(room)
         if (fetcher := self._fetcher) is not None:
             now, most = fetcher.fills_beside_urgent, _POLICY.max_connections
             fetcher.fills_beside_urgent = max(1, room(now, most))
 
     def request_time(self) -> tuple[float, float]:
-        """Return the seconds of recent requests, mean and 99th percentile: of peers or the store,
-        whichever is slower."""
+        """Return the seconds of recent requests to peers or to the store, the larger of both: mean
+        and 99th percentile."""
         mean_s, p99_s = self._store.request_time()
         if self._fetcher is None:
             return mean_s, p99_s
@@ -351,34 +352,34 @@ class PeerUpstream:
         return self._store.uri(path)
 
     def is_near(self, key: str) -> bool:
-        """Return True if a peer's list has the blob."""
-        is_asked = self._lists is not None and key not in self._doubted
-        return is_asked and self.directory.holds(key, time.monotonic())
+        """Return True if a peer's list contains the blob."""
+        may_ask = self._lists is not None and key not in self._wrong_keys
+        return may_ask and self.directory.holds(key, time.monotonic())
 
     def is_left_to_others(self, key: str) -> bool:
-        """Return True if the fill of a blob should wait, as another node fetches it for this
+        """Return True if the fill of a blob should wait, because another node fetches it for this
         one."""
         lists, now_s = self._lists, time.monotonic()
         if lists is None or not self.directory.has_other_owner(key, now_s):
             return False
         lists.missed()
-        lists.hear()
+        lists.refresh()
         if self.directory.holds(key, now_s):
             return False
-        if len(self._left_since_s) >= _MOST_DOUBTED:
+        if len(self._left_since_s) >= _MOST_WRONG_KEYS:
             self._left_since_s.clear()
         most_s = _LEFT_S if self.directory.is_needed(key) else _LEFT_FOR_LATER_S
         return now_s - self._left_since_s.setdefault(key, now_s) < most_s
 
-    def doubt(self, key: str) -> None:
+    def mark_wrong(self, key: str) -> None:
         """Stop asking peers for a blob whose bytes were wrong."""
-        if len(self._doubted) >= _MOST_DOUBTED:
-            self._doubted.clear()
-        self._doubted[key] = None
-        giver = self._peer_store.giver(key) if self._peer_store is not None else None
-        if giver is not None:
+        if len(self._wrong_keys) >= _MOST_WRONG_KEYS:
+            self._wrong_keys.clear()
+        self._wrong_keys[key] = None
+        source = self._peer_store.last_source(key) if self._peer_store is not None else None
+        if source is not None:
             self.directory.failed(
-                giver, time.monotonic(), reason="its bytes had wrong checksums", is_wrong=True
+                source, time.monotonic(), reason="its bytes had wrong checksums", is_wrong=True
             )
 
     def close(self) -> None:
@@ -391,37 +392,35 @@ class PeerUpstream:
 
     # -- ranges
 
-    def _may_ask(self, one: BlobRange, now_s: float) -> bool:
-        key = one.blob.key  # it identifies the blob's bytes on every node
-        return key not in self._doubted and bool(self.directory.candidates(key, now_s))
-
     def _fetch_both(
         self,
         fetcher: Fetcher,
         ranges: Sequence[BlobRange],
-        asked: list[int],
+        of_peers: list[int],
         others: list[int],
         gate: Deliveries,
         *,
         urgent: bool,
     ) -> None:
         pieces: dict[int, PartialAnswer] = {}
+
+        def fetch_from_peers(_: None) -> None:
+            self._fetch_from_peers(fetcher, ranges, of_peers, gate, pieces, urgent=urgent)
+
         if not others:
-            self._ask_peers(fetcher, ranges, asked, gate, pieces, urgent=urgent)
+            fetch_from_peers(None)
         else:
-            side = self._side.submit(
-                lambda _: self._ask_peers(fetcher, ranges, asked, gate, pieces, urgent=urgent), None
-            )
-            self._ask_store(ranges, others, gate, urgent=urgent)
+            side = self._side.submit(fetch_from_peers, None)
+            self._fetch_rest(ranges, others, gate, {}, urgent=urgent)
             try:
                 side.result(timeout=_POLICY.retry_timeout_s + 1.0)
             except TimeoutError:  # it may still be queued after other calls
                 side.cancel()  # the store delivers the rest
         if gate.error is not None:
             raise gate.error
-        self._ask_rest(ranges, gate.left(asked), gate, pieces, urgent=urgent)
+        self._fetch_rest(ranges, gate.left(of_peers), gate, pieces, urgent=urgent)
 
-    def _ask_rest(
+    def _fetch_rest(
         self,
         ranges: Sequence[BlobRange],
         numbers: list[int],
@@ -430,44 +429,32 @@ class PeerUpstream:
         *,
         urgent: bool,
     ) -> None:
-        """Fetch from the store what no peer delivered, whole ranges and gaps between pieces, and
-        join it with the pieces."""
-        halves = {n: PartialRange(ranges[n], pieces[n].pieces) for n in numbers if n in pieces}
-        wanted = [(n, gap) for n, half in halves.items() for gap in half.gaps]
-        wanted += [(n, ranges[n]) for n in numbers if n not in halves]
-        for number, half in halves.items():
-            if not half.gaps:  # the peer's fill was completed meanwhile
+        """Fetch ranges from the store: whole ones, and the gaps between the pieces of others, which
+        are joined with the pieces."""
+        partial = {n: PartialRange(ranges[n], pieces[n].pieces) for n in numbers if n in pieces}
+        wanted = [(n, gap) for n, part in partial.items() for gap in part.gaps]
+        wanted += [(n, ranges[n]) for n in numbers if n not in partial]
+        for number, part in partial.items():
+            if not part.gaps:  # the peer's fill was completed meanwhile
                 whole_bytes = ranges[number].segment.whole_bytes
                 last = Answer(data=b"", version="", object_bytes=whole_bytes)
-                gate.give(number, half.answer(last))
+                gate.deliver(number, part.answer(last))
         if not wanted:
             return
 
         def deliver(place: int, answer: Answer) -> None:
-            number, one = wanted[place]
-            half = halves.get(number)
-            if half is None:
-                gate.give(number, answer)
-            elif half.put(one.start, memoryview(answer.data)):
-                gate.give(number, half.answer(answer))
+            number, fetched = wanted[place]
+            part = partial.get(number)
+            if part is None:
+                gate.deliver(number, answer)
+            elif part.put(fetched.start, memoryview(answer.data)):
+                gate.deliver(number, part.answer(answer))
 
         if self._lists is not None:
             self._lists.missed()
-        self._store.fetch([one for _, one in wanted], deliver, urgent=urgent)
+        self._store.fetch([fetched for _, fetched in wanted], deliver, urgent=urgent)
 
-    def _ask_store(
-        self, ranges: Sequence[BlobRange], numbers: list[int], gate: Deliveries, *, urgent: bool
-    ) -> None:
-        if numbers:
-            if self._lists is not None:
-                self._lists.missed()
-            self._store.fetch(
-                [ranges[number] for number in numbers],
-                lambda place, answer: gate.give(numbers[place], answer),
-                urgent=urgent,
-            )
-
-    def _ask_peers(
+    def _fetch_from_peers(
         self,
         fetcher: Fetcher,
         ranges: Sequence[BlobRange],
@@ -491,9 +478,9 @@ class PeerUpstream:
             for number, answer in zip(wanted[place].numbers, answers.answers, strict=True):
                 if isinstance(answer, PartialAnswer):
                     pieces[number] = answer
-                elif answer is not NOT_THERE:
+                elif answer is not NOT_FOUND:
                     whole_bytes = ranges[number].segment.whole_bytes
-                    gate.give(number, replace(answer, object_bytes=whole_bytes))
+                    gate.deliver(number, replace(answer, object_bytes=whole_bytes))
 
         wanted = peer_ranges(ranges, numbers, keep_of)
         try:
@@ -501,4 +488,4 @@ class PeerUpstream:
         except PenstockError as error:
             if gate.error is not None or self._is_closed:
                 raise
-            log.info("Peers didn't answer in time, so the remote is used: %s", error)
+            _log.info("Peers didn't answer in time, so the remote is used: %s", error)

@@ -40,7 +40,7 @@ Range)."""
 FAULT_HEADER = "Penstock-Fault"
 """Of an answer 401 to a request with a valid signature: "expired"."""
 PROOF_HEADER = "Penstock-Proof"
-"""A signature of the request's token and the answer's Date: proves that the server knows the
+"""A signature of the request's token and the answer's Date, which proves that the server knows the
 secret."""
 
 MOST_RANGE_BYTES = 2**26
@@ -50,7 +50,7 @@ MOST_RANGES = 24
 MOST_HELD_RANGES = 256
 """The most ranges in one answer 416: the longest ones."""
 MOST_HELD_KEYS = 2**20
-"""The most keys in one answer; others are left out."""
+"""The most keys in one answer; it omits the others."""
 MOST_HEAD_BYTES = 4096
 """The most bytes of a request's head."""
 HELD_KEY_BYTES = 8
@@ -202,7 +202,7 @@ def held_keys(keys: Iterable[str]) -> bytes:
         part = bytes.fromhex(key[: 2 * HELD_KEY_BYTES])
         is_sorted, last = is_sorted and last <= part, part
         body += part
-    if is_sorted:  # as the catalogue returns them, so no list is needed
+    if is_sorted:  # usual, because the catalogue returns sorted keys
         return bytes(body)
     places = range(0, len(body), HELD_KEY_BYTES)
     return b"".join(sorted(bytes(body[at : at + HELD_KEY_BYTES]) for at in places))
@@ -210,7 +210,7 @@ def held_keys(keys: Iterable[str]) -> bytes:
 
 def held_prefixes(body: bytes | memoryview) -> NDArray[np.uint64] | None:
     """Return the sorted 64-bit prefixes of keys from a body of `held_keys`; None if malformed."""
-    import numpy as np  # the server's process doesn't load it
+    import numpy as np  # not loaded by the server's process
 
     if len(body) % HELD_KEY_BYTES or len(body) > HELD_KEY_BYTES * MOST_HELD_KEYS:
         return None

@@ -1,8 +1,8 @@
 """Serve a node's cache to the other nodes of the job, in a separate process.
 
-server_process.py starts it. It reads a spec from its standard input, reports its port on its
-standard output, and ends when no process of its node uses it any more. It loads neither torch nor
-numpy and needs 30 MB. One thread does all work except waiting for the disk.
+server_process.py starts the process. It reads a spec from its standard input, reports its port on
+its standard output, and ends when no process of its node uses it any more. It loads neither torch
+nor numpy and needs 30 MB. One thread does all work except waiting for the disk.
 
 The requests of a connection are answered one after another, each with limits in bytes and time.
 Plain bodies go from the file to the socket with sendfile, as much as the socket accepts at once; a
@@ -66,9 +66,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """The limits of a server: numbers of connections, and seconds. head_s: for a TLS handshake, and
-    for a request from its first byte or the connection's start. idle_s: between requests. write_s:
-    for each MiB that is sent."""
+    """The limits of a server.
+
+    connections, of_one_address: the most connections, in total and from one address. head_s:
+    seconds for a TLS handshake, and for receiving the head of a request. idle_s: seconds between
+    requests. write_s: seconds for sending each MiB.
+    """
 
     connections: int = 512
     of_one_address: int = 256
@@ -78,7 +81,7 @@ class ServerLimits:
 
 
 class CountedConnection(Protocol):
-    """A connection as `ConnectionCounter` uses it."""
+    """The interface of a connection that `ConnectionCounter` uses."""
 
     @property
     def address(self) -> str: ...
@@ -88,7 +91,7 @@ class CountedConnection(Protocol):
 
 
 class ConnectionCounter:
-    """Count the connections, and choose which to close at the limits. Does no I/O itself."""
+    """The connections of a server; at its limits the oldest unknown one is closed. Does no I/O."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self.limits = limits
@@ -97,27 +100,23 @@ class ConnectionCounter:
         self._of: Counter[str] = Counter()
 
     def enter(self, connection: CountedConnection) -> bool:
-        """Return True if a new connection may stay; an older unknown one may be closed for it."""
+        """Add a new connection, closing an older unknown one if necessary; return False if there is
+        none to close."""
         limits, address = self.limits, connection.address
-        if self._of[address] >= limits.of_one_address:
-            victim = next((one for one in self._unknown if one.address == address), None)
-        elif self.count >= limits.connections:
-            victim = next(iter(self._unknown), None)
-        else:
-            self._add(connection)
-            return True
-        if victim is None:
-            return False
-        self.leave(victim)
-        victim.abort()
-        self._add(connection)
+        is_address_full = self._of[address] >= limits.of_one_address
+        if is_address_full or self.count >= limits.connections:
+            unknown = (
+                each for each in self._unknown if not is_address_full or each.address == address
+            )
+            if (victim := next(unknown, None)) is None:
+                return False
+            self.leave(victim)
+            victim.abort()
+        self._unknown[connection] = None
+        self._of[address] += 1
         return True
 
-    def _add(self, connection: CountedConnection) -> None:
-        self._unknown[connection] = None
-        self._of[connection.address] += 1
-
-    def know(self, connection: CountedConnection) -> None:
+    def mark_known(self, connection: CountedConnection) -> None:
         """Record that a connection belongs to the job."""
         if connection in self._unknown:
             del self._unknown[connection]
@@ -145,30 +144,27 @@ class ConnectionCounter:
 
 _STEP = 2**20
 _TLS_STEP = 2**16
-"""With larger steps the C library allocates and frees pages for each: twice the CPU time."""
+"""With larger steps the C library allocates and frees pages for each step, for twice the CPU
+time."""
 _WAITING_BYTES = 2**15
 """The most encrypted bytes that wait for the socket; asyncio's own limit is 512 KiB."""
 _TLS_SHUTDOWN_S = 1.0
 _HANDSHAKE = b"\x16"
 
 
+@dataclass(frozen=True, slots=True)
 class ServerContext:
-    """The objects that the connections of one server share. tls: None for plain connections.
+    """The objects that the connections of one server share.
 
-    readers: threads that wait for the disk. refused: called with the address of each refused
-    client."""
+    tls: None if connections are plain. readers: threads that wait for the disk. refused: called
+    with the address of each refused client.
+    """
 
-    def __init__(
-        self,
-        replies: Responder,
-        connections: ConnectionCounter,
-        *,
-        readers: Workers,
-        tls: ssl.SSLContext | None,
-        refused: Callable[[str], None],
-    ) -> None:
-        self.replies, self.connections, self.readers = replies, connections, readers
-        self.tls, self.refused = tls, refused
+    replies: Responder
+    connections: ConnectionCounter
+    readers: Workers
+    tls: ssl.SSLContext | None
+    refused: Callable[[str], None]
 
     async def in_thread(self, act: Callable[[], object]) -> None:
         """Call `act`, which may wait for the disk, in a thread. Raises what it raises."""
@@ -193,7 +189,7 @@ class ServerContext:
 
 
 class PlainBody:
-    """The unencrypted body of an answer that is being sent. at: the number of sent bytes.
+    """The unencrypted body of an answer while it is sent. at: the number of sent bytes.
 
     The head is sent together with the first bytes, so that the client wakes once. Raises OSError,
     EOFError.
@@ -204,19 +200,19 @@ class PlainBody:
         self.reply, self._file, self._raw = reply, reply.file, raw
         self._head = memoryview(reply.head())
         self.at, self._length = 0, reply.length
-        self._at_hand = AT_ONCE_BYTES
+        self._in_memory_bytes = AT_ONCE_BYTES
         self._is_corked = len(reply.spans) > 1
         if self._is_corked:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
 
-    def is_at_hand(self) -> bool:
+    def is_in_memory(self) -> bool:
         """Return True if the next part needn't wait for the disk; checked once per MiB."""
-        if self.at >= self._at_hand:
+        if self.at >= self._in_memory_bytes:
             parts = self.reply.parts(self.at, 2 * _STEP)
             if not all([self._file.is_in_memory(*part) for part in parts]):
                 self.uncork()
                 return False
-            self._at_hand = self.at + _STEP
+            self._in_memory_bytes = self.at + _STEP
         return True
 
     def send(self) -> bool:
@@ -225,22 +221,18 @@ class PlainBody:
             if self._head:
                 sent = self._raw.send(self._head, socket.MSG_MORE)
                 self._head = self._head[sent:]
-            if not self._head:
-                self._send_part()
+            parts = () if self._head else self.reply.parts(self.at, _STEP)
+            for start, end in parts:
+                sent = os.sendfile(self._raw.fileno(), self._file.fd, start, end - start)
+                if not sent:
+                    raise EOFError("the file is shorter than it was")
+                self.at += sent
+                if sent < end - start:  # the socket is full
+                    break
         if self.at < self._length:
             return False
         self.uncork()
         return True
-
-    def _send_part(self) -> None:
-        to, fd = self._raw.fileno(), self._file.fd
-        for start, end in self.reply.parts(self.at, _STEP):
-            sent = os.sendfile(to, fd, start, end - start)
-            if not sent:
-                raise EOFError("the file is shorter than it was")
-            self.at += sent
-            if sent < end - start:  # the socket is full
-                return
 
     def uncork(self) -> None:
         """Send the bytes that the kernel holds back."""
@@ -250,7 +242,7 @@ class PlainBody:
 
 
 class ServerConnection(asyncio.BufferedProtocol):
-    """Answer the requests of one connection."""
+    """One connection of the server, whose requests are answered one after another."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -380,9 +372,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         at = self._buffer.find(END)
         if self._is_busy or self._transport is None or self._transport.is_closing():
             return
-        is_tls = (
-            self._buffer[:1] == _HANDSHAKE
-        )  # refused at once, as the client would wait for its time limit
+        # A TLS handshake is refused at once, because its client would wait for its time limit.
+        is_tls = self._buffer[:1] == _HANDSHAKE
         if at < 0 and len(self._buffer) <= MOST_HEAD_BYTES and not is_tls:
             return
         request = read_head(self._buffer[:at]) if at >= 0 else None
@@ -393,7 +384,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _answer(self, transport: asyncio.Transport, reply: ServerReply) -> None:
         if reply.is_known:
-            self._context.connections.know(self)
+            self._context.connections.mark_known(self)
         elif not reply.keeps:
             self._context.refused(self.address)
         try:
@@ -424,7 +415,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Continue a plain body when the socket accepts more."""
         before = body.at // _STEP
         try:
-            if not body.is_at_hand():
+            if not body.is_in_memory():
                 self._end_body(keep=True)
                 self._begin_task(transport, body.reply, body.at)
                 return
@@ -472,7 +463,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._next)
 
     async def _send(self, transport: asyncio.Transport, reply: ServerReply, at: int) -> None:
-        """Send the rest of an answer from byte `at` of its body on; -1: with its head."""
+        """Send the rest of an answer from byte `at` of its body on; -1 sends its head, too."""
         context = self._context
         try:
             if at < 0:
@@ -482,7 +473,8 @@ class ServerConnection(asyncio.BufferedProtocol):
                 async with asyncio.timeout(self._limits.write_s):
                     at += await self._send_step(transport, reply, at)
             self._finish(transport, reply)
-        except (OSError, EOFError, RuntimeError):  # gone, too slow, closing; or a file that is cut
+        # The client is gone or too slow, the server is closing, or the file was truncated.
+        except (OSError, EOFError, RuntimeError):
             self.abort()
         finally:
             reply.close()
@@ -501,8 +493,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             await self._context.in_thread(lambda: file.load(first, end))
         if is_plain:
             # sendfile only calls fileno() of the file.
-            some = cast("Any", file)
-            await self._loop.sendfile(transport, some, first, end - first, fallback=False)
+            like_file = cast("Any", file)
+            await self._loop.sendfile(transport, like_file, first, end - first, fallback=False)
             return end - first
         data = os.pread(file.fd, end - first, first)
         if not data:
@@ -540,7 +532,7 @@ class AddressError(OSError):
 
 
 class RefusalCounter:
-    """Count refused connections and requests, and warn at most once a minute."""
+    """A counter of refused connections and requests, which warns at most once a minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -562,13 +554,13 @@ class RefusalCounter:
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, bool]:
-    """Listen at one address, on any free port if the wanted one is taken. Return the socket, and
+    """Listen at one address, or at another free port if that one is taken. Return the socket, and
     True if the port was taken. Raises OSError."""
     family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     address = ipaddress.ip_address(str(place[0]).partition("%")[0])
     if (getattr(address, "ipv4_mapped", None) or address).is_unspecified:
         # The host's name resolves to it; Peers refuses it if written directly.
-        raise OSError(errno.EADDRNOTAVAIL, f"{place[0]} is every network of the node")
+        raise OSError(errno.EADDRNOTAVAIL, f"{place[0]} stands for all networks of the node")
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -602,8 +594,8 @@ def _listen_to_users(folder: Folder, name: str) -> socket.socket:
     return listener
 
 
-async def serve(spec: ServerSpec, name: str, tell: Callable[[dict[str, Any]], None]) -> None:
-    """Serve until the last user has left. tell: sends a report to the process that started the
+async def serve(spec: ServerSpec, name: str, report: Callable[[dict[str, Any]], None]) -> None:
+    """Serve until the last user has left. report: sends a report to the process that started the
     server. Raises OSError."""
     loop = asyncio.get_running_loop()
     folder = Folder.at(spec.root, mode=spec.mode).folder(SERVERS_FOLDER)
@@ -632,15 +624,18 @@ async def serve(spec: ServerSpec, name: str, tell: Callable[[dict[str, Any]], No
     tls = None if spec.credentials is None else spec.credentials.server_context()
     connections = ConnectionCounter(ServerLimits())
     readers = Workers(_READERS, name="peer-read")
-    replies = Responder(held, {spec.secret.job: spec.secret})
     context = ServerContext(
-        replies, connections, readers=readers, tls=tls, refused=RefusalCounter().note
+        replies=Responder(held, {spec.secret.job: spec.secret}),
+        connections=connections,
+        readers=readers,
+        tls=tls,
+        refused=RefusalCounter().note,
     )
     to_users = await loop.create_unix_server(
         lambda: UserConnection(users), sock=_listen_to_users(folder, name)
     )
     to_peers = await loop.create_server(lambda: ServerConnection(context), sock=listener)
-    tell({"port": port, "is_taken": is_taken})
+    report({"port": port, "is_taken": is_taken})
     try:
         loop.call_later(_FIRST_USER_S, lambda: None if users.count else done.set())
         await done.wait()
@@ -662,13 +657,13 @@ def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None
 
 
 def main() -> int:
-    """Read the spec and serve. Returns the exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the job's, and it ends with that
+    """Read the spec and serve. Return the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job handles Ctrl-C; the server ends after it
     output = sys.stdout
 
-    def tell(what: dict[str, Any]) -> None:
+    def report(facts: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            output.write(json.dumps(what) + "\n")
+            output.write(json.dumps(facts) + "\n")
             output.close()
 
     name = sys.stdin.buffer.readline().decode("ascii").strip()
@@ -678,9 +673,9 @@ def main() -> int:
         wanted = 4096 if most == resource.RLIM_INFINITY else min(most, 4096)
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
     try:
-        asyncio.run(serve(spec, name, tell))
+        asyncio.run(serve(spec, name, report))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        tell({"error": reason, "is_address": isinstance(error, AddressError)})
+        report({"error": reason, "is_address": isinstance(error, AddressError)})
         return 1
     return 0

@@ -1,7 +1,7 @@
 """Configure a node's server, and connect it to the processes of its node that use it.
 
-Secret, certificates and the node's own address are checked before. The spec is sent over a pipe, as
-it contains secrets.
+The secret, the certificates and the node's own address are checked first. The spec is sent over a
+pipe, because it contains secrets.
 
 A user is a process that holds a connection to the server's socket in the cache folder. The system
 closes the connection when the process ends, however it dies: the server ends after its last user,
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import logging
@@ -42,12 +43,16 @@ def check_own_settings(settings: Peers) -> None:
     if isinstance(settings.tls, TlsFiles):
         credentials_of(settings, PeerSecret.draw())
     try:
-        _check_local(settings.host)
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            settings.host, 0, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(place)  # any port; it doesn't listen
     except OSError as error:
-        raise not_local(settings, error.strerror or str(error)) from None
+        raise address_error(settings, error.strerror or str(error)) from None
 
 
-def not_local(settings: Peers, reason: str) -> ConfigError:
+def address_error(settings: Peers, reason: str) -> ConfigError:
     """Return the error for an address at which this node can't listen."""
     return ConfigError(
         f"peers: the server of the cache can't listen at {settings.address} ({reason}). "
@@ -55,23 +60,19 @@ def not_local(settings: Peers, reason: str) -> ConfigError:
     )
 
 
-def _check_local(host: str) -> None:
-    family, kind, protocol, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.bind(place)  # any port; it doesn't listen
-
-
 SERVERS_FOLDER = "peers"
-"""The subfolder of a cache with the lock and the socket of each server."""
+"""The subfolder of a cache that holds the lock and the socket of each server."""
 LIFE_BYTE, START_BYTE = 0, 1
-"""Bytes of a server's lock file: locked by a running server, and by a process that starts one."""
+"""Bytes of a server's lock file. A running server locks the first, and a process that starts a
+server the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
     """The configuration of a server.
 
-    root, mode: of the cache folder. host, port: where it listens; port 0 is any free port.
+    root, mode: the path and the permission bits of the cache folder. host, port: the address at
+    which the server listens; port 0 stands for any free port.
     """
 
     root: str
@@ -84,7 +85,7 @@ class ServerSpec:
     def dump(self) -> bytes:
         """Return the spec as a line of JSON."""
         tls = self.credentials
-        told = {
+        spec = {
             "root": self.root,
             "mode": self.mode,
             "host": self.host,
@@ -92,23 +93,16 @@ class ServerSpec:
             "secret": base64.b64encode(self.secret.value).decode(),
             "tls": None if tls is None else [tls.certificate, tls.key, tls.authority],
         }
-        return json.dumps(told).encode() + b"\n"
+        return json.dumps(spec).encode() + b"\n"
 
     @classmethod
     def load(cls, line: bytes) -> ServerSpec:
         """Parse a line of `dump`."""
-        told: dict[str, Any] = json.loads(line)
-        tls = told["tls"]
+        spec: dict[str, Any] = json.loads(line)
+        secret, tls = PeerSecret(base64.b64decode(spec.pop("secret"))), spec.pop("tls")
         if tls is not None:
             tls = Credentials(certificate=tls[0], key=tls[1], authority=tls[2])
-        return cls(
-            root=told["root"],
-            mode=told["mode"],
-            host=told["host"],
-            port=told["port"],
-            secret=PeerSecret(base64.b64decode(told["secret"])),
-            credentials=tls,
-        )
+        return cls(**spec, secret=secret, credentials=tls)
 
 
 def server_name(peers: Peers, secret: PeerSecret) -> str:
@@ -155,14 +149,14 @@ class UserConnection(asyncio.Protocol):
         if len(self._line) > 200:
             self._transport.abort()
         elif found:
-            self.tell(self._users.hello(line.decode("ascii", "replace")))
+            self.send(self._users.hello(line.decode("ascii", "replace")))
             self._line.clear()
 
-    def tell(self, what: dict[str, Any]) -> None:
-        """Send a line, unless the user doesn't read."""
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message, unless the user doesn't read."""
         transport = self._transport
         if transport is not None and transport.get_write_buffer_size() < _MOST_LINE:
-            transport.write(json.dumps(what).encode() + b"\n")
+            transport.write(json.dumps(message).encode() + b"\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
@@ -170,7 +164,7 @@ class UserConnection(asyncio.Protocol):
 
 
 class Users:
-    """The users of this process. gone: called when the last one has left."""
+    """The users of this process. gone: called after the last user has left."""
 
     def __init__(self, secret: PeerSecret, *, port: int, gone: Callable[[], object]) -> None:
         self._secret, self._port, self._gone = secret, port, gone
@@ -199,11 +193,11 @@ class Users:
     def log(self, level: int, text: str) -> None:
         """Send a log message to the oldest user, which logs it."""
         if user := next(iter(self._users), None):
-            user.tell({"level": level, "log": text})
+            user.send({"level": level, "log": text})
 
 
 class LogToUsers(logging.Handler):
-    """Send the log of this process to one of its users."""
+    """A log handler that sends the messages of this process to one of its users."""
 
     def __init__(self, users: Users) -> None:
         super().__init__(logging.INFO)
@@ -215,9 +209,10 @@ class LogToUsers(logging.Handler):
 
 
 class ServerLine:
-    """A user's end of the connection: the server's port and pid, and then its messages.
+    """A user's end of the connection, which receives the server's messages.
 
-    Raises OSError if no server runs, StalledError, and ValueError if another program answers.
+    port, pid: of the server. Raises OSError if no server runs, StalledError if it doesn't answer,
+    and ValueError if another program answers.
     """
 
     def __init__(self, folder: Folder, name: str, secret: PeerSecret) -> None:
@@ -228,7 +223,7 @@ class ServerLine:
             self._socket.connect(socket_path(folder, name))
             nonce = secrets.token_hex(16)
             self._socket.sendall(nonce.encode() + b"\n")
-            hello = self.hear()
+            hello = self.receive()
             if hello is None:
                 raise ConnectionResetError("the server is ending")
             self.port, self.pid = int(hello["port"]), int(hello["pid"])
@@ -240,12 +235,12 @@ class ServerLine:
             raise StalledError(f"The server of the node's cache doesn't answer: {name}.") from None
         except (KeyError, TypeError) as error:
             self.close()
-            raise ValueError("no server of ours answers") from error
+            raise ValueError("another program answers") from error
         except BaseException:
             self.close()
             raise
 
-    def hear(self) -> dict[str, Any] | None:
+    def receive(self) -> dict[str, Any] | None:
         """Wait for the server's next message; None if it has ended, or `end` was called."""
         while b"\n" not in self._left:
             try:
@@ -258,15 +253,13 @@ class ServerLine:
                 return None
             self._left += data
         line, _, self._left = self._left.partition(b"\n")
-        told = json.loads(line)
-        return told if isinstance(told, dict) else {}
+        message = json.loads(line)
+        return message if isinstance(message, dict) else {}
 
     def end(self) -> None:
-        """Make `hear` return, from any thread."""
-        try:
+        """Make `receive` return, from any thread."""
+        with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return
 
     def close(self) -> None:
         """Close the connection. Safe to call twice."""

@@ -1,7 +1,7 @@
 """Find or start the server of this node's cache, watch it, and start another when it dies.
 
-One server per node, cache folder, address and secret serves all processes of the node. It is a new
-process, because the training loop needs this one's GIL, and a fork would lack its threads.
+One server for each node, cache folder, address and secret serves all processes of the node. It runs
+in a new process, because the training loop needs this process's GIL; a fork would lack its threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.cache.peers.server_control import (
     START_BYTE,
     ServerLine,
     ServerSpec,
-    not_local,
+    address_error,
     server_name,
 )
 from penstock.cache.peers.tokens import SECRET_VARIABLE
@@ -48,9 +48,10 @@ _log = logging.getLogger("penstock")
 START_TIMEOUT_S = 60.0
 _LEAVE_S = 1.0
 _MOST_DEATHS, _DEATHS_WITHIN_S = 6, 120.0
-"""A server that has died so often within that time isn't started again."""
+"""A server that has died this often within this time isn't started again."""
 _FIRST_PAUSE_S = 0.25
-"""Before the second restart; each further pause is twice as long. The first follows at once."""
+"""The pause before the second restart. Each further pause is twice as long; the first restart
+follows at once."""
 _MOST_STDERR, _STDERR_LINES = 4000, 3
 """Bytes and lines of a dead server's stderr that a message quotes."""
 # It uses this process's import path, so that no module of the working folder is imported.
@@ -63,10 +64,11 @@ sys.exit(main())
 
 
 class PeerServer:
-    """This process's use of the node's server, until close() or the end of the process.
+    """The node's server as one of its users, from the constructor to close() or the end of the
+    process.
 
-    cache: its folder is served; it is opened. moved: called with the new address, on another
-    thread, if a restarted server didn't get its former port.
+    cache: the cache to serve, which is opened. moved: called with the new address, on another
+    thread, if a restarted server doesn't get its former port.
 
     Raises ConfigError for an address that isn't this node's, and for unusable TlsFiles; WorkerError
     if the server doesn't start; StalledError; OSError if the cache can't be used.
@@ -118,8 +120,9 @@ class PeerServer:
     # -- finding and starting
 
     def _find_or_start_patiently(self, port: int, died: str | None = None) -> ServerLine:
-        """Find a server or start one, again if it dies. died: how the previous server ended; then
-        other failures are retried, too. Raises as the class, WorkerError after too many deaths."""
+        """Find a server or start one, again if it dies. died: a description of how the previous
+        server ended; if it is given, other failures are retried, too. Raises as the class does, and
+        WorkerError after too many deaths."""
         retried = WorkerError if died is None else (OSError, ConfigError, WorkerError)
         while True:
             if died is not None:
@@ -139,7 +142,7 @@ class PeerServer:
         count = len(self._deaths)
         if count >= _MOST_DEATHS:
             raise WorkerError(
-                f"{died} It is not started again, as {count} servers died within "
+                f"{died} It is not started again, because {count} servers died within "
                 f"{_DEATHS_WITHIN_S:.0f} s: other nodes can't use this node's cache."
             )
         if self._ended.wait(0.0 if count == 1 else _FIRST_PAUSE_S * 2.0 ** (count - 2)):
@@ -173,18 +176,18 @@ class PeerServer:
             secret=self._secret,
             credentials=self._credentials,
         )
-        told = self._run(spec)
-        if "error" in told:
+        report = self._run(spec)
+        if "error" in report:
             self._reap()
-            if told["is_address"]:
-                raise not_local(self._peers, str(told["error"]))
-            raise OSError(f"{self._root}: the server of the cache can't serve: {told['error']}.")
-        if "port" not in told:
+            if report["is_address"]:
+                raise address_error(self._peers, str(report["error"]))
+            raise OSError(f"{self._root}: the server of the cache can't serve: {report['error']}.")
+        if "port" not in report:
             raise self._death("while it started")
-        if told["is_taken"]:
+        if report["is_taken"]:
             warnings.warn(
                 f"peers: port {port} of {self._peers.host} is taken, by another job's server or "
-                f"another program, so this job's listens at {told['port']}. Pass port 0 for any "
+                f"another program, so this job's listens at {report['port']}. Pass port 0 for any "
                 "free port, or the same token_file to jobs that should share a server.",
                 PenstockWarning,
                 stacklevel=5,
@@ -226,8 +229,8 @@ class PeerServer:
                     f"within {START_TIMEOUT_S:.0f} s and was killed. Check if this machine is "
                     "overloaded."
                 )
-            told = json.loads(process.stdout.readline())
-            return told if isinstance(told, dict) else {}
+            report = json.loads(process.stdout.readline())
+            return report if isinstance(report, dict) else {}
         return {}
 
     def _reap(self) -> int | None:
@@ -239,25 +242,26 @@ class PeerServer:
         try:
             return process.wait(_LEAVE_S)
         except subprocess.TimeoutExpired:
-            process.returncode = 0  # other processes use it: prevents Popen's warning
+            process.returncode = 0  # other processes use it; this prevents Popen's warning
             return None
 
     def _death(self, when: str, *, pid: int = 0) -> WorkerError:
         """Return the error for a server that has ended; it quotes the stderr of a server that this
         process started."""
-        process, said = self._process, ""
+        process, output = self._process, ""
         code = self._reap()
         if process is not None and self._stderr >= 0:
             size = os.lseek(self._stderr, 0, os.SEEK_END)
             text = os.pread(self._stderr, _MOST_STDERR, max(0, size - _MOST_STDERR))
             lines = [line.strip() for line in text.decode("utf-8", "replace").splitlines()]
-            said = " | ".join([line for line in lines if line][-_STDERR_LINES:])
+            output = " | ".join([line for line in lines if line][-_STDERR_LINES:])
         self._close_stderr()
         how = "ended" if code is None else describe_exit(code)
         pid = pid if process is None else process.pid
-        last = f" Its last output: {said}" if said else ""
-        look = " If it wasn't you, the machine may lack memory: see `dmesg`."
-        remedy = look if code == -signal.SIGKILL else ""
+        last = f" Its last output: {output}" if output else ""
+        remedy = ""
+        if code == -signal.SIGKILL:
+            remedy = " If you didn't kill it, the machine may lack memory: see `dmesg`."
         return WorkerError(
             f"{self._root}: the server of the cache (pid {pid}) {how} {when}.{remedy}{last}"
         )
@@ -273,14 +277,14 @@ class PeerServer:
         """Log the server's messages, and start another server when it has ended."""
         while not self._ended.is_set():
             try:
-                told = self._line.hear()
+                message = self._line.receive()
             except ValueError:
                 continue
-            if told is None:
+            if message is None:
                 if self._ended.is_set() or not self._start_again():
                     return
-            elif isinstance(told.get("log"), str) and isinstance(told.get("level"), int):
-                _log.log(told["level"], "%s", told["log"])
+            elif isinstance(message.get("log"), str) and isinstance(message.get("level"), int):
+                _log.log(message["level"], "%s", message["log"])
 
     def _start_again(self) -> bool:
         before = self._line
@@ -296,7 +300,7 @@ class PeerServer:
             self._line = line
             if self._ended.is_set():
                 line.close()
-        _log.warning("%s Another serves on (pid %d).", died, line.pid)
+        _log.warning("%s Another server has replaced it (pid %d).", died, line.pid)
         if line.port != before.port and self._moved is not None:
             self._moved(self.address)
         return True

@@ -35,13 +35,13 @@ MOST_LIFE_S = 300
 """A token that expires in more than so many seconds is refused."""
 LEAST_SECRET_BYTES, MOST_SECRET_BYTES = 16, 4096
 SECRET_VARIABLE = "PENSTOCK_PEER_TOKEN"
-"""The environment's variable that holds the secret; `pipeline.plan.world` reads it."""
+"""The environment variable that holds the secret; `pipeline.plan.world` reads it."""
 
 _SCHEME = "Penstock"
 _TOKEN = re.compile(_SCHEME + r" ([0-9a-f]{16})\.([0-9]{1,12})\.([0-9a-f]{64})")
 _REMEDY = (
-    "Make one with `python -c 'import secrets; print(secrets.token_hex(32))' > FILE; chmod 600 "
-    "FILE`, the same on every node."
+    "Create one with `python -c 'import secrets; print(secrets.token_hex(32))' > FILE; chmod 600 "
+    "FILE`, and copy the file to every node."
 )
 
 Refusal = Literal["unknown", "expired"]
@@ -112,7 +112,7 @@ def _check_private(found: os.stat_result, place: str) -> None:
     if found.st_uid not in (0, os.geteuid()):
         raise ConfigError(
             f"peers: the token_file {place} belongs to another user (uid {found.st_uid}), who "
-            "can read and change it. Make a file of your own."
+            "can read and change it. Create a file that belongs to you."
         )
     # A mounted secret belongs to root and is readable by the job's group.
     group_reads = found.st_mode & stat.S_IRGRP and found.st_uid != 0
@@ -120,7 +120,7 @@ def _check_private(found: os.stat_result, place: str) -> None:
         raise ConfigError(
             f"peers: other users may read or write the token_file {place} (mode "
             f"{stat.S_IMODE(found.st_mode):04o}), so it isn't secret. Run `chmod 600` on it, and "
-            "make a new one if others use this machine."
+            "create a new token if others use this machine."
         )
 
 
@@ -173,8 +173,8 @@ def server_time(secret: PeerSecret, token: str, date: str, proof: str) -> float 
 
 
 def _signature(secret: PeerSecret, question: Question, expiry: str) -> str:
-    asked = (question.method, question.path, question.range)
-    return _signed(secret.value, "token", *asked, expiry, secret.job).hex()
+    request = (question.method, question.path, question.range)
+    return _signed(secret.value, "token", *request, expiry, secret.job).hex()
 
 
 def _signed(key: bytes, *parts: str) -> bytes:
@@ -184,7 +184,8 @@ def _signed(key: bytes, *parts: str) -> bytes:
 
 
 _drawn: list[PeerSecret] = []
-"""The secret of this process's job: it stays when the job's members change, as servers run on."""
+"""The secret of this process's job. It stays the same when the job's members change, because
+servers continue to run."""
 
 
 def job_secret(settings: Peers, store: JobStore | None, token: str | None) -> PeerSecret:

@@ -85,13 +85,13 @@ def peer_checks(facts: PeerFacts) -> Iterator[Check]:
         found = f"{facts.address}: reached in {_time(facts.connect_s)}"
         yield Check(name="peer", status="ok", found=found)
         if fault is None or fault.stage == "secret":
-            found = f"{facts.address}: {facts.tls or PROTOCOL_NAMES[facts.speech]}"
+            found = f"{facts.address}: {facts.tls or PROTOCOL_NAMES[facts.speaks]}"
             yield Check(name="speaks", status="ok", found=found)
     if fault is not None:
         yield _failed(facts, *fault)
         return
     yield _secret(facts)
-    if facts.welcome == "same":
+    if facts.identity == "same":
         yield _clock(facts)
         yield _requests(facts)
         yield _rate(facts)
@@ -102,7 +102,7 @@ def _failed(facts: PeerFacts, name: str, found: str, remedy: str) -> Check:
 
 
 def _secret(facts: PeerFacts) -> Check:
-    if facts.welcome == "same":
+    if facts.identity == "same":
         return Check(name="secret", status="ok", found=f"{facts.address}: the same as here")
     return Check(
         name="secret",

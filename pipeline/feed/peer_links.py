@@ -62,11 +62,11 @@ class PlannedNodes:
         shard = self._shard_of(key)
         return shard is None or self._node in self._holders.readers(shard, self.epoch)
 
-    def hear(self, words: dict[int, str]) -> None:
+    def record_held(self, texts: dict[int, str]) -> None:
         """Record what nodes hold, as `level_text` by node; texts in other formats are ignored."""
         nodes, groups = self._held.shape
         held = self._held.copy()
-        for node, text in words.items():
+        for node, text in texts.items():
             levels = levels_of(text, groups=groups) if 0 <= node < nodes else None
             if levels is not None:
                 held[node] = np.minimum(levels, MOST_LEVEL)
@@ -139,7 +139,7 @@ class PeerLinks:
             upstream,
             cache,
             ranks=NodeRanks(first, end, world.size),
-            speaks=world.rank == first,
+            publishes=world.rank == first,
             store=store,
         )
         link.begin(

@@ -123,7 +123,7 @@ class Prefetch:
             self._look_ahead.count_batch(
                 size_bytes, period_s=now - before, waited_s=waited_s, missed=misses > 0
             )
-        self._remote.let_fills(
+        self._remote.limit_fills(
             lambda now, most: room_for_fills(now, ready_share=ready_share, most=most),
             # If shards aren't filled, the bytes next to a range may never be needed.
             widening=None

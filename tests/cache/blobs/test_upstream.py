@@ -75,8 +75,8 @@ class FolderUpstream:
     def reserve_fills(self, key: str, most: int) -> AbstractContextManager[int]:
         return self._other.reserve_fills(key, most)
 
-    def let_fills(self, room: Callable[[int, int], int]) -> None:
-        self._other.let_fills(room)
+    def limit_fills(self, room: Callable[[int, int], int]) -> None:
+        self._other.limit_fills(room)
 
     def request_time(self) -> tuple[float, float]:
         return self._other.request_time()
@@ -90,8 +90,8 @@ class FolderUpstream:
     def is_left_to_others(self, key: str) -> bool:
         return self._other.is_left_to_others(key)
 
-    def doubt(self, key: str) -> None:
-        self._other.doubt(key)
+    def mark_wrong(self, key: str) -> None:
+        self._other.mark_wrong(key)
 
     def close(self) -> None:
         self._other.close()

@@ -132,8 +132,8 @@ class UpstreamTests:
             seen.append((now, most))
             return 3
 
-        upstream.let_fills(room)
-        upstream.let_fills(room)
+        upstream.limit_fills(room)
+        upstream.limit_fills(room)
         assert all(0 < now <= most for now, most in seen)
         assert seen[-1][0] == 3
         assert upstream.request_time() == (0.0, 0.0)

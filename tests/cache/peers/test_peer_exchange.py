@@ -30,8 +30,8 @@ def test_every_node_hears_of_the_others_whoever_comes_first(store: JobStore) -> 
     nodes = exchanges(store, 2, 3, 1)
 
     def join(node: int) -> list[Peer]:
-        nodes[node].tell(f"10.0.0.{node}:7000")
-        return nodes[node].hear(timeout_s=20.0)
+        nodes[node].publish(f"10.0.0.{node}:7000")
+        return nodes[node].read_peers(timeout_s=20.0)
 
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(join, [2, 1, 0]))[::-1]
@@ -42,67 +42,72 @@ def test_every_node_hears_of_the_others_whoever_comes_first(store: JobStore) -> 
 
 def test_who_comes_late_or_with_another_address_is_heard_later(store: JobStore) -> None:
     first, second = exchanges(store, 1, 1)
-    first.tell("10.0.0.1:1")
-    assert first.hear(timeout_s=0.0) == []
-    assert second.hear(timeout_s=0.0) == [Peer(0, "10.0.0.1:1")]
-    second.tell("10.0.0.2:1")
-    second.tell("10.0.0.2:1")
-    assert first.hear(timeout_s=0.0) == [Peer(1, "10.0.0.2:1")]
-    assert second.hear(timeout_s=0.0) == [Peer(0, "10.0.0.1:1")]
-    second.tell("10.0.0.2:2")
-    assert first.hear(timeout_s=0.0) == [Peer(1, "10.0.0.2:2")]
+    first.publish("10.0.0.1:1")
+    assert first.read_peers(timeout_s=0.0) == []
+    assert second.read_peers(timeout_s=0.0) == [Peer(0, "10.0.0.1:1")]
+    second.publish("10.0.0.2:1")
+    second.publish("10.0.0.2:1")
+    assert first.read_peers(timeout_s=0.0) == [Peer(1, "10.0.0.2:1")]
+    assert second.read_peers(timeout_s=0.0) == [Peer(0, "10.0.0.1:1")]
+    second.publish("10.0.0.2:2")
+    assert first.read_peers(timeout_s=0.0) == [Peer(1, "10.0.0.2:2")]
 
 
 def test_nobody_waits_for_a_node_that_has_no_server(store: JobStore) -> None:
     first, second, third = exchanges(store, 1, 1, 1)
-    second.tell("")
-    third.tell("10.0.0.3:1")
-    first.tell("10.0.0.1:1")
-    assert first.hear(timeout_s=3600.0) == [Peer(2, "10.0.0.3:1")]  # numbered by ranks all the same
-    assert second.hear(timeout_s=3600.0) == [Peer(0, "10.0.0.1:1"), Peer(2, "10.0.0.3:1")]
-    second.tell("10.0.0.2:1")  # its disk has room again
-    assert [peer.node for peer in first.hear(timeout_s=0.0)] == [1, 2]
+    second.publish("")
+    third.publish("10.0.0.3:1")
+    first.publish("10.0.0.1:1")
+    assert first.read_peers(timeout_s=3600.0) == [
+        Peer(2, "10.0.0.3:1")
+    ]  # numbered by ranks all the same
+    assert second.read_peers(timeout_s=3600.0) == [Peer(0, "10.0.0.1:1"), Peer(2, "10.0.0.3:1")]
+    second.publish("10.0.0.2:1")  # its disk has room again
+    assert [peer.node for peer in first.read_peers(timeout_s=0.0)] == [1, 2]
 
 
 def test_two_threads_that_look_at_once_miss_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     store = JobStore.of(torch.distributed.HashStore())
     *nodes, late = exchanges(store, 1, 1, 1, 1, 1)
     for number, node in enumerate(nodes):
-        node.tell(f"10.0.0.{number}:1")
+        node.publish(f"10.0.0.{number}:1")
     heard, others = JobStore.get, [nodes[0]]
 
-    def hear(store: JobStore, key: str) -> str | None:
+    def get(store: JobStore, key: str) -> str | None:
         if key == "entry-2" and others:  # here another thread does all of it
-            others.pop().hear(timeout_s=0.0)
+            others.pop().read_peers(timeout_s=0.0)
         return heard(store, key)
 
-    monkeypatch.setattr(JobStore, "get", hear)
-    assert [peer.node for peer in nodes[0].hear(timeout_s=0.0)] == [1, 2, 3]
-    late.tell("10.0.0.4:1")
-    assert [peer.node for peer in nodes[0].hear(timeout_s=0.0)] == [1, 2, 3, 4]
+    monkeypatch.setattr(JobStore, "get", get)
+    assert [peer.node for peer in nodes[0].read_peers(timeout_s=0.0)] == [1, 2, 3]
+    late.publish("10.0.0.4:1")
+    assert [peer.node for peer in nodes[0].read_peers(timeout_s=0.0)] == [1, 2, 3, 4]
 
 
 def test_what_each_holds_is_heard_once(store: JobStore) -> None:
     first, second, third = exchanges(store, 1, 1, 1)
-    second.tell("10.0.0.2:1", held="half")
-    first.tell("10.0.0.1:1")
-    assert (first.hear(timeout_s=0.0), first.new_words()) == ([Peer(1, "10.0.0.2:1")], {1: "half"})
-    third.tell("10.0.0.3:1", held="all")
-    second.tell("10.0.0.2:2", held="more by now")  # a server that was started anew
-    first.hear(timeout_s=0.0)
-    assert first.new_words() == {2: "all"}
-    third.hear(timeout_s=0.0)
-    assert third.new_words() == {0: "-", 1: "half"}
-    assert third.new_words() == {}
+    second.publish("10.0.0.2:1", held="half")
+    first.publish("10.0.0.1:1")
+    assert (first.read_peers(timeout_s=0.0), first.new_holdings()) == (
+        [Peer(1, "10.0.0.2:1")],
+        {1: "half"},
+    )
+    third.publish("10.0.0.3:1", held="all")
+    second.publish("10.0.0.2:2", held="more by now")  # a server that was started anew
+    first.read_peers(timeout_s=0.0)
+    assert first.new_holdings() == {2: "all"}
+    third.read_peers(timeout_s=0.0)
+    assert third.new_holdings() == {0: "-", 1: "half"}
+    assert third.new_holdings() == {}
 
 
 def test_another_loader_of_the_job_hears_the_same_at_once(store: JobStore) -> None:
     for node, exchange in enumerate(exchanges(store, 1, 1)):
-        exchange.tell(f"10.0.0.{node}:1")
+        exchange.publish(f"10.0.0.{node}:1")
     for _ in range(2):
         first, second = exchanges(store, 1, 1)
-        assert first.hear(timeout_s=5.0) == [Peer(1, "10.0.0.1:1")]
-        assert second.hear(timeout_s=5.0) == [Peer(0, "10.0.0.0:1")]
+        assert first.read_peers(timeout_s=5.0) == [Peer(1, "10.0.0.1:1")]
+        assert second.read_peers(timeout_s=5.0) == [Peer(0, "10.0.0.0:1")]
 
 
 @pytest.mark.parametrize(
@@ -149,8 +154,8 @@ def test_a_store_that_others_write_to_names_no_address_of_theirs(
 ) -> None:
     store.set("all", text)
     with pytest.raises(JobStoreError, match="weren't written by this version"):
-        PeerExchange(store, NodeRanks(1, 2, 2)).hear(timeout_s=0.0)
+        PeerExchange(store, NodeRanks(1, 2, 2)).read_peers(timeout_s=0.0)
     store.set("entry-1", text[1:-1])
     if text[:2] == "[[":
         with pytest.raises(JobStoreError, match="weren't written by this version"):
-            PeerExchange(store, NodeRanks(0, 1, 2)).hear(timeout_s=0.0)
+            PeerExchange(store, NodeRanks(0, 1, 2)).read_peers(timeout_s=0.0)

@@ -56,7 +56,7 @@ def remote_of(store: MemoryStore, folder: Path, peer: Peer) -> Iterator[Remote]:
     fetcher, cache = Fetcher(store), DiskCache(folder, max_bytes="1GiB")
     meter = TrafficMeter()
     upstream = PeerUpstream(StoreUpstream(fetcher), PeerDirectory(group=GROUP), meter=meter)
-    upstream.know([peer], PeerClient(SECRET), planned=Likely())
+    upstream.use_peers([peer], PeerClient(SECRET), planned=Likely())
     remote = Remote(fetcher, cache, group=GROUP, label="x", upstream=upstream)
     yield remote
     remote.close()
@@ -135,7 +135,7 @@ def test_nothing_is_kept_behind_a_delivery_or_the_end() -> None:
     kept: list[int] = []
     gate = Deliveries(lambda number, _: kept.append(-number))
     gate.keep(1, lambda: kept.append(1))
-    gate.give(1, Answer(data=b"", version="", object_bytes=0))
+    gate.deliver(1, Answer(data=b"", version="", object_bytes=0))
     with pytest.raises(ClosedError):
         gate.keep(1, lambda: kept.append(1))
     gate.end()

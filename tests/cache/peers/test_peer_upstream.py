@@ -60,7 +60,7 @@ class Planned:
     def is_needed(self, key: str) -> bool:
         return key not in self.later
 
-    def hear(self, words: dict[int, str]) -> None:
+    def record_held(self, texts: dict[int, str]) -> None:
         pass
 
 
@@ -75,8 +75,8 @@ class Asking:
         other = StoreUpstream(self.fetcher)
         self.upstream = PeerUpstream(other, self.directory, meter=self.meter)
 
-    def know(self, peers: Sequence[Peer], planned: Planned | None = None) -> None:
-        self.upstream.know(peers, PeerClient(self.secret, limits=LIMITS), planned=planned)
+    def use_peers(self, peers: Sequence[Peer], planned: Planned | None = None) -> None:
+        self.upstream.use_peers(peers, PeerClient(self.secret, limits=LIMITS), planned=planned)
 
     def fetch(self, wanted: Sequence[BlobRange], *, urgent: bool = True) -> None:
         """Fetch ranges, and check each one's bytes."""
@@ -121,7 +121,7 @@ class TestPeers(UpstreamTests):
     def upstream(self, store: MemoryStore, asking: Asking, peers: list[FakePeer]) -> Upstream:
         hold(peers[0], store, 0, 4)
         peers[1].said = [single(store, 3).key]
-        asking.know([peer.peer(node) for node, peer in enumerate(peers)])
+        asking.use_peers([peer.peer(node) for node, peer in enumerate(peers)])
         return asking.upstream
 
 
@@ -142,7 +142,7 @@ def test_what_peers_hold_comes_from_them_alone(
 ) -> None:
     hold(peers[0], store, 0)
     hold(peers[1], store, 4)
-    asking.know([peer.peer(node) for node, peer in enumerate(peers)])
+    asking.use_peers([peer.peer(node) for node, peer in enumerate(peers)])
     asking.fetch([*ranges(store, 0), *ranges(store, 4), *ranges(store, 5)])
     assert store.bytes_read == SIZES[5]
     traffic = asking.meter.snapshot()
@@ -157,7 +157,7 @@ def test_likely_nodes_are_asked_for_what_they_have_of_a_blob(
 ) -> None:
     source = single(store, 0)
     peers[1].parts[source.key] = content(store, source), [(0, 60_000), (90_000, 120_000)]
-    asking.know([peer.peer(node) for node, peer in enumerate(peers)], Planned([1]))
+    asking.use_peers([peer.peer(node) for node, peer in enumerate(peers)], Planned([1]))
     asking.fetch(ranges(store, 0)[:2])
     assert store.reads == []
     assert not peers[0].asked_for()
@@ -175,7 +175,7 @@ def test_a_clock_that_differs_by_an_hour_is_no_matter(
     hold(peers[0], store, 0)
     hold(peers[1], store, 4)
     peers[0].ahead_s, peers[1].ahead_s = 3600.0, -3600.0
-    asking.know([peer.peer(node) for node, peer in enumerate(peers)])
+    asking.use_peers([peer.peer(node) for node, peer in enumerate(peers)])
     asking.fetch([*ranges(store, 0), *ranges(store, 4)])
     assert not store.bytes_read
     assert asking.meter.snapshot().peer_failed == 0
@@ -186,7 +186,7 @@ def test_another_jobs_token_gets_nothing_and_costs_little(
 ) -> None:
     asking = Asking(store, secret=PeerSecret(b"another secret of another job"))
     hold(peers[0], store, 0)
-    asking.know([peers[0].peer(0)], Planned([0]))
+    asking.use_peers([peers[0].peer(0)], Planned([0]))
     with pytest.warns(PenstockWarning, match="node 0 .*: it has another secret.*Copy one token"):
         asking.fetch(ranges(store, 0))
     asking.close()
@@ -356,7 +356,7 @@ def test_a_peer_that_misbehaves_costs_requests_and_never_a_byte(
         return True
 
     peers[0].act = act
-    asking.know([peer.peer(node) for node, peer in enumerate(peers)])
+    asking.use_peers([peer.peer(node) for node, peer in enumerate(peers)])
     asking.fetch([*ranges(store, 0), *ranges(store, 4)])
     assert store.bytes_read >= SIZES[0]
     traffic = asking.meter.snapshot()
@@ -373,7 +373,7 @@ def test_peers_that_are_gone_or_never_were_cost_little(
 ) -> None:
     hold(peers[0], store, 0)
     gone = [Peer(1, "127.0.0.1:9"), Peer(2, "localhost.invalid:80"), Peer(3, "no address")]
-    asking.know([peers[0].peer(0), *gone], Planned([1, 2, 3]))
+    asking.use_peers([peers[0].peer(0), *gone], Planned([1, 2, 3]))
     with pytest.warns(PenstockWarning) as told:
         asking.fetch([*ranges(store, 0), *ranges(store, 4)])
     said = [str(one.message) for one in told]
@@ -394,7 +394,7 @@ def test_lists_that_are_none_are_no_lists(
         return True
 
     peers[0].act = act
-    asking.know([peers[0].peer(0)])
+    asking.use_peers([peers[0].peer(0)])
     with pytest.warns(PenstockWarning, match="Another program has that port"):
         asking.fetch(ranges(store, 0))
     assert store.bytes_read == SIZES[0]
@@ -406,9 +406,9 @@ def test_a_blob_whose_bytes_were_wrong_comes_from_the_store(
 ) -> None:
     hold(peers[0], store, 0, 4)
     hold(peers[1], store, 0, 4)
-    asking.know([peer.peer(node) for node, peer in enumerate(peers)])
+    asking.use_peers([peer.peer(node) for node, peer in enumerate(peers)])
     asking.fetch(ranges(store, 0))
-    asking.upstream.doubt(single(store, 0).key)
+    asking.upstream.mark_wrong(single(store, 0).key)
     asking.fetch(ranges(store, 0))
     assert store.bytes_read == SIZES[0]
     asking.fetch(ranges(store, 4))  # who gave it is left alone, the other isn't
@@ -420,7 +420,7 @@ def test_ranges_of_many_objects_come_too(
 ) -> None:
     whole = joined(store)
     peers[0].blobs[whole.key] = content(store, whole)
-    asking.know([peers[0].peer(0)])
+    asking.use_peers([peers[0].peer(0)])
     asking.fetch([range_of(whole, i, 0, size) for i, size in enumerate(SIZES)], urgent=False)
     assert not store.bytes_read
 
@@ -432,7 +432,7 @@ def test_a_fill_is_left_to_the_node_that_fetches_for_all(
     assert not asking.upstream.is_left_to_others(others)
     hold(peers[1], store, 0)
     owned = {others: 1, single(store, 3).key: 7, mine: 1}
-    asking.know([peer.peer(node) for node, peer in enumerate(peers)], Planned([1], owned))
+    asking.use_peers([peer.peer(node) for node, peer in enumerate(peers)], Planned([1], owned))
     assert asking.upstream.is_left_to_others(others)
     assert not asking.upstream.is_left_to_others(single(store, 3).key)  # nobody knows node 7
     assert not asking.upstream.is_left_to_others(single(store, 5).key)
@@ -447,7 +447,7 @@ def test_what_another_node_reads_now_and_this_one_later_is_left_to_it_for_long(
 ) -> None:
     now, later = single(store, 4).key, single(store, 3).key
     planned = Planned([1], {now: 1, later: 1}, {later})
-    asking.know([peer.peer(node) for node, peer in enumerate(peers)], planned)
+    asking.use_peers([peer.peer(node) for node, peer in enumerate(peers)], planned)
     upstream = asking.upstream
     assert upstream.is_left_to_others(now)
     assert upstream.is_left_to_others(later)
@@ -463,19 +463,19 @@ def test_fills_from_peers_take_connections_of_theirs_alone(
 ) -> None:
     near, far = single(store, 0).key, single(store, 3).key
     hold(peers[0], store, 0)
-    asking.know([peer.peer(node) for node, peer in enumerate(peers)])
+    asking.use_peers([peer.peer(node) for node, peer in enumerate(peers)])
     upstream = asking.upstream
     asking.fetch(ranges(store, 0)[:1])
     assert upstream.is_near(near)
     assert not upstream.is_near(far)
     asking.fetch(ranges(store, 3)[:1])
-    upstream.let_fills(lambda *_: 0)  # batches are waiting: one of peers' goes on
+    upstream.limit_fills(lambda *_: 0)  # batches are waiting: one of peers' goes on
     with upstream.reserve_fills(far, 9) as room, upstream.reserve_fills(near, 9) as beside:
         assert (room, beside) == (0, 1)
-    upstream.let_fills(lambda *_: 3)
+    upstream.limit_fills(lambda *_: 3)
     with upstream.reserve_fills(far, 9) as room, upstream.reserve_fills(near, 9) as beside:
         assert (room, beside) == (3, 3)
-    upstream.doubt(near)
+    upstream.mark_wrong(near)
     assert not upstream.is_near(near)
     asking.directory.failed(peers[0].peer(0), time.monotonic(), reason="gone")
     assert not asking.directory.holds(near, time.monotonic())
@@ -494,7 +494,7 @@ def test_pieces_of_a_half_filled_blob_come_from_the_real_server(
             numbers = (low // 4096, high // 4096)
             assert fill.pieces.span(numbers) == (low, high)
             fill.write(numbers, memoryview(data)[low:high])
-        asking.know([Peer(1, served.server.address)], Planned([1]))
+        asking.use_peers([Peer(1, served.server.address)], Planned([1]))
         asking.fetch([range_of(blob, 0, 0, SIZES[0])])
         fill.close()
     assert sorted((one[1], one[2]) for one in store.reads) == [
@@ -514,7 +514,7 @@ def test_halves_of_a_blob_come_from_the_two_nodes_that_share_it(
     data = content(store, blob)
     peers[0].parts[blob.key] = data, [(8192, 150_000)]
     peers[1].parts[blob.key] = data, [(0, 4096), (140_000, SIZES[0])]
-    asking.know([peer.peer(node) for node, peer in enumerate(peers)], Planned([0, 1]))
+    asking.use_peers([peer.peer(node) for node, peer in enumerate(peers)], Planned([0, 1]))
     asking.fetch([range_of(blob, 0, 0, SIZES[0])])
     assert [one[1:] for one in store.reads] == [(0, 8192)]  # a smaller piece isn't worth asking for
     assert asking.meter.snapshot().bytes_peers == SIZES[0] - 8192
@@ -536,7 +536,7 @@ def test_pieces_that_fail_come_from_the_store(
         return True
 
     peers[0].act = act
-    asking.know([peers[0].peer(0)], Planned([0]))
+    asking.use_peers([peers[0].peer(0)], Planned([0]))
     asking.fetch([range_of(blob, 0, 0, SIZES[0])])
     assert store.bytes_read == SIZES[0] - 100_000
     assert asking.meter.snapshot().bytes_peers == 100_000
@@ -561,7 +561,7 @@ def test_a_blob_that_is_whole_by_the_time_its_pieces_are_told_comes_from_the_pee
         return True
 
     peers[0].act = act
-    asking.know([peers[0].peer(0)], Planned([0]))
+    asking.use_peers([peers[0].peer(0)], Planned([0]))
     asking.fetch([range_of(blob, 0, 0, SIZES[0])])
     assert store.bytes_read == 0
     assert asking.meter.snapshot().bytes_peers == SIZES[0]
@@ -572,7 +572,7 @@ def test_peers_that_are_not_even_asked_in_time_cost_no_call(
 ) -> None:
     """Other calls hold all threads that ask beside the store."""
     hold(peers[0], store, 0)
-    asking.know([peers[0].peer(0)])
+    asking.use_peers([peers[0].peer(0)])
     asking.fetch(ranges(store, 5))  # its list is heard
     monkeypatch.setattr(
         peer_upstream, "_POLICY", replace(peer_upstream._POLICY, retry_timeout_s=0.01)

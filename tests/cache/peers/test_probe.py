@@ -62,8 +62,8 @@ def other(served: Served) -> Peers:
 def test_one_of_the_job_learns_all(served: Served) -> None:
     ask = asking(served.peers, served.secret)
     empty = probe(served.server.address, ask)
-    speech = "tls" if served.peers.tls else "plain"
-    assert (empty.failure, empty.speech, empty.welcome) == (None, speech, "same")
+    speaks = "tls" if served.peers.tls else "plain"
+    assert (empty.failure, empty.speaks, empty.identity) == (None, speaks, "same")
     assert (empty.tls == "TLSv1.3") is bool(served.peers.tls)
     assert abs(empty.ahead_s) < 60
     assert empty.request_s is not None
@@ -80,7 +80,7 @@ def test_clocks_that_differ_by_an_hour(served: Served, monkeypatch: pytest.Monke
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() - 3600)
     facts = probe(served.server.address, asking(served.peers, served.secret))
-    assert facts.welcome == "same"
+    assert facts.identity == "same"
     assert abs(facts.ahead_s - 3600) < 60
     assert facts.size_bytes is not None
 
@@ -88,8 +88,8 @@ def test_clocks_that_differ_by_an_hour(served: Served, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("secret", [PeerSecret.draw(), None], ids=["another", "none"])
 def test_a_stranger_learns_how_it_speaks(served: Served, secret: PeerSecret | None) -> None:
     facts = probe(served.server.address, asking(served.peers, secret))
-    assert facts.speech == ("tls" if served.peers.tls else "plain")
-    assert facts.welcome == ("unchecked" if secret is None else "another")
+    assert facts.speaks == ("tls" if served.peers.tls else "plain")
+    assert facts.identity == ("unchecked" if secret is None else "another")
     assert facts.request_s is None
 
 
@@ -97,16 +97,16 @@ def test_who_speaks_otherwise_is_told_how(served: Served, monkeypatch: pytest.Mo
     if not served.peers.tls:  # it says nothing to a handshake
         monkeypatch.setattr(probe_module, "_HANDSHAKE_S", 0.1)
     facts = probe(served.server.address, asking(other(served), served.secret))
-    assert facts.speech == ("tls" if served.peers.tls else "plain")
+    assert facts.speaks == ("tls" if served.peers.tls else "plain")
     assert facts.wants_tls is not served.peers.tls
-    assert facts.welcome == "unchecked"
+    assert facts.identity == "unchecked"
 
 
 def test_a_certificate_for_another_address(served: Served) -> None:
     if not served.peers.tls:
         pytest.skip("plain connections have none")
     facts = probe(f"localhost:{served.place[1]}", asking(served.peers, served.secret))
-    assert (facts.speech, facts.welcome) == ("tls", "name")
+    assert (facts.speaks, facts.identity) == ("tls", "name")
 
 
 @contextlib.contextmanager
@@ -148,7 +148,7 @@ def saying(words: bytes) -> Iterator[str]:
 def test_a_port_of_another_program(words: bytes, tls: bool) -> None:
     with saying(words) as address:
         facts = probe(address, asking(Peers(address, tls=tls), PeerSecret.draw()))
-    assert (facts.failure, facts.speech, facts.welcome) == (None, "other", "unchecked")
+    assert (facts.failure, facts.speaks, facts.identity) == (None, "other", "unchecked")
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -158,7 +158,7 @@ def test_a_port_that_says_nothing(tls: bool, monkeypatch: pytest.MonkeyPatch) ->
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         facts = probe(address, asking(Peers(address, tls=tls), PeerSecret.draw()))
-    assert (facts.failure, facts.speech) == (None, "silence")
+    assert (facts.failure, facts.speaks) == (None, "silence")
 
 
 def test_nobody_listens() -> None:
@@ -196,7 +196,7 @@ def test_a_server_of_the_job_that_is_slow_with_each_answer_ends_too(
 
     with scripted(act) as server:
         facts = probe(server.url.removeprefix("http://"), ProbeSettings(secret, None))
-    assert (facts.welcome, facts.size_bytes) == ("same", 0)
+    assert (facts.identity, facts.size_bytes) == ("same", 0)
     assert facts.request_s is not None
     assert facts.request_s >= 4
     assert waits[0] < 30
@@ -228,11 +228,11 @@ def test_the_asking_side_learns_at_once_what_is_wrong(
         tls = None if credentials is None else credentials.client_context
         client, peer = PeerClient(secret, tls=tls), Peer(0, served.server.address)
         directory = PeerDirectory(group=GROUP)
-        directory.know([peer])
+        directory.set_peers([peer])
         store = PeerStore(directory, client, meter=TrafficMeter())
         store.read(list_name(peer))
         told = directory.fault(peer)
-        assert directory.has_heard(peer) is (said is None)
+        assert directory.has_list(peer) is (said is None)
         assert told is None if said is None else told is not None and told.startswith(said)
         store.close()
 
@@ -242,9 +242,9 @@ def test_another_programs_web_server_is_no_node(status: str) -> None:
     with saying(f"HTTP/1.1 {status}\r\nContent-Length: 2\r\n\r\nhi".encode()) as address:
         client, peer = PeerClient(OTHER), Peer(0, address)
         directory = PeerDirectory(group=GROUP)
-        directory.know([peer])
+        directory.set_peers([peer])
         store = PeerStore(directory, client, meter=TrafficMeter())
         store.read(list_name(peer))
-        assert not directory.has_heard(peer)
+        assert not directory.has_list(peer)
         assert "Another program has that port" in str(directory.fault(peer))
         store.close()

@@ -236,5 +236,5 @@ def test_it_listens_at_no_name_that_stands_for_every_network(
         family = socket.AF_INET if len(place) == 2 else socket.AF_INET6
         found = [(family, socket.SOCK_STREAM, 6, "", place)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: found)
-        with pytest.raises(OSError, match="every network of the node"):
+        with pytest.raises(OSError, match="all networks of the node"):
             listen("everywhere.example", 0)

@@ -119,7 +119,7 @@ def test_it_ends_with_its_last_user_however_that_ends(tmp_path: Path) -> None:
 def test_a_server_that_is_killed_is_started_again_at_its_place(served: Served) -> None:
     put(served.cache, "kept", 1000)
     before, address = served.server.pid, served.server.address
-    with logging_of("Another serves on") as said:
+    with logging_of("Another server has replaced it") as said:
         os.kill(before, signal.SIGKILL)
         assert said.wait(PATIENCE_S)
     assert served.server.pid != before
@@ -133,7 +133,7 @@ def test_the_one_who_is_left_starts_it_again(tmp_path: Path) -> None:
     process, _ = user(tmp_path / "cache", secret)
     with serving(tmp_path / "cache", secret=secret) as served:
         end(process)
-        with logging_of("Another serves on") as said:
+        with logging_of("Another server has replaced it") as said:
             os.kill(served.server.pid, signal.SIGKILL)
             assert said.wait(PATIENCE_S)
         assert served.ask(protocol.ALIVE).status == 200
@@ -148,7 +148,7 @@ def test_one_that_dies_again_and_again_is_left_dead(
             os.kill(served.server.pid, signal.SIGKILL)
             assert said.wait(PATIENCE_S)
         assert served.ask(protocol.ALIVE).status == 200
-    with logging_of("is not started again, as 6 servers died") as said:
+    with logging_of("is not started again, because 6 servers died") as said:
         os.kill(served.server.pid, signal.SIGKILL)
         assert said.wait(PATIENCE_S)
 
@@ -209,7 +209,7 @@ def test_one_that_is_killed_while_it_starts_again_is_started_once_more(
     served: Served, dying: Callable[..., Path], moment: tuple[str, int]
 ) -> None:
     left, address = dying(*moment, 2), served.server.address
-    with logging_of("Another serves on") as said:
+    with logging_of("Another server has replaced it") as said:
         os.kill(served.server.pid, signal.SIGKILL)
         assert said.wait(PATIENCE_S)
     assert left.read_text() == "0"

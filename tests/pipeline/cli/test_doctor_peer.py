@@ -29,9 +29,9 @@ WELL: dict[str, Any] = dict(
     address="10.0.0.8:7077",
     connect_s=0.0002,
     wants_tls=True,
-    speech="tls",
+    speaks="tls",
     tls="TLSv1.3",
-    welcome="same",
+    identity="same",
     request_s=0.0003,
     size_bytes=2**24,
     range_s=0.016,
@@ -55,14 +55,14 @@ def test_a_node_that_is_well_has_no_remedy() -> None:
         (dict(failure=OSError(errno.EHOSTUNREACH, "No route")), "peer", "fail", "port 7077"),
         (dict(failure=socket.gaierror(-2, "unknown")), "peer", "fail", "/etc/hosts"),
         (dict(failure=OSError(errno.EADDRNOTAVAIL, "odd")), "peer", "fail", "odd"),
-        (dict(speech="silence", welcome="unchecked"), "speaks", "fail", "load balancer"),
-        (dict(speech="other", welcome="unchecked"), "speaks", "fail", "Another program"),
-        (dict(speech="plain", welcome="unchecked"), "speaks", "fail", "--no-tls"),
-        (dict(wants_tls=False, welcome="unchecked"), "speaks", "fail", "uses plain HTTP"),
-        (dict(welcome="another"), "secret", "fail", "Copy one token file"),
-        (dict(welcome="unchecked"), "secret", "warn", "PENSTOCK_PEER_TOKEN"),
-        (dict(welcome="name"), "secret", "fail", "exactly the address"),
-        (dict(welcome="clock"), "secret", "fail", "NTP"),
+        (dict(speaks="silence", identity="unchecked"), "speaks", "fail", "load balancer"),
+        (dict(speaks="other", identity="unchecked"), "speaks", "fail", "Another program"),
+        (dict(speaks="plain", identity="unchecked"), "speaks", "fail", "--no-tls"),
+        (dict(wants_tls=False, identity="unchecked"), "speaks", "fail", "uses plain HTTP"),
+        (dict(identity="another"), "secret", "fail", "Copy one token file"),
+        (dict(identity="unchecked"), "secret", "warn", "PENSTOCK_PEER_TOKEN"),
+        (dict(identity="name"), "secret", "fail", "exactly the address"),
+        (dict(identity="clock"), "secret", "fail", "NTP"),
         (dict(ahead_s=3600.0), "clock", "warn", "3,600 s ahead"),
         (dict(ahead_s=-90.0), "clock", "warn", "90 s behind"),
         (dict(request_s=None), "requests", "fail", "in the middle of a response"),
@@ -141,7 +141,7 @@ def test_what_stands_in_for_a_node_is_asked_as_one(
             return True
 
     doctor_peers.serve(settings, None, stop=Asks())
-    assert facts[0].welcome == "same"
+    assert facts[0].identity == "same"
     assert facts[0].size_bytes == 2**24
     with pytest.raises(ConfigError, match="isn't a cache folder"):
         doctor_peers.serve(settings, tmp_path, stop=Asks())

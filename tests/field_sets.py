@@ -13,6 +13,7 @@ from PIL import Image as Pillow
 from penstock.readers.fields import Array, Boxes
 from penstock.readers.packing import pack
 from tests import images, tars
+from tests.files import npy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,17 +116,11 @@ def write_tars(folder: Path, count: int, *, archives: int = 3) -> Path:
         for each in map(street, range(number, count, archives)):
             files[f"{each.name}.png"] = each.image
             files[f"{each.name}.mask.png"] = each.mask_png
-            files[f"{each.name}.points.npy"] = _npy(each.points)
+            files[f"{each.name}.points.npy"] = npy(each.points)
             files[f"{each.name}.txt"] = each.caption.encode()
             files[f"{each.name}.json"] = json.dumps(each.noted).encode()
         (folder / f"street-{number}.tar").write_bytes(tars.archive(files))
     return folder
-
-
-def _npy(values: NDArray[Any]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, values)
-    return buffer.getvalue()
 
 
 def write_numbers(folder: Path, count: int) -> Path:

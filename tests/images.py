@@ -34,6 +34,16 @@ def encoded(image: Image.Image, codec: str = "JPEG", **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+def png(pixels: Any) -> bytes:
+    """Return an array of pixels, or of class numbers, as the bytes of a PNG."""
+    return encoded(Image.fromarray(pixels), "PNG")
+
+
+def encoded_array(pixels: Any, codec: str = "PNG", **options: Any) -> Encoded:
+    """Return an array of pixels as a file's bytes, as readers pass them: uint8, shape (bytes,)."""
+    return np.frombuffer(encoded(Image.fromarray(pixels), codec, **options), np.uint8)
+
+
 def jpeg(seed: int, height: int = 24, width: int = 32, **options: Any) -> bytes:
     """A small JPEG."""
     return encoded(picture(seed, height, width), "JPEG", **options)
@@ -116,6 +126,17 @@ def verify(samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
     return [_verify_one(bytes(sample)) for sample in samples]
 
 
+class CountingVerifier:
+    """The verifier above, with a count of the samples that it decoded."""
+
+    def __init__(self) -> None:
+        self.decoded = 0
+
+    def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
+        self.decoded += len(samples)
+        return verify(samples)
+
+
 def _verify_one(data: bytes) -> ImageFacts | Rejection:
     try:
         with Image.open(io.BytesIO(data)) as image:
@@ -148,3 +169,9 @@ def class_folder(root: Path, samples: int = 30, classes: int = 3) -> Path:
         f"class-{i % classes}/{i:04d}.jpg": jpeg(i, 16 + i % 7, 20 + i % 5) for i in range(samples)
     }
     return write_folder(root, files)
+
+
+def flawed_folder(root: Path, samples: int) -> Path:
+    """A class folder of photographs with two bad ones and a file that isn't a photograph."""
+    bad = {f"class-1/{name}": BAD[name][0] for name in ("empty.jpg", "truncated.jpg")}
+    return write_folder(class_folder(root, samples=samples), bad | {"stray.txt": b"x"})

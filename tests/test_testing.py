@@ -145,9 +145,9 @@ class TestFolder(FormatConformance):
 
     @pytest.fixture(autouse=True)
     def _small_shards(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from penstock.readers.formats.folder import virtual_shards
-
-        monkeypatch.setattr(virtual_shards, "__kwdefaults__", {"shard_bytes": 3000})
+        monkeypatch.setattr(
+            "penstock.readers.formats.folder.folder_samples.VIRTUAL_SHARD_BYTES", 3000
+        )
 
     def write(self, folder: Path) -> Path:
         for number in range(COUNT):

@@ -70,7 +70,7 @@ def plan_units(
     shuffle: bool,
     seed: int,
     shard_bytes: int,
-    window_bytes: int = WINDOW_BYTES,
+    window_bytes: int,
 ) -> PackPlan:
     """Plan a pack of samples in decode units. The units are shuffled, then the samples of a window
     of units, so that each unit is decoded once and at most one window is in memory.

@@ -39,7 +39,13 @@ from penstock.readers.fields import (
 from penstock.readers.files import printable
 from penstock.readers.formats.pack import pack_forms, pack_shard
 from penstock.readers.index import check_units, cut_into_batches, read_candidate_batches
-from penstock.readers.packing.pack_plan import PackPlan, plan_candidates, plan_samples, plan_units
+from penstock.readers.packing.pack_plan import (
+    WINDOW_BYTES,
+    PackPlan,
+    plan_candidates,
+    plan_samples,
+    plan_units,
+)
 from penstock.readers.reading import OPENERS, OpenShards
 from penstock.readers.types import Facts, Rejection
 
@@ -494,7 +500,12 @@ class RowSource:
                 for rows, size in zip(units, sizes, strict=True)
             ]
             plan = plan_units(
-                units, self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes
+                units,
+                self.sizes,
+                shuffle=shuffle,
+                seed=seed,
+                shard_bytes=shard_bytes,
+                window_bytes=WINDOW_BYTES,
             )
         return replace(plan, source_ids=self._ids)
 

@@ -23,8 +23,8 @@ from penstock.augment import (
 from penstock.augment import graph as batches
 from penstock.cache import DeviceError, PenstockError
 from penstock.readers import EncodedBatch, ImageRange
-from tests.augment.test_graph import encode
 from tests.conftest import photograph
+from tests.images import encoded_array
 
 if TYPE_CHECKING:
     from penstock.augment import DecodedBatch
@@ -136,7 +136,7 @@ def batch() -> EncodedBatch:
     pictures = [photograph(number) for number in range(8)]
     return EncodedBatch(
         ids=np.arange(8) + 100,
-        encoded=[encode(picture, quality=90) for picture in pictures],
+        encoded=[encoded_array(picture, "JPEG", quality=90) for picture in pictures],
         dims=np.array([picture.shape[:2] for picture in pictures], np.int32),
     )
 

@@ -29,9 +29,9 @@ from penstock.augment import (
 )
 from penstock.cache import RecipeError
 from penstock.readers import EncodedBatch, ImageRange
-from tests.augment.test_gpu_definition import defined, kinds
-from tests.augment.test_graph import encode
+from tests.augment.test_graph import defined, kinds
 from tests.conftest import photograph
+from tests.images import encoded_array
 
 SIZES = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
 CHILD = Path(devices.__file__).with_name("region_child.py")
@@ -201,7 +201,7 @@ def test_both_ways_give_the_same_bits_on_the_cpu(color: Any) -> None:
     pictures = [photograph(number) for number in range(24)]
     batch = EncodedBatch(
         ids=np.arange(24),
-        encoded=[encode(picture, quality=90) for picture in pictures],
+        encoded=[encoded_array(picture, "JPEG", quality=90) for picture in pictures],
         dims=np.array([picture.shape[:2] for picture in pictures], np.int32),
     )
     found = []

@@ -1,4 +1,4 @@
-"""A tiny case of every benchmark and of the demo, so that none rots. No timing is asserted."""
+"""Run a tiny case of every benchmark and of the demo. No timing is asserted."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from benchmarks import (
     memory,
     native_arrays,
     overhead,
+    peers,
     resume,
     tokens,
     zarr_chunks,
@@ -53,7 +54,10 @@ from tests.servers import NGINX
 if TYPE_CHECKING:
     from pathlib import Path
 
+
 CLASSES = len(PHOTOGRAPHS)
+
+
 QUICK = RoundSize(looked=6, settle=1, timed=2, stepped=1)
 
 
@@ -479,3 +483,17 @@ def test_growth_that_stops_is_not_in_the_last_half() -> None:
     slopes = memory.growth([100.0] * 4 + [160.0] * 6)
     assert slopes["last_half"] == pytest.approx(0)
     assert slopes["least_squares"] > 1
+
+
+def test_both_sides_costs_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "NGINX", None)
+    monkeypatch.setattr(peers, "BLOB_BYTES", 20 * peers.MIB)  # ranges of 16 MiB lie in it
+    place = peers.measure(
+        rounds=1, total_bytes=peers.MIB, results=tmp_path, console=Console(quiet=True)
+    )
+    told = json.loads(place.read_text())["cpu_s_per_gb"]
+    assert set(told) == {"penstock, plain", "penstock, TLS"}
+    for figures in told.values():
+        assert set(figures) >= set(peers.RANGES)
+        for one in figures.values():
+            assert one["both"]["median"] > 0

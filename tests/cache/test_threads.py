@@ -1,4 +1,4 @@
-"""Test the order, limits, errors and exits of threads."""
+"""Test the order, limits, errors and exits of threads, and of worker processes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import CancelledError
+from multiprocessing.context import ForkServerProcess
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache import ClosedError, Ordered, Outcome, StalledError, Workers, ordered
+from penstock.cache import (
+    ClosedError,
+    Ordered,
+    Outcome,
+    StalledError,
+    WorkerProcesses,
+    Workers,
+    ordered,
+    pickle_for_worker,
+)
 from tests.watchdog import PATIENCE_S
 
 
@@ -140,3 +150,21 @@ def test_an_outcome_is_run_or_cancelled_never_both() -> None:
     assert not other.cancel()
     assert other.result() is None
     assert done == [2]
+
+
+def test_a_close_while_processes_start_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """close() can't see them yet, so the thread that starts them has to end them."""
+    workers = WorkerProcesses(1, pickle_for_worker(abs, what="abs"), name="abs")
+    started: list[ForkServerProcess] = []
+    start = ForkServerProcess.start
+
+    def start_and_close(process: ForkServerProcess) -> None:
+        start(process)
+        started.append(process)
+        workers.close()
+
+    monkeypatch.setattr(ForkServerProcess, "start", start_and_close)
+    with pytest.raises(ClosedError):
+        workers.run([-1], describe=str)
+    assert [process.is_alive() for process in started] == [False]
+    assert not workers.pids

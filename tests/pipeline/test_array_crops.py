@@ -3,7 +3,6 @@ storage; of chunked arrays only what the parts touch is fetched."""
 
 from __future__ import annotations
 
-import io
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from penstock.pipeline.feed import wanted_share
 from penstock.readers.fields import Array, Value
 from penstock.readers.formats.zarr import ZarrReader
 from tests import tars
+from tests.files import npy
 from tests.pipeline.feed.memory import Memory
 from tests.readers.formats.zarr.hierarchies import opened, write_group
 
@@ -47,12 +47,6 @@ def tar_of(root: Path) -> Path:
     files = {f"{i:02}.{n}.npy": npy(v[i]) for i in range(N) for n, v in (("x", X), ("y", Y))}
     (root / "0.tar").write_bytes(tars.archive(files))
     return root
-
-
-def npy(values: NDArray[Any]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, values)
-    return buffer.getvalue()
 
 
 def drawn(ids: NDArray[np.int64], epoch: int = 0) -> dict[str, ColumnCrop]:

@@ -9,7 +9,6 @@ import io
 import json
 import re
 import tarfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +21,12 @@ from penstock.pipeline.cli import main
 from penstock.readers import Dataset
 from penstock.readers.fields import Array, Boxes, ClassLabel, Value
 from tests import images, tars
+from tests.files import npy, quarantine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
-    from numpy.typing import NDArray
 
 N = 6
 HEIGHT, WIDTH = 24, 32
@@ -34,12 +34,6 @@ HEIGHT, WIDTH = 24, 32
 
 def png(number: int, height: int = HEIGHT, width: int = WIDTH, mode: str = "RGB") -> bytes:
     return images.encoded(images.picture(number, height, width, mode), "PNG")
-
-
-def npy(values: NDArray[Any]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, values)
-    return buffer.getvalue()
 
 
 def pictures(place: Path, *, table: str = "", rows: list[Mapping[str, Any]] | None = None) -> Path:
@@ -67,12 +61,6 @@ def batches(dataset: Dataset, **options: Any) -> list[dict[str, Any]]:
         assert loader.statistics().bad == 0  # what the index left out is no bad sample of a job
     dataset.close()
     return found
-
-
-def quarantined(dataset: Dataset) -> dict[str, str]:
-    """Return the names of the samples that the index left out."""
-    lines = (Path(dataset.index.place) / "quarantine.jsonl").read_text().splitlines()
-    return {line["name"]: line["reason"] for line in map(json.loads, lines)}
 
 
 # --- shards that differ -------------------------------------------------------------------------
@@ -150,8 +138,8 @@ def test_a_row_that_does_not_fit_is_left_out_by_name(
     place = pictures(tmp_path / "set", rows=rows(field, values))
     with Dataset(place, allow_left_out=1, schema={field: kind}) as dataset:
         assert len(dataset) == N - 1
-        (reason,) = quarantined(dataset).values()
-        assert list(quarantined(dataset)) == ["2.png"]
+        (reason,) = quarantine(dataset.index.place).values()
+        assert list(quarantine(dataset.index.place)) == ["2.png"]
         assert reason.startswith(f"{field}: ")
         assert re.search(told, reason), reason
     assert (
@@ -167,7 +155,7 @@ def test_a_row_whose_file_is_missing_is_counted(tmp_path: Path) -> None:
     dataset = Dataset(pictures(tmp_path / "set", table=table), allow_left_out=1)
     with pytest.warns(match=r"1 of 7 rows of metadata\.csv are left out.*line 8"):
         assert len(dataset) == N
-    assert list(quarantined(dataset)) == ["6.png"]
+    assert list(quarantine(dataset.index.place)) == ["6.png"]
     assert [batch["y"].tolist() for batch in batches(dataset)] == [[0, 1, 2], [3, 4, 5]]
 
 
@@ -181,7 +169,7 @@ def test_a_mask_of_another_size_and_a_caption_that_is_no_text_are_counted(tmp_pa
         (tmp_path / "set/captions" / f"{i}.txt").write_bytes(b"caf\xe9" if i == 4 else b"a cafe")
     places = {"image": "images", "mask": "masks", "caption": "captions"}
     with Dataset(tmp_path / "set", fields=places, allow_left_out=1) as dataset:
-        reasons = quarantined(dataset)
+        reasons = quarantine(dataset.index.place)
     assert [name.rpartition("/")[2] for name in reasons] == ["1.png", "4.png"]
     mask, caption = reasons.values()
     assert mask.startswith("mask: ")
@@ -199,7 +187,9 @@ def test_a_key_twice_in_an_archive_is_no_sample(tmp_path: Path) -> None:
         member.size = len(data)
         archive.addfile(member, io.BytesIO(data))
     with Dataset(place, allow_left_out=1) as dataset:
-        assert list(quarantined(dataset).values()) == ["two members of one key and extension (npy)"]
+        assert list(quarantine(dataset.index.place).values()) == [
+            "two members of one key and extension (npy)"
+        ]
     assert batches(Dataset(place, allow_left_out=1))[0]["array"][:, 0].tolist() == [0, 2]
 
 

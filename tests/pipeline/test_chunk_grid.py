@@ -16,7 +16,7 @@ from penstock.readers.formats.tokens import token_listing
 from penstock.readers.formats.zarr import zarr_format
 from tests.chunk_sets import SETS
 from tests.field_sets import plain
-from tests.readers.remote_sets import upload
+from tests.files import upload
 
 if TYPE_CHECKING:
     from pathlib import Path

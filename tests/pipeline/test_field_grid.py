@@ -20,7 +20,7 @@ from penstock import (
 )
 from penstock.readers.fields import Array
 from tests import field_sets
-from tests.readers.remote_sets import upload
+from tests.files import upload
 
 if TYPE_CHECKING:
     from collections.abc import Callable

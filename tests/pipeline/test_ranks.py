@@ -1,15 +1,20 @@
-"""Real processes in a gloo group: exactly once in evaluation, equal steps in training."""
+"""Test ranks as real processes in a gloo group: equal steps, each sample once in evaluation,
+replicas, and ranks that are late, fail or differ.
+"""
 
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.pipeline.ranks import forked, free_port, rank_variables
+from tests.pipeline.ranks import forked, free_port, rank_variables, run_ranks
+from tests.servers import Faults, serving
 
 ROOT = Path(__file__).resolve().parents[2]
+
 
 SCRIPT = """
 import json, sys
@@ -81,3 +86,203 @@ def test_a_seed_that_differs_between_ranks_fails_loudly(pack: Path, tmp_path: Pa
     words = "".join(errors for _, errors in told)
     assert "PlanError" in words
     assert "seed" in words
+
+
+# One group for all: each case has loaders of its own, and ranks meet between two cases.
+DIFFERING = textwrap.dedent(
+    """
+    import json, os, sys, warnings
+    import torch.distributed as dist
+    from penstock.pipeline import DataLoader, World
+    import penstock.pipeline.members.handshake as handshake
+    from penstock.readers import Dataset
+
+    warnings.simplefilter("ignore")
+    handshake.MEET_TIMEOUT_S = 0.2
+    pack, rank = sys.argv[1], int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    store = dist.distributed_c10d._get_default_store()
+    whole = Dataset(pack, fields=("id",))
+    own = Dataset(sys.argv[1 + (rank > 0)], fields=("id",))  # another on rank 0
+    half = whole.subset(range(rank, 203, 3))
+    found = {}
+
+    def meet(name):
+        store.set(f"{name}-{rank}", "")
+        store.wait([f"{name}-{one}" for one in range(3)])
+
+    def case(name, work):
+        try:
+            told = ["done", work()]
+        except Exception as error:
+            told = [type(error).__name__, str(error)]
+        found[name] = told
+        meet(name)
+
+    def read(loader, *, forever=False):
+        count = 0
+        with loader:
+            while True:
+                count += sum(len(ids) for ids, *_ in loader)
+                if not forever:
+                    return count
+
+    train = dict(global_batch_size=9, shuffle=True, seed=3, drop_last=True, num_workers=1)
+    evaluate = dict(batch_size=3, pad="mask", num_workers=1)
+
+    def alone():
+        if rank == 0:
+            return read(DataLoader(whole, **evaluate))
+
+    def late():  # rank 2's seed differs, and it comes when the others wait for it
+        if rank == 2:
+            store.wait(["waiting-0", "waiting-1"])
+        loader = DataLoader(whole, **{**train, "seed": 3 + (rank == 2)})
+        store.set(f"waiting-{rank}", "")
+        read(loader, forever=True)
+
+    def refused():
+        loader = DataLoader(whole, **train)
+        state = loader.state_dict()
+        loader.load_state_dict({**state, "version": 1} if rank == 1 else state)
+        read(loader, forever=True)
+
+    case("alone", alone)
+    case("own", lambda: read(DataLoader(own, **evaluate), forever=True))
+    case("cut", lambda: read(DataLoader(half, **evaluate), forever=True))
+    case("late", late)
+    case("refused", refused)
+    case("after", lambda: read(DataLoader(whole, **train)))
+    print(json.dumps(found), flush=True)
+    meet("end")
+    os._exit(0)
+    """
+)
+
+
+def test_each_rank_ends_with_the_reason_and_nobody_hangs(pack: Path, ordered_pack: Path) -> None:
+    told = run_ranks(DIFFERING, str(pack), str(ordered_pack), size=3)
+    wanted = {
+        "own": ("reads dataset", "rank 0", "(203 samples", "shared out twice"),
+        "cut": ("(68 samples", "shared out twice"),
+        "late": ("rank 2 with seed 4", "seed 3"),
+        "refused": ("tate version 1", "version 3"),
+    }
+    for rank, one in enumerate(told):
+        for case, words in wanted.items():
+            kind, text = one[case]
+            assert kind in ("PlanError", "RankFailedError", "ResumeError"), (rank, case, text)
+            for word in words:
+                assert word in text.replace("Rank", "rank"), (rank, case)
+        assert one["alone"] == ["done", 69 if rank == 0 else None]
+        assert one["after"] == ["done", 66]
+
+
+# 2 replicas of 2 processes, with caches that serve one another, and then 4 of one each.
+REPLICAS = textwrap.dedent(
+    """
+    import json, os, sys, warnings
+    from dataclasses import replace
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from penstock import DataLoader, Dataset, DiskCache, Peers, World
+
+    warnings.simplefilter("ignore")
+    url, caches, rank = sys.argv[1], sys.argv[2], int(os.environ["RANK"])
+    os.environ["PENSTOCK_PEER_TOKEN"] = "a secret of these four processes alone"
+    dist.init_process_group("gloo")
+    dp = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["dp"]
+
+    def node(world):  # each process is one: slots follow what four caches hold
+        return replace(world, local_rank=0, local_size=1, node=None)
+
+    found = {}
+
+    def run(name, world, steps, state=None):
+        cache = DiskCache(f"{caches}/{rank}", max_bytes="64MiB", peers=Peers("127.0.0.1:0"))
+        loader = DataLoader(
+            Dataset(url, fields=("label", "id"), cache=cache), seed=5, global_batch_size=24,
+            shuffle=True, drop_last=True, world=world, num_workers=1,
+        )
+        if state is not None:
+            loader.load_state_dict(state)
+        told = found[name] = []
+        with loader:
+            for _, (labels, ids) in zip(range(steps), loader):
+                told.append([ids.tolist(), labels.tolist()])
+                dist.barrier()
+            return loader.state_dict()
+
+    state = run("mesh", node(World.from_mesh(dp)), 3)
+    run("resumed", World.from_mesh(dp), 3, state)
+    run("numbers", World.detect().with_replicas(rank // 2, 2), 3, state)
+    run("all", World.detect(), 3, state)
+    print(json.dumps(found), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    """
+)
+
+
+def test_processes_of_a_replica_get_the_same_batches(pack: Path, tmp_path: Path) -> None:
+    from tests.servers import serving
+
+    with serving(pack.parent) as remote:
+        told = run_ranks(REPLICAS, f"{remote.url}/{pack.name}", str(tmp_path), size=4)
+    for name in ("mesh", "resumed", "numbers"):
+        steps = [one[name] for one in told]
+        assert steps[0] == steps[1], name
+        assert steps[2] == steps[3], name
+        for first, second in zip(steps[0], steps[2], strict=True):
+            assert len(set(first[0]) | set(second[0])) == 24
+    batches = {
+        name: [sorted(i for r in rows for i in told[r][name][step][0]) for step in range(3)]
+        for name, rows in (("resumed", (0, 2)), ("numbers", (0, 2)), ("all", range(4)))
+    }
+    assert batches["resumed"] == batches["numbers"] == batches["all"]
+
+
+WAITING = textwrap.dedent(
+    """
+    import json, os, sys
+    import torch.distributed as dist
+    from penstock.cache import DiskCache
+    from penstock.pipeline import DataLoader
+    from penstock.readers import Dataset
+
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    data = Dataset(sys.argv[1 + rank], fields=("label", "id"))
+    order = {"shuffle": True, "seed": 3, "drop_last": True}
+    with DataLoader(data, 4, **order) as loader:
+        before = loader.statistics().job
+        for _ in range(1):
+            for batch in loader:
+                dist.barrier()
+        dist.barrier()  # both have published at the epoch's end
+        found = loader.statistics()
+    job = found.job
+    print(json.dumps({
+        "before": before.heard,
+        "heard": [job.heard, job.processes],
+        "slowest": job.slowest.rank,
+        "limit": job.slowest.limit,
+        "share": job.slowest.wait_share,
+        "line": str(found).splitlines()[-1],
+    }), flush=True)
+    dist.barrier()
+    """
+)
+
+
+def test_a_rank_behind_a_slow_remote_is_named_on_each(pack: Path) -> None:
+    with serving(pack.parent) as fast, serving(pack.parent) as slow:
+        slow.faults = Faults(latency_s=0.15)
+        told = run_ranks(WAITING, f"{fast.url}/{pack.name}", f"{slow.url}/{pack.name}")
+    for one in told:
+        assert one["before"] == 0
+        assert one["heard"] == [2, 2]
+        assert one["slowest"] == 1
+        assert one["limit"] == "remote"
+        assert one["share"] > 0.1
+        assert one["line"].startswith("Job: 2 of 2 processes reported. Slowest: rank 1")

@@ -3,7 +3,6 @@ values, dense and ragged, some that samples lack."""
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,12 +26,11 @@ from penstock.readers.fields import (
 )
 from penstock.readers.formats import MISSING, Candidates, Grouping, Snapshot, SpanFormat, Spans
 from tests import images
+from tests.files import npy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from penstock.readers.fields import Column
     from penstock.readers.formats import Listing
@@ -94,13 +92,6 @@ SCHEMA = Schema(
         "vector": Array("float64", (4,)),
     }
 )
-
-
-def npy(values: NDArray[Any]) -> bytes:
-    """As numpy saves it."""
-    buffer = io.BytesIO()
-    np.save(buffer, values)
-    return buffer.getvalue()
 
 
 def write_files(root: Path) -> Path:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
-import fsspec
 import pytest
 
 from penstock.readers import build_index, pack
 from tests import images, tars
-from tests.readers.remote_sets import KINDS, SAMPLES, upload
+from tests.files import uploaded
+from tests.readers.remote_sets import KINDS, SAMPLES
 from tests.servers import Server, serving
 
 if TYPE_CHECKING:
@@ -31,10 +32,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def memory(built: Path) -> Iterator[str]:
     """Upload all of it to fsspec's memory file system; return its URL."""
-    fs = fsspec.filesystem("memory")
-    upload(built, fs, "/all")
-    yield "memory://all"
-    fs.rm("/all", recursive=True)
+    with uploaded(built) as url:
+        yield url
 
 
 @pytest.fixture
@@ -64,3 +63,10 @@ def bucket(indexed: Path) -> Iterator[Server]:
 def server(indexed: Path) -> Iterator[Server]:
     with serving(indexed) as found:
         yield found
+
+
+@pytest.fixture
+def processes() -> Iterator[Executor]:
+    """An executor of two processes."""
+    with ProcessPoolExecutor(2) as pool:
+        yield pool

@@ -21,12 +21,6 @@ KINDS = {"set": "set", "pack": "pack", "tars": "tars/train-{000000..000002}.tar"
 QUICK = {"retry_timeout": 0.2, "connect_timeout": 60}
 
 
-def upload(source: Path, fs: Any, root: str) -> None:
-    for path in source.rglob("*"):
-        if path.is_file():
-            fs.pipe(f"{root}/{path.relative_to(source)}", path.read_bytes())
-
-
 def rows_of(dataset: Dataset) -> NDArray[np.int64]:
     sizes = dataset.index.sizes.tolist()
     return np.array([(shard, row) for shard, n in enumerate(sizes) for row in range(n)], np.int64)

@@ -6,7 +6,6 @@ import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,9 +16,10 @@ from penstock.readers.fields import Array, DenseColumn, EncodedColumn, ListColum
 from penstock.readers.files import write_batch
 from penstock.readers.formats import format_registry, read_sidecar, sidecar_etag
 from tests import images
+from tests.files import uploaded
 from tests.readers.any_schema import SAMPLES, SCHEMA, SPANS, content, write_archives, write_files
 from tests.readers.formats.guests import install
-from tests.readers.remote_sets import rows_of, upload
+from tests.readers.remote_sets import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,13 +48,11 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=["local", "remote"])
 def dataset(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Dataset]:
     root = KINDS[kind](tmp_path / "set")
-    memory, url = fsspec.filesystem("memory"), f"/{kind}-{tmp_path.name}"
-    upload(root, memory, url)
-    where: Any = root if request.param == "local" else f"memory:/{url}"
-    with Dataset(where, format=kind, fields=ALL, cache=tmp_path / "cache") as opened:
-        opened.open(verify=images.verify)
-        yield opened
-    memory.rm(url, recursive=True)
+    with uploaded(root) as url:
+        where: Any = root if request.param == "local" else url
+        with Dataset(where, format=kind, fields=ALL, cache=tmp_path / "cache") as opened:
+            opened.open(verify=images.verify)
+            yield opened
 
 
 def stored(row: int, name: str) -> Any:
@@ -209,18 +207,16 @@ def test_an_index_keeps_the_facts_of_samples_whose_files_stay(tmp_path: Path) ->
 
 def test_parts_that_are_damaged_in_the_cache_are_fetched_again(tmp_path: Path, kind: str) -> None:
     root = KINDS[kind](tmp_path / "set")
-    memory, url = fsspec.filesystem("memory"), f"/mend-{kind}-{tmp_path.name}"
-    upload(root, memory, url)
-    try:
-        with Dataset(f"memory:/{url}", format=kind, fields=ALL, cache=tmp_path / "c") as dataset:
-            dataset.open(verify=images.verify)
-            (place,) = (tmp_path / "c" / "indexes").iterdir()
-            for sidecar in (place / "sidecars").iterdir():
-                sidecar.write_bytes(sidecar.read_bytes()[:-300])
-            with pytest.warns(match="rebuilt"):
-                check(dataset.read(rows_of(dataset)), list(range(SAMPLES)))
-    finally:
-        memory.rm(url, recursive=True)
+    with (
+        uploaded(root) as url,
+        Dataset(url, format=kind, fields=ALL, cache=tmp_path / "c") as dataset,
+    ):
+        dataset.open(verify=images.verify)
+        (place,) = (tmp_path / "c" / "indexes").iterdir()
+        for sidecar in (place / "sidecars").iterdir():
+            sidecar.write_bytes(sidecar.read_bytes()[:-300])
+        with pytest.warns(match="rebuilt"):
+            check(dataset.read(rows_of(dataset)), list(range(SAMPLES)))
 
 
 def test_samples_that_are_only_noted_are_read_without_files(tmp_path: Path) -> None:
@@ -235,11 +231,8 @@ def test_samples_that_are_only_noted_are_read_without_files(tmp_path: Path) -> N
         batch = dataset.read(rows)
         assert len(batch.columns) == 5
         check(batch, dataset.ids(rows).tolist())
-    memory, url = fsspec.filesystem("memory"), f"/noted-{tmp_path.name}"
-    upload(root, memory, url)
-    with pytest.raises(DatasetError, match="local folder"):
-        Dataset(f"memory:/{url}", format="any-noted", cache=tmp_path / "cache").open()
-    memory.rm(url, recursive=True)
+    with uploaded(root) as url, pytest.raises(DatasetError, match="local folder"):
+        Dataset(url, format="any-noted", cache=tmp_path / "cache").open()
 
 
 def put(name: str, value: Any) -> Callable[[dict[str, Any]], None]:

@@ -11,7 +11,8 @@ import pytest
 from penstock import pack
 from penstock.cache.disk import DiskCache
 from penstock.readers import Dataset
-from tests.readers.remote_sets import rows_of, upload
+from tests.files import upload
+from tests.readers.remote_sets import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

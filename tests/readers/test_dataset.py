@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,9 +32,11 @@ from penstock.readers import Dataset, pack
 from penstock.readers.files import mapped_files
 from penstock.readers.reading import open_shards
 from tests import images
+from tests.files import flip, uploaded
+from tests.readers.remote_sets import rows_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Iterator
 
     from penstock.readers.fields import SampleBatch
 
@@ -60,11 +63,6 @@ def own(built: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def rows_of(dataset: Dataset) -> NDArray[np.int64]:
-    sizes = dataset.index.sizes.tolist()
-    return np.array([(shard, row) for shard, n in enumerate(sizes) for row in range(n)], np.int64)
-
-
 def contents(batch: SampleBatch) -> list[bytes]:
     return [bytes(sample) for sample in batch.columns["image"].samples]
 
@@ -72,14 +70,6 @@ def contents(batch: SampleBatch) -> list[bytes]:
 def first_byte(shard: Path) -> int:
     """Return a position in the first image's scan in a shard's file."""
     return shard.read_bytes().index(b"\xff\xd8\xff") + 40
-
-
-def flip(path: Path, at: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1]))
 
 
 @pytest.mark.parametrize("kind", ["set", "pack"])
@@ -331,16 +321,14 @@ def test_an_unreadable_file_is_named(built: Path, monkeypatch: pytest.MonkeyPatc
             dataset.read(rows)
 
 
-def upload(source: Path, name: str) -> str:
-    memory = fsspec.filesystem("memory")
-    for path in source.rglob("*"):
-        if path.is_file():
-            memory.pipe(f"/{name}/{path.relative_to(source)}", path.read_bytes())
-    return f"memory://{name}"
+@pytest.fixture
+def url(built: Path) -> Iterator[str]:
+    """The URL of a remote copy of the pack."""
+    with uploaded(built / "pack") as url:
+        yield url
 
 
-def test_downloads_without_a_cache_are_removed_with_the_dataset(built: Path) -> None:
-    url = upload(built / "pack", "remote-temporary")
+def test_downloads_without_a_cache_are_removed_with_the_dataset(url: str) -> None:
     dataset = Dataset(url)
     with pytest.warns(PenstockWarning, match="cache="):
         dataset.open()
@@ -362,23 +350,23 @@ def test_downloads_without_a_cache_are_removed_with_the_dataset(built: Path) -> 
 def test_a_damaged_remote_object_is_named(own: Path, tmp_path: Path) -> None:
     shard = own / "pack" / "shard-000001.arrow"
     flip(shard, first_byte(shard))
-    url = upload(own / "pack", "remote-broken")
     with (
+        uploaded(own / "pack") as url,
         Dataset(url, cache=tmp_path / "cache") as dataset,
-        pytest.raises(CorruptSampleError, match="memory://remote-broken"),
+        pytest.raises(CorruptSampleError, match=url),
     ):
         dataset.read(rows_of(dataset))
 
 
-def test_a_missing_remote_object_is_named(built: Path, tmp_path: Path) -> None:
-    url = upload(built / "pack", "remote-gone")
-    fsspec.filesystem("memory").rm("/remote-gone/shard-000002.arrow")
+def test_a_missing_remote_object_is_named(url: str, tmp_path: Path) -> None:
+    missing = f"{url}/shard-000002.arrow"
+    fsspec.filesystem("memory").rm(missing)
     with (
         Dataset(url, cache=tmp_path / "cache") as dataset,
-        pytest.raises(FetchError, match=r"remote-gone/shard-000002\.arrow") as caught,
+        pytest.raises(FetchError, match=re.escape(missing)) as caught,
     ):
         dataset.read(rows_of(dataset))
-    assert caught.value.uri == "memory://remote-gone/shard-000002.arrow"
+    assert caught.value.uri == missing
 
 
 def test_after_close_nothing_can_be_read(built: Path) -> None:

@@ -8,7 +8,6 @@ import shutil
 import warnings
 from typing import TYPE_CHECKING
 
-import fsspec
 import numpy as np
 import pytest
 
@@ -17,6 +16,7 @@ from penstock.cache import ConfigError, DatasetError
 from penstock.readers import build_index, open_index, pack
 from penstock.readers.index import read_manifest, write_manifest
 from tests import images, tars
+from tests.files import uploaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,18 +148,13 @@ def test_below_one_percent_there_is_no_warning(tmp_path: Path) -> None:
 
 
 def test_a_remote_dataset_and_a_remote_pack(tmp_path: Path) -> None:
-    memory = fsspec.filesystem("memory")
     pack(folder(tmp_path / "set"), tmp_path / "pack", verify=images.verify)
     as_before(os.path.join(tmp_path, "pack", "_penstock"))
-    try:
-        for name in ("set", "pack"):
-            memory.put(str(tmp_path / name), f"/left-out-{name}", recursive=True)
-            dataset, messages = opened(f"memory://left-out-{name}", cache=tmp_path / "cache")
+    for name in ("set", "pack"):
+        with uploaded(tmp_path / name) as url:
+            dataset, messages = opened(url, cache=tmp_path / "cache")
             with dataset:
                 assert (dataset.left_out, len(messages)) == (WANTED, 1)
-    finally:
-        for name in ("set", "pack"):
-            memory.rm(f"/left-out-{name}", recursive=True)
 
 
 def test_files_too_short_for_a_sample(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Selections and splits have the right samples and ids, and reject invalid arguments."""
+"""Test that selections and splits have the right samples and ids, and reject invalid arguments."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache import ConfigError, IndexChangedError
+from penstock.cache import ConfigError, DatasetError, IndexChangedError
 from penstock.readers import Selection
-from penstock.readers.fields import Array, DenseColumn, Text
+from penstock.readers.fields import Array, DenseColumn, Text, jsonl_table
+from penstock.readers.formats.folder import ListedTable, listed_samples, parse_field_place
 from tests.sources import Values, classes
 
 if TYPE_CHECKING:
     from penstock.readers import Source
+
 
 sizes = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
@@ -352,3 +354,41 @@ def test_a_column_is_read_alone() -> None:
     assert base.reads == []
     with pytest.raises(ConfigError, match=r'"x": no field of memory:values, wanted one of values'):
         some.column("x")
+
+
+KEYS: list[Any] = [
+    {
+        number: f"patient {number // 2}" for number in range(8)
+    },  # once made one group per sample, a leak
+    {*range(8)},
+    [[1], [2, 3]] * 4,
+]
+
+
+@pytest.mark.parametrize("by", KEYS, ids=["mapping", "set", "ragged"])
+def test_keys_of_groups_are_a_list(by: Any) -> None:
+    with pytest.raises(ConfigError, match="split: by="):
+        Values([8]).split(0.5, 0.5, seed=0, by=by)
+
+
+def test_a_group_may_be_a_lone_surrogate() -> None:
+    """Names of files that aren't UTF-8 hold them."""
+    parts = Values([8]).split(0.5, 0.5, seed=0, by=["\ud800", "b"] * 4)
+    assert [len(part) for part in parts] == [4, 4]
+
+
+def test_ids_are_numbers() -> None:
+    with pytest.raises(ConfigError, match="subset: got"):
+        Values([8]).subset([[1], [2, 3]])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="no field"):
+        Values([8]).column(3)  # type: ignore[arg-type]
+
+
+def test_names_that_no_file_can_have() -> None:
+    """JSON can hold a lone surrogate."""
+    with pytest.raises(ConfigError, match='fields\\["image"\\]'):
+        parse_field_place("image", "im\ud800")
+    table = jsonl_table(b'{"path": "\\ud800.jpg"}', source="list.jsonl")
+    listed = ListedTable(table=table, folders=[b""], paths=("path",))
+    with pytest.raises(DatasetError, match="jsonl, line 1"):
+        listed_samples("here", {}, listed, {})

@@ -152,7 +152,7 @@ def candidates_of(
         names=samples.names,
         spans=spans,
         values=samples.values,
-        shards=virtual_shards(samples.names, sizes),
+        shards=virtual_shards(samples.names, sizes, shard_bytes=VIRTUAL_SHARD_BYTES),
         shard_bytes=VIRTUAL_SHARD_BYTES,
         quarantined=sorted(samples.quarantined, key=lambda q: q.name),
         passed_over=dict(samples.passed_over),
@@ -192,7 +192,7 @@ def _merged(samples: FolderSamples, schema: Mapping[str, FieldType], url: str) -
 
 
 def virtual_shards(
-    names: Sequence[bytes], sizes: NDArray[np.int64], *, shard_bytes: int = VIRTUAL_SHARD_BYTES
+    names: Sequence[bytes], sizes: NDArray[np.int64], *, shard_bytes: int
 ) -> Grouping:
     """Group samples into about total bytes / shard_bytes shards, by a hash of their names.
 

@@ -1,24 +1,43 @@
-"""The requests of fills: every missing byte is asked for, and only right bytes are written."""
+"""Test the requests of fills: each missing byte is requested once, together with adjacent bytes if
+that saves requests, and a failed fetch ends all who wait for it.
+"""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache import FetchError, ObjectChangedError
-from penstock.cache.base import Answer, BlobSource, Folder, Segment, TrafficMeter
+from penstock.cache import FetchError, ObjectChangedError, PenstockError
+from penstock.cache.base import (
+    Answer,
+    BlobSource,
+    BlobSpans,
+    FetchPolicy,
+    Folder,
+    RequestError,
+    Segment,
+    TrafficMeter,
+    blob_key,
+)
 from penstock.cache.blobs import (
     BlobRequest,
     FillFailures,
     FillStoppedError,
     PieceRequests,
+    Remote,
     Requester,
 )
-from penstock.cache.disk import PIECE_BYTES, BlobPieces, Fill
+from penstock.cache.disk import PIECE_BYTES, BlobPieces, DiskCache, Fill
+from penstock.cache.fetch import Fetcher
+from tests.cache.blobs.remotes import SIZES, content, single
+from tests.cache.peers.serving import source
+from tests.stores import MemoryStore
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,12 +45,8 @@ if TYPE_CHECKING:
 
     from penstock.cache.blobs import BlobRange
 
+
 RANGE_BYTES = 3 * PIECE_BYTES
-
-
-def source(*sizes: int) -> BlobSource:
-    segments = tuple(Segment(path=f"p{i}", size_bytes=s, version=None) for i, s in enumerate(sizes))
-    return BlobSource(key="0" * 40, uri="mem://x", segments=segments, size_bytes=sum(sizes))
 
 
 def fill_of(folder: Path, blob: BlobSource) -> Fill:
@@ -58,7 +73,7 @@ def answer_of(request: BlobRequest, *, version: str = "v", object_bytes: int = -
 def test_all_that_is_missing_is_asked_for_and_written(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], here: set[int]
 ) -> None:
-    blob, meter = source(*sizes), TrafficMeter()
+    blob, meter = source("x", *sizes), TrafficMeter()
     fill = fill_of(tmp_path_factory.mktemp("fill"), blob)
     whole = bytes(n % 251 for n in range(blob.size_bytes))
     for piece in here:
@@ -82,7 +97,7 @@ def test_all_that_is_missing_is_asked_for_and_written(
 
 
 def test_another_object_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    blob = source(5 * PIECE_BYTES)
+    blob = source("x", 5 * PIECE_BYTES)
     fill = fill_of(tmp_path, blob)
     first, second = requests_of(blob, fill, TrafficMeter())
     first.take(answer_of(first))
@@ -96,7 +111,7 @@ def test_another_object_is_refused_and_nothing_is_written(tmp_path: Path) -> Non
 
 
 def test_a_stopped_fill_takes_nothing_more(tmp_path: Path) -> None:
-    blob, stop = source(PIECE_BYTES), threading.Event()
+    blob, stop = source("x", PIECE_BYTES), threading.Event()
     fill = fill_of(tmp_path, blob)
     pieces = PieceRequests(range_bytes=RANGE_BYTES, meter=TrafficMeter())
     (request,) = pieces.of(blob, fill, (0, 1), stop=stop)
@@ -124,7 +139,7 @@ class Refusing:
     ) -> None:
         del deliver, urgent
         self.asked += ranges
-        raise FetchError("no", uri=self.uri("p1"))
+        raise FetchError("no", uri=self.uri("x-1"))
 
     def reserve_fills(self, key: str, most: int) -> threading.Lock:
         del key, most
@@ -135,7 +150,7 @@ class Refusing:
 
 
 def test_a_failure_is_noted_for_the_pieces_that_it_cost(tmp_path: Path) -> None:
-    blob, upstream, failures = source(10, 20, 30), Refusing(), FillFailures()
+    blob, upstream, failures = source("x", 10, 20, 30), Refusing(), FillFailures()
     fill = fill_of(tmp_path, blob)
     requester = Requester(upstream, failures)  # type: ignore[arg-type]
     requester.send([])
@@ -147,3 +162,186 @@ def test_a_failure_is_noted_for_the_pieces_that_it_cost(tmp_path: Path) -> None:
         found = failures.since(0.0, [(blob.key, [(piece, piece + 1)])])
         assert (found is not None) is (piece == 1)
     fill.close()
+
+
+MOST = 16  # pieces of a request
+
+
+@settings(max_examples=60)
+@given(
+    count=st.integers(1, 80),
+    here=st.sets(st.integers(0, 79)),
+    wanted=st.sets(st.integers(0, 79), min_size=1),
+    times=st.integers(1, 5),
+)
+def test_all_that_is_waited_for_is_asked_for_once_and_little_more(
+    tmp_path_factory: pytest.TempPathFactory,
+    count: int,
+    here: set[int],
+    wanted: set[int],
+    times: int,
+) -> None:
+    fill = fill_of(tmp_path_factory.mktemp("fill"), source("x", count * PIECE_BYTES))
+    fill.marks[[piece for piece in here if piece < count]] = 1
+    pieces = PieceRequests(range_bytes=MOST * PIECE_BYTES, meter=TrafficMeter())
+    asked = [(piece, piece + 1) for piece in sorted(wanted) if piece < count]
+    missing = fill.missing(asked)
+    found = list(pieces.widened(fill, missing, times=times))
+    wide = [piece for (low, high), _ in found for piece in range(low, high)]
+    exact = [piece for _, some in found for low, high in some for piece in range(low, high)]
+    assert len(set(wide)) == len(wide) <= max(1, 2 * times) * max(1, len(exact))
+    assert exact == [low for low, high in missing for low in range(low, high)]
+    assert set(exact) <= set(wide)
+    assert not here & set(wide)
+    assert all(high - low <= MOST for (low, high), _ in found)
+    if times == 1:
+        assert wide == exact
+    fill.close()
+
+
+def spans(remote: Remote, store: MemoryStore, number: int, *starts: int) -> BlobSpans:
+    blob = remote.open(single(store, number))
+    return BlobSpans(blob=blob, starts=starts, ends=[start + 5000 for start in starts])
+
+
+def test_neighbours_come_with_what_a_batch_waits_for(
+    store: MemoryStore, remotes: Callable[..., Remote]
+) -> None:
+    remote, data = remotes(store), content(store, single(store, 0))
+    remote.widening = 4
+    for start in range(0, SIZES[0] - 5000, 5000):
+        ((found,),) = remote.load([spans(remote, store, 0, start)])
+        assert bytes(found) == data[start : start + 5000]
+    assert len(store.reads) <= SIZES[0] / 5000 / 2.5
+    assert store.bytes_read <= SIZES[0]
+
+
+def test_a_load_waits_for_pieces_that_its_process_fetches_however_slowly(
+    store: MemoryStore, remotes: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cache.blobs.blob_fills.DemandFills.others_s", 0.0)
+    remote, began, go_on, asked = remotes(store), threading.Event(), threading.Event(), []
+
+    def before(path: str, span: object) -> None:
+        asked.append((path, span))
+        began.set()
+        assert go_on.wait(PATIENCE_S)
+
+    store.before = before
+    rounds = threading.Semaphore(0)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(remote.load, [spans(remote, store, 0, 0)])
+        assert began.wait(PATIENCE_S)
+        missing = Fill.missing
+
+        def counted(self: Fill, asked: list[tuple[int, int]]) -> list[tuple[int, int]]:
+            rounds.release()
+            return missing(self, asked)
+
+        monkeypatch.setattr(Fill, "missing", counted)
+        second = pool.submit(remote.load, [spans(remote, store, 0, 0)])
+        for _ in range(3):
+            assert rounds.acquire(timeout=PATIENCE_S)
+        go_on.set()
+        assert first.result(PATIENCE_S)[0][0].tobytes() == second.result(PATIENCE_S)[0][0].tobytes()
+    assert len(asked) == 1
+
+
+def test_pieces_that_another_process_claims_for_too_long_are_fetched_twice(
+    store: MemoryStore, remotes: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cache.blobs.blob_fills.DemandFills.others_s", 0.0)
+    remote = remotes(store)
+    wanted = spans(remote, store, 0, 0)
+    fill = wanted.blob.fill  # type: ignore[attr-defined]
+    claims = fill.claims()
+    assert claims.claim((0, 2))
+    ((found,),) = remote.load([wanted])
+    claims.close()
+    assert bytes(found) == content(store, single(store, 0))[:5000]
+
+
+READERS = 8
+
+
+def test_all_who_wait_get_the_error_of_the_one_fetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request in all, though eight readers want its bytes; none ends as stalled."""
+    store = MemoryStore({"x": bytes(300_000)})
+    source = BlobSource(
+        key=blob_key(scope="", uri="x", version="1"),
+        uri=f"{store.url}/x",
+        segments=(Segment(path="x", size_bytes=300_000, version=None),),
+        size_bytes=300_000,
+    )
+    asked, go_on = threading.Event(), threading.Event()
+
+    def before(_path: str, _span: tuple[int, int] | None) -> None:
+        asked.set()
+        assert go_on.wait(60)
+        raise RequestError("denied", "not yours")
+
+    store.before = before
+    fetcher = Fetcher(store, policy=FetchPolicy(retry_timeout_s=60.0))
+    cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
+    remote = Remote(fetcher, cache, group="g", label="mem://set")
+    blob = remote.open(source)
+    waiting = threading.Semaphore(0)
+    seen: set[int] = set()
+    raised: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            remote.load([BlobSpans(blob=blob, starts=[5], ends=[5000])])
+        except PenstockError as error:
+            raised.append(error)
+
+    first = threading.Thread(target=read)
+    first.start()
+    assert asked.wait(60)
+    # Each other one has found the pieces claimed, and looks whether their fetch has failed.
+    original = FillFailures.since
+
+    def since(failures: FillFailures, *args: Any) -> FetchError | None:
+        found = original(failures, *args)
+        if threading.get_ident() not in seen:
+            seen.add(threading.get_ident())
+            waiting.release()
+        return found
+
+    monkeypatch.setattr(FillFailures, "since", since)
+    others = [threading.Thread(target=read) for _ in range(READERS - 1)]
+    for other in others:
+        other.start()
+    for _ in others:
+        assert waiting.acquire(timeout=60)
+    go_on.set()
+    for thread in (first, *others):
+        thread.join(60)
+    assert [type(error) for error in raised] == [FetchError] * READERS
+    assert len({id(error) for error in raised}) == READERS
+    assert {str(error) for error in raised} == {str(raised[0])}
+    assert "not yours" in str(raised[0])
+    assert fetcher.meter.snapshot().requests == 1
+    remote.close()
+    cache.close()
+
+
+def test_a_failure_is_of_its_pieces_and_of_its_time() -> None:
+    failures = FillFailures()
+    assert failures.since(0.0, [("a", [(0, 100)])]) is None
+    failures.note([("a", (10, 20)), ("b", (0, 1))], FetchError("no", uri="u", missing=True))
+    for wanted, hit in (
+        ([("a", [(0, 10)])], False),
+        ([("a", [(20, 30)])], False),
+        ([("a", [(0, 5), (19, 30)])], True),
+        ([("c", [(0, 100)])], False),
+        ([("c", [(0, 100)]), ("b", [(0, 4)])], True),
+        ([("a", [])], False),
+    ):
+        found = failures.since(0.0, wanted)
+        assert (found is not None) is hit
+        if found is not None:
+            assert (str(found), found.uri, found.missing) == ("no", "u", True)
+        assert failures.since(float("inf"), wanted) is None

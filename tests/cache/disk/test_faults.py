@@ -24,6 +24,8 @@ from penstock.cache import DiskCache, PenstockWarning
 from penstock.readers import Dataset, build_index
 from tests import images, tars
 from tests.cache_jobs import CONTEXT, Job, Reader, finish, replace, run, start, write_objects
+from tests.files import flip
+from tests.readers.remote_sets import rows_of, samples_of
 from tests.servers import Faults, serving
 from tests.watchdog import PATIENCE_S
 
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from typing import Any
 
-    from numpy.typing import NDArray
 
 MIB = 2**20
 SIZES = {f"d/{number:02d}.bin": 40_000 + 4093 * number for number in range(20)}
@@ -410,26 +411,9 @@ def test_a_clock_that_was_a_year_ahead_does_no_harm(server: Any, job: Job) -> No
 # -- bytes that change in the cache folder
 
 
-def flip(path: Path, rng: np.random.Generator) -> None:
-    """Turn one bit of a file over, in place: whoever has it mapped sees it at once."""
-    with path.open("r+b", buffering=0) as file:
-        at = int(rng.integers(0, path.stat().st_size))
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ (1 << int(rng.integers(0, 8)))]))
-
-
-def rows_of(dataset: Dataset) -> NDArray[np.int64]:
-    sizes = dataset.index.sizes.tolist()
-    return np.array([(shard, row) for shard, n in enumerate(sizes) for row in range(n)], np.int64)
-
-
-def samples_of(dataset: Dataset, rows: NDArray[np.int64], mode: Any = "copy") -> list[Any]:
-    """All that a batch says of each sample."""
-    batch = dataset.read(rows, mode=mode)
-    labels, dims = batch.columns["label"].values.tolist(), batch.columns["image"].dims.tolist()
-    return list(zip(map(bytes, batch.columns["image"].samples), labels, dims, strict=True))
+def flip_any(path: Path, rng: np.random.Generator) -> None:
+    """Invert one bit of a file, at random."""
+    flip(path, int(rng.integers(0, path.stat().st_size)), 1 << int(rng.integers(0, 8)))
 
 
 @pytest.fixture(scope="module")
@@ -453,25 +437,25 @@ def test_200_flipped_bits_are_never_delivered(
     served, below = kinds[kind]
     with Dataset(f"{served}{below}") as local:
         rows = rows_of(local)
-        wanted = samples_of(local, rows)
+        wanted = samples_of(local.read(rows))
     cache = DiskCache(tmp_path / "c", max_bytes=AMPLE)
     with serving(served) as server, contextlib.closing(cache):
         url = f"{server.url}{below}"
         with Dataset(url, cache=cache) as remote:
-            assert samples_of(remote, rows, mode) == wanted
+            assert samples_of(remote.read(rows, mode=mode)) == wanted
             for number in range(200):
                 blobs = sorted((tmp_path / "c" / "blobs").iterdir())
-                flip(blobs[int(rng.integers(len(blobs)))], rng)
+                flip_any(blobs[int(rng.integers(len(blobs)))], rng)
                 some = rng.choice(len(rows), 16, replace=False)
-                assert samples_of(remote, rows[some], mode) == [wanted[i] for i in some]
+                assert samples_of(remote.read(rows[some], mode=mode)) == [wanted[i] for i in some]
                 if number % 20 == 0:
                     remote.release(range(len(remote.index.sizes)))
-            assert samples_of(remote, rows, mode) == wanted
+            assert samples_of(remote.read(rows, mode=mode)) == wanted
             assert remote.traffic().refetched > 10
         for path in (tmp_path / "c" / "blobs").iterdir():  # with nobody looking
-            flip(path, rng)
+            flip_any(path, rng)
         with Dataset(url, cache=cache) as remote:
-            assert samples_of(remote, rows, mode) == wanted
+            assert samples_of(remote.read(rows, mode=mode)) == wanted
 
 
 # The promise is 10 s; on a busy machine the end alone is looked at.

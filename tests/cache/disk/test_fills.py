@@ -1,5 +1,8 @@
+"""Test fills: blobs are cut into pieces, pieces are marked, and other processes read the marks."""
+
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -11,23 +14,22 @@ from hypothesis import strategies as st
 from penstock.cache.base import BlobSource, Folder, Segment
 from penstock.cache.disk import (
     BLOCK_BYTES,
+    OBJECTS_AT_ONCE,
     PIECE_BYTES,
     BlobPieces,
     Fill,
+    FillMarks,
     bridge_gaps,
     crcs_of,
     cut_span,
     discard_fill,
+    map_name,
     merge_spans,
 )
+from tests.cache.peers.serving import source
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def source(*sizes: int) -> BlobSource:
-    segments = tuple(Segment(path=f"p{i}", size_bytes=s, version=None) for i, s in enumerate(sizes))
-    return BlobSource(key="0" * 40, uri="mem://x", segments=segments, size_bytes=sum(sizes))
 
 
 def make(tmp_path: Path, blob: BlobSource) -> Fill:
@@ -42,7 +44,7 @@ def make(tmp_path: Path, blob: BlobSource) -> Fill:
 def test_pieces_cover_spans_and_little_more(
     sizes: list[int], spans: list[tuple[float, float]]
 ) -> None:
-    blob = source(*sizes)
+    blob = source("x", *sizes)
     pieces = BlobPieces(blob)
     size = blob.size_bytes
     cuts = [tuple(sorted((int(a * size), int(b * size)))) for a, b in spans]
@@ -68,7 +70,7 @@ def test_missing_runs_and_bridges(
     tmp_path_factory: pytest.TempPathFactory, marks: list[bool], waste: int
 ) -> None:
     folder = tmp_path_factory.mktemp("fill")
-    fill = make(folder, source(len(marks) * PIECE_BYTES))
+    fill = make(folder, source("x", len(marks) * PIECE_BYTES))
     fill.marks[:] = np.array(marks, np.uint8)
     missing = fill.missing([(0, len(marks))])
     gone = np.ones(len(marks), bool)
@@ -92,7 +94,7 @@ def test_cutting() -> None:
 
 
 def test_writing_marks_and_reopening_goes_on(tmp_path: Path) -> None:
-    blob = source(3 * PIECE_BYTES + 5)
+    blob = source("x", 3 * PIECE_BYTES + 5)
     fill = make(tmp_path, blob)
     fill.write((1, 2), memoryview(b"a" * PIECE_BYTES))
     fill.write((3, 4), memoryview(b"b" * 5))
@@ -106,14 +108,14 @@ def test_writing_marks_and_reopening_goes_on(tmp_path: Path) -> None:
     assert not again.agree("v2")
     again.close()
     with pytest.raises(ValueError, match="another size"):
-        Fill(Folder.at(str(tmp_path)), "x", BlobPieces(source(77)))
+        Fill(Folder.at(str(tmp_path)), "x", BlobPieces(source("x", 77)))
     discard_fill(Folder.at(str(tmp_path)), "x")
     with pytest.raises(FileNotFoundError):
         Fill(Folder.at(str(tmp_path)), "x", BlobPieces(blob))
 
 
 def test_one_fetches_while_others_keep_off(tmp_path: Path) -> None:
-    fill = make(tmp_path, source(10 * PIECE_BYTES))
+    fill = make(tmp_path, source("x", 10 * PIECE_BYTES))
     one, two = fill.claims(), fill.claims()
     assert one.claim((0, 5))
     assert not two.claim((4, 6))
@@ -125,7 +127,7 @@ def test_one_fetches_while_others_keep_off(tmp_path: Path) -> None:
 
 
 def test_the_first_of_two_versions_decides(tmp_path: Path) -> None:
-    blob = source(PIECE_BYTES)
+    blob = source("x", PIECE_BYTES)
     fill = make(tmp_path, blob)
     others = [Fill(Folder.at(str(tmp_path)), "x", BlobPieces(blob)) for _ in range(8)]
     agreed: list[str] = []
@@ -145,7 +147,7 @@ def test_the_first_of_two_versions_decides(tmp_path: Path) -> None:
 
 
 def test_a_version_that_was_damaged_is_decided_anew(tmp_path: Path) -> None:
-    fill = make(tmp_path, source(PIECE_BYTES))
+    fill = make(tmp_path, source("x", PIECE_BYTES))
     assert fill.agree("v1")
     for bit in range(8 * (6 + len("v1"))):
         fill._memory[bit // 8] ^= 1 << bit % 8
@@ -160,7 +162,7 @@ def test_a_version_that_was_damaged_is_decided_anew(tmp_path: Path) -> None:
 
 def test_a_blocks_checksum_is_that_of_what_came_last(tmp_path: Path) -> None:
     """A block that a peer gave whole, of a range that it didn't end, may come again in parts."""
-    blob = source(2 * BLOCK_BYTES)
+    blob = source("x", 2 * BLOCK_BYTES)
     fill = make(tmp_path, blob)
     fill.put(0, memoryview(bytes(BLOCK_BYTES)), 0x12345678)
     fill.put(4096, memoryview(b"x" * 4096), 0)
@@ -170,3 +172,135 @@ def test_a_blocks_checksum_is_that_of_what_came_last(tmp_path: Path) -> None:
     fill.mark((0, fill.pieces.count))
     assert fill.block_crcs(data) == crcs_of(data[:BLOCK_BYTES]) + b"\x78\x56\x34\x12"
     fill.close()
+
+
+@settings(max_examples=80)
+@given(st.data())
+def test_marked_bytes_are_there_and_no_others(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 20_000), min_size=1, max_size=6))
+    blob = source("x", *sizes, ranges=data.draw(st.booleans()))
+    folder = Folder.at(str(tmp_path_factory.mktemp("fill")))
+    fill = Fill.make(folder, "x", BlobPieces(blob))
+    there = np.zeros(blob.size_bytes, bool)
+    for piece in range(fill.pieces.count):
+        if data.draw(st.booleans()):
+            fill.marks[piece] = 1
+            there[slice(*fill.pieces.span((piece, piece + 1)))] = True
+    fd = folder.open(map_name("x"))
+    try:
+        marks = FillMarks(fd, blob.size_bytes)
+        told = np.zeros(blob.size_bytes, bool)
+        for start, end in marks.held(data.draw(st.integers(0, blob.size_bytes))):
+            told[start:end] = True
+        assert (told == there).all()
+        for _ in range(5):
+            start = data.draw(st.integers(0, blob.size_bytes - 1))
+            end = data.draw(st.integers(start + 1, blob.size_bytes))
+            if marks.has(start, end):
+                assert there[start:end].all()
+            # For whole pieces the answer is exact.
+            (low, high), *_ = fill.pieces.covering([start], [end])
+            start, end = fill.pieces.span((low, high))
+            assert marks.has(start, end) == there[start:end].all()
+    finally:
+        os.close(fd)
+        fill.close()
+
+
+def test_a_blob_of_very_many_pieces_reports_those_around_a_byte(tmp_path: Path) -> None:
+    folder = Folder.at(str(tmp_path))
+    fill = Fill.make(folder, "x", BlobPieces(source("x", 100 * 4096 - 1, ranges=False)))
+    fill.marks[:] = 1
+    fd = folder.open(map_name("x"))
+    marks = FillMarks(fd, 100 * 4096 - 1, most_marks=10)
+    assert marks.held(0) == [(0, 10 * 4096)]
+    assert marks.held(50 * 4096) == [(45 * 4096, 55 * 4096)]
+    assert marks.held(10**9) == [(90 * 4096, 100 * 4096 - 1)]
+    assert marks.has(0, 100 * 4096 - 1)
+    os.close(fd)
+    fill.close()
+
+
+OF_OLD_VERSION = bytes(512) + b"\1"  # without the starts of its pieces
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 513, b"\1" * 512, b"\2" * 5000, OF_OLD_VERSION])
+def test_a_file_that_is_no_map_is_refused(tmp_path: Path, content: bytes) -> None:
+    place = tmp_path / "x.map"
+    place.write_bytes(content)
+    fd = os.open(place, os.O_RDONLY)
+    with pytest.raises(ValueError, match="isn't a map"):
+        FillMarks(fd, 4096)
+    os.close(fd)
+
+
+OBJECT_BYTES = 100_000
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> tuple[Segment, ...]:
+    """Ranges of a few objects, some in a row, and whole objects."""
+    found: list[Segment] = []
+    for number in range(draw(st.integers(1, 8))):
+        if draw(st.booleans()):
+            size = draw(st.integers(0, 20_000))
+            found.append(Segment(path=f"whole-{number}", size_bytes=size, version=None))
+            continue
+        last = found[-1] if found else None
+        goes_on = last is not None and last.object_bytes is not None and draw(st.booleans())
+        start = last.start + last.size_bytes if goes_on and last else draw(st.integers(0, 50_000))
+        found.append(
+            Segment(
+                path=last.path if goes_on and last else f"o{draw(st.integers(0, 2))}",
+                size_bytes=draw(st.integers(0, min(20_000, OBJECT_BYTES - start))),
+                version=None,
+                start=start,
+                object_bytes=OBJECT_BYTES,
+            )
+        )
+    return tuple(found)
+
+
+def where(source: BlobSource) -> list[tuple[str, int]]:
+    """Of each byte of a blob its object, and its place there."""
+    return [(one.path, one.start + at) for one in source.segments for at in range(one.size_bytes)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    segments=segments(), range_bytes=st.integers(1, 40_000), span=st.tuples(*[st.floats(0, 1)] * 2)
+)
+def test_what_is_asked_for_at_a_time_is_the_pieces_and_no_more(
+    segments: tuple[Segment, ...], range_bytes: int, span: tuple[float, float]
+) -> None:
+    size = sum(one.size_bytes for one in segments)
+    source = BlobSource(key="0" * 40, uri="mem://x", segments=segments, size_bytes=size)
+    pieces, places = BlobPieces(source), where(source)
+    assert pieces.span((0, pieces.count)) == (0, size)
+    start, end = sorted(int(share * size) for share in span)
+    asked: list[int] = []
+    for whole in pieces.covering([start], [end]):
+        cuts = list(pieces.cut(whole, range_bytes=range_bytes))
+        assert [cuts[0][0], *(b for _, b in cuts)] == [*(a for a, _ in cuts), whole[1]]
+        for cut in cuts:
+            stretches = list(pieces.stretches(cut))
+            assert len(stretches) <= OBJECTS_AT_ONCE
+            first, last = pieces.span(cut)
+            if pieces.are_small and cut[1] - cut[0] > 1:
+                assert last - first <= max(range_bytes, PIECE_BYTES)
+            for one in stretches:
+                wanted = [(one.segment.path, one.at + n) for n in range(one.end - one.start)]
+                assert places[one.start : one.end] == wanted
+                assert len(wanted) > 0
+                ((low, high),) = pieces.covering([one.start], [one.end])
+                assert pieces.span((low, high)) == (one.start, one.end)
+                asked += range(one.start, one.end)
+    assert set(range(start, end)) <= set(asked)
+    assert len(set(asked)) == len(asked)
+    if pieces.are_small:
+        assert len(asked) < end - start + 2 * PIECE_BYTES
+    assert pieces.is_of_one_object == (
+        len(segments) == 1 or len({one.path for one in segments if one.size_bytes}) <= 1
+    )

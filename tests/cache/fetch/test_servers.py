@@ -1,16 +1,25 @@
-"""Against a real server: the right bytes in few requests, or an error that names the URL."""
+"""Test the fetcher with real servers and processes: few requests, errors that name the URL, no
+credentials in any output, clean ends.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from penstock.cache import FetchError, ObjectChangedError
-from penstock.cache.base import FetchPolicy
+from penstock.cache.base import FetchPolicy, ObjectRange
+from penstock.cache.fetch import Fetcher
+from penstock.cache.stores import open_store
 from tests.cache.fetch.scripted import collect
 from tests.cache.fetch.served import PATIENT, SIZE, check, content, make, spans_of
 from tests.servers import FAULTS, Faults, Server
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,3 +137,143 @@ def test_listings_survive_faults(server: Server) -> None:
     assert len(list(fetcher.walk())) == 4
     assert len(fetcher.list_folder()[0]) == 4
     fetcher.close()
+
+
+@pytest.mark.parametrize("fault", [None, "500", "reset", "short", "other_etag"])
+def test_no_secret_is_shown(
+    server: Server, fault: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    shown: list[str] = []
+    secrets = [
+        "hushKEY1234",
+        "hushSECRET1",
+        "hushTOKEN12",
+        "hushSIGNED1",
+        "hushUSER123",
+        "hushPASS123",
+    ]
+    bare = server.url.removeprefix("http://")
+    places: list[tuple[str, dict[str, Any]]] = [
+        (
+            "s3://bucket/set",
+            {
+                "key": secrets[0],
+                "secret": secrets[1],
+                "token": secrets[2],
+                "endpoint_url": server.url,
+            },
+        ),
+        (f"{server.url}/bucket/set?X-Amz-Signature={secrets[3]}&part=1", {}),
+        (f"http://{secrets[4]}:{secrets[5]}@{bare}/bucket/set", {}),
+        (f"{server.url}/bucket/set", {"headers": {"Authorization": f"Bearer {secrets[2]}"}}),
+    ]
+    policy = FetchPolicy(max_attempts=2, backoff_base_s=0.001)
+    for url, options in places:
+        server.faults = Faults()
+        store = open_store(url, options)
+        fetcher = Fetcher(store, policy=policy)
+        assert bytes(fetcher.fetch_object("0.bin").data) == content(0)
+        server.faults = Faults(p=1.0 if fault else 0.0, kinds=(fault or "500",))
+        spans = [ObjectRange(path="0.bin", start=0, end=100, version="other")]
+        for attempt in (
+            lambda fetcher=fetcher, spans=spans: collect(fetcher, spans),
+            lambda fetcher=fetcher: fetcher.fetch_object("nowhere"),
+        ):
+            with pytest.raises(FetchError) as caught:
+                attempt()
+            shown += [str(caught.value), repr(caught.value), caught.value.uri]
+            assert caught.value.__cause__ is None
+        shown += [repr(store), store.url, store.scope, repr(fetcher.meter.snapshot())]
+        fetcher.close()
+    text = "\n".join([*shown, caplog.text])
+    assert [secret for secret in secrets if secret in text] == []
+
+
+def test_signed_urls_and_user_info_reach_the_server(server: Server) -> None:
+    bare = server.url.removeprefix("http://")
+    fetcher = Fetcher(open_store(f"http://us%40er:pa%3Ass@{bare}/bucket/set?sig=abcdef", {}))
+    assert len(list(fetcher.walk())) == 4
+    assert bytes(fetcher.fetch_object("0.bin").data) == content(0)
+    import base64
+
+    sent = server.headers_of["/bucket/set/0.bin"]["authorization"]
+    assert base64.b64decode(sent.removeprefix("Basic ")) == b"us@er:pa:ss"
+    fetcher.close()
+
+
+_INTERRUPTED = """
+import random, threading
+from penstock.cache.base import FetchPolicy
+from penstock.cache.fetch import Fetcher
+from tests.cache.fetch.scripted import Scripted, answer, collect, numbered
+started, stuck = threading.Event(), threading.Event()
+def act(path, span):
+    if path == "7": started.set()
+    stuck.wait(30); return answer(path, span)
+def tell():
+    started.wait(30); print("started", flush=True)
+teller = threading.Thread(target=tell)
+teller.start()
+fetcher = Fetcher(Scripted(act), policy=FetchPolicy(start_connections=8))
+try:
+    collect(fetcher, numbered(100))
+except KeyboardInterrupt:
+    stuck.set()
+    fetcher.close()
+    teller.join()
+    names = [t.name for t in threading.enumerate()]
+    print("left", names, fetcher.in_flight, flush=True)
+"""
+
+
+def test_ctrl_c_leaves_nothing_behind() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTED], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert out.splitlines()[-1] == "left ['MainThread'] 0"
+
+
+_FORKED = """
+import os, sys
+from penstock.cache.errors import FetchError
+from penstock.cache.fetch import Fetcher
+from penstock.cache.stores import open_store
+url, options = sys.argv[1], eval(sys.argv[2])
+store = open_store(url, options)
+fetcher = Fetcher(store)
+assert fetcher.info("0.bin") is not None
+pid = os.fork()
+if not pid:
+    code = 1
+    fetchers = lambda: fetcher, lambda: Fetcher(store), lambda: Fetcher(open_store(url, options))
+    for make in fetchers:
+        try:
+            code += 10 * (len(make().fetch_object("0.bin").data) > 0)
+        except FetchError as error:
+            code += "forkserver" in str(error)
+    os._exit(code)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+assert fetcher.info("0.bin") is not None
+fetcher.close()
+"""
+
+
+@pytest.mark.parametrize(("scheme", "code"), [("s3", 4), ("http", 13)])
+def test_a_forked_child_is_refused_with_the_remedy(server: Server, scheme: str, code: int) -> None:
+    """A store of its own is refused only where obstore's threads would be needed."""
+    url, options = server.s3("bucket/set"), server.s3_options
+    if scheme == "http":
+        url, options = f"{server.url}/bucket/set", {}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _FORKED, url, repr(options)],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (done.returncode, done.stdout) == (0, f"{code}\n")

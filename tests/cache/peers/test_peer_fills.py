@@ -1,17 +1,20 @@
-"""Fills whose bytes are written as they come from a peer: right in the cache, and in its books."""
+"""Test fills from a peer: bodies are received completely and written correctly to the cache."""
 
 from __future__ import annotations
 
 import contextlib
+import socket
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache import ClosedError
-from penstock.cache.base import Answer, BlobSpans, TrafficMeter
+from penstock.cache.base import Answer, BlobSpans, RequestError, TrafficMeter
 from penstock.cache.blobs import CachedBlob, Remote, StoreUpstream
 from penstock.cache.disk import BLOCK_BYTES, DiskCache, crcs_of
 from penstock.cache.fetch import Fetcher
@@ -20,16 +23,19 @@ from penstock.cache.peers import (
     NothingPlanned,
     Peer,
     PeerClient,
+    PeerConnection,
     PeerDirectory,
     PeerUpstream,
     peer_ranges,
     protocol,
 )
+from penstock.cache.stores import Timeouts, request_origin
 from tests.cache.blobs.remotes import single
 from tests.cache.blobs.upstream_contract import range_of
 from tests.cache.peers.fake_peer import GROUP, SECRET, fake_peer, head_of
 from tests.cache.peers.serving import serving
 from tests.stores import MemoryStore
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +44,10 @@ if TYPE_CHECKING:
     from penstock.cache.blobs import BlobRange
     from tests.servers.scripted import Asked, Talk
 
+
 SIZE = 3 * BLOCK_BYTES + 4321
+
+
 DATA = np.random.default_rng(3).bytes(SIZE)
 
 
@@ -165,3 +174,64 @@ def test_each_range_is_asked_for_once_and_requests_stay_small(
         assert {ranges[n].blob.key for n in one.numbers} == {one.key}
         assert protocol.ranges_of(protocol.ranges_text(one.spans)) == spans
         assert len(spans) == 1 or one.end - one.start <= 2**22
+
+
+BODY = memoryview(np.random.default_rng(5).bytes(700_000))
+
+
+@contextlib.contextmanager
+def connected(*, silent_s: float = PATIENCE_S):
+    """A connection to a peer, and the socket of that peer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        origin = request_origin(f"http://{host}:{port}")
+        sock = socket.create_connection((host, port))
+        theirs, _ = listener.accept()
+    limits = Timeouts(connect_s=1.0, read_s=silent_s, whole_s=PATIENCE_S)
+    mine = PeerConnection(sock, origin, is_public=False, timeouts=limits)
+    mine.watch()
+    with theirs, contextlib.closing(mine):
+        yield mine, theirs
+
+
+SIZES = st.sampled_from([1, 100, 2**16, 2**18 - 1, 2**18, 2**18 + 1, 400_000])
+
+
+@settings(max_examples=25)
+@given(st.lists(SIZES, max_size=4), st.lists(SIZES, max_size=4))
+def test_all_of_it_comes(sent: list[int], read: list[int]) -> None:
+    with connected() as (mine, theirs):
+
+        def send() -> None:
+            at = 0
+            for size in (*sent, len(BODY)):
+                theirs.sendall(BODY[at : at + size])
+                at += size
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        there, deadline_s = 0, time.monotonic() + PATIENCE_S
+        for size in (*read, len(BODY)):
+            room = memoryview(bytearray(min(size, len(BODY) - there)))
+            following = len(BODY) - there - len(room)
+            assert mine.receive_all(room, deadline_s, following=following) == len(room)
+            assert room == BODY[there : there + len(room)]
+            there += len(room)
+        sender.join()
+        theirs.sendall(b"next")
+        head = memoryview(bytearray(100))
+        assert mine.receive(head, deadline_s) == 4
+
+
+def test_what_breaks_off_or_falls_silent_is_noticed() -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    with connected() as (mine, theirs):
+        theirs.sendall(BODY[:300_000])
+        theirs.shutdown(socket.SHUT_WR)
+        assert mine.receive_all(memoryview(bytearray(2**20)), deadline_s) == 300_000
+    with connected(silent_s=0.05) as (mine, theirs):
+        theirs.sendall(BODY[:300_000])
+        with pytest.raises(RequestError, match="nothing came"):
+            mine.receive_all(memoryview(bytearray(2**20)), deadline_s)
+        with pytest.raises(RequestError, match="no complete answer"):
+            mine.receive_all(memoryview(bytearray(2**20)), 0.0)

@@ -1,4 +1,4 @@
-"""What nodes say to one another: every text is read as it was written, and nothing else is."""
+"""Test the protocol between nodes: valid texts are parsed as written, others are rejected."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.cache.peers import protocol
+from penstock.cache.peers import MOST_HEAD_BYTES, PeerRequest, Question, protocol, read_head
 
 KEYS = st.text("0123456789abcdef", min_size=40, max_size=40)
+
+
 SPANS = st.tuples(st.integers(0, 10**12), st.integers(1, protocol.MOST_RANGE_BYTES)).map(
     lambda found: (found[0], found[0] + found[1])
 )
+
+
 A_KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -170,3 +174,33 @@ def test_a_date_says_its_second(now_s: int) -> None:
 @pytest.mark.parametrize("text", ["", "yesterday", "x" * 10_000, "Mon, 99 Foo 2026 99:99:99 GMT"])
 def test_what_is_no_date_says_nothing(text: str) -> None:
     assert protocol.date_of(text) is None
+
+
+RIGHT = b"GET /v2/alive HTTP/1.1\r\nHost: x:1\r\nAuthorization: Penstock a.b.c\r\nRange: bytes=0-9"
+
+
+def test_a_request_is_read() -> None:
+    question = Question("GET", "/v2/alive", "bytes=0-9")
+    assert read_head(RIGHT) == PeerRequest(question, "Penstock a.b.c", keeps=True)
+    assert read_head(RIGHT + b"\r\nConnection: close") == PeerRequest(
+        question, "Penstock a.b.c", keeps=False
+    )
+    lower = RIGHT.replace(b"Authorization", b"authorization").replace(b"Range", b"RANGE")
+    assert read_head(lower) == read_head(RIGHT)
+
+
+@given(st.binary(max_size=200), st.integers(0, len(RIGHT)), st.integers(0, 9))
+def test_any_bytes_are_a_request_or_none(data: bytes, at: int, less: int) -> None:
+    for head in (data, RIGHT[:at] + data + RIGHT[at + less :]):
+        found = read_head(head)
+        if found is not None:
+            assert found.question.method.isupper()
+            assert found.question.path.isascii()
+            assert not set(found.question.path) & set(" \r\n\0")
+            assert not set(found.token + found.question.range) & set("\r\n\0")
+
+
+def test_a_long_head_is_none() -> None:
+    long = RIGHT + b"".join(b"\r\nX-%d: %s" % (n, b"a" * 900) for n in range(5))
+    assert len(long) > MOST_HEAD_BYTES
+    assert read_head(long) is None

@@ -21,6 +21,7 @@ from penstock.cache import DiskCache
 from penstock.cache.base import BlobSource, Segment, blob_key
 from penstock.cache.disk import CacheFolder, PinnedShare
 from penstock.pipeline.cli import ago, cache_checks, cache_facts, folder_facts, main
+from tests.files import flip
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -111,27 +112,19 @@ def test_stat_names_limit_datasets_and_jobs(root: Path, capsys: pytest.CaptureFi
     assert told(capsys, "stat", root)["jobs"] == []
 
 
-def flip(path: Path, *, at: int = 777) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 4]))
-
-
 def test_verify_drops_what_is_bad_and_says_so(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert told(capsys, "verify", root)["checked"] == 6
     bad = a_source("one/[2].tar")
-    flip(root / "blobs" / bad.key)
+    flip(root / "blobs" / bad.key, 777)
     short = a_source("one/[3].tar")
     os.truncate(root / "blobs" / short.key, 5000)
     found = told(capsys, "verify", root, code=1)
     assert {each["uri"] for each in found["bad"]} == {bad.uri, short.uri}
     assert not (root / "blobs" / bad.key).exists()
     assert told(capsys, "verify", root)["checked"] == 4
-    flip(root / "blobs" / a_source("two/[4].tar").key)
+    flip(root / "blobs" / a_source("two/[4].tar").key, 777)
     text = shown(capsys, "cache", "verify", root, code=1)
     assert "s3://b/two/[4].tar: dropped; the next job fetches it again" in text
     assert "done 3 blobs checked" in shown(capsys, "cache", "verify", root)

@@ -1,29 +1,45 @@
-"""The commands as a user types them: in a process of their own, by exit code and output."""
+"""Test the commands as users run them: exit codes, output, the examples of each --help, options of
+sampling and `--on`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
+import logging
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import typer
+from typer.testing import CliRunner
 
-from penstock.pipeline.cli import app
-from tests import warm
+import penstock
+from penstock.cache import ConfigError, FetchError, MissingDependencyError, PenstockError
+from penstock.cache.disk import CacheFolder
+from penstock.pipeline.cli import EXAMPLES, app, executor_on, main, pack_command, parse_sampling
+from penstock.pipeline.cli import index as index_command
+from tests import images, warm
 from tests.conftest import SAMPLES, write_photographs
+from tests.files import files_below
 from tests.images import jpeg
 from tests.tars import archive, tar_folder
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
-def penstock(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+def run_penstock(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     run = warm.run(["-m", "penstock.pipeline.cli", *arguments])
     assert run.returncode == code, run.stderr
     assert "Traceback" not in run.stderr
@@ -31,15 +47,15 @@ def penstock(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[s
 
 
 def test_pack_index_inspect_as_json(folder: Path, tmp_path: Path) -> None:
-    packed = json.loads(penstock("pack", folder, tmp_path / "p", "--json").stdout)
+    packed = json.loads(run_penstock("pack", folder, tmp_path / "p", "--json").stdout)
     assert set(packed) >= {"samples", "shards", "bytes", "quarantined", "seconds"}
     assert (packed["samples"], packed["quarantined"]) == (SAMPLES, 0)
-    told = json.loads(penstock("inspect", tmp_path / "p", "--json").stdout)
+    told = json.loads(run_penstock("inspect", tmp_path / "p", "--json").stdout)
     assert told["samples"] == SAMPLES
     assert told["shuffled"] is True
-    indexed = json.loads(penstock("index", folder, "--out", tmp_path / "i", "--json").stdout)
+    indexed = json.loads(run_penstock("index", folder, "--out", tmp_path / "i", "--json").stdout)
     assert indexed["samples"] == SAMPLES
-    told = json.loads(penstock("inspect", folder, "--index", tmp_path / "i", "--json").stdout)
+    told = json.loads(run_penstock("inspect", folder, "--index", tmp_path / "i", "--json").stdout)
     assert list(told["fields"]) == ["image", "label"]
     assert told["fields"]["image"]["codecs"] == ["jpeg"]
     assert told["fields"]["label"]["bounds"] == [0, 6]
@@ -49,12 +65,12 @@ def test_tar_files_are_packed_smaller_and_inspected(tmp_path: Path) -> None:
     tar_folder(tmp_path / "set", samples=6, archives=2)
     some = tmp_path / "set" / "train-{000000..000001}.tar"
     options = ("--short-side", "12", "--quality", "80", "--no-shuffle", "--json")
-    packed = json.loads(penstock("pack", some, tmp_path / "p", *options).stdout)
+    packed = json.loads(run_penstock("pack", some, tmp_path / "p", *options).stdout)
     assert (packed["samples"], packed["progressive"]) == (6, 0)
-    told = json.loads(penstock("inspect", tmp_path / "p", "--json").stdout)
+    told = json.loads(run_penstock("inspect", tmp_path / "p", "--json").stdout)
     sizes = told["fields"]["image"]["images"]
     assert (sizes["min_height"], sizes["min_width"]) == (12, 12)
-    told = json.loads(penstock("inspect", tmp_path / "set", "--json").stdout)
+    told = json.loads(run_penstock("inspect", tmp_path / "set", "--json").stdout)
     assert (told["kind"], told["passed_over"]) == ("tar", {})
     assert told["fields"]["image"]["progressive"] == 0
 
@@ -67,9 +83,9 @@ def test_some_fields_are_packed_and_some_images_rewritten(tmp_path: Path) -> Non
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "all.tar").write_bytes(archive(files))
     options = ("--fields", "left,right, label", "--image", "left", "--short-side", "20", "--json")
-    packed = json.loads(penstock("pack", tmp_path / "set", tmp_path / "p", *options).stdout)
+    packed = json.loads(run_penstock("pack", tmp_path / "set", tmp_path / "p", *options).stdout)
     assert packed["samples"] == 4
-    told = json.loads(penstock("inspect", tmp_path / "p", "--json").stdout)["fields"]
+    told = json.loads(run_penstock("inspect", tmp_path / "p", "--json").stdout)["fields"]
     assert list(told) == ["left", "right", "label"]
     assert told["left"]["images"]["max_height"] == 20
     assert told["right"]["images"]["min_height"] == 40
@@ -78,12 +94,12 @@ def test_some_fields_are_packed_and_some_images_rewritten(tmp_path: Path) -> Non
 def test_people_get_a_summary_and_quarantined_names(tmp_path: Path) -> None:
     folder = write_photographs(tmp_path / "in", samples=12, classes=2)
     (folder / "class-0" / "broken.jpg").write_bytes(b"not an image")
-    run = penstock("pack", folder, tmp_path / "out")
+    run = run_penstock("pack", folder, tmp_path / "out")
     assert "12 samples" in run.stdout
     assert "1 quarantined" in run.stdout
     report = (tmp_path / "out/_penstock/quarantine.jsonl").read_text()
     assert json.loads(report)["name"] == "class-0/broken.jpg"
-    assert "12" in penstock("inspect", tmp_path / "out").stdout
+    assert "12" in run_penstock("inspect", tmp_path / "out").stdout
 
 
 @pytest.mark.parametrize(
@@ -121,7 +137,7 @@ def test_wrong_use_is_told_with_its_exit_code(
 
 def test_a_destination_with_other_data_is_left_alone(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    run = penstock("pack", folder, tmp_path, code=1)
+    run = run_penstock("pack", folder, tmp_path, code=1)
     assert "thesis.tex" in run.stderr.replace("\n", "")
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -147,7 +163,7 @@ sys.exit(main(["pack", sys.argv[1], sys.argv[2]]))
 
 
 def test_version() -> None:
-    assert penstock("--version").stdout == "penstock 0.1.0\n"
+    assert run_penstock("--version").stdout == "penstock 0.1.0\n"
 
 
 def test_the_command_starts_without_what_only_some_commands_need():
@@ -164,3 +180,225 @@ def test_the_command_starts_without_what_only_some_commands_need():
 def test_help_breaks_lines_where_the_terminal_does(name: str) -> None:
     command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
     assert all("\n" not in paragraph for paragraph in command.help.split("\n\n"))
+
+
+# As typer builds it; its click may be one of its own, so nothing is imported from there.
+ROOT: Any = typer.main.get_command(app)
+
+
+LONGEST = 78  # a line of help in a terminal of 80 columns
+
+
+def commands(group: Any = ROOT, before: str = "") -> dict[str, Any]:
+    """Every command by its words."""
+    found: dict[str, Any] = {}
+    for name, command in group.commands.items():
+        words = f"{before} {name}".strip()
+        found |= commands(command, words) if hasattr(command, "commands") else {words: command}
+    return found
+
+
+def test_every_command_has_one_to_three_examples() -> None:
+    assert set(EXAMPLES) == set(commands())
+    assert all(1 <= len(some) <= 3 for some in EXAMPLES.values())
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_help_shows_them_whole(
+    command: str, flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*command.split(), flag]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "Examples" in lines
+    assert set(EXAMPLES[command]) <= set(lines)
+
+
+@pytest.mark.parametrize("example", [one for some in EXAMPLES.values() for one in some])
+def test_they_parse(example: str) -> None:
+    """Every option exists, every choice is one, nothing that is wanted is missing."""
+    assert len(example) <= LONGEST
+    program, *arguments = shlex.split(example)
+    assert program == "penstock"
+    words = next(w for w in EXAMPLES if example in EXAMPLES[w]).split()
+    assert arguments[: len(words)] == words
+    command = commands()[" ".join(words)]
+    context = command.make_context(words[-1], arguments[len(words) :])
+    assert not context.args
+    context.close()
+
+
+def test_an_option_that_does_not_exist_would_be_noticed() -> None:
+    with pytest.raises(Exception, match="--no-such"):
+        commands()["cache gc"].make_context("gc", ["cached", "--no-such"])
+
+
+def test_those_on_local_data_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("nvidia.dali")
+    monkeypatch.chdir(tmp_path)
+    write_photographs(tmp_path / "photos", samples=12, classes=2)
+    CacheFolder("cached", max_bytes=2**24).close()
+    long = ("bench", "doctor", "cache clear")  # minutes, a look at the machine, a question
+    local = [
+        example
+        for command, some in EXAMPLES.items()
+        for example in some
+        if "s3://" not in example and (command not in long or "--yes" in example)
+    ]
+    assert len(local) >= 10
+    for example in local:
+        assert main(shlex.split(example)[1:]) == 0, (example, capsys.readouterr().err)
+    assert (tmp_path / "sheet.png").stat().st_size > 1000
+
+
+NOTHING: dict[str, Any] = {
+    "sample": None,
+    "stride": None,
+    "dtype": None,
+    "documents": None,
+    "vocabulary": None,
+}
+
+
+def test_lengths_by_axis_for_all_arrays_or_by_name() -> None:
+    one = parse_sampling(**{**NOTHING, "sample": ["8,-,256"], "stride": ["4,-,128"]})
+    assert one.window("image") == (8, None, 256)
+    assert one.step("image") == (4, None, 128)
+    two = parse_sampling(**{**NOTHING, "sample": ["a=8,-", "b=8"], "dtype": "uint16"})
+    assert (two.window("a"), two.window("b"), two.window("c")) == ((8, None), (8,), None)
+    assert parse_sampling(**NOTHING).to_json() == ""
+
+
+def test_a_word_says_whether_files_or_steps_are_samples() -> None:
+    for word in ("file", "row"):
+        assert parse_sampling(**{**NOTHING, "sample": [word]}).unit == word
+    with pytest.raises(ConfigError, match="--stride"):
+        parse_sampling(**{**NOTHING, "stride": ["file"]})
+
+
+def test_inspect_tells_shapes_and_what_is_no_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No sample is looked at, but the types tell what is known of all; so does the log."""
+    for number, depth in enumerate((3, 5)):
+        volume = np.zeros((1, depth, 4), np.float32)
+        np.savez(tmp_path / f"{number}.npz", x=volume, names=np.array(["a"] * 1))
+    assert main(["inspect", str(tmp_path), "--sample", "file"]) == 0
+    told = capsys.readouterr()
+    assert "1 x any x 4" in told.out
+    assert "2 samples, which are files" in told.err
+    assert logging.getLogger("penstock").level == logging.NOTSET
+
+
+@pytest.mark.parametrize(
+    "told", [["8", "9"], ["a=8", "a=9"], ["=8"], ["eight"], ["0"], ["-"], [""], ["a=8", "9"]]
+)
+def test_what_is_no_window_is_refused(told: list[str]) -> None:
+    with pytest.raises(ConfigError, match="sample"):
+        parse_sampling(**{**NOTHING, "sample": told})
+
+
+def test_each_command_that_opens_a_dataset_takes_them(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    np.arange(1_000, dtype=np.uint16).tofile(corpus / "a.bin")
+    told = ["--format", "tokens", "--dtype", "uint16", "--sample", "64", "--json"]
+    runner = CliRunner()
+    for command in ("inspect", "index"):
+        found = runner.invoke(app, [command, str(corpus), *told])
+        assert found.exit_code == 0, found.output
+        assert json.loads(found.stdout)["samples"] == 15
+    found = runner.invoke(app, ["inspect", str(corpus), "--batch", "2", *told])
+    assert found.exit_code == 0, found.output
+
+
+def test_options_of_the_command_are_arguments_of_the_function() -> None:
+    options = set(inspect.signature(index_command).parameters)
+    arguments = set(inspect.signature(penstock.index).parameters)
+    assert options - {"on", "storage_option", "as_json"} < arguments
+
+
+def run(*arguments: object) -> None:
+    assert main([str(each) for each in arguments]) == 0
+
+
+def test_pack_and_index_on_dask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    distributed = pytest.importorskip("distributed")
+    pytest.importorskip("nvidia.dali")
+    folder = images.class_folder(tmp_path / "set", samples=12)
+    run("pack", folder, tmp_path / "alone", "--shard-bytes", 9000)
+    run("index", folder, "--out", tmp_path / "index-alone")
+    capsys.readouterr()
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as one:
+        on = one.scheduler_address.replace("tcp://", "dask://")
+        run("pack", folder, tmp_path / "p", "--shard-bytes", 9000, "--on", on, "--json")
+        told = capsys.readouterr().out
+        run("index", folder, "--out", tmp_path / "index", "--on", on)
+    assert json.loads(told)["samples"] == 12
+    assert files_below(tmp_path / "p") == files_below(tmp_path / "alone")
+    assert files_below(tmp_path / "index") == files_below(tmp_path / "index-alone")
+
+
+@pytest.mark.parametrize(
+    "on", ["", "dask", "dask:", "dask://", "spark://h:1", "dask-scheduler-file:", "dask://h:x"]
+)
+def test_addresses_that_are_none(on: str) -> None:
+    with pytest.raises(ConfigError, match="wanted dask://HOST:PORT"), executor_on(on):
+        pass
+
+
+def test_a_scheduler_file_that_is_not_there(tmp_path: Path) -> None:
+    on = f"dask-scheduler-file:{tmp_path / 'none.json'}"
+    with pytest.raises(ConfigError, match="doesn't exist"), executor_on(on):
+        pass
+    for text in ("root:x:0:0", "{}", "[]", '{"address": null}'):
+        (tmp_path / "none.json").write_text(text)
+        with pytest.raises(ConfigError, match="isn't a scheduler file"), executor_on(on):
+            pass
+
+
+@pytest.mark.parametrize("kind", ["dask", "ray"])
+def test_a_scheduler_that_is_not_there(kind: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    began = time.monotonic()
+    wanted = r"--on \w+://127\.0\.0\.1:\d+: no scheduler answers"
+    on, errors = f"{kind}://127.0.0.1:{port}", (FetchError, MissingDependencyError)
+    with pytest.raises(errors) as caught, executor_on(on):
+        pass
+    caught.match(wanted if isinstance(caught.value, FetchError) else "Ray isn't installed")
+    assert time.monotonic() - began < PATIENCE_S
+
+
+def test_a_port_where_something_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.pipeline.cli.pack_command.CONNECT_S", 0.2)
+    pytest.importorskip("distributed")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        on = f"dask://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(FetchError, match="no scheduler answers"), executor_on(on):
+            pass
+
+
+def test_an_address_of_ipv6_keeps_its_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    @contextlib.contextmanager
+    def dask(_: str, *, address: str) -> Iterator[None]:
+        asked.append(address)
+        yield
+
+    monkeypatch.setattr(pack_command, "check_answers", lambda *_, **__: None)
+    monkeypatch.setattr(pack_command, "dask_executor", dask)
+    for on in ("dask://[fd00::7]:8786", "dask://10.0.0.7"):
+        with executor_on(on):
+            pass
+    assert asked == ["tcp://[fd00::7]:8786", "tcp://10.0.0.7:8786"]
+
+
+def test_mpi_needs_workers_or_says_what_is_missing() -> None:
+    wanted = r"mpi4py isn't installed|mpi4py\.futures"
+    with pytest.raises(PenstockError, match=wanted), executor_on("mpi"):
+        pass

@@ -1,8 +1,9 @@
-"""What a rank reads of a step: its own samples once, stand-ins that aren't valid, partners."""
+"""Test what a rank reads of a step: its samples once, invalid stand-ins, and partners."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from penstock.pipeline.plan import (
     World,
     most_elsewhere,
     partners,
+    with_partners,
 )
 
 sizes = st.lists(st.integers(1, 20), min_size=1, max_size=12)
@@ -105,3 +107,90 @@ def test_no_order_of_lanes_changes_who_is_mixed_with_whom(
         if size >= 2 * lanes:
             assert len(slots.rows) - slots.real <= PARTNERS_ELSEWHERE
     assert found == pairs
+
+
+def plainly(position: int, size: int, lanes: int) -> list[int]:
+    """Partners one sample at a time, by the account in the docs."""
+    stands = sorted((p % lanes, p // lanes) for p in range(position, position + size))
+    found = []
+    for slot, (lane, _) in enumerate(stands):
+        members = [s for s, (other, _) in enumerate(stands) if other == lane]
+        if len(members) == 1:
+            members = list(range(size))
+        nth = members.index(slot)
+        other = nth + 1 if nth % 2 == 0 else nth - 1
+        found.append(members[other if other < len(members) else max(0, nth - 1)])
+    return found
+
+
+@given(size=st.integers(1, 80), lanes=st.integers(1, 24), position=st.integers(0, 200))
+@settings(max_examples=200, deadline=None)
+def test_partners_are_the_documented_ones(size: int, lanes: int, position: int) -> None:
+    found = partners(np.arange(size), position=position, size=size, lanes=lanes)
+    assert found.tolist() == plainly(position, size, lanes)
+
+
+@given(size=st.integers(2, 300), lanes=st.integers(1, 40), position=st.integers(0, 10**15))
+@settings(max_examples=200, deadline=None)
+def test_partners_are_neighbours_and_nobody_is_his_own(
+    size: int, lanes: int, position: int
+) -> None:
+    slots = np.arange(size)
+    found = partners(slots, position=position, size=size, lanes=lanes)
+    assert (np.abs(found - slots) == 1).all()
+    if size // lanes >= 2:
+        rows = np.array(sorted((p % lanes, p) for p in range(position, position + size)))
+        assert (rows[found, 0] == rows[:, 0]).all()  # never another lane's
+
+
+def test_a_batch_of_one_is_mixed_with_itself() -> None:
+    assert partners(np.arange(1), position=5, size=1, lanes=3).tolist() == [0]
+
+
+@given(
+    size=st.integers(1, 300),
+    world=st.integers(1, 20),
+    lanes=st.integers(1, 40),
+    position=st.integers(0, 200),
+)
+@settings(max_examples=200, deadline=None)
+def test_ranks_read_their_slots_and_at_most_two_more(
+    size: int, world: int, lanes: int, position: int
+) -> None:
+    slots = np.arange(size)
+    whole = []
+    for rank in range(world):
+        low, high = rank * size // world, (rank + 1) * size // world
+        read, place = with_partners(low, high, position=position, size=size, lanes=lanes)
+        np.testing.assert_array_equal(read[: high - low], slots[low:high])
+        assert len(np.unique(read)) == len(read) <= high - low + PARTNERS_ELSEWHERE
+        whole.append(read[place])
+    expected = partners(slots, position=position, size=size, lanes=lanes)
+    np.testing.assert_array_equal(np.concatenate(whole), expected)
+
+
+@given(lanes=st.integers(1, 12), each=st.integers(2, 9), step=st.integers(0, 50), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_rank_with_whole_lanes_reads_nothing_twice(
+    lanes: int, each: int, step: int, data: st.DataObject
+) -> None:
+    """Also where a batch has an odd number of a lane."""
+    world = data.draw(st.sampled_from([w for w in range(1, lanes + 1) if lanes % w == 0]))
+    size = lanes * each
+    for rank in range(world):
+        low, high = rank * size // world, (rank + 1) * size // world
+        read, _ = with_partners(low, high, position=step * size, size=size, lanes=lanes)
+        assert read.tolist() == list(range(low, high))
+
+
+@pytest.mark.parametrize(("shards", "lanes"), [(16, 4), (33, 4), (100, 16), (64, 2)])
+@pytest.mark.parametrize("window", [2, 5, 100])
+def test_partners_never_share_a_shard(shards: int, lanes: int, window: int) -> None:
+    """Nor one that lies across two strands: those of a lane are half of the stream apart."""
+    sizes = np.random.default_rng(0).integers(50, 70, shards)
+    plan = Plan(sizes, seed=1, lanes=lanes, window=window)
+    size = 5 * lanes
+    for position in range(0, plan.samples - size, size):
+        shard = plan.batch(0, position, size)[:, 0]
+        other = partners(np.arange(size), position=position, size=size, lanes=lanes)
+        assert (shard != shard[other]).all()

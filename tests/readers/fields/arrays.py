@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
+
+from tests import images
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
 def encoded(data: bytes) -> Encoded:
     """Return bytes as an array, as readers pass them."""
     return np.frombuffer(data, np.uint8)
-
-
-def npy(array: Any, *, version: tuple[int, int] | None = None, **options: Any) -> bytes:
-    """Return an array as an .npy file."""
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, np.asanyarray(array), version=version, **options)
-    return buffer.getvalue()
 
 
 def npy_with(header: str, payload: bytes = b"") -> bytes:
@@ -41,6 +35,4 @@ def palette(classes: NDArray[np.uint8]) -> Image.Image:
 
 def picture(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     """Return a picture as a file."""
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
+    return images.encoded(image, kind, **options)

@@ -25,7 +25,8 @@ from penstock.readers.fields import (
     to_xyxy,
 )
 from tests import images
-from tests.readers.fields.arrays import encoded, npy, palette, picture
+from tests.files import npy
+from tests.readers.fields.arrays import encoded, palette, picture
 
 DTYPES = [f"{order}{kind}" for order in "<>" for kind in ("i2", "i8", "u4", "f2", "f8", "c16")]
 

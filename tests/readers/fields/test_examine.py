@@ -32,7 +32,8 @@ from penstock.readers.fields import (
     verify_for,
 )
 from tests import images
-from tests.readers.fields.arrays import encoded, npy, npy_with, palette, picture
+from tests.files import npy
+from tests.readers.fields.arrays import encoded, npy_with, palette, picture
 
 HEIGHT, WIDTH = 24, 32
 CLASSES = (np.arange(HEIGHT * WIDTH) % 7).astype(np.uint8).reshape(HEIGHT, WIDTH)

@@ -10,7 +10,6 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-import fsspec
 import numpy as np
 import pytest
 from crc32c import crc32c
@@ -30,7 +29,8 @@ from penstock.readers.formats import (
 from penstock.readers.index import IndexBuilder
 from penstock.readers.origin import Scratch, locate
 from tests import images
-from tests.readers.remote_sets import everything, upload
+from tests.files import uploaded
+from tests.readers.remote_sets import everything
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,12 +60,9 @@ class FormatConformance:
         return self.write(tmp_path)
 
     @pytest.fixture
-    def remote_url(self, root: Path, tmp_path: Path) -> Iterator[str]:
-        memory = fsspec.filesystem("memory")
-        place = f"/conformance-{self.name}-{tmp_path.name}"
-        upload(root, memory, place)
-        yield f"memory:/{place}"
-        memory.rm(place, recursive=True)
+    def remote_url(self, root: Path) -> Iterator[str]:
+        with uploaded(root) as url:
+            yield url
 
     @property
     def format(self) -> Format:

@@ -8,7 +8,6 @@ import pytest
 
 from penstock.readers import pack
 from penstock.readers.formats import ChunkFormat, formats
-from penstock.readers.formats.folder import virtual_shards
 from tests import images
 from tests.readers.formats.conformance import SAMPLES, FormatConformance, IndexedFormatConformance
 from tests.tars import tar_folder
@@ -22,7 +21,9 @@ class TestFolder(IndexedFormatConformance):
 
     @pytest.fixture(autouse=True)
     def _small_shards(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(virtual_shards, "__kwdefaults__", {"shard_bytes": 3000})
+        monkeypatch.setattr(
+            "penstock.readers.formats.folder.folder_samples.VIRTUAL_SHARD_BYTES", 3000
+        )
 
     def write(self, folder: Path) -> Path:
         return images.class_folder(folder / "set", samples=SAMPLES)

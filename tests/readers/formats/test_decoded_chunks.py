@@ -1,7 +1,8 @@
-"""Each chunk is decoded by one thread for all, and kept while it is needed and there is room."""
+"""Test decoded chunks: one thread decodes each for all, and memory is bounded and reused."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -15,12 +16,22 @@ from hypothesis import strategies as st
 
 from penstock.cache import StalledError, Workers
 from penstock.cache.disk import DiskCache
-from penstock.readers.formats import ChunkFiles, DecodedChunks, KeptChunks, chunk_cache
+from penstock.readers.formats import (
+    FREE_BYTES,
+    LEAST_LENT_BYTES,
+    ChunkFiles,
+    ChunkMemory,
+    DecodedChunks,
+    KeptChunks,
+    SharedExtents,
+    chunk_cache,
+)
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
 
 ROWS = 4
 
@@ -468,3 +479,117 @@ def test_a_file_returns_the_value_that_was_written(kind: str, cache: DiskCache) 
         assert file.value.equals(value)
     file.remove()
     assert used_bytes(cache) == 0
+
+
+BYTES = np.dtype(np.uint8)
+
+
+def test_memory_is_reused_once_no_view_is_left():
+    memory = ChunkMemory()
+    chunk = memory.array((8, LEAST_LENT_BYTES), BYTES)
+    address, row = chunk.ctypes.data, chunk[3]
+    row[:] = 7
+    del chunk
+    other = memory.array((8, LEAST_LENT_BYTES), BYTES)
+    assert other.ctypes.data != address
+    other[:] = 0
+    assert (row == 7).all()
+    del row
+    gc.collect()
+    assert memory.free_bytes == 8 * LEAST_LENT_BYTES
+    again = memory.array((8 * LEAST_LENT_BYTES - 5,), BYTES)
+    assert again.ctypes.data == address
+    assert memory.free_bytes == 0
+
+
+def test_small_arrays_have_memory_of_their_own():
+    memory = ChunkMemory()
+    memory.array((LEAST_LENT_BYTES - 1,), BYTES)
+    assert memory.free_bytes == 0
+
+
+def test_free_memory_is_bounded():
+    memory = ChunkMemory()
+    memory.limit(3 * LEAST_LENT_BYTES)
+    held = [memory.array((LEAST_LENT_BYTES,), BYTES) for _ in range(5)]
+    held.clear()
+    assert memory.free_bytes == 3 * LEAST_LENT_BYTES
+    memory.limit(2 * LEAST_LENT_BYTES)
+    assert memory.free_bytes <= 2 * LEAST_LENT_BYTES
+    memory.limit(-1)
+    assert memory.free_bytes == 0
+    memory.array((LEAST_LENT_BYTES,), BYTES)
+    assert memory.free_bytes == 0
+    memory.limit(2 * FREE_BYTES)
+    memory.array((FREE_BYTES + 1,), BYTES)
+    assert memory.free_bytes == 0
+
+
+@given(st.lists(st.integers(0, 4 * LEAST_LENT_BYTES), max_size=8))
+def test_arrays_in_use_share_no_memory(sizes):
+    memory = ChunkMemory()
+    for _ in range(2):
+        held = [memory.array((size,), BYTES) for size in sizes]
+        for number, array in enumerate(held):
+            array[:] = number
+        assert all((array == number).all() for number, array in enumerate(held))
+        assert [len(array) for array in held] == sizes
+        held.clear()
+
+
+def test_free_memory_and_chunks_share_one_limit_and_end_with_the_store():
+    store = DecodedChunks(max_bytes=4 * LEAST_LENT_BYTES)
+
+    def decode():
+        return store.memory.array((LEAST_LENT_BYTES,), BYTES)
+
+    for chunk in range(12):
+        store.take((0, chunk), decode, uses=2, taken=1, size_bytes=LEAST_LENT_BYTES)
+        assert store.counts().memory_bytes + store.memory.free_bytes <= 4 * LEAST_LENT_BYTES
+    store.close()
+    gc.collect()
+    assert store.memory.free_bytes == 0
+
+
+class Holder:
+    """The holder of fetched bytes."""
+
+
+def test_one_batch_claims_and_others_wait_until_it_settles() -> None:
+    extents: SharedExtents[Holder] = SharedExtents()
+    mine, others = extents.claim([1, 2])
+    assert sorted(mine) == [1, 2]
+    assert not others
+    again, waiting = extents.claim([2, 3])
+    assert list(again) == [3]
+    assert list(waiting) == [2]
+    holder, found = Holder(), list[Holder | None]()
+    thread = threading.Thread(target=lambda: found.append(waiting[2].wait(30)))
+    thread.start()
+    mine[2].settle(holder)
+    mine[1].settle(None)
+    mine[2].settle(None)  # too late
+    thread.join(30)
+    assert found == [holder]
+    # If the fetch failed or the holder is gone, the next batch that needs the extent fetches it.
+    assert list(extents.claim([1, 2])[0]) == [1]
+    del holder
+    found.clear()
+    gc.collect()
+    assert waiting[2].wait(30) is None
+    assert list(extents.claim([2])[0]) == [2]
+
+
+def test_the_chunks_decoded_from_an_extent_are_recorded() -> None:
+    extents: SharedExtents[Holder] = SharedExtents()
+    assert extents.chunks(1) == ()
+    extents.note([1, 2], 7)
+    extents.note([1], 8)
+    assert sorted(extents.chunks(1)) == [7, 8]
+    assert extents.chunks(2) == (7,)
+
+
+def test_a_wait_ends_at_its_timeout() -> None:
+    extents: SharedExtents[Holder] = SharedExtents()
+    extents.claim([1])
+    assert extents.claim([1])[1][1].wait(0) is None

@@ -29,7 +29,8 @@ from penstock.readers.fields import (
     Value,
 )
 from tests import images
-from tests.readers.remote_sets import rows_of, upload
+from tests.files import npy, quarantine, upload
+from tests.readers.remote_sets import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,14 +44,6 @@ JPEGS = [images.jpeg(i, 16 + i, 20) for i in range(6)]
 def png(seed: int, height: int = 16, width: int = 20) -> bytes:
     """A mask of class numbers, of the size of JPEGS[seed]."""
     return images.encoded(images.picture(seed, height + seed, width, "L"), "PNG")
-
-
-def npy(array: Any) -> bytes:
-    import io
-
-    file = io.BytesIO()
-    np.save(file, np.asarray(array))
-    return file.getvalue()
 
 
 class Place:
@@ -109,13 +102,6 @@ def read(dataset: Dataset) -> dict[str, dict[str, Any]]:
 
 def text(value: Any) -> str:
     return value if isinstance(value, str) else bytes(value).decode()
-
-
-def quarantined(dataset: Dataset) -> dict[str, str]:
-    """Return the reasons in a local dataset's quarantine, by name."""
-    path = os.path.join(os.fsdecode(dataset.index.place), "quarantine.jsonl")
-    with open(path) as lines:
-        return {q["name"]: q["reason"] for q in map(json.loads, lines)}
 
 
 def test_captions_next_to_images_in_class_folders(place: Place) -> None:
@@ -309,7 +295,7 @@ def test_rows_whose_file_is_missing_are_counted_and_named(place: Place) -> None:
         assert len(dataset) == 1
         assert dataset.index.quarantined == 2
         if not place.is_remote:
-            assert set(quarantined(dataset)) == {"2.jpg", "3.jpg"}
+            assert set(quarantine(dataset.index.place)) == {"2.jpg", "3.jpg"}
 
 
 def test_images_and_masks_in_folders_of_their_own(
@@ -345,7 +331,7 @@ def test_a_mask_of_another_size_is_quarantined(tmp_path: Path) -> None:
     )
     with place.open(fields={"image": "images", "mask": "masks"}) as dataset:
         assert len(dataset) == 1
-        assert quarantined(dataset)["images/1.jpg"].startswith("mask: ")
+        assert quarantine(dataset.index.place)["images/1.jpg"].startswith("mask: ")
 
 
 def test_two_images_a_sample(place: Place) -> None:

@@ -1,4 +1,4 @@
-"""Windows over chunks are compared with loops over every window and chunk."""
+"""Test windows over chunks against plain loops, and the bounds of parts and spans."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError
+from penstock.readers.fields import Array, Schema
 from penstock.readers.formats import (
     ArrayWindows,
     ChunkGrid,
     PartCopier,
+    SampleLayout,
+    SpanNotes,
     StepCopier,
+    part_bounds,
     place_numbers,
     unit_rows,
     windows_of,
@@ -196,3 +200,64 @@ def test_too_many_units_or_chunks_are_refused() -> None:
 def test_places_are_numbers_or_a_slice() -> None:
     assert place_numbers(slice(2, 5), 3).tolist() == [2, 3, 4]
     assert place_numbers(np.array([4, 1]), 2).tolist() == [4, 1]
+
+
+SIZES = st.lists(st.integers(0, 2**40), max_size=60)
+
+
+@given(sizes=SIZES, target=st.integers(1, 2**40))
+def test_parts_hold_each_item_once_and_none_is_empty(sizes: list[int], target: int) -> None:
+    bounds = part_bounds(sizes, target_bytes=target)
+    assert bounds[0] == 0
+    assert bounds[-1] == len(sizes)
+    assert (np.diff(bounds) > 0).all()
+
+
+@given(sizes=st.lists(st.integers(1, 2**40), min_size=1, max_size=60), target=st.integers(1, 2**40))
+def test_parts_are_as_equal_as_the_items_allow(sizes: list[int], target: int) -> None:
+    bounds = part_bounds(sizes, target_bytes=target)
+    held = np.add.reduceat(np.array(sizes, object), bounds[:-1])
+    wanted = max(1, min(len(sizes), round(sum(sizes) / target)))
+    assert max(held) <= sum(sizes) / wanted * (1 + 1e-9) + max(sizes)
+
+
+def test_equal_items_make_equal_parts() -> None:
+    assert np.diff(part_bounds([2**20] * 640)).tolist() == [64] * 10
+    assert np.diff(part_bounds([2**20] * 100)).tolist() == [50] * 2
+    assert part_bounds([]).tolist() == [0]
+    assert part_bounds([0, 0]).tolist() == [0, 2]
+    assert part_bounds([2**31]).tolist() == [0, 1]
+
+
+TYPE = Array("float32", (None, None, None))
+
+
+LAYOUT = SampleLayout(schema=Schema({"a": TYPE}), storage={"a": "span"}, lacking=frozenset(("a",)))
+
+
+def _notes(shapes: list[tuple[int, int, int]], sizes: list[int], *, files: list[int]) -> SpanNotes:
+    return SpanNotes(
+        files=np.array(files, np.int32),
+        starts=np.zeros(len(files), np.int64),
+        sizes=np.array(sizes, np.int64),
+        crcs=np.zeros(len(files), np.uint32),
+        shapes=np.array(shapes, np.int64),
+        codecs=["" if each < 0 else "<f4" for each in files],
+    )
+
+
+def test_a_missing_array_has_length_0() -> None:
+    """Otherwise the arrays after it in a batch would be shifted."""
+    notes = _notes([(5, 1, 1), (1, 2, 1)], [0, 8], files=[-1, 0])
+    notes.check(np.array([8]), TYPE)
+    table = np.zeros((2, LAYOUT.table.count), np.int64)
+    place = LAYOUT.table.spans["a"]
+    notes.fill(table, place, np.zeros(1, np.int64))
+    assert place.lengths is not None
+    assert table[:, place.lengths : place.lengths + 3].tolist() == [[0, 0, 0], [1, 2, 1]]
+
+
+def test_the_other_lengths_are_bounded_if_one_length_is_0() -> None:
+    notes = _notes([(0, 2**40, 2**40)], [0], files=[0])
+    with pytest.raises(ValueError, match="an impossible length"):
+        notes.check(np.array([8]), TYPE)

@@ -1,23 +1,42 @@
-"""Folders and tar files of real users that have small faults: a warning or an error reports
-each."""
+"""Test folders and tar files with small faults: a warning or an error names each of them."""
 
 from __future__ import annotations
 
+import json
 import logging
-from typing import TYPE_CHECKING
+import os
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, PenstockWarning
-from penstock.readers import Dataset
-from penstock.readers.fields import Bytes, ClassLabel, Image, Mask
+from penstock.cache import (
+    ClosedError,
+    ConfigError,
+    DatasetError,
+    DatasetNotFoundError,
+    PenstockWarning,
+)
+from penstock.pipeline.cli import main
+from penstock.readers import Dataset, build_index, open_index, pack
+from penstock.readers.fields import Bytes, ClassLabel, Image, Mask, image_verdicts
 from tests import images, tars
+from tests.conftest import write_photographs
+from tests.files import quarantine
+from tests.tars import tar_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from penstock.readers import Encoded, ImageFacts, Rejection
+
+
 JPEG = images.jpeg(1, 16, 20)
+
+
 MASK = images.encoded(images.picture(2, 16, 20, "L"), "PNG")
 
 
@@ -59,8 +78,8 @@ def test_a_missing_label_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixt
         assert dataset.fields == ("image",)
     assert 'some samples lack "label" (1)' in caplog.text
     caplog.clear()
-    named = Dataset(root, manifest="list.csv", fields=("image", "label", "label.present"))
-    named.open(verify=images.verify)
+    quarantine = Dataset(root, manifest="list.csv", fields=("image", "label", "label.present"))
+    quarantine.open(verify=images.verify)
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
@@ -210,6 +229,188 @@ def test_classes_that_are_no_integers(tmp_path: Path, cells: tuple[str, str]) ->
     root = images.write_folder(tmp_path / "set", files)
     with pytest.raises(DatasetError, match=rf"{cells[0]}' \(line 2\) is no integer"):
         Dataset(root, manifest="list.csv", schema={"label": ClassLabel()}).open()
-    named = Dataset(root, manifest="list.csv", schema={"label": ClassLabel(cells)})
-    named.open(verify=images.verify)
-    assert np.asarray(named.column("label")).tolist() == [0, 1]
+    quarantine = Dataset(root, manifest="list.csv", schema={"label": ClassLabel(cells)})
+    quarantine.open(verify=images.verify)
+    assert np.asarray(quarantine.column("label")).tolist() == [0, 1]
+
+
+IN_TARS, IN_FOLDERS = 6, 8
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Path:
+    root = tar_folder(tmp_path / "both", samples=IN_TARS, archives=2)
+    return write_photographs(root, samples=IN_FOLDERS, classes=2)
+
+
+def json_of(
+    capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
+) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main([*map(str, arguments), "--json"]) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
+def test_every_command_accepts_the_option_that_the_error_names(
+    both: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("nvidia.dali")
+    for command in (["index", both], ["pack", both, tmp_path / "p"], ["inspect", both]):
+        assert main(list(map(str, command))) == 2
+        assert "--format" in capsys.readouterr().err
+    # One after the other in the same place: an index of the other kind must not be used.
+    for kind, samples in (("tar", IN_TARS), ("folder", IN_FOLDERS), ("tar", IN_TARS)):
+        option = ("--format", kind)
+        assert json_of(capsys, "inspect", both, *option)["samples"] == samples
+        assert json_of(capsys, "index", both, *option)["samples"] == samples
+        found = json_of(capsys, "inspect", both, *option)
+        assert (found["kind"], found["samples"]) == (kind, samples)
+        assert json_of(capsys, "inspect", both, *option, "--batch", 3)["samples"]
+    for kind, samples in (("tar", IN_TARS), ("folder", IN_FOLDERS)):
+        packed = json_of(capsys, "pack", both, tmp_path / kind, "--format", kind)
+        assert packed["samples"] == samples
+        assert json_of(capsys, "inspect", tmp_path / kind)["samples"] == samples
+
+
+def test_a_format_that_is_none_is_refused(both: Path, tmp_path: Path) -> None:
+    wrong: Any = "zip"
+    for call in (
+        lambda: build_index(both, format=wrong, verify=images.verify),
+        lambda: pack(both, tmp_path / "p", format=wrong, verify=images.verify),
+        lambda: open_index(both, format=wrong, verify=images.verify),
+    ):
+        with pytest.raises(ConfigError, match=r"'zip'.*'folder'"):
+            call()
+    assert main(["index", str(both), "--format", "zip"]) == 2
+
+
+def test_a_pack_is_no_format_of_an_index(both: Path) -> None:
+    with pytest.raises(ConfigError, match="has its own index"):
+        build_index(both, format="pack", verify=images.verify)
+
+
+def test_a_pattern_of_tar_files_is_no_folder(both: Path, tmp_path: Path) -> None:
+    some = f"{both}/train-{{000000..000001}}.tar"
+    with pytest.raises(ConfigError, match="names tar files"):
+        build_index(some, format="folder", verify=images.verify)
+    with pytest.raises(ConfigError, match="names tar files"):
+        pack(some, tmp_path / "p", format="folder", verify=images.verify)
+    assert build_index(some, format="tar", verify=images.verify).samples == IN_TARS
+
+
+GREYS = b"".join(bytes((i, i, i, 0)) for i in range(256))
+
+
+def bmp(
+    bits: int, compression: int, body: bytes, *, side: tuple[int, int] = (8, 8), colours: int = 0
+) -> bytes:
+    """A Windows bitmap, of whatever its header says."""
+    palette = GREYS[: 4 * colours]
+    start = 54 + len(palette)
+    header = struct.pack(
+        "<IiiHHIIiiII", 40, *side, 1, bits, compression, len(body), 2835, 2835, colours, 0
+    )
+    return b"BM" + struct.pack("<IHHI", start + len(body), 0, 0, start) + header + palette + body
+
+
+def png(width: int, height: int) -> bytes:
+    """A PNG whose header promises more than its data."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(bytes(99))), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+ODD = {
+    "sixteen-bits.bmp": bmp(16, 0, bytes(128)),
+    "rle4.bmp": bmp(4, 2, b"\x08\x55\0\0" * 8 + b"\0\1", colours=16),
+    "huge.bmp": bmp(24, 0, bytes(192), side=(2**31 - 1, 1)),
+    "bottom-less.bmp": bmp(24, 0, bytes(192), side=(8, 0)),
+    "cut.bmp": bmp(24, 0, b""),
+    "bomb.png": png(60_000, 60_000),
+    "vast.png": png(2**31 - 1, 2**31 - 1),
+    "nothing.png": png(0, 0),
+    "empty.tif": b"",
+    "stub.tif": b"II*\0\x08\0\0\0" + bytes(20),
+    "loop.tif": b"II*\0\x08\0\0\0\0\0\x08\0\0\0" + bytes(20),
+    "film.jpg": images.encoded(images.picture(1), "GIF"),
+    "half.png": images.truncated(images.encoded(images.picture(2), "PNG")),
+    "stub.webp": b"RIFF\x10\0\0\0WEBPVP8 " + bytes(8),
+    "stub.jp2": b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(30),
+    "stub.ppm": b"P6\n8 8\n255\n" + bytes(9),
+}
+
+
+PLAIN = {"a.jpg": images.jpeg(1), "b.png": images.encoded(images.picture(2), "PNG")}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return images.write_folder(tmp_path / "set", ODD | PLAIN)
+
+
+def test_odd_files_are_quarantined_by_index_and_pack(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("nvidia.dali")
+    summary = build_index(folder)
+    reasons = quarantine(tmp_path / "set.penstock")
+    assert set(reasons) == set(ODD)
+    assert all(reasons.values())
+    assert summary.samples == len(PLAIN)
+    assert pack(folder, tmp_path / "pack").samples == len(PLAIN)
+    assert quarantine(tmp_path / "pack" / "_penstock") == reasons
+
+
+def test_the_command_line_shows_no_traceback(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("nvidia.dali")
+    assert main(["inspect", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["quarantined"] == len(ODD)
+
+
+@pytest.mark.parametrize(
+    "kind", [TypeError, ValueError, SystemError, RuntimeError, KeyError, ZeroDivisionError]
+)
+def test_whatever_a_decoder_raises_is_a_reason(tmp_path: Path, kind: type[Exception]) -> None:
+    """Of the file that it raises for, however many come with it."""
+    folder = images.write_folder(tmp_path / "set", PLAIN)
+
+    def verify(samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
+        if any(bytes(sample) == PLAIN["b.png"] for sample in samples):
+            raise kind("no\nway")
+        return images.verify(samples)
+
+    assert build_index(folder, verify=verify).samples == 1
+    assert kind.__name__ in quarantine(folder.with_name("set.penstock"))["b.png"]
+
+
+@pytest.mark.parametrize("kind", [ClosedError, MemoryError, OSError, KeyboardInterrupt])
+def test_what_no_sample_is_to_blame_for_is_raised(kind: type[BaseException]) -> None:
+    def verify(samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
+        del samples
+        raise kind("the machine")
+
+    with pytest.raises(kind, match="the machine"):
+        image_verdicts([np.frombuffer(images.jpeg(1), np.uint8)], verify)
+
+
+def test_a_link_that_loops_is_quarantined(tmp_path: Path) -> None:
+    root = images.class_folder(tmp_path / "set", samples=4)
+    os.symlink("loop.jpg", root / "class-0" / "loop.jpg")
+    os.symlink("b", root / "class-1" / "a")
+    os.symlink("a", root / "class-1" / "b")
+    os.symlink("nowhere", root / "class-1" / "c.jpg")
+    assert build_index(root, verify=images.verify).samples == 4
+    reasons = quarantine(tmp_path / "set.penstock")
+    assert set(reasons) == {"class-0/loop.jpg", "class-1/a", "class-1/b", "class-1/c.jpg"}
+    assert all("link" in reason for reason in reasons.values())
+    os.symlink("self", tmp_path / "self")
+    with pytest.raises(FileNotFoundError, match="there is no such file or folder"):
+        build_index(tmp_path / "self", verify=images.verify)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import fsspec
 import numpy as np
 import pytest
 
@@ -19,9 +18,10 @@ from penstock.readers import Dataset
 from penstock.readers.fields import DenseColumn
 from penstock.readers.formats import format_registry
 from tests import images
+from tests.files import uploaded
 from tests.readers.formats.conformance import SAMPLES, IndexedFormatConformance
 from tests.readers.formats.guests import RECORD_BYTES, install
-from tests.readers.remote_sets import rows_of, upload
+from tests.readers.remote_sets import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,10 +78,8 @@ def cifar(root: Path, *, files: int = 2, records: int = 5) -> tuple[Path, np.nda
 @pytest.mark.usefixtures("_installed")
 def test_bare_records_are_arrays_and_numbers_in_local_and_remote_datasets(tmp_path: Path) -> None:
     root, data = cifar(tmp_path / "cifar")
-    memory = fsspec.filesystem("memory")
-    upload(root, memory, "/cifar-guest")
-    try:
-        for url in (root, "memory://cifar-guest"):
+    with uploaded(root) as remote:
+        for url in (root, remote):
             for mode in ("copy", "mmap", "pread"):
                 with Dataset(url, cache=tmp_path / "cache") as dataset:
                     assert dataset.fields == ("pixels", "label")
@@ -95,8 +93,6 @@ def test_bare_records_are_arrays_and_numbers_in_local_and_remote_datasets(tmp_pa
                     assert labels.values.dtype == np.int64
                     assert labels.values.tolist() == data[::-1, 0].tolist()
                     assert dataset.names([7]) == ["batch_1.bin[2]"]
-    finally:
-        memory.rm("/cifar-guest", recursive=True)
 
 
 @pytest.mark.usefixtures("_installed")

@@ -30,6 +30,7 @@ from penstock.readers import Dataset, build_index, open_index, pack
 from penstock.readers.fields import Array, Image, Text, Value
 from penstock.readers.origin import by_pattern
 from tests import images, tars
+from tests.files import quarantine
 
 JPEG = images.jpeg(1)
 
@@ -71,12 +72,6 @@ def by_tarfile(*paths: Path) -> tuple[list[str], list[int], list[bytes]]:
                 labels.append(int(files[name[:-3] + "cls"]))
                 data.append(content)
     return names, labels, data
-
-
-def quarantine(place: str | Path) -> dict[str, str]:
-    """Return the reasons in a quarantine, by name."""
-    lines = (Path(place) / "quarantine.jsonl").read_text().splitlines()
-    return {line["name"]: line["reason"] for line in map(json.loads, lines)}
 
 
 @pytest.fixture

@@ -39,7 +39,8 @@ from penstock.readers.formats.tar import (
 )
 from penstock.readers.origin import Entry
 from tests import images, tars
-from tests.readers.fields.arrays import npy, palette, picture
+from tests.files import npy
+from tests.readers.fields.arrays import palette, picture
 
 
 class Memory:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache import DatasetNotFoundError
-from penstock.readers import Facts, ImageFacts, Rejection
+from penstock.readers import Facts, Rejection
 from penstock.readers.fields import ClassLabel, DenseColumn, Image, Schema
 from penstock.readers.formats import Candidates, Grouping, Snapshot, Spans, format_named
 from penstock.readers.index import (
@@ -30,6 +30,7 @@ from penstock.readers.index import (
 )
 from penstock.readers.origin import Entry, LocalFolder
 from tests import images
+from tests.images import CountingVerifier
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers import Encoded
     from penstock.readers.formats import Contents
     from penstock.readers.index import Manifest
 
@@ -94,19 +94,8 @@ def noted(memory: Memory) -> Candidates:
     return memory.candidates
 
 
-class Decoder:
-    """The tests' verifier, with a counter."""
-
-    def __init__(self) -> None:
-        self.decoded = 0
-
-    def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
-        self.decoded += len(samples)
-        return images.verify(samples)
-
-
 def build(
-    place: Path, candidates: Memory, decoder: Decoder, prior: PriorFacts | None = None
+    place: Path, candidates: Memory, decoder: CountingVerifier, prior: PriorFacts | None = None
 ) -> Manifest:
     builder = IndexBuilder(
         origin=LocalFolder(os.fsencode(place / "data")),
@@ -130,7 +119,7 @@ def test_a_shard_without_a_good_sample_is_left_out_and_all_bad_ones_are_named(
         b"no image",
         images.truncated(images.jpeg(3)),
     )
-    manifest = build(tmp_path, Memory(samples, [2, 2, 0, 2]), Decoder())
+    manifest = build(tmp_path, Memory(samples, [2, 2, 0, 2]), CountingVerifier())
     assert manifest.samples.tolist() == [1, 2]
     assert list(manifest.names) == [sidecar_name(SNAPSHOT.fingerprint, n, b"") for n in range(2)]
     lines = (tmp_path / "quarantine.jsonl").read_text().splitlines()
@@ -145,7 +134,7 @@ def test_a_shard_without_a_good_sample_is_left_out_and_all_bad_ones_are_named(
 
 def test_nothing_good_means_no_manifest_and_a_quarantine(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match="none of 2 samples"):
-        build(tmp_path, Memory([b"x", Rejection("denied")], [2]), Decoder())
+        build(tmp_path, Memory([b"x", Rejection("denied")], [2]), CountingVerifier())
     assert not (tmp_path / MANIFEST.decode()).exists()
     assert len((tmp_path / "quarantine.jsonl").read_text().splitlines()) == 2
 
@@ -157,12 +146,12 @@ def test_known_samples_are_neither_read_nor_decoded_and_give_the_same_index(tmp_
         for i, sample in enumerate(samples)
         if isinstance(sample, bytes)
     }
-    fresh = build(tmp_path, Memory(samples, [3, 3]), Decoder())
+    fresh = build(tmp_path, Memory(samples, [3, 3]), CountingVerifier())
     # 0 and 1 hold unread; 2 and 3 are read, and 2 has the bytes that it had.
     before = {i: facts[i] for i in (0, 1, 2)}
     before[3] = {"image": replace(facts[3]["image"], crc32c=1)}
     prior = PriorFacts(same={0: facts[0], 1: facts[1]}, before=before, shared=4, gone=0)
-    candidates, decoder = Memory(samples, [3, 3]), Decoder()
+    candidates, decoder = Memory(samples, [3, 3]), CountingVerifier()
     again = build(tmp_path, candidates, decoder, prior)
     assert sorted(candidates.was_read) == [2, 3, 4, 5]
     assert decoder.decoded == 3
@@ -175,13 +164,13 @@ def test_sidecars_of_earlier_builds_are_swept_and_other_files_stay(tmp_path: Pat
     old = os.fsdecode(sidecar_name("f" * 64, 3, b"-" + b"0" * 32))
     for name in (old, f"sidecars/.{old.rpartition('/')[2]}.tmp", "sidecars/notes.txt"):
         (tmp_path / name).write_bytes(b"x")
-    manifest = build(tmp_path, Memory(good(2), [2]), Decoder())
+    manifest = build(tmp_path, Memory(good(2), [2]), CountingVerifier())
     kept = {os.fsdecode(name).rpartition("/")[2] for name in manifest.names}
     assert {path.name for path in folder.iterdir()} == kept | {"notes.txt"}
 
 
 def test_one_shard_is_rebuilt_like_the_whole_index(tmp_path: Path) -> None:
-    candidates, decoder = Memory(good(5), [2, 3]), Decoder()
+    candidates, decoder = Memory(good(5), [2, 3]), CountingVerifier()
     manifest = build(tmp_path, candidates, decoder)
     builder = IndexBuilder(
         origin=LocalFolder(os.fsencode(tmp_path / "data")),

@@ -13,24 +13,18 @@ from penstock.cache import ConfigError, DatasetNotFoundError, WorkerError
 from penstock.readers import Facts, Rejection, build_index, open_index
 from penstock.readers.index import CheckedShard
 from tests import crews, images
+from tests.files import files_below
 from tests.tars import archive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
-
-
-def everything(root: Path) -> dict[str, bytes]:
-    """Return all files below a root by name."""
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """150 photographs in 3 classes, and a few files that aren't photographs."""
-    root = images.class_folder(tmp_path / "data" / "set", samples=150)
-    bad = {f"class-1/{name}": images.BAD[name][0] for name in ("empty.jpg", "truncated.jpg")}
-    return images.write_folder(root, bad | {"stray.txt": b"x"})
+    return images.flawed_folder(tmp_path / "data" / "set", samples=150)
 
 
 @pytest.fixture
@@ -43,12 +37,6 @@ def tars(tmp_path: Path) -> Path:
         members |= {"009.jpg": images.BAD["text.jpg"][0], "009.cls": b"1"} if number == 2 else {}
         (tmp_path / "tars" / f"{number}.tar").write_bytes(archive(members))
     return tmp_path / "tars"
-
-
-@pytest.fixture
-def processes() -> Iterator[Executor]:
-    with ProcessPoolExecutor(2) as pool:
-        yield pool
 
 
 def build(url: Path, out: Path, **options: Any) -> Any:
@@ -69,7 +57,7 @@ def test_the_index_is_that_of_one_process(
     here = build(
         url, tmp_path / "here", executor=processes, progress=lambda *each: told.append(each)
     )
-    assert everything(tmp_path / "here") == everything(tmp_path / "alone")
+    assert files_below(tmp_path / "here") == files_below(tmp_path / "alone")
     assert (here.samples, here.quarantined) == (alone.samples, alone.quarantined)
     assert told[-1][0] == told[-1][1]
 
@@ -91,7 +79,7 @@ def test_a_worker_and_a_driver_that_die(
     last = crews.Watched()
     build(tars, tmp_path / "index", executor=last)
     assert len(last.tasks) < 4
-    assert everything(tmp_path / "index") == everything(tmp_path / "alone")
+    assert files_below(tmp_path / "index") == files_below(tmp_path / "alone")
 
 
 def test_only_the_changed_files_of_a_dataset_are_read(

@@ -1,4 +1,4 @@
-"""The index: built once, reused, updated, and refused if it can't be valid."""
+"""Test the index: built once, reused while its facts suffice, updated, refused if it is invalid."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -29,27 +29,12 @@ from penstock.cache import (
     ReadError,
 )
 from penstock.readers import Dataset, build_index, open_index, pack
-from penstock.readers.fields import ClassLabel, Schema, verification
+from penstock.readers.fields import Boxes, ClassLabel, Image, Mask, Schema, verification
 from penstock.readers.formats import VERSION
-from penstock.readers.formats.folder import virtual_shards
 from penstock.readers.index import label_correlation, read_manifest, write_manifest
 from tests import images
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from penstock.readers import Encoded, ImageFacts, Rejection
-
-
-class Counting:
-    """The tests' verifier, with a counter of decoded samples."""
-
-    def __init__(self) -> None:
-        self.decoded = 0
-
-    def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
-        self.decoded += len(samples)
-        return images.verify(samples)
+from tests.files import quarantine
+from tests.images import CountingVerifier
 
 
 @pytest.fixture
@@ -60,16 +45,11 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set virtual shards of 3 KB, so that a few small images fill several."""
-    monkeypatch.setattr(virtual_shards, "__kwdefaults__", {"shard_bytes": 3000})
+    monkeypatch.setattr("penstock.readers.formats.folder.folder_samples.VIRTUAL_SHARD_BYTES", 3000)
 
 
 def beside(folder: Path) -> Path:
     return folder.with_name(folder.name + ".penstock")
-
-
-def quarantine(place: Path) -> dict[str, str]:
-    lines = (place / "quarantine.jsonl").read_text().splitlines()
-    return {entry["name"]: entry["reason"] for entry in map(json.loads, lines)}
 
 
 def test_the_facts_of_an_index(folder: Path) -> None:
@@ -144,7 +124,7 @@ def test_without_a_good_sample_the_error_names_reasons(tmp_path: Path) -> None:
 
 
 def test_opening_again_decodes_nothing(folder: Path) -> None:
-    verify = Counting()
+    verify = CountingVerifier()
     first = open_index(folder, verify=verify)
     again = open_index(folder, verify=verify)
     assert verify.decoded == 12
@@ -154,7 +134,7 @@ def test_opening_again_decodes_nothing(folder: Path) -> None:
 def test_a_new_file_is_found_and_only_it_is_decoded(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    verify = Counting()
+    verify = CountingVerifier()
     before = open_index(folder, verify=verify)
     images.write_folder(folder, {"class-1/new.jpg": images.jpeg(99), "class-0/bad.jpg": b"no"})
     caplog.set_level(logging.INFO, logger="penstock")
@@ -171,7 +151,7 @@ def test_a_removed_file_is_noticed(folder: Path) -> None:
 
 
 def test_a_folder_touched_without_a_change_keeps_its_index(folder: Path) -> None:
-    verify = Counting()
+    verify = CountingVerifier()
     before = open_index(folder, verify=verify)
     os.utime(folder / "class-0", ns=(5, 5))
     after = open_index(folder, verify=verify)
@@ -180,7 +160,7 @@ def test_a_folder_touched_without_a_change_keeps_its_index(folder: Path) -> None
 
 
 def test_a_copied_folder_is_known_by_its_bytes(folder: Path, tmp_path: Path) -> None:
-    verify = Counting()
+    verify = CountingVerifier()
     before = open_index(folder, verify=verify)
     copy = tmp_path / "copy"
     for source, target in ((folder, copy), (beside(folder), beside(copy))):
@@ -190,7 +170,7 @@ def test_a_copied_folder_is_known_by_its_bytes(folder: Path, tmp_path: Path) -> 
 
 
 def test_build_index_decodes_everything_again(folder: Path) -> None:
-    verify = Counting()
+    verify = CountingVerifier()
     open_index(folder, verify=verify)
     seen: list[tuple[int, int, int]] = []
     build_index(folder, verify=verify, progress=lambda *counts: seen.append(counts))
@@ -201,7 +181,7 @@ def test_build_index_decodes_everything_again(folder: Path) -> None:
 def test_the_index_is_stored_in_the_given_folder(folder: Path, tmp_path: Path) -> None:
     build_index(folder, out=tmp_path / "elsewhere", verify=images.verify)
     assert not beside(folder).exists()
-    verify = Counting()
+    verify = CountingVerifier()
     assert open_index(folder, index=tmp_path / "elsewhere", verify=verify).samples == 12
     assert verify.decoded == 0
 
@@ -354,7 +334,7 @@ def test_a_remote_folder_keeps_its_index_in_the_cache(tmp_path: Path) -> None:
     for i in range(4):
         memory.pipe(f"/indexed/{'ab'[i % 2]}/{i}.jpg", images.jpeg(i))
     before = set(memory.find("/"))  # other tests' files are there, too
-    verify = Counting()
+    verify = CountingVerifier()
     for _ in range(2):
         index = open_index("memory://indexed", cache=tmp_path, verify=verify)
         assert index.samples == 4
@@ -427,3 +407,72 @@ def test_an_index_of_windows_is_built_as_a_dataset_reads_it(tmp_path: Path) -> N
         penstock.index(tmp_path / "steps.npy", stride=(2,))
     with pytest.raises(ConfigError, match="documents: got 'between'"):
         penstock.index(tmp_path / "steps.npy", documents="between")  # type: ignore[arg-type]
+
+
+JPEGS = [images.jpeg(i) for i in range(2)]
+
+
+MASK = images.encoded(images.picture(3, mode="L"), "PNG")
+
+
+class Place:
+    """A folder with a table, and the number of images that each of its indexes decoded."""
+
+    def __init__(self, root):
+        self.root, self.clock = root, 10**18
+        images.write_folder(root, {"1.jpg": JPEGS[0], "2.jpg": JPEGS[1]})
+
+    def open(self, rows, **options):
+        path = self.root / "metadata.jsonl"
+        path.write_text("\n".join(map(json.dumps, rows)))
+        self.clock += 10**9
+        os.utime(path, ns=(self.clock, self.clock))
+        decoded = []
+
+        def verify(samples):
+            decoded.extend(samples)
+            return images.verify(samples)
+
+        with Dataset(self.root, allow_left_out=1, **options) as dataset:
+            index = dataset.open(verify=verify, workers=1)
+            batch = dataset.read(np.array([(0, 0)], np.int64), fields=("image",))
+            assert len(batch.columns["image"].samples[0])
+            return index, len(decoded)
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path / "set")
+
+
+def test_boxes_that_a_table_moves_out_of_their_image_are_found(place):
+    def rows(x):
+        return [{"file_name": f"{i}.jpg", "boxes": [[x * (i - 1), 0, 9, 9]]} for i in (1, 2)]
+
+    schema = {"boxes": Boxes(of="image", format="xywh")}
+    index, decoded = place.open(rows(5), schema=schema)
+    assert (index.samples, index.quarantined, decoded) == (2, 0, 2)
+    index, decoded = place.open(rows(50), schema=schema)
+    assert (index.samples, index.quarantined, decoded) == (1, 1, 0)
+    with open(os.path.join(os.fsdecode(index.place), "quarantine.jsonl")) as lines:
+        (line,) = map(json.loads, lines)
+    assert line["name"] == "2.jpg"
+    assert line["reason"].startswith("boxes: box 0 lies outside its image: (50, 0, 9, 9)")
+    index, decoded = place.open(rows(0), schema=schema)
+    assert (index.samples, index.quarantined, decoded) == (2, 0, 1)
+
+
+def test_a_file_that_was_a_mask_is_decoded_as_an_image(place):
+    def rows(*names):
+        return [
+            {"file_name": f"{i}.jpg", **{f"{name}_file_name": f"m{i}.png" for name in names}}
+            for i in (1, 2)
+        ]
+
+    images.write_folder(place.root, {"m1.png": MASK, "m2.png": MASK})
+    index, decoded = place.open(rows("mask"))
+    assert (index.schema["mask"], decoded) == (Mask(of="image", dtype="uint8"), 2)
+    index, decoded = place.open(rows("mask", "depth"))
+    assert (index.schema["mask"], index.schema["depth"], decoded) == (Image(), Image(), 6)
+    index, decoded = place.open(rows("mask"))
+    assert (index.schema["mask"], index.samples) == (Mask(of="image", dtype="uint8"), 2)

@@ -18,7 +18,6 @@ from penstock.cache import IndexChangedError, PenstockWarning
 from penstock.cache.disk import DiskCache
 from penstock.readers import Dataset, pack
 from penstock.readers.formats import VERSION
-from penstock.readers.formats.folder import virtual_shards
 from penstock.readers.index import read_manifest
 from tests import images, tars
 from tests.servers import serving
@@ -35,7 +34,7 @@ SAMPLES = 60
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(virtual_shards, "__kwdefaults__", {"shard_bytes": 6000})
+    monkeypatch.setattr("penstock.readers.formats.folder.folder_samples.VIRTUAL_SHARD_BYTES", 6000)
 
 
 @pytest.fixture(scope="module")

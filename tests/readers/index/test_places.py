@@ -17,22 +17,10 @@ from penstock.cache import ConfigError, DatasetNotFoundError, PenstockWarning
 from penstock.readers import Dataset, build_index, open_index
 from penstock.readers.origin import by_pattern, index_url
 from tests import images, tars
+from tests.images import CountingVerifier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from penstock.readers import Encoded, ImageFacts, Rejection
-
-
-class Counting:
-    """The tests' verifier, with a counter of decoded samples."""
-
-    def __init__(self) -> None:
-        self.decoded = 0
-
-    def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
-        self.decoded += len(samples)
-        return images.verify(samples)
+    from collections.abc import Iterator
 
 
 @pytest.fixture
@@ -116,14 +104,14 @@ def test_the_index_of_a_link_is_next_to_it_or_to_its_target(folder: Path, tmp_pa
     assert Path(open_index(link, verify=images.verify).place) == tmp_path / "link.penstock"
     shutil.rmtree(tmp_path / "link.penstock")
     open_index(folder, verify=images.verify)
-    verify = Counting()
+    verify = CountingVerifier()
     assert Path(open_index(link, verify=verify).place) == folder.with_name("photos.penstock")
     assert verify.decoded == 0
 
 
 def test_without_permission_the_index_is_in_the_cache_folder(sealed: Path, tmp_path: Path) -> None:
     for _ in range(2):
-        verify = Counting()
+        verify = CountingVerifier()
         index = open_index(sealed, cache=tmp_path / "cache", verify=verify)
         assert Path(index.place).is_relative_to(tmp_path / "cache")
     assert verify.decoded == 0
@@ -131,7 +119,7 @@ def test_without_permission_the_index_is_in_the_cache_folder(sealed: Path, tmp_p
 
 def test_without_a_cache_it_goes_into_the_users_cache_directory(sealed: Path, home: Path) -> None:
     for _ in range(2):
-        verify = Counting()
+        verify = CountingVerifier()
         index = open_index(sealed, verify=verify)
         assert Path(index.place).is_relative_to(home / "penstock" / "indexes")
     assert verify.decoded == 0
@@ -214,7 +202,7 @@ def test_a_bucket_is_written_only_on_request(bucket: str, tmp_path: Path) -> Non
     )
     assert summary.place == f"{bucket}.penstock"
     assert not any("penstock" in name for name in memory.find("/bucket/photos"))
-    verify = Counting()
+    verify = CountingVerifier()
     with Dataset(bucket, cache=tmp_path / "two") as dataset:
         dataset.open(verify=verify)
         assert dataset.index.place == f"{bucket}.penstock"
@@ -225,7 +213,7 @@ def test_a_bucket_is_written_only_on_request(bucket: str, tmp_path: Path) -> Non
 def test_an_index_elsewhere_in_the_store_is_used(bucket: str, tmp_path: Path) -> None:
     elsewhere = "memory://indexes/of-photos"
     build_index(bucket, out=elsewhere, cache=tmp_path / "one", verify=images.verify)
-    verify = Counting()
+    verify = CountingVerifier()
     index = open_index(bucket, index=elsewhere, cache=tmp_path / "two", verify=verify)
     assert (index.samples, index.place, verify.decoded) == (4, elsewhere, 0)
     with pytest.raises(DatasetNotFoundError, match="there is no index"):
@@ -246,7 +234,7 @@ def test_remote_data_without_a_cache_is_listed_again(
     url, root = httpserver_folder
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PenstockWarning)
-        first, again, more = Counting(), Counting(), Counting()
+        first, again, more = CountingVerifier(), CountingVerifier(), CountingVerifier()
         index = open_index(url, verify=first)
         assert Path(index.place).is_relative_to(home)
         open_index(url, verify=again)

@@ -1,4 +1,4 @@
-"""URLs that name files: one file, patterns and lists, local and in stores."""
+"""Test URLs that select files: one file, patterns, lists, arrangements, local and in stores."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import glob
 import os
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -15,14 +16,25 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, DatasetNotFoundError, MissingDependencyError
-from penstock.readers.origin import LocalFolder, Scratch, locate, of_names, place_of, show
+from penstock.readers.origin import (
+    DEFAULT_ARRANGEMENT,
+    Arrangement,
+    LocalFolder,
+    Scratch,
+    local_path,
+    locate,
+    of_names,
+    options_scope,
+    place_of,
+    show,
+)
 from tests.servers.faulty import Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from penstock.readers.origin import Origin
+
 
 FILES = (
     "data/train-00001-of-2.parquet",
@@ -311,6 +323,8 @@ def test_the_hubs_package_is_named() -> None:
 
 
 PART = st.sampled_from(["a", "d", "b*", "*", "?", "**", "[a-d]*", "[!a]", "*.x"])
+
+
 PARTS = st.lists(PART, min_size=1, max_size=4)
 
 
@@ -327,3 +341,94 @@ def test_patterns_match_like_pythons_glob(tree: str, parts: list[str]) -> None:
     except DatasetNotFoundError:
         names = []
     assert names == sorted(wanted)
+
+
+ARRANGEMENTS = (
+    DEFAULT_ARRANGEMENT,
+    Arrangement(manifest="list.csv"),
+    Arrangement(manifest="other.csv"),
+    Arrangement(places=(("image", "images"), ("mask", "masks"))),
+    Arrangement(places=(("mask", "masks"), ("image", "images"))),
+    Arrangement(schema='[{"kind": "text", "name": "label"}]'),
+)
+
+
+def at(url: str, arrangement: Arrangement, tmp_path: Path) -> Origin:
+    scratch = Scratch(tmp_path / "cache")
+    return locate(url, storage_options=None, scratch=scratch, arrangement=arrangement)
+
+
+def test_arrangements_have_keys_of_their_own() -> None:
+    assert DEFAULT_ARRANGEMENT.key == ""
+    assert len({each.key for each in ARRANGEMENTS}) == len(ARRANGEMENTS)
+    assert Arrangement(manifest="list.csv").key == ARRANGEMENTS[1].key
+
+
+def test_each_arrangement_has_its_index_and_its_name_in_a_cache(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    local = [at(str(folder), each, tmp_path) for each in ARRANGEMENTS]
+    remote = [at("memory://photos", each, tmp_path) for each in ARRANGEMENTS]
+    assert len({each.key for each in local}) == len(ARRANGEMENTS)
+    assert len({each.key for each in remote}) == len(ARRANGEMENTS)
+    folders = [each.index_folders()[0] for each in local]  # type: ignore[attr-defined]
+    assert folders[0] == os.fsencode(tmp_path / "photos.penstock")
+    assert len(set(folders)) == len(ARRANGEMENTS)
+    assert all(os.path.basename(each).startswith(b"photos") for each in folders)
+    assert all(each.endswith(b".penstock") for each in folders)
+    urls = [each.index_url for each in remote]  # type: ignore[attr-defined]
+    assert urls[0] == "memory://photos.penstock"
+    assert len(set(urls)) == len(ARRANGEMENTS)
+
+
+def test_a_local_table_of_remote_data_counts_with_its_content(tmp_path: Path) -> None:
+    table = tmp_path / "list.csv"
+    arrangement = Arrangement(manifest=str(table))
+    keys = set()
+    for text in ("path\na.jpg\n", "path\nb.jpg\n"):
+        table.write_text(text)
+        keys.add(at("memory://photos", arrangement, tmp_path).key)
+    assert len(keys) == 2
+    table.unlink()
+    with pytest.raises(ConfigError, match=r"manifest: .*list\.csv can't be read"):
+        at("memory://photos", arrangement, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("photos", b"photos"),
+        (b"pho\xff", b"pho\xff"),
+        (Path("/data/photos"), b"/data/photos"),
+        ("file:///data/photos", b"/data/photos"),
+        ("local:///data", b"/data"),
+        ("a::b", b"a::b"),
+        ("s3://bucket/photos", None),
+        ("https://host/photos", None),
+        ("simplecache::s3://bucket/photos", None),
+        ("zip://photos::file:///data/set.zip", None),
+    ],
+)
+def test_paths_are_distinguished_from_urls(url: object, path: bytes | None) -> None:
+    assert local_path(url) == path  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        ("s3://bucket/a", "s3://other/b", True),
+        ("S3://bucket/a", "s3://bucket/a", True),
+        ("s3://bucket/a", "gs://bucket/a", False),
+        ("https://host/a", "https://host/b?c=d", True),
+        ("https://me:word@host/a", "https://host/b", True),
+        ("https://host/a", "https://other/a", False),
+        ("https://host/a", "http://host/a", False),
+    ],
+)
+def test_options_are_for_one_store(first: str, second: str, is_same: bool) -> None:
+    assert (options_scope(first) == options_scope(second)) is is_same
+
+
+def test_credentials_are_not_shown() -> None:
+    assert show("https://me:word@host/set?sig=abc") == "https://host/set"
+    assert show(b"/data/photos") == "/data/photos"

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.readers import Dataset, pack
-from penstock.readers.packing import pack_plan as plan_module
 from penstock.readers.packing import plan_units
 from penstock.testing import sample_values
 from tests.readers.formats import blocks
@@ -83,7 +82,7 @@ def test_ranks_and_killed_runs_make_the_same_pack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = blocks.write(tmp_path / "set", UNITS)
-    monkeypatch.setattr(plan_module.plan_units, "__kwdefaults__", {"window_bytes": 700})
+    monkeypatch.setattr("penstock.readers.packing.pack_sources.WINDOW_BYTES", 700)
     pack(root, tmp_path / "one", shard_bytes=400, seed=3)
     for rank in range(3):
         pack(root, tmp_path / "three", shard_bytes=400, seed=3, rank=rank, size=3)

@@ -16,6 +16,7 @@ import pytest
 from penstock.cache import DatasetNotFoundError, DestinationError
 from penstock.readers import pack
 from tests import crews, images
+from tests.files import files_below
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -39,11 +40,6 @@ def cluster(workers: int) -> Iterator[Any]:
         yield client
 
 
-def everything(root: Path) -> dict[str, bytes]:
-    """Return all files below a root by name."""
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-
-
 def pack_with_kills(tmp_path: Path, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pack on three workers, kill one of them twice, and compare with the pack of one process."""
     folder = images.class_folder(tmp_path / "set", samples=samples)
@@ -60,7 +56,7 @@ def pack_with_kills(tmp_path: Path, samples: int, monkeypatch: pytest.MonkeyPatc
         )
     assert not list((tmp_path / "kills").iterdir())
     assert (summary.samples, summary.quarantined) == (samples, 1)
-    assert everything(tmp_path / "pack") == everything(tmp_path / "alone")
+    assert files_below(tmp_path / "pack") == files_below(tmp_path / "alone")
 
 
 def test_a_worker_that_is_killed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +101,7 @@ def test_a_driver_that_is_killed_and_one_that_resumes(tmp_path: Path) -> None:
             verify=images.verify,
             executor=client.get_executor(),
         )
-    assert everything(tmp_path / "pack") == everything(tmp_path / "alone")
+    assert files_below(tmp_path / "pack") == files_below(tmp_path / "alone")
 
 
 def can_hide() -> bool:

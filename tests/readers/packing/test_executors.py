@@ -1,8 +1,9 @@
-"""Pack with executors: the bytes equal those of one process, even if workers or the driver die."""
+"""Test packs by executors: the bytes are those of one process, even if workers or a driver die."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,46 +19,32 @@ from penstock.cache import (
     DestinationError,
     IndexChangedError,
     MissingDependencyError,
+    RayExecutor,
     WorkerError,
 )
 from penstock.readers import Dataset, SerializedSource, concat, pack
 from penstock.readers.packing import executor_packing, write_task
 from tests import crews, images
+from tests.files import files_below
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from concurrent.futures import Executor
 
+
 SMALL = 4000  # bytes a shard: a handful of test images
+
+
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def everything(root: Path) -> dict[str, bytes]:
-    """Return all files below a root by name."""
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-
-
-def folder_of(root: Path, samples: int) -> Path:
-    """Photographs in 3 classes, two bad ones, and a file that isn't read."""
-    images.class_folder(root, samples=samples)
-    bad = {f"class-1/{name}": images.BAD[name][0] for name in ("empty.jpg", "truncated.jpg")}
-    return images.write_folder(root, bad | {"stray.txt": b"x"})
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return folder_of(tmp_path / "set", 40)
+    return images.flawed_folder(tmp_path / "set", 40)
 
 
 def make(src: Any, dst: Path, **options: Any) -> Any:
     return pack(src, dst, **({"shard_bytes": SMALL, "verify": crews.verify} | options))
-
-
-@pytest.fixture
-def processes() -> Iterator[Executor]:
-    with ProcessPoolExecutor(2) as pool:
-        yield pool
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -75,8 +62,8 @@ def test_a_folder_over_processes_and_threads(
     )
     with ThreadPoolExecutor(3) as threads:
         make(folder, tmp_path / "threads", shuffle=shuffle, executor=threads)
-    assert everything(tmp_path / "here") == everything(tmp_path / "alone")
-    assert everything(tmp_path / "threads") == everything(tmp_path / "alone")
+    assert files_below(tmp_path / "here") == files_below(tmp_path / "alone")
+    assert files_below(tmp_path / "threads") == files_below(tmp_path / "alone")
     assert (here.samples, here.shards, here.quarantined) == (40, alone.shards, 3)
     assert here.complete
     assert len(told) == alone.shards
@@ -97,13 +84,13 @@ def test_packs_and_parts_of_datasets(folder: Path, tmp_path: Path, processes: Ex
         alone, here = tmp_path / f"{name}-alone", tmp_path / f"{name}-here"
         make(source, alone, shard_bytes=9000)
         make(source, here, shard_bytes=9000, executor=processes)
-        assert everything(here) == everything(alone), name
+        assert files_below(here) == files_below(alone), name
 
 
 def test_rewritten_images(folder: Path, tmp_path: Path, processes: Executor) -> None:
     make(folder, tmp_path / "alone", short_side=12, quality=80)
     make(folder, tmp_path / "pack", short_side=12, quality=80, executor=processes)
-    assert everything(tmp_path / "pack") == everything(tmp_path / "alone")
+    assert files_below(tmp_path / "pack") == files_below(tmp_path / "alone")
 
 
 def test_a_worker_of_a_pool_that_is_killed(
@@ -119,7 +106,7 @@ def test_a_worker_of_a_pool_that_is_killed(
     assert not (tmp_path / "pack" / "_penstock" / "manifest.arrow").exists()
     with ProcessPoolExecutor(2) as pool:
         make(folder, tmp_path / "pack", executor=pool)
-    assert everything(tmp_path / "pack") == everything(tmp_path / "alone")
+    assert files_below(tmp_path / "pack") == files_below(tmp_path / "alone")
 
 
 DRIVER = """
@@ -147,7 +134,7 @@ def test_a_killed_driver_resumes(folder: Path, tmp_path: Path) -> None:
     watched = crews.Watched()
     summary = make(folder, tmp_path / "pack", executor=watched)
     assert len(watched.tasks) <= summary.shards - len(done) + 1
-    assert everything(tmp_path / "pack") == everything(tmp_path / "alone")
+    assert files_below(tmp_path / "pack") == files_below(tmp_path / "alone")
 
 
 def test_a_task_that_runs_twice_and_one_that_is_lost(
@@ -167,10 +154,10 @@ def test_a_task_that_runs_twice_and_one_that_is_lost(
     monkeypatch.setattr(executor_packing, "write_task", twice)
     with ThreadPoolExecutor(1) as pool:
         make(folder, tmp_path / "pack", executor=pool)
-    assert everything(tmp_path / "pack") == everything(tmp_path / "alone")
+    assert files_below(tmp_path / "pack") == files_below(tmp_path / "alone")
     with pytest.raises(DestinationError, match="doesn't exist on this machine"):
         write_task(tasks[0])
-    assert everything(tmp_path / "pack") == everything(tmp_path / "alone")
+    assert files_below(tmp_path / "pack") == files_below(tmp_path / "alone")
 
 
 @pytest.mark.parametrize(
@@ -266,3 +253,63 @@ def test_a_worker_of_another_version(
     monkeypatch.setattr(watched, "submit", older)
     with pytest.raises(ConfigError, match=r"Worker .* has Penstock 0\.0\.1.*same version"):
         make(folder, tmp_path / "pack", executor=watched)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "samples", [100, pytest.param(2000, marks=pytest.mark.grid, id="2000 images")]
+)
+def test_ray_with_a_worker_that_is_killed_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: int
+) -> None:
+    ray = pytest.importorskip("ray")
+    with pytest.raises(ConfigError, match=r"ray\.init"):
+        RayExecutor()
+    folder = images.class_folder(tmp_path / "set", samples=samples)
+    pack(folder, tmp_path / "alone", shard_bytes=SMALL, verify=images.verify)
+    crews.plan_kills(tmp_path / "kills", 2, monkeypatch.setenv)
+    environment = {"env_vars": {crews.KILLS: os.environ[crews.KILLS], "PYTHONPATH": str(ROOT)}}
+    ray.init(num_cpus=3, include_dashboard=False, runtime_env=environment, log_to_driver=False)
+    try:
+        with RayExecutor() as executor:
+            assert executor.num_workers == 3
+            pack(
+                folder, tmp_path / "pack", shard_bytes=SMALL, verify=crews.verify, executor=executor
+            )
+    finally:
+        ray.shutdown()
+    assert not list((tmp_path / "kills").iterdir())
+    assert files_below(tmp_path / "pack") == files_below(tmp_path / "alone")
+
+
+RAY_DRIVER = """
+import sys
+from mpi4py.futures import MPIPoolExecutor
+from penstock.readers import pack
+
+if __name__ == "__main__":
+    with MPIPoolExecutor() as executor:
+        assert executor.num_workers == 2
+        pack(sys.argv[1], sys.argv[2], shard_bytes=4000, verify="tests.images:verify",
+             executor=executor)
+"""
+
+
+def test_a_pool_of_mpi(tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py.futures")
+    mpiexec = shutil.which("mpiexec")
+    if mpiexec is None:
+        pytest.skip("no mpiexec")
+    folder = images.class_folder(tmp_path / "set", samples=60)
+    pack(folder, tmp_path / "alone", shard_bytes=SMALL, verify=images.verify)
+    (tmp_path / "drive.py").write_text(RAY_DRIVER)
+    command = [mpiexec, "--allow-run-as-root", "--oversubscribe", "-n", "3", sys.executable]
+    command += ["-m", "mpi4py.futures", str(tmp_path / "drive.py"), str(folder)]
+    subprocess.run(
+        [*command, str(tmp_path / "pack")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert files_below(tmp_path / "pack") == files_below(tmp_path / "alone")

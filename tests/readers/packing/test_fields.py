@@ -3,16 +3,13 @@ ranks."""
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import numpy as np
 import pytest
-from PIL import Image as Pillow
 
 from penstock.cache import ConfigError, DestinationError
 from penstock.readers import Dataset, concat, open_index, pack
@@ -28,8 +25,9 @@ from penstock.readers.fields import (
     Value,
 )
 from tests import images, tars
+from tests.files import npy, uploaded
+from tests.images import png
 from tests.readers.packing.test_pack import CHILD, ROOT
-from tests.readers.remote_sets import upload
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -40,18 +38,6 @@ if TYPE_CHECKING:
     from penstock.readers.fields import Column
 
 SAMPLES, SMALL = 24, 4000
-
-
-def npy(values: Any) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, values)
-    return buffer.getvalue()
-
-
-def png(classes: Any) -> bytes:
-    buffer = io.BytesIO()
-    Pillow.fromarray(classes).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def members(i: int, *, has_image: bool) -> dict[str, bytes]:
@@ -272,30 +258,27 @@ def test_a_remote_pack_gives_all_fields(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make(source, tmp_path / "pack")
-    memory = fsspec.filesystem("memory")
-    place = f"/fields-{tmp_path.name}"
-    upload(tmp_path / "pack", memory, place)
     wanted = samples(tmp_path / "pack")
     names = fields or tuple(open_index(tmp_path / "pack").schema)
-    try:
-        with Dataset(f"memory:/{place}", fields=names, cache=tmp_path / "cache") as dataset:
-            if not kept:
-                monkeypatch.setattr(
-                    "penstock.cache.blobs.dataset_cache.BlobOpener.open", lambda *_: None
-                )
-            rows = dataset.contents.rows(np.arange(len(dataset)))
-            batch = dataset.read(rows[::-1])
-            assert dataset.index.shards.open(0).blob.is_cached == kept  # type: ignore[attr-defined]
-            order = list(open_index(tmp_path / "pack").schema)
-            for place_in_batch, name in enumerate(reversed(dataset.names(range(SAMPLES)))):
-                for field in names:
-                    found = sample(batch.columns[field], place_in_batch)
-                    assert found == wanted[name][order.index(field)], field
-    finally:
-        memory.rm(place, recursive=True)
+    if not kept:
+        monkeypatch.setattr("penstock.cache.blobs.dataset_cache.BlobOpener.open", lambda *_: None)
+    with (
+        uploaded(tmp_path / "pack") as url,
+        Dataset(url, fields=names, cache=tmp_path / "cache") as dataset,
+    ):
+        rows = dataset.contents.rows(np.arange(len(dataset)))
+        batch = dataset.read(rows[::-1])
+        assert dataset.index.shards.open(0).blob.is_cached == kept  # type: ignore[attr-defined]
+        order = list(open_index(tmp_path / "pack").schema)
+        for place, name in enumerate(reversed(dataset.names(range(SAMPLES)))):
+            for field in names:
+                found = sample(batch.columns[field], place)
+                assert found == wanted[name][order.index(field)], field
 
 
-def test_only_the_bytes_of_the_selected_fields_are_fetched(tmp_path: Path) -> None:
+def test_only_the_bytes_of_the_selected_fields_are_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(0)
     files: dict[str, bytes] = {}
     for i in range(40):
@@ -306,27 +289,22 @@ def test_only_the_bytes_of_the_selected_fields_are_fetched(tmp_path: Path) -> No
     (tmp_path / "tars" / "all.tar").write_bytes(tars.archive(files))
     summary = make(tmp_path / "tars", tmp_path / "pack", shard_bytes="64MiB", verify=never)
     assert summary.bytes > 3_000_000
-    memory = fsspec.filesystem("memory")
-    place = f"/needed-{tmp_path.name}"
-    upload(tmp_path / "pack", memory, place)
+    monkeypatch.setattr("penstock.cache.blobs.dataset_cache.BlobOpener.open", lambda *_: None)
 
-    def fetched(*fields: str) -> int:
-        with Dataset(f"memory:/{place}", fields=fields, cache=tmp_path / "-".join(fields)) as one:
-            with pytest.MonkeyPatch.context() as passing:
-                passing.setattr(one.index.remote._opener, "open", lambda _: None)  # type: ignore[union-attr]
-                before = one.traffic().bytes_remote
-                one.read(np.array([[0, 7], [0, 31]]))
+    def fetched(url: str, *fields: str) -> int:
+        with Dataset(url, fields=fields, cache=tmp_path / "-".join(fields)) as one:
+            one.open()
+            before = one.traffic().bytes_remote
+            one.read(np.array([[0, 7], [0, 31]]))
             return one.traffic().bytes_remote - before
 
-    try:
-        beside = fetched("caption")
-        assert beside < 60_000
-        large = fetched("large") - beside
+    with uploaded(tmp_path / "pack") as url:
+        captions = fetched(url, "caption")
+        assert captions < 60_000
+        large = fetched(url, "large") - captions
         assert 2 * 79_000 <= large < 3 * 80_000
-        series = fetched("series") - beside
+        series = fetched(url, "series") - captions
         assert 2 * 15_500 <= series < 3 * 17_000
-    finally:
-        memory.rm(place, recursive=True)
 
 
 def test_a_dataset_a_part_of_one_and_several_joined(source: Path, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from penstock.readers.formats.folder import FolderIndexing
 from penstock.readers.formats.pack import pack_shard
 from penstock.readers.packing import cut_evenly, plan_samples, shuffled
 from tests import images
+from tests.files import files_below
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -46,19 +47,12 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """30 photographs in 3 classes, and a few files that aren't photographs."""
-    root = images.class_folder(tmp_path / "set", samples=30)
-    bad = {f"class-1/{name}": images.BAD[name][0] for name in ("empty.jpg", "truncated.jpg")}
-    return images.write_folder(root, bad | {"stray.txt": b"x"})
+    return images.flawed_folder(tmp_path / "set", samples=30)
 
 
 def make(src: Path | str, dst: Path, **options: object) -> PackSummary:
     settings: dict[str, object] = {"shard_bytes": SMALL, "verify": images.verify, "workers": 2}
     return pack(src, dst, **(settings | options))  # type: ignore[arg-type]
-
-
-def everything(root: Path) -> dict[str, bytes]:
-    """Return all files below a root by name."""
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 def samples(path: Path) -> list[tuple[bytes, int]]:
@@ -235,7 +229,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(
     with pytest.raises(DatasetNotFoundError):
         open_index(resumed, verify=images.verify)
     make(folder, resumed)
-    assert everything(resumed) == everything(whole)
+    assert files_below(resumed) == files_below(whole)
 
 
 @pytest.mark.grid
@@ -249,7 +243,7 @@ def test_a_run_that_is_killed_anywhere_resumes_to_the_same_bytes(
     child = [sys.executable, "-c", CHILD, str(folder), str(resumed), where, str(count)]
     assert subprocess.run(child, cwd=ROOT, timeout=PATIENCE_S, check=False).returncode in (-9, 0)
     make(folder, resumed)
-    assert everything(resumed) == everything(whole)
+    assert files_below(resumed) == files_below(whole)
 
 
 class Stop(Exception):
@@ -287,15 +281,15 @@ def test_a_truncated_finished_shard_is_written_again(folder: Path, tmp_path: Pat
     shard = tmp_path / "pack" / "shard-000000.arrow"
     shard.write_bytes(shard.read_bytes()[:100])
     make(folder, tmp_path / "pack")
-    assert everything(tmp_path / "pack") == everything(tmp_path / "whole")
+    assert files_below(tmp_path / "pack") == files_below(tmp_path / "whole")
 
 
 def test_a_complete_pack_is_returned_at_once(folder: Path, tmp_path: Path) -> None:
     first = make(folder, tmp_path / "pack")
-    before = everything(tmp_path / "pack")
+    before = files_below(tmp_path / "pack")
     again = make(folder, tmp_path / "pack", verify=lambda _: pytest.fail("not decoded again"))
     assert (again.samples, again.bytes) == (first.samples, first.bytes)
-    assert everything(tmp_path / "pack") == before
+    assert files_below(tmp_path / "pack") == before
 
 
 @pytest.mark.parametrize("size", [2, 3, 40])
@@ -304,7 +298,7 @@ def test_ranks_make_the_same_pack_together(folder: Path, tmp_path: Path, size: i
     done = [make(folder, tmp_path / "together", rank=rank, size=size) for rank in range(size)]
     assert [summary.complete for summary in done[:-1]].count(True) <= size - 1
     assert done[-1].complete
-    assert everything(tmp_path / "together") == everything(tmp_path / "alone")
+    assert files_below(tmp_path / "together") == files_below(tmp_path / "alone")
 
 
 def test_two_processes_of_one_rank_dont_mix(folder: Path, tmp_path: Path) -> None:
@@ -352,10 +346,10 @@ def test_a_destination_with_other_data_is_left_alone(
     folder: Path, tmp_path: Path, fill: object
 ) -> None:
     fill(tmp_path / "dst", folder)  # type: ignore[operator]
-    before = everything(tmp_path / "dst")
+    before = files_below(tmp_path / "dst")
     with pytest.raises(DestinationError, match="Nothing was changed"):
         make(folder, tmp_path / "dst")
-    assert everything(tmp_path / "dst") == before
+    assert files_below(tmp_path / "dst") == before
 
 
 def test_a_destination_that_is_a_file(folder: Path, tmp_path: Path) -> None:
@@ -434,9 +428,9 @@ def test_a_full_disk_is_a_clean_error_and_the_pack_resumes_later(
     with pytest.raises(WriteError, match=r"disk is full.*run the same command again"):
         make(folder, tmp_path / "pack")
     monkeypatch.undo()
-    assert not [name for name in everything(tmp_path / "pack") if name.endswith(".tmp")]
+    assert not [name for name in files_below(tmp_path / "pack") if name.endswith(".tmp")]
     make(folder, tmp_path / "pack")
-    assert everything(tmp_path / "pack") == everything(tmp_path / "whole")
+    assert files_below(tmp_path / "pack") == files_below(tmp_path / "whole")
 
 
 sizes_of_samples = st.lists(st.integers(0, 500), min_size=1, max_size=80)

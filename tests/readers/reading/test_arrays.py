@@ -1,4 +1,4 @@
-"""Properties of arrays that are decoded from payloads, and of numbers as bits in a table."""
+"""Test arrays decoded from payloads, numbers as bits in a table, and checksums of joined bytes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from penstock.readers.fields import (
     codec_number,
     from_bits,
 )
-from penstock.readers.reading import array_column
+from penstock.readers.reading import array_column, joined_crc
 
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+
 FLOATS = ("float16", "float32", "float64", "complex64")
 
 
@@ -105,3 +107,18 @@ def test_bare_numbers_have_the_shape_that_their_bytes_fill() -> None:
     assert isinstance(bare_facts(data, fixed, "<i2"), Rejection)
     assert bare_facts(data[:12], fixed, "<i2") == Facts(crc32c(data[:12]), 0, 12, (2, 3), "<i2")
     assert isinstance(bare_facts(data[:0], fixed, "<i2"), Rejection)
+
+
+@settings(max_examples=200, deadline=None)
+@given(parts=st.lists(st.binary(max_size=300), min_size=1, max_size=6))
+def test_joined_crcs_of_parts_are_the_crc_of_all_bytes(parts: list[bytes]) -> None:
+    crc = crc32c(parts[0])
+    for part in parts[1:]:
+        crc = joined_crc(crc, crc32c(part), second_bytes=len(part))
+    assert crc == crc32c(b"".join(parts))
+
+
+def test_long_parts() -> None:
+    first, second = bytes(range(256)) * 10_000, b"\xff" * (2**24 + 1)
+    joined = joined_crc(crc32c(first), crc32c(second), second_bytes=len(second))
+    assert joined == crc32c(first + second)

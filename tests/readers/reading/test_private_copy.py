@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,6 +14,7 @@ from penstock.cache import DiskCache
 from penstock.pipeline import DataLoader
 from penstock.readers import Dataset, build_index
 from tests import images, tars
+from tests.readers.remote_sets import rows_of
 from tests.servers import serving
 
 if TYPE_CHECKING:
@@ -90,11 +90,6 @@ def place(request: Any, sources: dict[str, Path], tmp_path: Path) -> Iterator[Pl
         yield made
         if made.cache is None:
             made.restore()
-
-
-def rows_of(dataset: Dataset) -> Any:
-    sizes = dataset.index.sizes.tolist()
-    return np.array([(shard, row) for shard, n in enumerate(sizes) for row in range(n)], np.int64)
 
 
 @pytest.mark.parametrize("place", KINDS, indirect=True)

@@ -1,4 +1,4 @@
-"""How a dataset is cut for a job, and what size its shards should have."""
+"""Test the size of shards for a job, and warnings about what its settings can't reach."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from penstock.pipeline.plan.sizing import (
     SHARD_BYTES,
     DataFigures,
     JobFigures,
+    few_shards_warning,
     geometry_of,
     shard_bytes_for,
     shard_readers,
+    small_cache_warning,
 )
 
 # The table of docs/order.md, walked: by shards, then by nodes of 8 GPUs with 32 samples each.
@@ -98,3 +100,55 @@ def test_plans_of_huge_sets_stay_small() -> None:
     )
     assert found.shards < 1.5 * 2**20
     assert found.readers < 1.01
+
+
+GIB = 2**30
+
+
+def few(samples: int, shards: int, total_bytes: int, *, nodes: int, batch: int) -> str | None:
+    return few_shards_warning(
+        samples=samples,
+        shards=shards,
+        total_bytes=total_bytes,
+        lanes=default_lanes(batch, shards),
+        global_batch=batch,
+        nodes=nodes,
+    )
+
+
+def test_few_large_shards_on_many_nodes_are_told_with_the_remedy() -> None:
+    words = few(1_281_167, 140, 147 * 10**9, nodes=64, batch=16_384)
+    assert words is not None
+    assert "140 shards give 32 lanes" in words
+    assert "by 2.9 nodes" in words
+    assert "penstock pack --for-nodes 64 --for-batch 16384" in words
+
+
+def test_enough_shards_one_node_and_a_batch_without_divisors_are_silent() -> None:
+    assert few(1_281_167, 2_191, 147 * 10**9, nodes=64, batch=16_384) is None
+    assert few(1_281_167, 10, 147 * 10**9, nodes=1, batch=256) is None
+    # Smaller shards would bring no more lanes: that is the batch's to mend, and told elsewhere.
+    assert few(1_281_167, 2_191, 147 * 10**9, nodes=64, batch=64 * 509) is None
+
+
+@given(
+    samples=st.integers(1, 100_000),
+    shards=st.integers(1, 50),
+    nodes=st.integers(1, 64),
+    ranks=st.integers(1, 64),
+)
+def test_small_sets_are_silent(samples: int, shards: int, nodes: int, ranks: int) -> None:
+    """A demo, a test: whatever is fetched twice there is nothing."""
+    total = min(samples * 1000, GIB // 64)
+    assert few(samples, shards, total, nodes=nodes, batch=nodes * ranks) is None
+    assert small_cache_warning(total // 3, total) is None
+
+
+def test_a_cache_that_keeps_little_is_told_with_the_figures() -> None:
+    words = small_cache_warning(10 * GIB, 100 * GIB)
+    assert words is not None
+    assert "keeps 10% of the 100.0 GiB" in words
+    assert "90.0 GiB come from the remote in each epoch" in words
+    assert small_cache_warning(95 * GIB, 100 * GIB) is None
+    assert small_cache_warning(GIB, int(1.5 * GIB)) is None
+    assert small_cache_warning(200 * GIB, 100 * GIB) is None

@@ -16,6 +16,7 @@ from penstock.cache import ConfigError, CorruptSampleError, DatasetError
 from penstock.readers import Dataset
 from penstock.readers.fields import Array, ClassLabel, Value
 from penstock.readers.formats.npy import npy_pieces, stored_arrays
+from tests.files import npy
 from tests.readers.formats.npy.arrays import check_rows, dense, shuffled
 
 if TYPE_CHECKING:
@@ -33,12 +34,6 @@ SAVES = {"stored": np.savez, "compressed": np.savez_compressed}
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(npy_pieces, "PART_BYTES", 1000)
-
-
-def npy(array: Any) -> bytes:
-    file = io.BytesIO()
-    np.lib.format.write_array(file, np.asanyarray(array))
-    return file.getvalue()
 
 
 @pytest.mark.usefixtures("small_parts")

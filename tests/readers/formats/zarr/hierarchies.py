@@ -7,12 +7,11 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import fsspec
 import numpy as np
 import zarr
 
 from penstock.readers import Dataset
-from tests.readers.remote_sets import upload
+from tests.files import uploaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,13 +51,8 @@ def opened(root: Path, place: str, tmp_path: Path, **options: Any) -> Iterator[D
         with Dataset(root, **options) as dataset:
             yield dataset
         return
-    memory, below = fsspec.filesystem("memory"), f"/zarr-{tmp_path.name}-{root.name}"
-    upload(root, memory, below)
-    try:
-        with Dataset(f"memory:/{below}", cache=tmp_path / "cache", **options) as dataset:
-            yield dataset
-    finally:
-        memory.rm(below, recursive=True)
+    with uploaded(root) as url, Dataset(url, cache=tmp_path / "cache", **options) as dataset:
+        yield dataset
 
 
 def read_all(dataset: Dataset, *, batch: int = 7, seed: int = 3) -> dict[str, NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""Zarr hierarchies as datasets: fields, windows, stored and missing chunks, local and remote."""
+"""Test Zarr hierarchies as datasets: fields, windows, crops, missing chunks, local and remote."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import zarr
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers import Dataset, pack
-from penstock.readers.fields import Array, ClassLabel, Value
+from penstock.readers.fields import Array, ClassLabel, ColumnCrop, Value
 from penstock.readers.formats.zarr import zarr_format
 from tests.readers.formats.zarr.hierarchies import (
     PLACES,
@@ -27,7 +27,9 @@ from tests.readers.formats.zarr.hierarchies import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+
 X, Y = values((23, 3, 8, 8)), np.arange(23) * 3
+
 
 pytestmark = pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
 
@@ -336,3 +338,60 @@ def test_a_hierarchy_is_packed(place: str, tmp_path: Path) -> None:
         assert (found["x"] == X).all()
         assert (found["y"] == Y).all()
         assert packed.names([7]) == ["x[7]"]
+
+
+CUBE = values((9, 4, 12, 16))
+
+
+def corners(rows: int, whole: tuple[int, ...], part: tuple[int, ...]) -> np.ndarray:
+    rng = np.random.default_rng(5)
+    room = np.array(whole) - np.array(part)
+    return rng.integers(0, room + 1, (rows, len(whole)))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("chunks", [(1, 4, 12, 16), (2, 2, 5, 4), (1, 4, 4, 4)])
+def test_crops_equal_those_of_whole_samples(
+    chunks: tuple[int, ...], place: str, tmp_path: Path
+) -> None:
+    root = write_group(tmp_path / "set.zarr", {"x": CUBE}, chunks={"x": chunks})
+    part = (2, 5, 6)
+    with opened(root, place, tmp_path) as dataset:
+        rows = dataset.contents.rows(np.random.default_rng(1).permutation(len(dataset)))
+        at = corners(len(rows), CUBE.shape[1:], part)
+        found = dataset.read(rows, crops={"x": ColumnCrop(at, part)})
+        for id, corner, sample in zip(
+            found.ids.tolist(), at.tolist(), found.columns["x"].values, strict=True
+        ):
+            where = tuple(slice(a, a + b) for a, b in zip(corner, part, strict=True))
+            assert (sample == CUBE[id][where]).all()
+
+
+def test_crops_of_windows(tmp_path: Path) -> None:
+    root = write_group(tmp_path / "set.zarr", {"x": CUBE}, chunks={"x": (2, 2, 5, 4)})
+    part = (2, 2, 5, 6)
+    with Dataset(root, sample=(3,), stride=(2,)) as dataset:
+        rows = dataset.contents.rows(np.arange(len(dataset)))
+        at = corners(len(rows), (3, *CUBE.shape[1:]), part)
+        found = dataset.read(rows, crops={"x": ColumnCrop(at, part)}).columns["x"].values
+        for number, (corner, sample) in enumerate(zip(at.tolist(), found, strict=True)):
+            window = CUBE[2 * number : 2 * number + 3]
+            where = tuple(slice(a, a + b) for a, b in zip(corner, part, strict=True))
+            assert (sample == window[where]).all()
+
+
+def test_only_the_chunks_of_crops_are_needed(tmp_path: Path) -> None:
+    options = {"chunks": {"x": (1, 4, 4, 4)}, "compressors": {"x": None}}
+    root = write_group(tmp_path / "set.zarr", {"x": CUBE}, **options)
+    with Dataset(root) as dataset:
+        assert len(dataset.contents.sizes) == 1
+
+        def share(*corner: int) -> float:
+            def draw(rows: np.ndarray) -> dict[str, ColumnCrop]:
+                return {"x": ColumnCrop(np.tile(np.array(corner), (len(rows), 1)), (4, 4, 4))}
+
+            return dataset.index.shards.wanted_share(0, ("x",), draw)
+
+        assert share(0, 0, 0) == 1 / 12
+        assert share(0, 1, 1) == 4 / 12
+        assert dataset.index.shards.wanted_share(0, ("x",), lambda _: {}) == 1

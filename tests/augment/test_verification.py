@@ -1,25 +1,47 @@
-"""What verification accepts, training decodes: every window, the same on each run."""
+"""Test that training decodes what verification accepts, and that odd images are reported: values of
+more than 8 bits, and reasons that stay out of standard error.
+"""
 
 from __future__ import annotations
 
 import io
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from penstock.augment import Graph, ImageVerifier, RandomResizedCrop, check_recipe, draw
+from penstock import Array, DataLoader, Dataset, Map, Resize, pack
+from penstock.augment import (
+    Graph,
+    ImageVerifier,
+    RandomResizedCrop,
+    check_recipe,
+    draw,
+    verify_images,
+)
+from penstock.cache import PenstockWarning
 from penstock.readers import EncodedBatch, ImageFacts, ImageRange, Rejection
+from penstock.readers.fields import Image as ImageField
+from penstock.readers.fields import Mask, Schema, check_masks
 from tests import images
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from penstock.readers import Encoded
+
 
 pytest.importorskip("nvidia.dali")
 
+
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8))
+
+
 ROWS = [bytes((width, 50)) for width in (7, 7, 7, 7, 7)]
+
+
 WHOLE = {
     "rle.bmp": images.rle_bmp(ROWS, 7),
     "early.bmp": images.rle_bmp([bytes((3, 50)), b""], 7),
@@ -130,3 +152,102 @@ def test_every_window_of_what_passes_decodes(verifier: ImageVerifier, name: str)
         graph.feed(batch, draw(recipe, ids=batch.ids, dims=batch.dims, seed=1, epoch=epoch))
         assert graph.outputs_marked().bad == {}
     graph.close()
+
+
+SMOOTH = images.picture(1, 60, 80, "L")
+
+
+ZIPPED = holed(images.encoded(SMOOTH, "TIFF", compression="tiff_adobe_deflate"), 0.2)
+
+
+def test_decoders_write_nothing_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    png = images.encoded(NOISE, "PNG")
+    jpeg = images.jpeg(1)
+    odd = [
+        ZIPPED,
+        holed(png),
+        png[:-300],
+        images.rle_bmp([bytes((9, 50))] * 5, 7),
+        jpeg[:-9] + bytes(3) + jpeg[-2:],  # libjpeg: premature end of data segment
+    ]
+    verdicts = verify_images([np.frombuffer(data, np.uint8) for data in odd], threads=1)
+    assert isinstance(verdicts[0], Rejection)
+    assert all(isinstance(each, Rejection) for each in verdicts[2:4])
+    assert "data check" in verdicts[0].reason or "Decoding error" in verdicts[0].reason
+    assert capfd.readouterr().err == ""
+
+
+def test_masks_too(capfd: pytest.CaptureFixture[str]) -> None:
+    schema = Schema({"image": ImageField(), "mask": Mask(of="image")})
+    (verdict,) = check_masks({"mask": [np.frombuffer(ZIPPED, np.uint8)]}, schema)["mask"]
+    assert isinstance(verdict, Rejection)
+    assert "Decoding error" in verdict.reason
+    assert capfd.readouterr().err == ""
+
+
+SIDES = (24, 32)
+
+
+NUMBERS = (np.arange(24 * 32).reshape(SIDES) * 5).astype(np.uint16)  # up to 3,835
+
+
+KINDS = {
+    "png": images.encoded(Image.fromarray(NUMBERS), "PNG"),
+    "tif": images.encoded(Image.fromarray(NUMBERS), "TIFF"),
+    "pgm": b"P5\n32 24\n4095\n" + NUMBERS.astype(">u2").tobytes(),
+}
+
+
+def folder(root: Path, data: bytes, kind: str) -> Path:
+    return images.write_folder(root / "set", {f"{i}.{kind}": data for i in range(6)})
+
+
+def told(root: Path) -> list[str]:
+    """Warnings of values while an index is built and in two epochs."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with DataLoader(Dataset(root), batch_size=2, augment=[Resize(SIDES)]) as loader:
+            for _ in range(2):
+                list(loader)
+    messages = [str(each.message) for each in caught if each.category is PenstockWarning]
+    return [each for each in messages if "looked at" in each]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_twelve_bits_of_sixteen_are_warned_of(tmp_path: Path, kind: str) -> None:
+    indexed, message = told(folder(tmp_path, KINDS[kind], kind))
+    assert "0 to 4,095" in indexed or kind == "pgm"
+    assert "almost black" in message
+    assert ("3,835" in message) == (kind != "pgm")
+
+
+def test_floats_beyond_one_are_warned_of(tmp_path: Path) -> None:
+    floats = images.encoded(Image.fromarray(np.float32(NUMBERS) / 15), "TIFF")
+    _, message = told(folder(tmp_path, floats, "tif"))
+    assert "becomes white" in message
+
+
+@pytest.mark.parametrize(
+    "numbers", [NUMBERS * 17, (NUMBERS // 16).astype(np.uint8), np.float32(NUMBERS) / 4000]
+)
+def test_others_are_silent(tmp_path: Path, numbers: np.ndarray) -> None:
+    kind = "tif" if numbers.dtype == np.float32 else "png"
+    data = images.encoded(Image.fromarray(numbers), {"tif": "TIFF", "png": "PNG"}[kind])
+    assert told(folder(tmp_path, data, kind)) == []
+
+
+@pytest.mark.filterwarnings("ignore:The images that were looked at")
+def test_the_remedies_work(tmp_path: Path) -> None:
+    def shares(data: bytes) -> np.ndarray:
+        return np.asarray(Image.open(io.BytesIO(data))).astype(np.float32) / 4095
+
+    root = folder(tmp_path, KINDS["png"], "png")
+    recipe = [Map(shares, fields="image", returns={"image": Array("float32", SIDES)})]
+    with DataLoader(Dataset(root), batch_size=2, augment=recipe) as loader:
+        (batch,) = next(iter(loader))
+    assert float(batch.max()) == pytest.approx(3835 / 4095)
+
+
+def test_packing_warns(tmp_path: Path) -> None:
+    with pytest.warns(PenstockWarning, match="almost black"):
+        pack(folder(tmp_path, KINDS["png"], "png"), tmp_path / "pack")

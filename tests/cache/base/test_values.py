@@ -1,3 +1,5 @@
+"""Test checksums, sizes as text, and the settings of peers."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -5,10 +7,79 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock import Peers
 from penstock.cache import ConfigError
-from penstock.cache.base import keyed_hash, splitmix64, unit
+from penstock.cache.base import TlsFiles, format_size, keyed_hash, parse_size, splitmix64, unit
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("64MiB", 2**26), ("1.5TB", 1_500_000_000_000), ("7", 7), (" 3 kb ", 3000), (12, 12)],
+)
+def test_sizes_as_people_write_them(text: int | str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "1.5 parsecs", "-3MB", 0, -1, "0", True, None, 1.5, "MiB"])
+def test_nonsense_is_refused_by_name(text: object) -> None:
+    with pytest.raises(ConfigError, match="max_bytes"):
+        parse_size(text, what="max_bytes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("1.5 TiBB", "'TiBB' is no unit, wanted B, kB"),
+        ("1.5T", "'T' is no unit"),
+        ("1.5", "the unit missing"),
+        ("9" * 400 + "TB", "wanted a positive number"),
+        (2**63, "wanted a positive number"),
+    ],
+)
+def test_a_size_that_is_no_size_says_why(text: int | str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        parse_size(text, what="max_bytes")
+
+
+@given(st.integers(1, 2**60))
+def test_a_formatted_size_names_its_unit(size: int) -> None:
+    assert format_size(size).split(" ")[1] in ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+HERE = "10.0.0.7:7077"
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "0", "000.0.0.0", "0x0", "[::]", "[0::0]", "[::ffff:0.0.0.0]", "*"]
+)
+def test_no_address_stands_for_every_network(host: str) -> None:
+    with pytest.raises(ConfigError, match="all networks"):
+        Peers(f"{host}:7077")
+    with pytest.raises(ConfigError, match="all networks"):
+        Peers(HERE, nodes=[HERE, f"{host}:7077"])
+
+
+@pytest.mark.parametrize("host", ["10.0.0.7", "node-0", "[fd00::7]", "[::1]", "0x0a.example", "x"])
+def test_addresses_of_one_node(host: str) -> None:
+    assert Peers(f"{host}:7077").port == 7077
+
+
+@pytest.mark.parametrize("nodes", [HERE, None, 5, {HERE}, {HERE: 0}, iter([HERE])])
+def test_nodes_are_a_list_in_the_order_of_their_ranks(nodes: object) -> None:
+    with pytest.raises(ConfigError, match="wanted a list of addresses"):
+        Peers(HERE, nodes=nodes)
+
+
+def test_files_are_paths() -> None:
+    with pytest.raises(ConfigError, match="token_file of type int"):
+        Peers(HERE, token_file=5)
+    with pytest.raises(ConfigError, match="key of type NoneType"):
+        TlsFiles("certificate", None, "authority")
+
 
 GAMMA = 0x9E3779B97F4A7C15
+
+
 uint64 = st.integers(0, 2**64 - 1)
 
 

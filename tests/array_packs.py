@@ -1,4 +1,4 @@
-"""A pack of arrays whose first and last bytes tell the sample."""
+"""Write a pack of arrays whose first and last bytes identify the sample."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAMPLES, SAMPLE_BYTES = 720, 10_000
 
 
 def write_array_pack(root: Path) -> Path:
-    """Write it below a folder, in shards of 256 KiB."""
+    """Write the pack below a folder, in shards of 256 KiB, and return its path."""
     samples = np.random.default_rng(1).integers(0, 256, (SAMPLES, SAMPLE_BYTES), dtype=np.uint8)
     samples[:, 0], samples[:, -1] = np.arange(SAMPLES) % 251, np.arange(SAMPLES) % 241
     np.save(root / "data.npy", samples)
@@ -24,5 +24,5 @@ def write_array_pack(root: Path) -> Path:
 
 
 def array_pack_bytes(folder: Path) -> int:
-    """Bytes of its shards."""
+    """Return the total bytes of its shards."""
     return sum(path.stat().st_size for path in folder.glob("*.arrow"))

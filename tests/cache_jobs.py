@@ -1,7 +1,8 @@
-"""Child processes of the cache's fault tests: they read a known dataset through one cache folder.
+"""Child processes of the cache's fault tests. They read a known dataset through one cache folder.
 
-An object's bytes follow from its name, so that every child can tell a wrong byte by itself. The
-children come from a fork server that has imported everything: a new one takes milliseconds.
+The bytes of an object are computed from its name, so that every child can detect a wrong byte
+without other data. The children are forked from a server that has imported everything, so that a
+new one starts within milliseconds.
 """
 
 from __future__ import annotations
@@ -53,10 +54,13 @@ POLICY = FetchPolicy(
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a child does. objects: names and sizes; rounds: epochs; span_bytes: of one sample, None
-    to fill whole blobs first; kill_at: the change of the disk before which it dies, 0 for none;
-    user: whom it becomes first. of_ranges: each blob is three ranges of its object, not in
-    order."""
+    """The task of a child process.
+
+    objects: names and sizes. rounds: epochs. span_bytes: size of one sample; None to fill whole
+    blobs first. kill_at: the number of the disk change before which the child is killed, 0 for
+    none. user: the user that it runs as. of_ranges: each blob consists of three ranges of its
+    object, out of order.
+    """
 
     url: str
     folder: str
@@ -73,13 +77,13 @@ class Job:
 
 
 def content(name: str, size_bytes: int) -> bytes:
-    """The bytes of an object: they follow from its name."""
+    """Return the bytes of an object, which are computed from its name."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
     return np.random.default_rng(seed).bytes(size_bytes)
 
 
 def write_objects(folder: Path, sizes: dict[str, int]) -> tuple[tuple[str, int], ...]:
-    """Write objects for a server; returns them as a Job wants them."""
+    """Write objects for a server, and return their names and sizes for a Job."""
     for name, size_bytes in sizes.items():
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +92,7 @@ def write_objects(folder: Path, sizes: dict[str, int]) -> tuple[tuple[str, int],
 
 
 def source(job: Job, name: str, size_bytes: int) -> BlobSource:
-    """One object as a blob. The version isn't known, as in a pack's manifest."""
+    """Return one object as a blob. Its version isn't known, as in a pack's manifest."""
     uri = f"{job.url}/{name}"
     segments = [Segment(path=name, size_bytes=size_bytes, version=None)]
     if job.of_ranges:
@@ -106,7 +110,7 @@ def source(job: Job, name: str, size_bytes: int) -> BlobSource:
 
 
 class Reader:
-    """A job's remote, joined, until left."""
+    """A remote that has joined for a job until the context ends."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -125,13 +129,14 @@ class Reader:
         self.cache.close()
 
     def fill(self) -> int:
-        """Fill all that the cache has room for, in an order of this seed; returns bytes fetched."""
+        """Fill all blobs that fit into the cache, in an order from the seed; return the bytes
+        fetched."""
         order = np.random.default_rng(self.job.seed).permutation(len(self.sources))
         return sum(max(0, self.remote.fill(self.sources[number])) for number in order)
 
     def epoch(self, number: int = 0) -> Iterator[tuple[str, int]]:
-        """Read every sample once, in batches, and compare; yields (object, wrong samples) of
-        each batch."""
+        """Read every sample once, in batches, and compare it; yield (object, wrong samples) of each
+        batch."""
         job = self.job
         span_bytes = job.span_bytes or 16384
         rng = np.random.default_rng((job.seed, number))
@@ -154,8 +159,8 @@ class Reader:
 
 
 def run(job: Job, told: Connection | None = None) -> None:
-    """What a child does: fills or reads; tells (wrong samples, traffic, warnings). Exits with 3 for
-    a wrong byte."""
+    """Run a job: fill or read, then send (wrong samples, traffic, warnings). Exit with 3 if a byte
+    is wrong."""
     if job.user is not None:
         become(job)
     if job.kill_at:
@@ -176,8 +181,8 @@ def run(job: Job, told: Connection | None = None) -> None:
 
 
 def become(job: Job) -> None:
-    """Be the job's user, who may have no right to read the interpreter's own files: everything is
-    imported before, by reading one object."""
+    """Switch to the job's user, who may have no right to read the interpreter's files: everything
+    is imported before, by reading one object."""
     with tempfile.TemporaryDirectory() as folder:
         run(replace(job, user=None, folder=folder, objects=job.objects[:1]))
     os.setgroups([])
@@ -186,7 +191,8 @@ def become(job: Job) -> None:
 
 
 def die_at(call: int) -> None:
-    """Kill this process with SIGKILL just before its `call`-th change of the disk (1 the first)."""
+    """Kill this process with SIGKILL just before its `call`-th change of the disk,
+    counted from 1."""
     count_changes(lambda number: os.kill(os.getpid(), signal.SIGKILL) if number == call else None)
 
 
@@ -251,7 +257,7 @@ def count_changes(see: Callable[[int], None]) -> None:
 
 
 def start(job: Job) -> BaseProcess:
-    """A child that runs a job."""
+    """Start a child process that runs a job."""
     process = CONTEXT.Process(target=run, args=(job,))
     process.start()
     return process
@@ -259,7 +265,11 @@ def start(job: Job) -> BaseProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """exit_code: 0, 3 for wrong bytes, -9 killed; wrong and traffic: None if it didn't finish."""
+    """The result of a child process.
+
+    exit_code: 0, 3 for wrong bytes, -9 if it was killed. wrong and traffic: None if it didn't
+    finish.
+    """
 
     exit_code: int | None
     wrong: int | None = None
@@ -268,7 +278,7 @@ class Outcome:
 
 
 def finish(*jobs: Job, timeout_s: float = 60) -> list[Outcome]:
-    """Run children at once to their end."""
+    """Run jobs as concurrent child processes and return their outcomes."""
     running = []
     for job in jobs:
         mine, theirs = CONTEXT.Pipe(duplex=False)

@@ -1,4 +1,5 @@
-"""Small datasets in the formats of chunks and native arrays, and what each sample must be."""
+"""Small datasets in chunked formats and of native arrays, with the expected values of
+each sample."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ SEQUENCE = 8
 class ChunkSet:
     """A dataset: how it is written below a folder, and how it is opened.
 
-    write: returns the URL's path below that folder. options: of `Dataset`. wanted: of a sample by
-    its id, each field as an array, or bytes. count: samples.
+    write: returns the path of the dataset below that folder. wanted: returns the fields of a sample
+    by its id, each as an array or bytes. options: of `Dataset`. count: samples.
     """
 
     write: Callable[[Path], str]
@@ -33,7 +34,7 @@ class ChunkSet:
 
 
 def row(number: int) -> dict[str, Any]:
-    """One sample of fields of fixed shape."""
+    """Return one sample of fields of fixed shape."""
     rng = np.random.default_rng(number)
     return {
         "image": rng.integers(0, 255, (3, 6, 5), dtype=np.uint8),
@@ -43,7 +44,7 @@ def row(number: int) -> dict[str, Any]:
 
 
 def column(name: str) -> NDArray[Any]:
-    """All samples of one of these fields."""
+    """Return all samples of one of these fields."""
     return np.stack([row(number)[name] for number in range(COUNT)])
 
 
@@ -65,7 +66,7 @@ def _zarr(version: int, *, shards: bool = False) -> Callable[[Path], str]:
 
 
 def movie() -> NDArray[Any]:
-    """A long array that windows are taken of."""
+    """Return a long array from which windows are taken."""
     return np.arange(FRAMES * SIDE * SIDE, dtype=np.int32).reshape(FRAMES, SIDE, SIDE)
 
 
@@ -90,7 +91,7 @@ def _window(number: int) -> dict[str, Any]:
 
 
 def _tokens(number: int) -> NDArray[Any]:
-    """The tokens of one file: 3 of them make up a corpus."""
+    """Return the tokens of one file of a corpus of three files."""
     return np.random.default_rng(number).integers(0, 999, 110 + number).astype(np.uint16)
 
 
@@ -110,7 +111,7 @@ def _sequences() -> list[NDArray[Any]]:
 
 
 def record(number: int) -> dict[str, Any]:
-    """One sample of fields as tables have them."""
+    """Return one sample whose fields have the types of table columns."""
     rng = np.random.default_rng(number)
     return {
         "vector": rng.standard_normal(3).astype(np.float32),
@@ -138,7 +139,7 @@ def _table(numbers: range) -> Any:
 
 
 def _parts(folder: Path) -> list[tuple[Path, Any]]:
-    """Two files of one table."""
+    """Write a table as two files."""
     folder.mkdir()
     half = COUNT // 2
     return [

@@ -1,4 +1,4 @@
-"""Datasets that many tests read: built once a session, never changed by a test."""
+"""Datasets that many tests read. They are built once per session, and no test changes them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ SHORT_ROOMS = {"augment", "cache", "readers"}
 
 
 def photograph(number: int) -> NDArray[np.uint8]:
-    """A small picture with gradients, a shape and noise, of its own size: uint8, (h, w, 3)."""
+    """Return a small picture with gradients, a shape and noise, of its own size:
+    uint8, (h, w, 3)."""
     rng = np.random.default_rng(number)
     height, width = rng.integers(40, 120, 2)
     y, x = np.mgrid[0:height, 0:width]
@@ -56,13 +57,14 @@ def write_photographs(folder: Path, samples: int = SAMPLES, classes: int = CLASS
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start whole jobs come first: a long one that is last keeps one core busy alone."""
+    """Run test files that start whole jobs first: a long test at the end keeps only
+    one core busy."""
     items.sort(key=lambda item: item.path.relative_to(ROOT / "tests").parts[0] in SHORT_ROOMS)
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported stays: a collection need not look at it, which takes most of a second,
-    and a forked worker's at its end need not copy it."""
+    """Freeze all imported objects, so that garbage collections skip them, which saves most of a
+    second, and forked workers need not copy them when they exit."""
     gc.collect()
     gc.freeze()
 
@@ -76,7 +78,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _a_cache_directory_of_the_tests_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Not the user's: an index may go there. Of child processes too."""
+    """Use a temporary cache directory instead of the user's, in child processes too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user-cache")))
         yield
@@ -84,19 +86,19 @@ def _a_cache_directory_of_the_tests_own(tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An image folder of 203 small photographs in 7 classes."""
+    """Return an image folder of 203 small photographs in 7 classes."""
     return write_photographs(tmp_path_factory.mktemp("data") / "photographs")
 
 
 @pytest.fixture(scope="session")
 def pack(folder: Path) -> Path:
-    """A shuffled pack of it, of about 20 shards."""
+    """Return a shuffled pack of the folder, of about 20 shards."""
     return _pack(folder, "pack", shuffle=True)
 
 
 @pytest.fixture(scope="session")
 def ordered_pack(folder: Path) -> Path:
-    """An unshuffled pack of it: sample ids are the folder's."""
+    """Return an unshuffled pack of the folder, with the same sample ids."""
     return _pack(folder, "ordered-pack", shuffle=False)
 
 

@@ -1,4 +1,4 @@
-"""Small datasets with fields of every kind, in each container, and what they hold."""
+"""Small datasets with fields of every type, in each container, and their expected values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCHEMA = {"boxes": Boxes(of="image"), "vector": Array("float32", (3,))}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Street:
-    """One sample of a set with pictures. number: which, a field too."""
+    """One sample of a set with pictures. number: its number, also stored as a field."""
 
     number: int
     image: bytes
@@ -45,7 +45,7 @@ class Street:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """What stands in a table or a JSON file."""
+        """The fields that are stored in a table or a JSON file."""
         return {
             "number": self.number,
             "boxes": self.boxes.tolist(),
@@ -55,7 +55,7 @@ class Street:
 
     @property
     def mask_png(self) -> bytes:
-        """With a palette, whose colours are no classes."""
+        """The mask as a PNG with a palette, whose colours are no class numbers."""
         picture = Pillow.fromarray(self.mask).convert("P")
         picture.putdata(self.mask.reshape(-1).tolist())
         picture.putpalette([(37 * i) % 256 for i in range(768)])
@@ -63,12 +63,12 @@ class Street:
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
-        """uint8, (3, height, width)."""
+        """The decoded image: uint8, (3, height, width)."""
         return np.asarray(Pillow.open(io.BytesIO(self.image)).convert("RGB")).transpose(2, 0, 1)
 
 
 def street(number: int) -> Street:
-    """The sample of a number; the same each time."""
+    """Return the sample of a number; it is the same on each call."""
     rng = np.random.default_rng(number)
     mask = np.zeros((HEIGHT, WIDTH), np.uint8)
     boxes = []
@@ -90,7 +90,7 @@ def street(number: int) -> Street:
 
 
 def write_folder(folder: Path, count: int) -> Path:
-    """Files beside a metadata.jsonl, as the hub has image folders."""
+    """Write files and a metadata.jsonl, like an image folder of the Hugging Face hub."""
     for place in ("images", "masks", "points"):
         (folder / place).mkdir(parents=True)
     lines = []
@@ -109,7 +109,7 @@ def write_folder(folder: Path, count: int) -> Path:
 
 
 def write_tars(folder: Path, count: int, *, archives: int = 3) -> Path:
-    """WebDataset's way: members that share a key."""
+    """Write WebDataset archives: the members of a sample share a key."""
     folder.mkdir(parents=True)
     for number in range(archives):
         files: dict[str, bytes] = {}
@@ -124,7 +124,7 @@ def write_tars(folder: Path, count: int, *, archives: int = 3) -> Path:
 
 
 def write_numbers(folder: Path, count: int) -> Path:
-    """A set without any image: arrays of one shape and of many, text, numbers."""
+    """Write a set without images: arrays of fixed and varying shapes, text and numbers."""
     folder.mkdir(parents=True)
     lines = []
     for number in range(count):
@@ -138,7 +138,7 @@ def write_numbers(folder: Path, count: int) -> Path:
 
 
 def numbers(number: int) -> dict[str, Any]:
-    """One sample of the set without images."""
+    """Return one sample of the set without images."""
     rng = np.random.default_rng(number)
     return {
         "signal": rng.standard_normal((2, 5)).astype(np.float32),
@@ -150,13 +150,13 @@ def numbers(number: int) -> dict[str, Any]:
 
 
 def pack_of(source: Path, folder: Path, **options: Any) -> Path:
-    """A shuffled pack of several shards."""
+    """Pack a dataset, shuffled, into several shards."""
     pack(source, folder, shard_bytes=6_000, verify=images.verify, **options)
     return folder
 
 
 def plain(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The samples of a loader's batch as nested lists, strings and bytes: fit to be compared."""
+    """Return the samples of a loader's batch as nested lists, strings and bytes, for comparison."""
     count = len(next(iter(batch.values())))
     return [{name: _plain(column[row]) for name, column in batch.items()} for row in range(count)]
 

@@ -1,4 +1,5 @@
-"""Small good and bad images, and a verifier by Pillow: the readers' tests run without DALI."""
+"""Small good and bad images, and a verifier based on Pillow, so that the readers' tests run without
+DALI."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ MAX_PIXELS = 2**27
 
 
 def picture(seed: int, height: int = 24, width: int = 32, mode: str = "RGB") -> Image.Image:
-    """A smooth random picture; the same for the same arguments."""
+    """Return a smooth random picture; it is the same for the same arguments."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (4, 5, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).convert(mode)
 
 
 def encoded(image: Image.Image, codec: str = "JPEG", **options: Any) -> bytes:
-    """An image as a file's bytes."""
+    """Return an image as the bytes of a file."""
     buffer = io.BytesIO()
     image.save(buffer, codec, **options)
     return buffer.getvalue()
@@ -45,42 +46,44 @@ def encoded_array(pixels: Any, codec: str = "PNG", **options: Any) -> Encoded:
 
 
 def jpeg(seed: int, height: int = 24, width: int = 32, **options: Any) -> bytes:
-    """A small JPEG."""
+    """Return a small JPEG."""
     return encoded(picture(seed, height, width), "JPEG", **options)
 
 
 def rotated_jpeg(seed: int, height: int = 24, width: int = 32) -> bytes:
-    """Stored height x width, to be shown width x height (EXIF orientation 6)."""
+    """Return a JPEG that is stored height x width and displayed width x height (EXIF orientation
+    6)."""
     exif = Image.Exif()
     exif[0x0112] = 6
     return jpeg(seed, height, width, exif=exif)
 
 
 def sixteen_bit_png(seed: int) -> bytes:
-    """A grey PNG of 16 bits."""
+    """Return a grey PNG of 16 bits."""
     rng = np.random.default_rng(seed)
     return encoded(Image.fromarray(rng.integers(0, 65536, (9, 7), dtype=np.uint16)), "PNG")
 
 
 def truncated(data: bytes, share: float = 0.6) -> bytes:
-    """The first part of a file."""
+    """Return the first part of a file."""
     return data[: int(len(data) * share)]
 
 
 def with_corrupt_scan(data: bytes) -> bytes:
-    """A JPEG whose scan holds a marker that can't be there."""
+    """Return a JPEG whose scan contains an invalid marker."""
     middle = data.rindex(b"\xff\xda") + 40
     return data[:middle] + b"\xff\x3b" + data[middle + 2 :]
 
 
 def with_huge_header(data: bytes, side: int = 65535) -> bytes:
-    """A JPEG whose header says side x side."""
+    """Return a JPEG whose header declares side x side pixels."""
     sof = data.index(b"\xff\xc0")
     return data[: sof + 5] + struct.pack(">HH", side, side) + data[sof + 9 :]
 
 
 def rle_bmp(rows: list[bytes], width: int) -> bytes:
-    """A run-length encoded bitmap of 256 colours; a row's bytes needn't be as long as it says."""
+    """Return a run-length encoded bitmap of 256 colours. The rows may be shorter or longer than
+    `width`."""
     body = b"".join(row + b"\0\0" for row in rows) + b"\0\1"
     palette = b"".join(bytes((i, 255 - i, i // 2, 0)) for i in range(256))
     start = 54 + len(palette)
@@ -122,7 +125,8 @@ BAD = {
 
 
 def verify(samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
-    """Pillow's full decode of each sample, in the shape that the readers ask for."""
+    """Decode each sample completely with Pillow, and return what the readers expect of
+    a verifier."""
     return [_verify_one(bytes(sample)) for sample in samples]
 
 
@@ -155,7 +159,7 @@ def _verify_one(data: bytes) -> ImageFacts | Rejection:
 
 
 def write_folder(root: Path, files: dict[str, bytes]) -> Path:
-    """Write files by name below root."""
+    """Write files by name below a root."""
     for name, data in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +168,7 @@ def write_folder(root: Path, files: dict[str, bytes]) -> Path:
 
 
 def class_folder(root: Path, samples: int = 30, classes: int = 3) -> Path:
-    """An image folder of so many small photographs, class-0/0000.jpg and so on, of varied sizes."""
+    """Write an image folder of small photographs of varied sizes, class-0/0000.jpg and so on."""
     files = {
         f"class-{i % classes}/{i:04d}.jpg": jpeg(i, 16 + i % 7, 20 + i % 5) for i in range(samples)
     }

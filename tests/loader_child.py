@@ -1,4 +1,5 @@
-"""Run by `python -m` from test_bench_loaders: plays one loader and tells what its batches hold."""
+"""Run one loader and print the contents of its batches; test_bench_loaders starts it by `python
+-m`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of numbers, in memory: what the loader reads, without a file."""
+"""Sources of numbers in memory, which a loader reads without files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def values_of(sizes: Sequence[int], **more: object) -> Contents:
-    """Contents of a source that has one number a sample, in shards of these sizes."""
+    """Return the contents of a source with one number per sample, in shards of these sizes."""
     counts = np.array(sizes, np.int64)
     said: dict[str, object] = {
         "schema": Schema({"value": Value("int64")}),
@@ -40,7 +40,7 @@ def values_of(sizes: Sequence[int], **more: object) -> Contents:
 
 
 class Values(Source):
-    """Columns of numbers, one a sample, in shards of some sizes."""
+    """Columns of numbers, one per sample, in shards of some sizes."""
 
     def __init__(
         self,
@@ -111,5 +111,5 @@ class Values(Source):
 
 
 def classes(*names: str) -> ClassLabel:
-    """A field of these classes."""
+    """Return a field of these classes."""
     return ClassLabel(names)

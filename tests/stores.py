@@ -1,4 +1,5 @@
-"""A store in memory that counts and can be told to fail: for tests of what lies above stores."""
+"""A store in memory that counts its reads and can be made to fail, for tests of the
+layers above."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class MemoryStore:
-    """objects: path -> bytes. before: called with (path, span) in front of each read."""
+    """A store in memory. objects: bytes by path. before: called with (path, span)
+    before each read."""
 
     def __init__(self, objects: dict[str, bytes], *, url: str = "mem://bucket/set") -> None:
         self.objects = objects

@@ -1,7 +1,7 @@
-"""Iterable datasets of every kind that keeps, loses or counts something, for the tests of resuming.
+"""Iterable datasets that keep, lose or count state in every way, for the tests of resuming.
 
-Each gives the samples of its worker's part; sizes: of each worker's part (one takes all in this
-process). A sample is a number, or with the epochs that the dataset counts 100 times the epoch more.
+Each yields the samples of its worker's part. sizes: of each worker's part; without workers, one
+process reads all. A sample is a number; datasets that count epochs add 100 times the epoch.
 """
 
 from __future__ import annotations
@@ -13,11 +13,20 @@ import numpy as np
 import torch
 import torch.utils.data
 
-from tests.torch_datasets import Drawn, Remembering, Sized, Streams, Walked, own_part
+from tests.torch_datasets import (
+    Drawn,
+    KeepsPlace,
+    Remembering,
+    ResumesPlace,
+    Sized,
+    Streams,
+    Walked,
+    own_part,
+)
 
 
 class Restarting(torch.utils.data.IterableDataset[Any]):
-    """Its own iterator, begun anew by each iter(); no state."""
+    """A dataset that is its own iterator, restarted by each iter(); no state."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes
@@ -34,7 +43,8 @@ class Restarting(torch.utils.data.IterableDataset[Any]):
 
 
 class RestartingStateful(Restarting):
-    """Its own iterator with state: iter() must come before the state is loaded."""
+    """A dataset that is its own iterator, with state: iter() must be called before the state is
+    loaded."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"at": self.at}
@@ -45,7 +55,7 @@ class RestartingStateful(Restarting):
 
 
 class RestartingCounted(RestartingStateful):
-    """Its own iterator; counts its epochs."""
+    """A dataset that is its own iterator and counts its epochs."""
 
     epoch = -1
 
@@ -63,25 +73,17 @@ class RestartingCounted(RestartingStateful):
         self.at, self.epoch = state["at"], state["epoch"]
 
 
-class TakingOver(Restarting):
-    """Its own iterator, which takes a state over when iter() is called next."""
-
-    resume = 0
+class TakingOver(ResumesPlace, Restarting):
+    """A dataset that is its own iterator; the next iter() applies a loaded state."""
 
     def __iter__(self) -> Any:
         super().__iter__()
         self.at, self.resume = self.resume, 0
         return self
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.resume = state["at"]
-
 
 class Wrapping(torch.utils.data.IterableDataset[Any]):
-    """A generator that counts epochs and stands at the next one's start when it ends."""
+    """A generator that counts epochs and is at the start of the next epoch when it ends."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes, self.at, self.epoch, self.resume = sizes, 0, 0, 0
@@ -103,7 +105,7 @@ class Wrapping(torch.utils.data.IterableDataset[Any]):
 
 
 class Shuffling(torch.utils.data.IterableDataset[Any]):
-    """A generator that counts epochs when it begins, each in an order of its own."""
+    """A generator that counts epochs when it starts, each in an order of its own."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes, self.at, self.epoch, self.resumed = sizes, 0, -1, False
@@ -126,7 +128,8 @@ class Shuffling(torch.utils.data.IterableDataset[Any]):
 
 
 class LiveDict(Shuffling):
-    """Hands out the very dict that it goes on to change, and keeps the one that it is given."""
+    """A dataset that returns the dict that it goes on to change, and keeps the dict that it is
+    given."""
 
     def __init__(self, sizes: list[int]) -> None:
         super().__init__(sizes)
@@ -151,8 +154,8 @@ class LiveDict(Shuffling):
         self.live, self.resumed = state, True
 
 
-class Eager(torch.utils.data.IterableDataset[Any]):
-    """An ordinary __iter__ that begins anew at once; what it returns reads the dataset's place."""
+class Eager(KeepsPlace, torch.utils.data.IterableDataset[Any]):
+    """A dataset whose __iter__ restarts at once; the iterator reads the dataset's position."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes, self.at = sizes, 0
@@ -166,28 +169,17 @@ class Eager(torch.utils.data.IterableDataset[Any]):
             self.at += 1
             yield part[self.at - 1]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
-
-
-class EagerOnce(Eager):
-    """An ordinary __iter__ that uses a loaded state up."""
-
-    resume = 0
+class EagerOnce(ResumesPlace, Eager):
+    """A dataset whose __iter__ applies a loaded state once."""
 
     def __iter__(self) -> Any:
         self.at, self.resume = self.resume, 0
         return self._rest(list(own_part(self.sizes)))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.resume = state["at"]
 
-
-class LateState(Eager):
-    """Has a state only once it is iterated."""
+class LateState(ResumesPlace, Eager):
+    """A dataset that has a state only after iter() was called."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes, self.resume = sizes, 0
@@ -196,12 +188,9 @@ class LateState(Eager):
         self.at, self.resume = self.resume, 0
         yield from self._rest(list(own_part(self.sizes)))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.resume = state["at"]
-
 
 class OwnRandom(torch.utils.data.IterableDataset[Any]):
-    """Shuffles each epoch by a generator of its own, which its state holds."""
+    """A dataset that shuffles each epoch with its own generator, which is part of its state."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes, self.at, self.resumed = sizes, 0, False
@@ -226,7 +215,7 @@ class OwnRandom(torch.utils.data.IterableDataset[Any]):
         self.at, self.before, self.resumed = state["at"], state["before"], True
 
 
-class _Place:
+class _Place(KeepsPlace):
     def __init__(self, dataset: BothStates, part: list[int]) -> None:
         self.dataset, self.part, self.at = dataset, part, 0
 
@@ -237,15 +226,9 @@ class _Place:
         self.at += 1
         return self.part[self.at - 1] + 100 * self.dataset.epoch
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
-
 
 class BothStates(torch.utils.data.IterableDataset[Any]):
-    """The dataset keeps the epoch, its iterator the place."""
+    """A dataset that keeps the epoch, with an iterator that keeps the position."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes, self.epoch = sizes, 0
@@ -261,7 +244,7 @@ class BothStates(torch.utils.data.IterableDataset[Any]):
 
 
 class Asking(Streams):
-    """Has methods of these names that want to be told more: they aren't for us."""
+    """A dataset whose methods have the names of the state interface but other parameters."""
 
     def state_dict(self, samples: int) -> dict[str, Any]:
         raise AssertionError(samples)
@@ -271,7 +254,8 @@ class Asking(Streams):
 
 
 class Chancy(Streams):
-    """Shuffles by python's generator and draws for each sample from numpy's; no state."""
+    """A dataset that shuffles with Python's generator and draws for each sample from numpy's; no
+    state."""
 
     def __iter__(self) -> Any:
         part = list(own_part(self.sizes))
@@ -281,7 +265,7 @@ class Chancy(Streams):
 
 
 class Told(Streams):
-    """Is told its epoch, and has no state."""
+    """A dataset that receives its epoch by set_epoch() and has no state."""
 
     epoch = 0
 
@@ -295,8 +279,9 @@ class Told(Streams):
 
 
 class _Buffered(torch.utils.data.IterableDataset[Any]):
-    """As the streaming datasets of `datasets` behave: a shuffle buffer that the state leaves out, a
-    loaded state that each later pass of its epoch begins with, and errors from a state too many."""
+    """A stand-in for the streaming datasets of `datasets`: a shuffle buffer that isn't part of the
+    state, a loaded state that each later pass of its epoch starts with, and errors if there are
+    more states than shards."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes, self.epoch, self.read = sizes, 0, 0
@@ -332,7 +317,7 @@ _Buffered.__module__, _Buffered.__qualname__ = "datasets.iterable_dataset", "Ite
 
 
 class Buffered(_Buffered):
-    """The stand-in, as workers can be sent it."""
+    """The stand-in as a class that can be pickled for workers."""
 
 
 KINDS: dict[str, Any] = {

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def archive(files: Mapping[str, bytes] | Sequence[tuple[str, bytes]], **options: object) -> bytes:
-    """A tar of these members, in order; options: tarfile's, format among them."""
+    """Return a tar of these members, in order. options: tarfile's, such as format."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", **options) as tar:  # type: ignore[call-overload]
         for name, data in files.items() if hasattr(files, "items") else files:
@@ -23,21 +23,21 @@ def archive(files: Mapping[str, bytes] | Sequence[tuple[str, bytes]], **options:
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    """A regular member."""
+    """Add a regular member."""
     info = tarfile.TarInfo(name)
     info.size = len(data)
     tar.addfile(info, io.BytesIO(data))
 
 
 def special(name: str, kind: bytes, target: str = "/etc/passwd") -> bytes:
-    """A member that is a link, a device or the like: its header alone."""
+    """Add a member that has only a header, such as a link or a device."""
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, target
     return info.tobuf(tarfile.USTAR_FORMAT)
 
 
 def header(name: str, size: int, kind: bytes = b"0", *, size_field: bytes | None = None) -> bytes:
-    """One ustar header, with a right checksum whatever is in it."""
+    """Return one ustar header with a correct checksum, whatever its contents."""
     block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.USTAR_FORMAT))
     block[124:136] = size_field if size_field is not None else b"%011o\0" % size
     block[156:157] = kind
@@ -47,7 +47,7 @@ def header(name: str, size: int, kind: bytes = b"0", *, size_field: bytes | None
 
 
 def padded(data: bytes) -> bytes:
-    """Up to a whole block."""
+    """Pad data to a whole block."""
     return data + bytes(-len(data) % 512)
 
 
@@ -55,7 +55,7 @@ END = bytes(1024)
 
 
 def photographs(first: int, count: int, classes: int = 3) -> dict[str, bytes]:
-    """count samples of jpg and cls."""
+    """Return `count` samples of jpg and cls."""
     files = {}
     for i in range(first, first + count):
         files[f"{i:05d}.jpg"] = images.jpeg(i, 16 + i % 7, 20 + i % 5)
@@ -64,7 +64,7 @@ def photographs(first: int, count: int, classes: int = 3) -> dict[str, bytes]:
 
 
 def tar_folder(root: Path, samples: int = 24, archives: int = 3) -> Path:
-    """train-000000.tar and so on, each with its share."""
+    """Write train-000000.tar and so on, each with its share of the samples."""
     root.mkdir(parents=True, exist_ok=True)
     share = samples // archives
     for number in range(archives):

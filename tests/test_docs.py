@@ -1,4 +1,4 @@
-"""What the documents name in the repository is there: files, folders, classes."""
+"""Test that the files, folders and classes that the documents name exist."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ TOPS = (
 
 
 def named(document: Path) -> list[str]:
-    """What stands in backticks, outside of code blocks."""
+    """Return the names in backticks outside of code blocks."""
     text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S)
     return re.findall(r"`([^`\n]+)`", text)
 
 
 def is_there(name: str) -> bool:
-    """Whether a file, a folder or a class of this name is ours; true of what names neither."""
+    """Return True if the repository has a file, folder or class of this name, or if it is none of
+    them."""
     if re.fullmatch(r"[a-z_][\w/]*\.py", name):
         return (ROOT / name).exists() or ("/" not in name and name in SOURCES) or _ends_a_path(name)
     if re.fullmatch(r"[a-z_][\w/]*/", name) and name.split("/")[0] in TOPS:
@@ -65,7 +66,7 @@ def test_what_is_gone_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
-    """Of this repository; an address of somebody else's is not asked for."""
+    """Check links within the repository only."""
     for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
         if re.match(r"[a-z]+:", target):
             continue
@@ -81,7 +82,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 def anchor(heading: str) -> str:
-    """As forges name it."""
+    """Return the anchor of a heading, as code hosts generate it."""
     return re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-")
 
 

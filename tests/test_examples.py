@@ -1,4 +1,4 @@
-"""The launch recipes in examples/ run as they stand, as far as one machine can tell."""
+"""Run the launch recipes of examples/, as far as one machine permits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAUNCHED = [*SCRIPTS, EXAMPLES / "kubernetes.yaml"]
 
 
 def commands(path: Path, name: str) -> list[list[str]]:
-    """The words of each command of a name in a script, or in a manifest's arguments."""
+    """Return the words of each command of a name in a script or in the arguments of a manifest."""
     text = "\n".join(
         line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")
     )
@@ -134,7 +134,8 @@ def test_what_prometheus_scrapes_has_names_that_are_served() -> None:
 
 
 def test_training_goes_on_with_other_ranks(pack: Path, tmp_path: Path) -> None:
-    """Two processes under torchrun stop in an epoch; one goes on behind their checkpoint."""
+    """Stop two processes under torchrun within an epoch; one process resumes from
+    their checkpoint."""
     train = [
         *(str(EXAMPLES / "train.py"), str(pack), "--val", str(pack), "--size", "32"),
         *("--global-batch-size", "40", "--checkpoint", str(tmp_path / "state.pt")),

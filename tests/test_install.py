@@ -1,4 +1,4 @@
-"""A wheel is a good guest: it brings `penstock` alone, and runs beside other people's modules."""
+"""Test wheels: they install `penstock` alone, and work next to modules of other projects."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the sdist, as a package index's users get it."""
+    """Return a wheel that is built from the sdist, as package managers build it."""
     folder = tmp_path_factory.mktemp("wheel")
     run(*BUILD, "-t", "wheel", "-d", folder, cwd=unpacked)
     (found,) = folder.glob("*.whl")
@@ -96,8 +96,8 @@ def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment's Python: the wheel is installed there, what it needs is borrowed from
-    here by a path, which brings no package that is installed here for editing."""
+    """Return the Python of a new environment with the wheel. Dependencies come from this
+    environment by a path, which adds no editable packages."""
     folder = tmp_path_factory.mktemp("fresh")
     run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
     found = folder / "bin" / "python"
@@ -110,7 +110,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def their_folder(tmp_path: Path) -> Path:
-    """A project whose modules have the names of our layers."""
+    """Return a project whose modules have the names of our layers."""
     for name in ("cache/utils.py", "pipeline.py", "augment.py", "readers/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f'NAME = "their {name}"\n')
@@ -145,7 +145,8 @@ def test_a_wheel_of_the_checkout_is_the_same(wheel: Path, tmp_path: Path) -> Non
 
 
 def test_the_sdist_holds_what_its_readme_names(unpacked: Path) -> None:
-    """Real folders: no link that an archive tool could lose, and each layer once."""
+    """The sdist has real folders instead of links, which archive tools may drop, and each layer
+    once."""
     assert not [path for path in unpacked.rglob("*") if path.is_symlink()]
     assert not [layer for layer in LAYERS if (unpacked / layer).exists()]
     for name in ("Makefile", "constraints.txt", "CONTRIBUTING.md", "LICENSE", "docs", "tests"):
@@ -173,8 +174,8 @@ def test_the_command_there(
 
 
 def test_a_checkout_shows_no_layer_by_its_bare_name() -> None:
-    """An editable install makes the layers importable twice: whoever imported one by its bare name
-    would have two trees of errors."""
+    """An editable install must not make the layers importable by their bare names: that would
+    create two trees of errors."""
     code = (
         "import sys, penstock\n"
         "assert all(getattr(penstock, name) is not None for name in penstock.__all__)\n"

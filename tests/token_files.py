@@ -1,4 +1,4 @@
-"""Files of tokens as tests write them: flat ones, and Megatron's by hand."""
+"""Write files of tokens: flat ones, and Megatron's, byte by byte."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
 def draw_documents(
     count: int, *, seed: int = 0, mean: float = 4.0, end: int = 50_000
 ) -> list[NDArray[np.int64]]:
-    """Documents of very different lengths, some empty."""
+    """Return documents of very different lengths, some empty."""
     rng = np.random.default_rng(seed)
     lengths = [0 if i % 17 == 3 else int(rng.lognormal(mean, 1.2)) for i in range(count)]
     return [rng.integers(0, end, length) for length in lengths]
@@ -33,7 +33,7 @@ def write_megatron(
     sentences: int = 1,
     modes: bool = False,
 ) -> None:
-    """A .bin and its .idx. sentences: that each document is cut into."""
+    """Write a .bin and its .idx. sentences: into which each document is cut."""
     parts = [np.array_split(each, sentences) for each in documents]
     flat = [part for some in parts for part in some]
     np.concatenate([*flat, np.empty(0)]).astype(dtype).tofile(f"{stem}.bin")

@@ -1,4 +1,4 @@
-"""Torch datasets of every kind, for the tests of the loader in front of them."""
+"""Torch datasets of every kind, for the tests of the loader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Pair = namedtuple("Pair", ["x", "y"])
 
 
 class Squares(torch.utils.data.Dataset[Any]):
-    """Sample i in a shape of choice."""
+    """A dataset whose sample i has a shape of choice."""
 
     def __init__(self, samples: int, kind: str = "tuple") -> None:
         self.samples, self.kind = samples, kind
@@ -38,14 +38,14 @@ class Squares(torch.utils.data.Dataset[Any]):
 
 
 class Batched(Squares):
-    """Reads a batch at once."""
+    """A dataset that reads a whole batch at once."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
 
 
 class Noisy(torch.utils.data.Dataset[Any]):
-    """(index, draws of three generators)."""
+    """A dataset of (index, draws of three generators)."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
@@ -58,7 +58,8 @@ class Noisy(torch.utils.data.Dataset[Any]):
 
 
 class StatefulMap(torch.utils.data.Dataset[Any]):
-    """Draws from torch's generator and keeps its state, as some augmenting datasets do."""
+    """A dataset that draws from torch's generator and keeps its state, like some augmenting
+    datasets."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
@@ -77,7 +78,7 @@ class StatefulMap(torch.utils.data.Dataset[Any]):
 
 
 def own_part(sizes: list[int]) -> range:
-    """Numbers of this worker's part; all in this process."""
+    """Yield the numbers of this worker's part, or all numbers without workers."""
     info = torch.utils.data.get_worker_info()
     if info is None:
         return range(sum(sizes))
@@ -86,7 +87,7 @@ def own_part(sizes: list[int]) -> range:
 
 
 class Streams(torch.utils.data.IterableDataset[Any]):
-    """Each worker has a stream of its own size; no state."""
+    """A dataset with a stream of its own size in each worker; no state."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes
@@ -96,7 +97,7 @@ class Streams(torch.utils.data.IterableDataset[Any]):
 
 
 class Random(Streams):
-    """Draws from the worker's generators; no state."""
+    """A stream that draws from the worker's generators; no state."""
 
     def __iter__(self) -> Any:
         for i in own_part(self.sizes):
@@ -104,7 +105,7 @@ class Random(Streams):
 
 
 class Sized(Streams):
-    """Says how long it is."""
+    """A stream that has a length."""
 
     def __init__(self, sizes: list[int], length: int | None = None) -> None:
         super().__init__(sizes)
@@ -114,7 +115,28 @@ class Sized(Streams):
         return self.length
 
 
-class Remembering(Streams):
+class KeepsPlace:
+    """A dataset, iterator or sampler whose state is the number of its samples that were read."""
+
+    at: int
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class ResumesPlace(KeepsPlace):
+    """The same, where a loaded state is applied by the next iter()."""
+
+    resume = 0
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.resume = state["at"]
+
+
+class Remembering(ResumesPlace, Streams):
     """A generator whose dataset keeps the state."""
 
     def __init__(self, sizes: list[int]) -> None:
@@ -128,14 +150,8 @@ class Remembering(Streams):
             self.read += 1
             yield i
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.resume = state["at"]
-
-
-class _Walker:
+class _Walker(KeepsPlace):
     def __init__(self, part: list[int]) -> None:
         self.part, self.at = part, 0
 
@@ -148,22 +164,16 @@ class _Walker:
         self.at += 1
         return self.part[self.at - 1]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
-
 
 class Walked(Streams):
-    """Its iterator keeps the state."""
+    """A stream whose iterator keeps the state."""
 
     def __iter__(self) -> Any:
         return _Walker(list(own_part(self.sizes)))
 
 
 class _Drawing(_Walker):
-    """Draws from torch's generator, and keeps the generator's state as its own."""
+    """An iterator that draws from torch's generator, whose state is part of its own."""
 
     def __next__(self) -> int:
         super().__next__()
@@ -178,14 +188,14 @@ class _Drawing(_Walker):
 
 
 class Drawn(Streams):
-    """Its iterator draws, and keeps the state of the draws."""
+    """A stream whose iterator draws, and keeps the state of the draws."""
 
     def __iter__(self) -> Any:
         return _Drawing(list(own_part(self.sizes)))
 
 
-class CountingSampler(torch.utils.data.Sampler[int]):
-    """A sampler with state that never goes back by itself."""
+class CountingSampler(KeepsPlace, torch.utils.data.Sampler[int]):
+    """A sampler with state that it never resets itself."""
 
     def __init__(self, samples: int) -> None:
         self.samples, self.at = samples, 0
@@ -199,15 +209,9 @@ class CountingSampler(torch.utils.data.Sampler[int]):
             yield (self.at * 7) % self.samples
         self.at = 0
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
-
 
 def same(a: Any, b: Any) -> bool:
-    """Equal in value and type, through containers."""
+    """Return True if two values are equal in value and type, including their items."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):

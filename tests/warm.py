@@ -1,9 +1,9 @@
-"""Python processes of a test's own that needn't be cold: `run` and `Warm` beside subprocess's.
+"""Start Python processes quickly: `run` and `Warm` replace functions of subprocess.
 
-Importing torch, DALI and this package takes two seconds. These processes fork from one that has
-imported them and done nothing else; there a program is the main module as under `python -c`, `-m`
-or `python file`, and leaves by the interpreter's own exit. What a test is told of imports, or of an
-interpreter's flags, needs subprocess.
+Importing torch, DALI and this package takes two seconds. These processes are forked from one that
+has only imported them. A program runs as the main module, like under `python -c`, `-m` or `python
+file`, and ends by the interpreter's own exit. Tests of imports or of interpreter flags need
+subprocess.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _parent: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
 
 def _ask(told: dict[str, Any], fds: list[int]) -> int:
-    """The process id of a new child."""
+    """Return the process id of a new child."""
     global _parent
     with _lock:
         if _parent is None:
@@ -52,7 +52,7 @@ def _ask(told: dict[str, Any], fds: list[int]) -> int:
 
 
 def close() -> None:
-    """End the process that the others fork from."""
+    """End the process that the others are forked from."""
     global _parent
     with _lock:
         if _parent is not None:
@@ -63,8 +63,8 @@ def close() -> None:
 
 
 class Warm:
-    """One process. words: as behind `python`: -c and code, -m and a module, or a file; then the
-    program's own. stdout and stderr are pipes of text. As subprocess.Popen otherwise."""
+    """One process. words: the arguments of `python`: -c and code, -m and a module, or a file, then
+    the program's own. stdout and stderr are pipes of text; otherwise like subprocess.Popen."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Warm:
         self.stdout, self.stderr = os.fdopen(out), os.fdopen(err)
 
     def poll(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
+        """Return its exit status, negative for a signal; None while it runs."""
         return self._look(0)
 
     def _look(self, timeout_s: float) -> int | None:
@@ -113,14 +113,14 @@ class Warm:
         return self.returncode
 
     def wait(self, timeout: float = PATIENCE_S) -> int:
-        """Its exit status, once it has ended."""
+        """Wait until it ends and return its exit status."""
         code = self._look(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(self.args, timeout)
         return code
 
     def communicate(self, timeout: float = PATIENCE_S) -> tuple[str, str]:
-        """What it and its children print to their ends, once all have ended."""
+        """Return the output of the process and its children, once all have ended."""
         texts = ["", ""]
 
         def read(number: int, stream: Any) -> None:
@@ -143,12 +143,12 @@ class Warm:
         return texts[0], texts[1]
 
     def send_signal(self, number: int) -> None:
-        """Unless it has ended."""
+        """Send a signal unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """By SIGKILL."""
+        """Kill the process with SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def __enter__(self) -> Warm:
@@ -168,7 +168,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout: float = PATIENCE_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one to its end."""
+    """Run a process to its end and return its result."""
     process = Warm(words, cwd=cwd, env=env)
     try:
         out, err = process.communicate(timeout)

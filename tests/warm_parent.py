@@ -1,4 +1,5 @@
-"""The process that tests/warm.py forks from: imports, waits for messages, forks. Run as a file."""
+"""The process that tests/warm.py forks from. It imports, waits for messages and forks; run it as a
+file."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ if __name__ == "__main__":
 
 
 def serve(link: socket.socket) -> dict[str, Any]:
-    """Fork a child for each message until the other side is gone. Returns in each child."""
+    """Fork a child for each message until the connection closes. Returns in each child."""
     running: dict[int, tuple[int, int]] = {}
     poll = select.poll()
     poll.register(link, select.POLLIN)
@@ -69,7 +70,7 @@ def serve(link: socket.socket) -> dict[str, Any]:
 
 
 def become(told: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-    """Have the input and outputs, the folder, variables and words of a message."""
+    """Take over the input and outputs, the folder, variables and arguments of a message."""
     if told["new_session"]:
         os.setsid()
     for fd, one in enumerate(fds[:3]):

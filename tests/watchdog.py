@@ -1,14 +1,14 @@
-"""What ends a run that makes no progress, and what finds processes that tests left behind.
+"""Pytest plugin: end a run that makes no progress, and find processes that tests leave behind.
 
-step_timeout (seconds, of pyproject's pytest section) is what one step may take without computing:
-importing a test module, a fixture, a test, its tear-down, leaving the process. Past it the stacks
-of all threads are written and the process ends, whoever holds the GIL. Computing is CPU time of
-this process and its children: a test that other programs slow down goes on, one that waits for ever
-doesn't; one that computes for ever ends after ten times as long. Under xdist that ends the worker,
-and with --max-worker-restart=0 the run.
+step_timeout (seconds, in the pytest section of pyproject.toml) is the time that one step may take
+without computing. Steps are: importing a test module, a fixture, a test, its tear-down, leaving the
+process. After it, the stacks of all threads are written and the process ends, even if a thread
+holds the GIL. Computing is CPU time of this process and its children: a test that other programs
+slow down continues, one that waits for ever ends, and one that computes for ever ends after ten
+times as long. Under xdist this ends the worker, and with --max-worker-restart=0 the run.
 
-Every process of a run carries a mark in its environment; what still has it when the run is over is
-named and killed, and the run is red.
+Every process of a run has a mark in its environment. Processes that have it after the run are
+listed and killed, and the run fails.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _RUN = pytest.StashKey[str]()
 
 
 def on_the_watchdogs_thread() -> bool:
-    """Whether a call is the watchdog's: faults that a test injects are not for it."""
+    """Return True on the watchdog's thread, to which injected faults don't apply."""
     return threading.current_thread().name == NAME
 
 
 class Watchdog:
-    """Ends this process where a step neither ends nor computes. One thread looks at CPU time; the
-    end itself is faulthandler's, which needs no GIL."""
+    """A thread that ends this process if a step neither ends nor computes. It reads the CPU time;
+    the process is ended by faulthandler, which needs no GIL."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
@@ -61,24 +61,24 @@ class Watchdog:
             threading.Thread(target=self._look, name=NAME, daemon=True).start()
 
     def step(self) -> None:
-        """A step begins."""
+        """Start a step."""
         with self._lock:
             self._began_s = time.monotonic()
             self._wind()
 
     def rest(self) -> None:
-        """Between two steps there may be any time."""
+        """End a step; the time between two steps is not limited."""
         with self._lock:
             self._began_s = None
             faulthandler.cancel_dump_traceback_later()
 
     def last(self) -> None:
-        """Leaving is a step that nothing winds up again."""
+        """Start the last step, which ends with the process."""
         self._over.set()
         self.step()
 
     def say(self, told: str) -> None:
-        """To where tracebacks go."""
+        """Write a message to where tracebacks are written."""
         os.write(self._stderr, told.encode())
 
     def _wind(self) -> None:
@@ -103,7 +103,7 @@ class Watchdog:
 
 
 def _others_cpu_s() -> float:
-    """CPU-seconds of this process and its children, but for this thread."""
+    """Return the CPU-seconds of this process and its children, without this thread."""
     from penstock.pipeline.bench import tree_cpu_s
 
     return tree_cpu_s() - time.thread_time()
@@ -154,7 +154,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Leaving waits for all threads."""
+    """Start the last step: leaving the process waits for all threads."""
     config.stash[_DOG].last()
 
 
@@ -176,8 +176,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def left_behind(mark: str, *, grace_s: float) -> Iterator[tuple[int, str]]:
-    """Process ids and commands of processes with the mark, but for this one and helpers, that are
-    still there after `grace_s`."""
+    """Return the ids and commands of processes with the mark, other than this one and helpers, that
+    still run after `grace_s`."""
     end = time.monotonic() + grace_s
     for pid, command in _marked(mark):
         try:

@@ -174,13 +174,6 @@ def test_the_partners_own_mix_is_not_mixed_in(ops: Any) -> None:
     np.testing.assert_allclose(means, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("ops", RECIPES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8], ids=str)
-def test_what_cuda_runs_gives_the_same(ops: Any, dtype: torch.dtype) -> None:
-    images, mix = batch(17, dtype), mixed(np.arange(17), ops)
-    assert torch.equal(mix_in_kernels(images, mix), reference(images, mix))
-
-
 def test_any_partners_are_read_unmixed() -> None:
     """Not pairs only: rows that several others need, themselves, and rows that come later."""
     images = batch(9, torch.float32)
@@ -260,9 +253,13 @@ def test_as_many_draws_are_asked_for_as_are_declared() -> None:
     assert asked == [MIX_DRAWS]
 
 
-@pytest.mark.gpu
+def mix_on_cuda(images: torch.Tensor, mix: Any) -> torch.Tensor:
+    return mix_images(images.cuda(), mix).cpu()
+
+
+@pytest.mark.parametrize("way", [mix_in_kernels, pytest.param(mix_on_cuda, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("ops", RECIPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8], ids=str)
-def test_cuda_mixes_as_the_cpu(ops: Any, dtype: torch.dtype) -> None:
+def test_cuda_mixes_as_the_cpu(ops: Any, dtype: torch.dtype, way: Any) -> None:
     images, mix = batch(17, dtype), mixed(np.arange(17), ops)
-    assert torch.equal(mix_images(images.cuda(), mix).cpu(), reference(images, mix))
+    assert torch.equal(way(images, mix), reference(images, mix))

@@ -1,4 +1,4 @@
-"""The GPU benchmark: what of it runs without a GPU, and, marked gpu, what needs one."""
+"""Test the GPU benchmark: the parts that run without a GPU, and, marked gpu, the others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def job(prepared: Prepared) -> GpuWork:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Threads of tiny operations wait for one another on a busy machine."""
+    """Use one thread: threads of tiny operations wait for one another on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""The benchmark of the order, and that docs/order.md tells what it measured."""
+"""Test the benchmark of the order, and that docs/order.md shows its recorded results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trials of many nodes, on hosts of their own. No timing is asserted."""
+"""Test the trials of many nodes, on hosts of their own. No timing is asserted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The DLIO-style workloads: their data, their pace, and one tiny run of two of them."""
+"""Test the DLIO-style workloads: their data, their pace, and one tiny run of two of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first look at a GPU: cases, their processes and graphs, as far as that goes without one."""
+"""Test the first check of a GPU without one: its cases, processes and graphs."""
 
 from __future__ import annotations
 

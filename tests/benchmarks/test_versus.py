@@ -1,4 +1,4 @@
-"""Two checkouts in pairs: ratios, limits, and a run of this one against itself."""
+"""Test comparisons of two checkouts: ratios, limits, and a run of this one against itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates for TLS servers on loopback: of an authority of the tests', and wrong ones."""
+"""Certificates for TLS servers on loopback: signed by an authority of the tests, and wrong ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Authority(NamedTuple):
 
 
 def authority(folder: Path, name: str = "ca") -> Authority:
-    """A new certificate authority."""
+    """Return a new certificate authority."""
     key = _key()
     certificate = _signed(name, key, issuer=name, issuer_key=key, is_authority=True)
     path = folder / f"{name}.crt"
@@ -34,7 +34,8 @@ def authority(folder: Path, name: str = "ca") -> Authority:
 def server_context(
     folder: Path, by: Authority | None, *, host: str = "127.0.0.1", expired: bool = False
 ) -> ssl.SSLContext:
-    """What a server of `host` needs. by: who signs its certificate, None: itself."""
+    """Return the TLS context of a server of `host`. by: the signer of its certificate; None for
+    itself."""
     from cryptography.hazmat.primitives import serialization
 
     key = _key()

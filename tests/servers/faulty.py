@@ -1,4 +1,4 @@
-"""A web server that misbehaves as told: files, ranges, etags, index pages and S3's listings."""
+"""A web server with injected faults: it serves files, ranges, etags, indexes and S3 listings."""
 
 from __future__ import annotations
 
@@ -41,10 +41,13 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """p: share of requests for files that fail; kinds: how, of FAULTS; also: paths, "" for all,
-    that may fail (by their beginning); times: how often one range may fail, None for ever.
-    retry_after: header of 503 and 429. latency_s: before each answer; bytes_per_s: of each
-    connection; listings: whether listings fail too (with the kinds that a listing can have)."""
+    """The faults of a server.
+
+    p: share of requests for files that fail. kinds: of faults, from FAULTS. also: beginnings of the
+    paths that may fail, "" for all. times: how often one range may fail, None for no limit.
+    retry_after: header of 503 and 429. latency_s: before each answer. bytes_per_s: of each
+    connection. listings: listings fail too, with the kinds that a listing can have.
+    """
 
     p: float = 0.0
     kinds: tuple[str, ...] = FAULTS
@@ -57,7 +60,7 @@ class Faults:
     listings: bool = False
 
     def choose(self, path: str, what: str, nth: int) -> str | None:
-        """The fault of the nth (from 0) request for `what` of a path, or None."""
+        """Return the fault of the nth request (from 0) for `what` of a path, or None."""
         if not path.startswith(self.also) or (self.times is not None and nth >= self.times):
             return None
         text = f"{self.seed}\0{path}\0{what}\0{nth}".encode("utf-8", "surrogateescape")
@@ -77,11 +80,11 @@ class _Listener(socketserver.ThreadingTCPServer):
 
 
 class Server:
-    """Serves a folder until close(). Counts by path, from the start or reset().
+    """A server of a folder until close(). It counts by path, from the start or from reset().
 
-    requests_of, bytes_of: of requests and of body bytes written; headers_of, targets_of: of the
-    last request; answers: by status; faulted: by kind; in_flight, peak_in_flight: requests at
-    work."""
+    requests_of, bytes_of: requests, and body bytes written. headers_of, targets_of: of the last
+    request. answers: by status. faulted: by kind. in_flight, peak_in_flight: requests being served.
+    """
 
     def __init__(self, folder: str | os.PathLike[str], faults: Faults | None = None) -> None:
         self.folder = os.fspath(folder)
@@ -111,7 +114,7 @@ class Server:
 
     @property
     def s3_options(self) -> dict[str, Any]:
-        """storage_options for s3:// URLs of this server; the top folders are the buckets."""
+        """The storage_options for s3:// URLs of this server; the top folders are the buckets."""
         return {"key": "k" * 20, "secret": "s" * 40, "endpoint_url": self.url}
 
     @staticmethod
@@ -129,7 +132,7 @@ class Server:
             return sum(self.bytes_of.values())
 
     def reset(self) -> None:
-        """Count from 0 again; faults begin anew too."""
+        """Reset the counts, and restart the sequence of faults."""
         with self.lock:
             self.requests_of: Counter[str] = Counter()
             self.bytes_of: Counter[str] = Counter()
@@ -166,7 +169,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(folder: str | os.PathLike[str], faults: Faults | None = None) -> Iterator[Server]:
-    """A server of a folder's files. See tests/servers/__init__.py."""
+    """Serve a folder's files. See tests/servers/__init__.py."""
     server = Server(folder, faults)
     try:
         yield server

@@ -1,4 +1,5 @@
-"""moto's S3: the most faithful semantics, a few dozen requests a second. See tests/servers."""
+"""moto's S3 server: the most faithful semantics, a few dozen requests per second. See
+tests/servers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ HAS_MOTO = bool(importlib.util.find_spec("moto") and importlib.util.find_spec("f
 
 
 class MotoServer:
-    """url: the endpoint. s3_options: storage_options for it."""
+    """A running moto server. url: the endpoint. s3_options: storage_options for it."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -26,7 +27,7 @@ class MotoServer:
 
     @property
     def client(self) -> Any:
-        """boto3's client of it."""
+        """Return a boto3 client of the server."""
         import boto3
 
         return boto3.client(
@@ -38,17 +39,17 @@ class MotoServer:
         )
 
     def bucket(self, name: str) -> None:
-        """Make a bucket."""
+        """Create a bucket."""
         self.client.create_bucket(Bucket=name)
 
     def put(self, bucket: str, key: str, data: bytes) -> None:
-        """Make an object."""
+        """Create an object."""
         self.client.put_object(Bucket=bucket, Key=key, Body=data)
 
 
 @contextlib.contextmanager
 def moto() -> Iterator[MotoServer]:
-    """A moto server in threads of this process."""
+    """Run a moto server in threads of this process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the packages below it
         from moto.server import ThreadedMotoServer

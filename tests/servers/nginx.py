@@ -1,4 +1,4 @@
-"""Debian's nginx-light: fast, and right about ranges and conditions. See tests/servers."""
+"""nginx-light of Debian: fast, and correct for ranges and conditions. See tests/servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ http {{
 
 @contextlib.contextmanager
 def nginx(folder: str | os.PathLike[str]) -> Iterator[str]:
-    """URL of an nginx that serves a folder, with index pages. Processes of its own."""
+    """Serve a folder with index pages by nginx, in processes of its own; yield its URL."""
     if NGINX is None:
         raise RuntimeError("nginx isn't installed: skip where NGINX is None.")
     with tempfile.TemporaryDirectory() as place, socket.socket() as listening:

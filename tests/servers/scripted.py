@@ -1,4 +1,4 @@
-"""A web server that does what a function says, and notes what it was asked. See tests/servers."""
+"""A web server whose answers a function writes; it records its requests. See tests/servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request. target: path and query; headers: by lower-case name."""
+    """A request. target: path and query. headers: by lower-case name."""
 
     method: str
     target: str
@@ -28,7 +28,7 @@ class Asked:
         return self.target.partition("?")[0]
 
     def span(self) -> tuple[int, int] | None:
-        """The bytes that it wants."""
+        """Return the requested range of bytes, or None."""
         found = self.headers.get("range", "").removeprefix("bytes=")
         if not found:
             return None
@@ -37,7 +37,7 @@ class Asked:
 
 
 class Talk:
-    """The answer to one request, to be written."""
+    """The answer to one request while it is written."""
 
     def __init__(self, handler: BaseHTTPRequestHandler, closing: threading.Event) -> None:
         self._handler = handler
@@ -53,7 +53,7 @@ class Talk:
             self._handler.close_connection = True
 
     def write(self, data: bytes) -> bool:
-        """False: the client went away."""
+        """Write a part of the body; return False if the client has closed the connection."""
         if self._handler.command == "HEAD":
             return False
         try:
@@ -69,7 +69,7 @@ class Talk:
         self.write(data)
 
     def serve(self, data: bytes, asked: Asked, headers: dict[str, str] | None = None) -> None:
-        """An object, or the range of it that is wanted."""
+        """Answer with an object, or with the requested range of it."""
         more = {"ETag": '"v1"', **(headers or {})}
         span = asked.span()
         if span is None:
@@ -82,7 +82,7 @@ class Talk:
         self.answer(status, b"", {"Location": url})
 
     def endless(self, status: int, headers: dict[str, str]) -> None:
-        """A head, and a body until the client has had enough."""
+        """Answer with a head and a body that ends when the client closes the connection."""
         self.head(status, headers)
         block = bytes(2**16)
         while not self.closing.is_set() and self.write(block):
@@ -91,7 +91,7 @@ class Talk:
 
 @dataclass
 class ScriptedServer:
-    """url: of its top; asked: all requests so far; talks: their answers."""
+    """A running server. url: of its root. asked: all requests so far. talks: their answers."""
 
     url: str
     asked: list[Asked] = field(default_factory=list)
@@ -102,7 +102,7 @@ class ScriptedServer:
         return sum(talk.sent_bytes for talk in self.talks)
 
     def seen(self, name: str) -> list[str]:
-        """The values of a header in all requests."""
+        """Return the values of a header in all requests."""
         return [asked.headers[name] for asked in self.asked if name in asked.headers]
 
 
@@ -113,7 +113,7 @@ def scripted(
     host: str = "127.0.0.1",
     tls: ssl.SSLContext | None = None,
 ) -> Iterator[ScriptedServer]:
-    """A server that answers by act(talk, asked), on a thread a connection."""
+    """Run a server that answers by act(talk, asked), on one thread per connection."""
     closing = threading.Event()
     lock = threading.Lock()
     connections: set[socket.socket] = set()

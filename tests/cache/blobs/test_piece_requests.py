@@ -102,7 +102,7 @@ def test_another_object_is_refused_and_nothing_is_written(tmp_path: Path) -> Non
     first, second = requests_of(blob, fill, TrafficMeter())
     first.take(answer_of(first))
     for wrong in (answer_of(second, version="w"), answer_of(second, object_bytes=7)):
-        with pytest.raises(ObjectChangedError, match="mem://x: the object was replaced"):
+        with pytest.raises(ObjectChangedError, match="memory://x: the object was replaced"):
             second.take(wrong)
     assert fill.missing([(0, 5)]) == [(3, 5)]
     second.take(answer_of(second, version=""))  # the blob's key says what it is

@@ -40,15 +40,6 @@ if TYPE_CHECKING:
 SMALL = 100_000
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "tls"])
-def served(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
-    peers = Peers("127.0.0.1:0", tls=request.param)
-    with serving(tmp_path_factory.mktemp("cache"), peers) as found:
-        yield found
-
-
 def asking(peers: Peers, secret: PeerSecret | None) -> ProbeSettings:
     credentials = credentials_of(peers, secret or PeerSecret.draw())
     return ProbeSettings(secret, None if credentials is None else credentials.client_context)

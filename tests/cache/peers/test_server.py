@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 from crc32c import crc32c
 
-from penstock.cache.base import Peers
 from penstock.cache.disk import BLOCK_BYTES
 from penstock.cache.peers import PeerSecret, Question, authorize, listen, protocol, server_time
 from tests.cache.peers.serving import (
@@ -21,26 +20,20 @@ from tests.cache.peers.serving import (
     key_of,
     put,
     read_answer,
-    serving,
     source,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from penstock.cache.disk import CacheFolder
 
 SIZE = 5 * BLOCK_BYTES + 4321
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "tls"])
-def served(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
-    peers = Peers("127.0.0.1:0", tls=request.param)
-    with serving(tmp_path_factory.mktemp("cache"), peers) as found:
-        put(found.cache, "whole", SIZE)
-        yield found
+@pytest.fixture(scope="module")
+def served(served: Served) -> Served:
+    """The server, whose cache contains a blob."""
+    put(served.cache, "whole", SIZE)
+    return served
 
 
 @pytest.mark.parametrize(

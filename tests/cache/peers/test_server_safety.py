@@ -47,16 +47,13 @@ KEY = key_of("whole")
 PATH = protocol.blob_path(KEY)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "tls"])
-def served(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
-    peers = Peers("127.0.0.1:0", tls=request.param)
-    with serving(tmp_path_factory.mktemp("cache"), peers) as found:
-        put(found.cache, "whole", SIZE)
-        assert_alive(found)
-        yield found
-        assert_alive(found)
+@pytest.fixture(scope="module")
+def served(served: Served) -> Iterator[Served]:
+    """The server, whose cache contains a blob; it serves that before and after the tests."""
+    put(served.cache, "whole", SIZE)
+    assert_alive(served)
+    yield served
+    assert_alive(served)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from penstock import DiskCache, World, warm
 from penstock.cache import ConfigError, OpenResources
 from penstock.pipeline.feed import worker_per_host
 from penstock.readers import Dataset, pack
-from tests import crews, images
+from tests import executors, images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ def url(tmp_path: Path) -> str:
 
 def test_each_node_has_its_share_warmed(url: str, tmp_path: Path) -> None:
     alone = warm(url, cache=DiskCache(tmp_path / "alone", max_bytes="1GB"))
-    executor = crews.Watched()
+    executor = executors.RecordingExecutor()
     cache = DiskCache(tmp_path / "cache", max_bytes="1GB")
     states: list[Any] = []
     told = warm(
@@ -55,7 +55,7 @@ def test_each_node_has_its_share_warmed(url: str, tmp_path: Path) -> None:
 
 
 def test_what_can_not_be(url: str, tmp_path: Path) -> None:
-    executor, cache = crews.Watched(), DiskCache(tmp_path / "cache", max_bytes="1GB")
+    executor, cache = executors.RecordingExecutor(), DiskCache(tmp_path / "cache", max_bytes="1GB")
     with pytest.raises(ConfigError, match="the number of the job's nodes"):
         warm(url, cache=cache, executor=executor)
     for nodes in (0, -1):

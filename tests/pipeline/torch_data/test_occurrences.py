@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, DistributedSampler, Sampler, WeightedRando
 from penstock.augment import RandomCrop
 from penstock.cache import ConfigError
 from penstock.pipeline import DataLoader, World
+from tests.torch_datasets import KeepsPlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +105,7 @@ class Endless(Sampler[int]):
         return iter([4, 4, 4, 7, 4, 7] * 2)
 
 
-class Stateful(Sampler[int]):
+class Stateful(KeepsPlace, Sampler[int]):
     """A sampler with a length and a state of its own: a resumed pass doesn't draw the past
     again."""
 
@@ -119,12 +120,6 @@ class Stateful(Sampler[int]):
 
     def __len__(self) -> int:
         return 12
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
 
 
 def loader_of(sampler: Any, **options: Any) -> DataLoader[Any]:

@@ -12,7 +12,7 @@ import pytest
 from penstock.cache import ConfigError, DatasetNotFoundError, WorkerError
 from penstock.readers import Facts, Rejection, build_index, open_index
 from penstock.readers.index import CheckedShard
-from tests import crews, images
+from tests import executors, images
 from tests.files import files_below
 from tests.tars import archive
 
@@ -40,7 +40,7 @@ def tars(tmp_path: Path) -> Path:
 
 
 def build(url: Path, out: Path, **options: Any) -> Any:
-    return build_index(url, out=out, **({"verify": crews.verify} | options))
+    return build_index(url, out=out, **({"verify": executors.verify} | options))
 
 
 def interrupt(done: int) -> None:
@@ -66,17 +66,17 @@ def test_a_worker_and_a_driver_that_die(
     tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build(tars, tmp_path / "alone")
-    watched = crews.Watched()
+    watched = executors.RecordingExecutor()
     with pytest.raises(KeyboardInterrupt):  # as good as killed: nothing is tidied
         build(tars, tmp_path / "index", executor=watched, progress=lambda done, *_: interrupt(done))
     assert not (tmp_path / "index" / "manifest.arrow").exists()
-    crews.plan_kills(tmp_path / "kills", 1, monkeypatch.setenv)
+    executors.plan_kills(tmp_path / "kills", 1, monkeypatch.setenv)
     with (
         ProcessPoolExecutor(1) as pool,
         pytest.raises(WorkerError, match=r"of \d+ shards.*continue from there"),
     ):
         build(tars, tmp_path / "index", executor=pool)
-    last = crews.Watched()
+    last = executors.RecordingExecutor()
     build(tars, tmp_path / "index", executor=last)
     assert len(last.tasks) < 4
     assert files_below(tmp_path / "index") == files_below(tmp_path / "alone")
@@ -86,17 +86,17 @@ def test_only_the_changed_files_of_a_dataset_are_read(
     folder: Path, tmp_path: Path, processes: Executor
 ) -> None:
     place = tmp_path / "index"
-    open_index(folder, index=place, verify=crews.verify, executor=processes)
+    open_index(folder, index=place, verify=executors.verify, executor=processes)
     (folder / "class-0" / "new.jpg").write_bytes(images.jpeg(7777))
     os.utime(folder / "class-0" / "0000.jpg", ns=(5, 5))
-    watched = crews.Watched()
-    index = open_index(folder, index=place, verify=crews.verify, executor=watched)
+    watched = executors.RecordingExecutor()
+    index = open_index(folder, index=place, verify=executors.verify, executor=watched)
     assert index.samples == 151
     build(folder, tmp_path / "alone")
-    again = open_index(folder, index=tmp_path / "alone", verify=crews.verify)
+    again = open_index(folder, index=tmp_path / "alone", verify=executors.verify)
     assert index.fingerprint == again.fingerprint
     # It is there: nobody works.
-    idle = crews.Watched()
+    idle = executors.RecordingExecutor()
     assert open_index(folder, index=place, executor=idle).samples == 151
     assert not idle.tasks
 
@@ -104,7 +104,7 @@ def test_only_the_changed_files_of_a_dataset_are_read(
 def test_refused_arguments_and_a_worker_without_the_data(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = crews.Watched()
+    watched = executors.RecordingExecutor()
     for url, wrong in (
         ("s3://bucket/set", {"storage_options": {"secret": "wJalrXUtnFEMI"}}),
         (folder, {"filesystem": object()}),
@@ -173,4 +173,4 @@ def test_objects_that_arent_executors_are_refused(
 ) -> None:
     folder = images.class_folder(tmp_path / "set", samples=4)
     with pytest.raises(kind, match=words):
-        open_index(folder, verify=crews.verify, executor=executor)
+        open_index(folder, verify=executors.verify, executor=executor)

@@ -15,7 +15,7 @@ import pytest
 
 from penstock.cache import DatasetNotFoundError, DestinationError
 from penstock.readers import pack
-from tests import crews, images
+from tests import executors, images
 from tests.files import files_below
 from tests.watchdog import PATIENCE_S
 
@@ -45,13 +45,13 @@ def pack_with_kills(tmp_path: Path, samples: int, monkeypatch: pytest.MonkeyPatc
     folder = images.class_folder(tmp_path / "set", samples=samples)
     images.write_folder(folder, {"class-1/bad.jpg": images.BAD["truncated.jpg"][0]})
     pack(folder, tmp_path / "alone", shard_bytes=SMALL, verify=images.verify)
-    crews.plan_kills(tmp_path / "kills", 2, monkeypatch.setenv)
+    executors.plan_kills(tmp_path / "kills", 2, monkeypatch.setenv)
     with cluster(3) as client:
         summary = pack(
             folder,
             tmp_path / "pack",
             shard_bytes=SMALL,
-            verify=crews.verify,
+            verify=executors.verify,
             executor=client.get_executor(),
         )
     assert not list((tmp_path / "kills").iterdir())

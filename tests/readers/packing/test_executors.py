@@ -24,7 +24,7 @@ from penstock.cache import (
 )
 from penstock.readers import Dataset, SerializedSource, concat, pack
 from penstock.readers.packing import executor_packing, write_task
-from tests import crews, images
+from tests import executors, images
 from tests.files import files_below
 from tests.watchdog import PATIENCE_S
 
@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def make(src: Any, dst: Path, **options: Any) -> Any:
-    return pack(src, dst, **({"shard_bytes": SMALL, "verify": crews.verify} | options))
+    return pack(src, dst, **({"shard_bytes": SMALL, "verify": executors.verify} | options))
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -97,7 +97,7 @@ def test_a_worker_of_a_pool_that_is_killed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(folder, tmp_path / "alone")
-    crews.plan_kills(tmp_path / "kills", 1, monkeypatch.setenv)
+    executors.plan_kills(tmp_path / "kills", 1, monkeypatch.setenv)
     with (
         ProcessPoolExecutor(2) as pool,
         pytest.raises(WorkerError, match=r"worker died.*of \d+ shards.*repeat the call.*continue"),
@@ -131,7 +131,7 @@ def test_a_killed_driver_resumes(folder: Path, tmp_path: Path) -> None:
     assert killed.returncode == -signal.SIGKILL
     done = set((tmp_path / "pack" / "_penstock" / "parts").iterdir())
     assert done
-    watched = crews.Watched()
+    watched = executors.RecordingExecutor()
     summary = make(folder, tmp_path / "pack", executor=watched)
     assert len(watched.tasks) <= summary.shards - len(done) + 1
     assert files_below(tmp_path / "pack") == files_below(tmp_path / "alone")
@@ -170,7 +170,7 @@ def test_a_task_that_runs_twice_and_one_that_is_lost(
     ],
 )
 def test_credentials_arent_sent(tmp_path: Path, url: str, options: dict[str, Any]) -> None:
-    watched = crews.Watched()
+    watched = executors.RecordingExecutor()
     for source in (url, Dataset(url, storage_options=options)):
         told = {"storage_options": options} if source is url else {}
         if source is url:
@@ -189,17 +189,17 @@ def test_what_is_pickled_is_small_and_plain(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
-    watched = crews.Watched()
+    watched = executors.RecordingExecutor()
     make(folder, tmp_path / "pack", executor=watched, storage_options={"anon": True})
     assert watched.tasks
     for task in watched.tasks:
         assert b"wJalrXUtnFEMI" not in task
-        assert b"tests.crews:verify" in task
+        assert b"tests.executors:verify" in task
         assert len(task) < 5000
 
 
 def test_refusals(folder: Path, tmp_path: Path) -> None:
-    watched = crews.Watched()
+    watched = executors.RecordingExecutor()
     for wrong, words in (
         ({"executor": 3}, "wanted an Executor"),
         ({"executor": watched, "rank": 1, "size": 2}, "Either ranks"),
@@ -216,7 +216,7 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
 def test_the_error_of_a_worker_names_it_and_what_is_missing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = crews.Watched()
+    watched = executors.RecordingExecutor()
     real = watched.submit
 
     def elsewhere(fn: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -243,7 +243,7 @@ def test_the_error_of_a_worker_names_it_and_what_is_missing(
 def test_a_worker_of_another_version(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = crews.Watched()
+    watched = executors.RecordingExecutor()
     real = watched.submit
 
     def older(fn: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -267,14 +267,20 @@ def test_ray_with_a_worker_that_is_killed_twice(
         RayExecutor()
     folder = images.class_folder(tmp_path / "set", samples=samples)
     pack(folder, tmp_path / "alone", shard_bytes=SMALL, verify=images.verify)
-    crews.plan_kills(tmp_path / "kills", 2, monkeypatch.setenv)
-    environment = {"env_vars": {crews.KILLS: os.environ[crews.KILLS], "PYTHONPATH": str(ROOT)}}
+    executors.plan_kills(tmp_path / "kills", 2, monkeypatch.setenv)
+    environment = {
+        "env_vars": {executors.KILLS: os.environ[executors.KILLS], "PYTHONPATH": str(ROOT)}
+    }
     ray.init(num_cpus=3, include_dashboard=False, runtime_env=environment, log_to_driver=False)
     try:
         with RayExecutor() as executor:
             assert executor.num_workers == 3
             pack(
-                folder, tmp_path / "pack", shard_bytes=SMALL, verify=crews.verify, executor=executor
+                folder,
+                tmp_path / "pack",
+                shard_bytes=SMALL,
+                verify=executors.verify,
+                executor=executor,
             )
     finally:
         ray.shutdown()

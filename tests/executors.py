@@ -1,4 +1,5 @@
-"""Workers for packing and indexing over executors: verifiers that die, executors that look on."""
+"""Executors and verifiers for tests of packing and indexing: workers that are killed, recorded
+tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ KILLS = "PENSTOCK_TEST_KILLS"
 
 
 def plan_kills(folder: Path, count: int, set_variable: Callable[[str, str], None]) -> None:
-    """Have so many workers killed, one after the other, in the middle of a task."""
+    """Kill this many workers, one after the other, in the middle of a task."""
     folder.mkdir()
     for number in range(count):
         (folder / str(number)).touch()
@@ -30,7 +31,7 @@ def plan_kills(folder: Path, count: int, set_variable: Callable[[str, str], None
 
 
 def verify(samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
-    """Pillow's verifier, that kills its process while there are kills to do."""
+    """Verify by Pillow, but kill the process while kills are left."""
     folder = os.environ.get(KILLS)
     for marker in sorted(Path(folder).iterdir()) if folder else ():
         with contextlib.suppress(FileNotFoundError):
@@ -39,8 +40,8 @@ def verify(samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
     return images.verify(samples)
 
 
-class Watched(Executor):
-    """Runs each task here and at once, from the bytes that it was pickled to."""
+class RecordingExecutor(Executor):
+    """An executor that runs each task at once in this process, from its pickled bytes."""
 
     def __init__(self) -> None:
         self.tasks: list[bytes] = []

@@ -309,7 +309,7 @@ def test_the_command_asks_listed_nodes(
         (("--peers", "127.0.0.1:7077"), "got no --peer-nodes"),
         (("--peers", "127.0.0.1:7077", "--peer-nodes", "a:1,b:2"), "isn't among the 2 nodes"),
         (("--peers", "0.0.0.0:7077", "--peer-nodes", "0.0.0.0:7077"), "all networks of a node"),
-        (("--no-tls",), "go with --peers"),
+        (("--no-tls",), "need --peers"),
     ],
 )
 def test_the_command_refuses_a_list_that_can_not_be(

@@ -410,7 +410,9 @@ def test_the_warning_names_the_file_that_is_refused(
 ) -> None:
     cache = DiskCache(tmp_path, max_bytes=8 * MIB)
     refuse_writes(monkeypatch, "catalogue.lock")
-    with pytest.warns(PenstockWarning, match=r"\(catalogue.lock: Permission denied\).*the right"):
+    with pytest.warns(
+        PenstockWarning, match=r"\(catalogue.lock: Permission denied\).*permission to"
+    ):
         cache.open()
 
 

@@ -116,7 +116,7 @@ def test_the_command_takes_a_state_of_json(
     options = (url, "--cache", str(tmp_path / "cache"), "--state", str(file), "--json")
     file.write_text("{")
     code, _, err = run(capsys, *options)
-    assert (code, "no state as JSON" in " ".join(err.split())) == (1, True)
+    assert (code, "a file that isn't JSON" in " ".join(err.split())) == (1, True)
     file.write_text(json.dumps(state_of(pack, tmp_path / "first", steps=1)))
     code, out, _ = run(capsys, *options)
     assert (code, json.loads(out)["objects"]) == (0, count)

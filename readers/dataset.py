@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ClosedError, ConfigError, DatasetError, FetchError, PenstockWarning
-from penstock.cache.base import READ_MODE, ReadMode, Traffic, parse_size, usable_cores
+from penstock.cache.base import READ_MODE, ReadMode, Traffic, usable_cores
 from penstock.readers.fields import (
     PLAIN,
     Naming,
@@ -25,17 +25,11 @@ from penstock.readers.fields import (
     stored_fields,
 )
 from penstock.readers.files import printable
-from penstock.readers.formats import (
-    AUTO,
-    DEFAULT_SAMPLING,
-    arrangement_of,
-    check_format,
-    check_sampling,
-    default_fields_of,
-)
+from penstock.readers.formats import AUTO, check_format, default_fields_of
 from penstock.readers.index import IndexOpener, locate_fields
 from penstock.readers.origin import (
     ALLOWED_LEFT_OUT,
+    DEFAULT_ARRANGEMENT,
     NOT_KNOWN,
     QUARANTINE,
     WARNED_LEFT_OUT,
@@ -59,9 +53,15 @@ if TYPE_CHECKING:
     from penstock.cache.disk import DiskCache
     from penstock.readers.blocks import Blocks
     from penstock.readers.fields import ColumnCrop, FieldType, SampleBatch
-    from penstock.readers.formats import DecodedChunks, DocumentMode, ManifestFile, WindowArgument
+    from penstock.readers.formats import (
+        DecodedChunks,
+        DocumentMode,
+        ManifestFile,
+        Sampling,
+        WindowArgument,
+    )
     from penstock.readers.index import Folder, Index
-    from penstock.readers.origin import LeftOut, Url
+    from penstock.readers.origin import Arrangement, LeftOut, Url
     from penstock.readers.reading import OpenShards
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.types import Verify
@@ -160,13 +160,16 @@ class Dataset(Source):
         self._places = fields if isinstance(fields, Mapping) else None
         self._names = check_names(tuple(fields) if isinstance(fields, Mapping) else fields)
         self._manifest, self._types = manifest, schema
-        self._sampling = check_sampling(
-            sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
-        )
+        self._sampling: Sampling | None = None  # the default
+        sampling = (sample, stride, dtype, documents, vocabulary)
+        if any(given is not None for given in sampling):
+            from penstock.readers.formats import check_sampling
+
+            self._sampling = check_sampling(*sampling)
         self._allowed = check_allowed_left_out(allow_left_out)
         self._allow_empty, self._max_pixels = allow_empty, max_pixels
-        arrangement_of(  # raises for invalid arguments
-            url, fields=fields, schema=schema, allow_empty=allow_empty, max_pixels=max_pixels
+        _arrangement_of(  # raises for invalid arguments
+            url, fields=self._places, schema=schema, allow_empty=allow_empty, max_pixels=max_pixels
         )
         self._renames: tuple[Mapping[str, str], ...] = ()
         self._naming = PLAIN
@@ -178,9 +181,11 @@ class Dataset(Source):
         self._format, self._index_folder = format, index
         self._cache = cache
         self._storage_options, self._filesystem = storage_options, filesystem
-        self._decoded_bytes = (
-            None if decoded_bytes is None else parse_size(decoded_bytes, what="decoded_bytes")
-        )
+        self._decoded_bytes: int | None = None
+        if decoded_bytes is not None:
+            from penstock.cache.base import parse_size
+
+            self._decoded_bytes = parse_size(decoded_bytes, what="decoded_bytes")
         self._opening = threading.Lock()
         self._reader: SampleReader | None = None
         self._contents: Contents | None = None
@@ -198,7 +203,7 @@ class Dataset(Source):
             "filesystem": self._filesystem,
             "manifest": self._manifest,
             "schema": self._types,
-            **self._sampling.arguments(),
+            **({} if self._sampling is None else self._sampling.arguments()),
             "decoded_bytes": self._decoded_bytes,
             "allow_left_out": self._allowed,
             "allow_empty": self._allow_empty,
@@ -241,7 +246,7 @@ class Dataset(Source):
                     storage_options=self._storage_options,
                     scratch=self._scratch,
                     filesystem=self._filesystem,
-                    arrangement=arrangement_of(
+                    arrangement=_arrangement_of(
                         self._source,
                         manifest=self._manifest,
                         fields=self._places,
@@ -263,7 +268,8 @@ class Dataset(Source):
                 )
                 try:
                     index = opener.open(self._format)
-                    self._sampling.check_used(index.format.name, url=self.url)
+                    if self._sampling is not None:
+                        self._sampling.check_used(index.format.name, url=self.url)
                     _check_left_out(index, self._allowed)
                     self._naming = Naming.of(index.schema, names_of, self._renames, url=self.url)
                     names = self._names or default_fields_of(index.format, index.schema)
@@ -326,7 +332,7 @@ class Dataset(Source):
         return (
             all(each is None for each in given)
             and not (self._renames or self._allow_empty)
-            and self._sampling == DEFAULT_SAMPLING
+            and (self._sampling is None or not self._sampling.to_json())
             and not isinstance(self._source, tuple)
             and self._format == AUTO
         )
@@ -531,6 +537,15 @@ def _make_dataset(
     dataset = Dataset(url, **arguments)
     dataset._names, dataset._renames = names, renames
     return dataset
+
+
+def _arrangement_of(url: Url, *, allow_empty: bool, **given: Any) -> Arrangement:
+    """Check arguments as `arrangement_of` does, which is loaded only if one is given."""
+    if allow_empty is False and all(value is None for value in given.values()):
+        return DEFAULT_ARRANGEMENT
+    from penstock.readers.formats import arrangement_of
+
+    return arrangement_of(url, allow_empty=allow_empty, **given)
 
 
 def _check_left_out(index: Index, allowed: float) -> None:

@@ -169,7 +169,6 @@ DEFAULT_SAMPLING = Sampling()
 
 
 def check_sampling(
-    *,
     sample: WindowArgument | None = None,
     stride: WindowArgument | None = None,
     dtype: str | None = None,
@@ -254,7 +253,7 @@ def arrangement_of(
     fields: Iterable[str] | Mapping[str, str | None] | None = None,
     schema: Mapping[str, FieldType] | None = None,
     filesystem: Any | None = None,
-    sampling: Sampling = DEFAULT_SAMPLING,
+    sampling: Sampling | None = None,
     allow_empty: bool = False,
     max_pixels: int | None = None,
 ) -> Arrangement:
@@ -270,7 +269,7 @@ def arrangement_of(
         manifest=_manifest(url, manifest, is_path=filesystem is not None),
         places=_places(fields),
         schema=_schema(schema),
-        sampling=sampling.to_json(),
+        sampling="" if sampling is None else sampling.to_json(),
         allow_empty=allow_empty,
         max_pixels=max_pixels,
     )

@@ -22,7 +22,6 @@ from penstock.cache.base import BlobSource, refuse_shortage
 from penstock.readers.fields import array_form, image_fields
 from penstock.readers.files import OWN_FOLDER, below, printable
 from penstock.readers.formats import REINDEX, BlobShard
-from penstock.readers.index.index_folders import warn_of_damage
 from penstock.readers.origin import QUARANTINE, LocalFolder, RemoteFolder, noted_left_out, segment
 from penstock.readers.types import ANY_SIZE, MAX_PIXELS
 
@@ -319,6 +318,8 @@ class Sidecars:
             ) as error:  # damaged or missing in the cache
                 if not self._has_warned:
                     self._has_warned = True
+                    from penstock.readers.index.index_folders import warn_of_damage
+
                     warn_of_damage(place.url, error)
                 place.drop(name, size_bytes=None, version=version)
         path = place.file(name, size_bytes=None, version=version)

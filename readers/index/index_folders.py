@@ -1,11 +1,10 @@
-"""Find a dataset's manifest, and choose the folder that holds its index.
+"""Find a manifest that lies apart from its dataset, and choose the folder that holds its index.
 
-The candidates are the dataset's own folder, `index=`, the place next to the data, the cache folder
+The candidates are `index=`, the place next to the data, the cache folder
 and the user's cache directory. Next to `photos/` means `photos.penstock/`, never inside: other
 tools take each folder inside for a class. Nothing is written to a remote store unless the user asks
 for it. An index next to remote data is read, because the owner of the bucket may have put it there.
-Each place is checked once, and damage to the index there is detected. A damaged copy of a remote
-manifest in the cache is fetched again.
+Each place is checked once, and damage to the index there is detected.
 """
 
 from __future__ import annotations
@@ -30,9 +29,14 @@ from penstock.cache import (
     PenstockWarning,
 )
 from penstock.cache.base import refuse_shortage
-from penstock.readers.files import OWN_FOLDER, is_passed_over, printable
-from penstock.readers.formats import REINDEX, self_indexed
-from penstock.readers.index.manifest_file import MANIFEST, MAX_READ_BYTES, read_manifest
+from penstock.readers.files import is_passed_over, printable
+from penstock.readers.formats import REINDEX
+from penstock.readers.index.manifest_file import (
+    MANIFEST,
+    MAX_READ_BYTES,
+    read_manifest,
+    read_manifest_of,
+)
 from penstock.readers.origin import QUARANTINE, LocalFolder, RemoteFolder, local_path, show
 
 if TYPE_CHECKING:
@@ -311,52 +315,12 @@ def is_trusted(place: bytes, root: bytes) -> bool:
     return False
 
 
-OWN_MANIFEST = OWN_FOLDER + b"/" + MANIFEST
-"""The name of a pack's manifest, relative to its root."""
-
-REPACK = "Run `penstock pack SRC DST` again into an empty folder, or fetch the pack again."
-
-
 class ManifestLookup:
-    """Find the manifests of one dataset. places: the folders that may hold its index."""
+    """Find the manifests of one dataset that lie apart from its data. places: the folders that may
+    hold its index."""
 
     def __init__(self, origin: Origin, places: IndexPlaces) -> None:
         self._origin, self._places = origin, places
-
-    @cached_property
-    def own(self) -> Manifest | None:
-        """Return the manifest in the dataset's own folder, as packs have. Raises FetchError,
-        CorruptShardError if it is damaged, DatasetError if a newer version wrote it."""
-        origin = self._origin
-        if origin.selection is not None:
-            return None
-        try:
-            found = origin.find(OWN_MANIFEST)
-        except FetchError as error:
-            if self.local is None:
-                raise
-            warnings.warn(
-                f"{origin.url}: the remote can't be reached, so the cached index is used without a "
-                f"check. {error}",
-                PenstockWarning,
-                stacklevel=6,
-            )
-            return None
-        if found is None:
-            return None
-        try:
-            manifest = _read(origin, OWN_MANIFEST, *found, remedy=REPACK)
-        except CorruptShardError:
-            if self.is_begun:
-                raise
-            return None
-        return manifest if manifest.format.indexing is None else None
-
-    @property
-    def is_begun(self) -> bool:
-        """Return True if the dataset's own folder shows traces of a format that carries its index,
-        complete or not."""
-        return any(format.recognises(self._origin) for format in self_indexed())
 
     @property
     def separate(self) -> Manifest | None:
@@ -380,7 +344,7 @@ class ManifestLookup:
                     f"{place.url}: there is no index. Build it: penstock index {self._origin.url} "
                     f"--out {place.url}."
                 )
-            manifest = _read(place, MANIFEST, *found, remedy=REINDEX)
+            manifest = read_manifest_of(place, MANIFEST, *found, remedy=REINDEX)
         except (FetchError, DatasetError) as error:
             if is_named:
                 raise
@@ -408,16 +372,3 @@ class ManifestLookup:
             return None
         manifests = map(read_index, self._places.candidates())
         return next((manifest for manifest in manifests if manifest is not None), None)
-
-
-def _read(origin: Origin, name: bytes, size_bytes: int, version: str, *, remedy: str) -> Manifest:
-    """Read a manifest. A damaged copy in the cache is fetched once more."""
-    url = None if origin.is_local else f"{origin.url.rstrip('/')}/{printable(name)}"
-    path = origin.file(name, size_bytes=size_bytes, version=version)
-    try:
-        return read_manifest(path, remedy=remedy, mapped=origin.is_local, url=url)
-    except (CorruptShardError, FileNotFoundError):  # removed since it was fetched
-        if not origin.drop(name, size_bytes=size_bytes, version=version):
-            raise
-    path = origin.file(name, size_bytes=size_bytes, version=version)
-    return read_manifest(path, remedy=remedy, mapped=origin.is_local, url=url)

@@ -30,7 +30,6 @@ from penstock.readers.files import (
     printable,
     read_buffer,
     write_batch,
-    write_whole,
 )
 from penstock.readers.formats import VERSION
 from penstock.readers.index.manifest import (
@@ -44,6 +43,8 @@ from penstock.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from penstock.readers.origin import Origin
 
 MANIFEST = b"manifest.arrow"
 """The name of the manifest in the index's folder."""
@@ -72,6 +73,8 @@ _VERSION_TEXT = re.compile(rb'"version": \d+')
 
 def write_manifest(path: bytes, manifest: Manifest) -> None:
     """Write a manifest atomically. Raises WriteError."""
+    from penstock.readers.files import write_whole  # readers of datasets need none of it
+
     columns = {
         "uri": pa.array(list(manifest.names), pa.binary()),
         "etag": pa.array(list(manifest.etags), pa.string()),
@@ -148,6 +151,21 @@ def read_manifest(
         return manifest
     except BROKEN as error:
         raise _damaged(path, url, error, remedy) from error
+
+
+def read_manifest_of(
+    origin: Origin, name: bytes, size_bytes: int, version: str, *, remedy: str
+) -> Manifest:
+    """Read a manifest. A damaged copy in the cache is fetched once more."""
+    url = None if origin.is_local else f"{origin.url.rstrip('/')}/{printable(name)}"
+    path = origin.file(name, size_bytes=size_bytes, version=version)
+    try:
+        return read_manifest(path, remedy=remedy, mapped=origin.is_local, url=url)
+    except (CorruptShardError, FileNotFoundError):  # removed since it was fetched
+        if not origin.drop(name, size_bytes=size_bytes, version=version):
+            raise
+    path = origin.file(name, size_bytes=size_bytes, version=version)
+    return read_manifest(path, remedy=remedy, mapped=origin.is_local, url=url)
 
 
 def _remake(values: Mapping[str, Any]) -> str | None:

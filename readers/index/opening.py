@@ -14,18 +14,23 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import ConfigError, CorruptShardError, DatasetNotFoundError, PenstockWarning
-from penstock.readers.files import extension, printable
+from penstock.cache import (
+    ConfigError,
+    CorruptShardError,
+    DatasetNotFoundError,
+    FetchError,
+    PenstockWarning,
+)
+from penstock.readers.files import OWN_FOLDER, extension, printable
 from penstock.readers.formats import (
     ARRAYS,
     AUTO,
     FALLBACK,
-    Sampling,
-    are_default_names,
     check_format,
     external_formats,
     format_named,
@@ -33,19 +38,10 @@ from penstock.readers.formats import (
     has_external_formats,
     is_recognised_by_names,
     looks_like_fallback,
-    renamed_arrangement,
+    self_indexed,
 )
 from penstock.readers.index.index import index_of
-from penstock.readers.index.index_folders import (
-    OWN_MANIFEST,
-    REPACK,
-    Folder,
-    IndexPlaces,
-    ManifestLookup,
-    check_arrangement,
-    is_cached,
-    upload_index,
-)
+from penstock.readers.index.manifest_file import MANIFEST, read_manifest_of
 from penstock.readers.origin import DEFAULT_ARRANGEMENT, LocalFolder, Scratch, locate
 
 if TYPE_CHECKING:
@@ -54,35 +50,83 @@ if TYPE_CHECKING:
     from penstock.readers.formats import Format
     from penstock.readers.index.building import Checker
     from penstock.readers.index.index import Index
+    from penstock.readers.index.index_folders import Folder, IndexPlaces, ManifestLookup
     from penstock.readers.index.maintenance import IndexMaintenance
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.origin import Arrangement, Origin, RemoteFolder, Url
     from penstock.readers.types import Progress, Verify
 
+OWN_MANIFEST = OWN_FOLDER + b"/" + MANIFEST
+"""The name of a pack's manifest, relative to its root."""
+
+REPACK = "Run `penstock pack SRC DST` again into an empty folder, or fetch the pack again."
+
 _MANY_SAMPLES = 2**18
 
 
 class FormatRecognition:
-    """Recognise the format of one dataset. places: the folders that may hold its index."""
+    """Recognise the format of one dataset. index: the folder that the user gave for its index."""
 
-    def __init__(self, origin: Origin, places: IndexPlaces) -> None:
-        self._origin, self._places = origin, places
-        self.manifests = ManifestLookup(origin, places)
+    def __init__(self, origin: Origin, *, scratch: Scratch, index: Folder | None) -> None:
+        self._origin, self._scratch, self._index = origin, scratch, index
+
+    @cached_property
+    def manifests(self) -> ManifestLookup:
+        """The manifests that lie apart from the data, which packs don't have."""
+        from penstock.readers.index.index_folders import IndexPlaces, ManifestLookup
+
+        places = IndexPlaces(origin=self._origin, scratch=self._scratch, index=self._index)
+        return ManifestLookup(self._origin, places)
+
+    @cached_property
+    def own(self) -> Manifest | None:
+        """Return the manifest in the dataset's own folder, as packs have. Raises FetchError,
+        CorruptShardError if it is damaged, DatasetError if a newer version wrote it."""
+        origin = self._origin
+        if origin.selection is not None:
+            return None
+        try:
+            found = origin.find(OWN_MANIFEST)
+        except FetchError as error:
+            if self.manifests.local is None:
+                raise
+            warnings.warn(
+                f"{origin.url}: the remote can't be reached, so the cached index is used without a "
+                f"check. {error}",
+                PenstockWarning,
+                stacklevel=6,
+            )
+            return None
+        if found is None:
+            return None
+        try:
+            manifest = read_manifest_of(origin, OWN_MANIFEST, *found, remedy=REPACK)
+        except CorruptShardError:
+            if self.is_begun:
+                raise
+            return None
+        return manifest if manifest.format.indexing is None else None
+
+    @property
+    def is_begun(self) -> bool:
+        """Return True if the dataset's own folder shows traces of a format that carries its index,
+        complete or not."""
+        return any(format.recognises(self._origin) for format in self_indexed())
 
     def own_index(self, format: str) -> Manifest | None:
         """Return the manifest of a dataset that carries its index (a pack), None for any other.
         Raises DatasetNotFoundError for an incomplete pack, and the same errors as `open_index`."""
         if format != AUTO and format_named(format).indexing is not None:
             return None
-        own = self.manifests.own
+        own = self.own
         if own is not None:
             self._check_large(own)
-            if self._places.index is not None:
+            if self._index is not None:
                 raise ConfigError(
                     f"{self._origin.url} is a pack and has its own index. Leave index= out."
                 )
             return own
-        if format != AUTO or (self.manifests.separate is None and self.manifests.is_begun):
+        if format != AUTO or (self.manifests.separate is None and self.is_begun):
             raise DatasetNotFoundError(
                 f"{self._origin.url}: this pack isn't complete: its manifest "
                 f"({OWN_MANIFEST.decode()}), which is written last, is missing. Run the same "
@@ -95,6 +139,8 @@ class FormatRecognition:
         """Return the format of a dataset that doesn't carry its index. Raises ConfigError if the
         format is ambiguous or unknown, and FetchError."""
         found = self._indexed(format)
+        from penstock.readers.formats import Sampling  # packs don't use it
+
         unit = Sampling.of(self._origin.arrangement).unit
         if unit == "file" and found.name != ARRAYS:
             raise ConfigError(
@@ -232,10 +278,10 @@ def locate_fields(
     origin = located(arrangement)
     if not arrangement.places:
         return origin, {}
+    from penstock.readers.formats import are_default_names, renamed_arrangement
+
     try:
-        recognition = FormatRecognition(
-            origin, IndexPlaces(origin=origin, scratch=scratch, index=index)
-        )
+        recognition = FormatRecognition(origin, scratch=scratch, index=index)
         is_pack = recognition.own_index(format) is not None
         names = dict(arrangement.places)
         if not is_pack and not are_default_names(recognition.indexed(format).name, origin):
@@ -265,6 +311,8 @@ class IndexOpener:
     @property
     def places(self) -> IndexPlaces:
         """Return the folders that may hold the index."""
+        from penstock.readers.index.index_folders import IndexPlaces
+
         return IndexPlaces(origin=self.origin, scratch=self.scratch, index=self.index)
 
     def open(self, format: str) -> Index:
@@ -279,6 +327,8 @@ class IndexOpener:
         remote = recognition.manifests.remote
         if remote is not None and remote.about.kind == found.name:
             place = self.places.remote()
+            from penstock.readers.index.index_folders import check_arrangement
+
             check_arrangement(remote, self.origin, shown="" if place is None else place.url)
             return self._index(remote, place)
         return self._index(*self._upkeep(found, self.places).open())
@@ -311,21 +361,23 @@ class IndexOpener:
             raise ConfigError(
                 f'format: got "{format}", the format of packs, but a pack has its own index.'
             )
-        manifests = self._recognition().manifests
-        if manifests.own is not None or manifests.is_begun:
+        recognition = self._recognition()
+        if recognition.own is not None or recognition.is_begun:
             raise ConfigError(
                 f"{self.origin.url} is a pack, which has its own index: there is nothing to build."
             )
         places, to = self.places.for_upload()
         # An existing index in `index=` is replaced, even if it is of another format.
-        found = FormatRecognition(self.origin, replace(self.places, index=None)).indexed(format)
+        found = FormatRecognition(self.origin, scratch=self.scratch, index=None).indexed(format)
         built, place = self._upkeep(found, places).rebuild()
         if to is not None:
+            from penstock.readers.index.index_folders import upload_index
+
             upload_index(built, place, to)
         return self._index(built, place if to is None else to)
 
     def _recognition(self) -> FormatRecognition:
-        return FormatRecognition(self.origin, self.places)
+        return FormatRecognition(self.origin, scratch=self.scratch, index=self.index)
 
     def _upkeep(self, format: Format, places: IndexPlaces) -> IndexMaintenance:
         from penstock.readers.index.maintenance import IndexMaintenance
@@ -342,12 +394,19 @@ class IndexOpener:
 
     def _index(self, manifest: Manifest, place: bytes | RemoteFolder | None) -> Index:
         repair = None
-        if isinstance(place, bytes) and is_cached(place):
-            from penstock.readers.index.building import IndexRepair
+        if isinstance(place, bytes):
+            from penstock.readers.index.index_folders import is_cached
 
-            repair = IndexRepair(
-                manifest, origin=self.origin, place=place, verify=self.verify, workers=self.workers
-            )
+            if is_cached(place):
+                from penstock.readers.index.building import IndexRepair
+
+                repair = IndexRepair(
+                    manifest,
+                    origin=self.origin,
+                    place=place,
+                    verify=self.verify,
+                    workers=self.workers,
+                )
         return index_of(
             manifest, origin=self.origin, place=place, scratch=self.scratch, repair=repair
         )

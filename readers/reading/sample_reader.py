@@ -16,13 +16,6 @@ from penstock.readers.formats import REINDEX
 from penstock.readers.reading.batch_plan import BatchFields, BatchRows, BatchSpans
 from penstock.readers.reading.open_shards import OpenShards
 from penstock.readers.reading.row_reading import WRONG_CRC, present_fields, read_by_rows
-from penstock.readers.reading.span_reading import (
-    EMPTY,
-    checksums,
-    load_blobs,
-    load_local,
-    span_columns,
-)
 from penstock.readers.types import UNFIT
 
 if TYPE_CHECKING:
@@ -114,11 +107,11 @@ class SampleReader:
         arrays = {} if slots is None else slots.columns(visit, payloads, choice)
         if marks and slots is not None:
             slots.without(arrays, sorted(marks), places)
-        columns = {
-            **span_columns(choice, payloads, table, back, arrays),
-            **choice.values(table),
-            **by_rows,
-        }
+        columns = {**choice.values(table), **by_rows}
+        if choice.places:
+            from penstock.readers.reading.span_reading import span_columns
+
+            columns |= span_columns(choice, payloads, table, back, arrays)
         for name, crop in (crops or {}).items():
             if name not in choice.dense:
                 from penstock.readers.fields import cropped  # few need it
@@ -160,6 +153,9 @@ class SampleReader:
     ) -> tuple[list[Encoded], DirectArrays | None, int]:
         """Read the spans of a batch and check them. Returns the bytes of all spans, including empty
         ones, the slots of arrays, whose bytes are in their slots, and the number of bytes read."""
+        # Arrays of one shape have no spans.
+        from penstock.readers.reading.span_reading import EMPTY, checksums, load_blobs, load_local
+
         spans, slots = BatchSpans.of(visit, choice), None
         size_bytes = int((spans.ends - spans.starts).sum())
         if choice.has_arrays:
@@ -316,6 +312,8 @@ class SampleReader:
     ) -> None:
         """Fetch remote shards with wrong spans once more. Spans that are still wrong are marked, or
         raise if marks is None."""
+        from penstock.readers.reading.span_reading import checksums, load_blobs
+
         remote = self.index.remote
         for piece, (shard, a, b) in enumerate(list(spans.pieces())):
             in_shard = [span for span in wrong if a <= span < b]
@@ -383,6 +381,8 @@ def _make_empty(
 ) -> None:
     """Empty the payloads and lengths of bad samples. rows: of the visit. places: their positions in
     the batch. table: in the batch's order."""
+    from penstock.readers.reading.span_reading import EMPTY
+
     for row in rows:
         for field, place in enumerate(choice.places):
             payloads[row * len(choice.places) + field] = EMPTY

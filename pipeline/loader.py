@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.utils.data
 
-from penstock.cache import ClosedError, ConfigError, DatasetError, JobStore
+from penstock.cache import ClosedError, ConfigError, DatasetError
 from penstock.cache.base import READ_MODE, ReadMode
 from penstock.pipeline.feed import NativeEngine
 from penstock.pipeline.loader_arguments import LoaderArguments
@@ -662,6 +662,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         engine = self._native_engine("rejoin")
         arguments = self._arguments.rejoined(world, seed=engine.options.seed)
         live = {name: getattr(self, name) for name in SHOWN_ARGUMENTS}
+        from penstock.cache import JobStore
+
         job_store = None if store is None else JobStore.of(store)
         engine.rejoin(arguments.native(live), step=step, store=job_store)
         self._arguments = arguments

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from penstock.cache import STALL_TIMEOUT_S, PenstockError
 from penstock.cache.base import format_size, usable_cores
@@ -20,8 +20,8 @@ from penstock.pipeline.feed.frozen_order import freeze_order, warn_of_costs
 from penstock.pipeline.feed.map_fields import make_recipes, mapped_fields
 from penstock.pipeline.feed.runner import READ_AHEAD, PipelineRunner, ReadScale
 from penstock.pipeline.feed.tensors import Finisher, PageLocked
-from penstock.pipeline.members import RankMembership, join_ranks, refuse_unbuilt
-from penstock.pipeline.plan import RankOrder, live_share, open_units, shards_of_a_rank, unit_count
+from penstock.pipeline.members import single_rank_membership
+from penstock.pipeline.plan import RankOrder, process_group
 from penstock.pipeline.report import Meter, QuarantineFile
 from penstock.readers import Blocks
 from penstock.readers.fields import Boxes, Keypoints, stored_fields
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.padding import Pads
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
-    from penstock.pipeline.members import JobWaits, LoaderChannel
+    from penstock.pipeline.members import JobWaits, LoaderChannel, RankMembership, SharedChannel
     from penstock.pipeline.options import NativeOptions
     from penstock.pipeline.plan import JobOrder, LaneOrder, PlanSettings, World
     from penstock.pipeline.report import ChunkFacts, ShardFigures
@@ -90,12 +90,19 @@ def build_assembly(
         order = freeze_order(dataset, options, settings, lane_order)
     except PenstockError as error:
         if membership is None:
+            from penstock.pipeline.members import refuse_unbuilt
+
             refuse_unbuilt(dataset, options, error)
         raise
     if settings is None:
         warn_of_costs(order, options)
     fingerprint = order.fingerprint()
-    membership = membership or join_ranks(order, options, plan=fingerprint)
+    if membership is None and not (options.agrees and process_group()):
+        membership = single_rank_membership(options)
+    elif membership is None:
+        from penstock.pipeline.members import join_ranks
+
+        membership = join_ranks(order, options, plan=fingerprint)
     try:
         pipeline, runner = _build(dataset, options, position, order, membership.channel)
     except PenstockError as error:
@@ -218,7 +225,7 @@ def _pipeline(
     if channel.is_shared:
         from penstock.pipeline.members import JobWaits  # a single process needs none of it
 
-        job_waits = JobWaits(channel, meter, options.world)
+        job_waits = JobWaits(cast("SharedChannel", channel), meter, options.world)
         meter.job = job_waits.statistics
     name = f"{contents.fingerprint[:16]}-{options.world.file_label}.jsonl"
     is_all = mapped.reads == stored_fields(dataset.fields, schema)
@@ -341,6 +348,7 @@ def _watch_chunks(
     stores = source.chunks
     if not stores:
         return None
+    from penstock.pipeline.plan import live_share, open_units, shards_of_a_rank, unit_count
     from penstock.pipeline.report import ChunkFacts
     from penstock.readers.formats import sum_counts
 

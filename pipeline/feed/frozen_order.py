@@ -12,11 +12,9 @@ from penstock.pipeline.plan import (
     BatchSchedule,
     JobOrder,
     Walk,
-    advice,
     buckets_of,
     ordered_settings,
     shuffled_settings,
-    uneven_batches_warning,
 )
 
 if TYPE_CHECKING:
@@ -110,11 +108,14 @@ def _first_settings(
 def warn_of_costs(order: JobOrder, options: NativeOptions) -> None:
     """Warn of the costs of a job's order. Only the first rank warns."""
     world = options.world
-    if world.process or not options.shuffle:
+    icc = order.source.contents.icc
+    if world.process or not options.shuffle or (world.nodes == 1 and icc is None):
         return
+    from penstock.pipeline.plan import advice, uneven_batches_warning  # arrays on one node cost nothing
+
     warned = advice(
         order.plan(),
-        icc=order.source.contents.icc,
+        icc=icc,
         global_batch=order.walk.schedule.size,
         ranks=world.size,
         nodes=world.nodes,

@@ -16,7 +16,6 @@ from penstock.cache import ClosedError, NotPicklableError, PenstockError, PlanEr
 from penstock.pipeline.feed.assembly import Assembly, build_assembly, checked_order
 from penstock.pipeline.feed.frozen_order import freeze_order
 from penstock.pipeline.feed.position import Position
-from penstock.pipeline.members import rejoin_ranks
 from penstock.pipeline.options import check_count, check_epoch
 from penstock.pipeline.plan import Cursor, LaneOrder, first_slot, order_fingerprint
 
@@ -189,6 +188,8 @@ class NativeSetup:
         lane_order = _lane_order_of(state)
         order = freeze_order(self._dataset, options, state.plan, lane_order)
         old = None if self.assembly is None else self.assembly.membership.channel
+        from penstock.pipeline.members import rejoin_ranks
+
         membership = rejoin_ranks(order, options, state, store=store, old=old)
         if membership.follows_data and store is not None:
             lane_order = membership.lane_order(order, options, state.cursor, number=0)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from penstock.pipeline.feed.ragged import Ragged
 from penstock.readers.fields import PRESENT, DenseColumn, ListColumn, RaggedColumn, is_number
 
 if TYPE_CHECKING:
@@ -47,6 +46,8 @@ def output_of(column: Column) -> Any:
         shapes = None if column.shapes is None else tensor_of(column.shapes)
         values, offsets = tensor_of(column.values), tensor_of(column.offsets)
         longest = int(np.diff(column.offsets).max(initial=0)) if shapes is None else None
+        from penstock.pipeline.feed.ragged import Ragged
+
         return Ragged(values, offsets, shapes, longest)
     assert isinstance(column, ListColumn), type(column)
     return column.samples
@@ -54,7 +55,12 @@ def output_of(column: Column) -> Any:
 
 def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
     """Apply a function to a field's output if it is a tensor or a `Ragged`."""
-    return change(value) if isinstance(value, torch.Tensor | Ragged) else value
+    if not isinstance(value, torch.Tensor):
+        from penstock.pipeline.feed.ragged import Ragged  # arrays of one shape need none of it
+
+        if not isinstance(value, Ragged):
+            return value
+    return change(value)
 
 
 def in_storage(values: NDArray[Any]) -> torch.Tensor | None:

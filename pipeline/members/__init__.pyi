@@ -6,8 +6,10 @@ from .handshake import recipe_text as recipe_text
 from .job_waits import JobWaits as JobWaits
 from .lane_agreement import agreed_lane_order as agreed_lane_order, exchange as exchange
 from .lane_agreement import held_of_groups as held_of_groups
-from .loader_channel import ENDING_TIMEOUT_S as ENDING_TIMEOUT_S, LoaderChannel as LoaderChannel
-from .loader_channel import open_channel as open_channel, publish_count as publish_count
-from .loader_channel import published_counts as published_counts
-from .rank_membership import RankMembership as RankMembership, join_ranks as join_ranks
-from .rank_membership import refuse_unbuilt as refuse_unbuilt, rejoin_ranks as rejoin_ranks
+from .joining import join_ranks as join_ranks, refuse_unbuilt as refuse_unbuilt
+from .joining import rejoin_ranks as rejoin_ranks
+from .rank_membership import LoaderChannel as LoaderChannel, RankMembership as RankMembership
+from .rank_membership import single_rank_membership as single_rank_membership
+from .shared_channel import ENDING_TIMEOUT_S as ENDING_TIMEOUT_S, SharedChannel as SharedChannel
+from .shared_channel import open_channel as open_channel, publish_count as publish_count
+from .shared_channel import published_counts as published_counts

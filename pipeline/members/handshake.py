@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import JobStoreError, PenstockError, PlanError, RankFailedError, StalledError
-from penstock.pipeline.members.loader_channel import MOST_REASON, LoaderChannel, built_key
+from penstock.pipeline.members.shared_channel import MOST_REASON, SharedChannel, built_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -122,7 +122,7 @@ class SharedFacts:
 
 
 def check_same_plan(
-    channel: LoaderChannel, facts: SharedFacts, *, label: str = "", follows_data: bool = False
+    channel: SharedChannel, facts: SharedFacts, *, label: str = "", follows_data: bool = False
 ) -> bool:
     """Raise PlanError unless the ranks' loaders agree; the other ranks then stop at their next
     batch.
@@ -146,7 +146,7 @@ def check_same_plan(
     raise PlanError(text)
 
 
-def check_replicas(channel: LoaderChannel, world: World) -> None:
+def check_replicas(channel: SharedChannel, world: World) -> None:
     """Raise PlanError if more processes have this rank than a replica has processes."""
     members = world.processes // world.size
     if channel.number_of_rank <= members:
@@ -298,7 +298,7 @@ class FirstBatchBarrier:
 
     def __init__(
         self,
-        channel: LoaderChannel,
+        channel: SharedChannel,
         facts: SharedFacts,
         *,
         world: World,
@@ -469,7 +469,7 @@ class FirstBatchBarrier:
         latest = int(section.get(built_key(process)) or 1)
         for number in {1, latest}:
             store = section.under(str(number))
-            LoaderChannel(store, rank=self._world.rank, size=self._world.size).fail(
+            SharedChannel(store, rank=self._world.rank, size=self._world.size).fail(
                 text, differs=True
             )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.pipeline.report import JobStatistics, RankWaits
 
 if TYPE_CHECKING:
-    from penstock.pipeline.members.loader_channel import LoaderChannel
+    from penstock.pipeline.members.shared_channel import SharedChannel
     from penstock.pipeline.plan import World
     from penstock.pipeline.report import Meter
 
@@ -27,7 +27,7 @@ class JobWaits:
     The training thread counts batches; any thread may call `statistics`.
     """
 
-    def __init__(self, channel: LoaderChannel, meter: Meter, world: World) -> None:
+    def __init__(self, channel: SharedChannel, meter: Meter, world: World) -> None:
         self._channel = channel
         self._meter = meter
         self._world = world

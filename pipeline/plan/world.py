@@ -177,7 +177,7 @@ class World:
     def find(cls, environ: Mapping[str, str] | None = None) -> World | None:
         """Return the world as `detect` does; None without a process group and a launcher."""
         environ = os.environ if environ is None else environ
-        group = _process_group()
+        group = process_group()
         if group is None:
             launchers = (lambda _: _initialised_horovod(), *_LAUNCHERS)
             found = next((w for launcher in launchers if (w := launcher(environ))), None)
@@ -280,7 +280,7 @@ def _initialised_horovod() -> World | None:
     )
 
 
-def _process_group() -> tuple[int, int] | None:
+def process_group() -> tuple[int, int] | None:
     """Return the rank and size of torch's default process group; None without one."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():

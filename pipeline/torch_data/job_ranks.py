@@ -12,7 +12,7 @@ from penstock.cache import JobStore
 from penstock.pipeline.members import (
     FirstBatchBarrier,
     JobWaits,
-    LoaderChannel,
+    SharedChannel,
     SharedFacts,
     check_replicas,
     check_same_plan,
@@ -33,7 +33,7 @@ class JobRanks:
     The thread that iterates calls it.
     """
 
-    def __init__(self, channel: LoaderChannel, barrier: FirstBatchBarrier, waits: JobWaits) -> None:
+    def __init__(self, channel: SharedChannel, barrier: FirstBatchBarrier, waits: JobWaits) -> None:
         self._channel = channel
         self._barrier = barrier
         self._waits = waits

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from penstock.cache import JobStore, PenstockWarning, PlanError
 from penstock.pipeline.members import (
     ENDING_TIMEOUT_S,
-    LoaderChannel,
+    SharedChannel,
     SharedFacts,
     check_same_plan,
     open_channel,
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 FACTS = SharedFacts(dataset="d", samples=10, seed=1, plan="p", size=2)
 
 
-def pair(store: Any = None) -> tuple[LoaderChannel, LoaderChannel]:
+def pair(store: Any = None) -> tuple[SharedChannel, SharedChannel]:
     kept = JobStore(store or dist.HashStore()).under("x")  # type: ignore[attr-defined]
-    first, second = (LoaderChannel(kept, rank=rank, size=2) for rank in range(2))
+    first, second = (SharedChannel(kept, rank=rank, size=2) for rank in range(2))
     return first, second
 
 
@@ -52,7 +52,7 @@ class TestAgreement:
         assert [second.count_at("0-80", "bad"), first.count_at("0-80", "bad")] == [5, 5]
 
     def test_out_of_reach_ranks_agree_on_no_count(self) -> None:
-        apart = LoaderChannel(rank=1, size=2)
+        apart = SharedChannel(rank=1, size=2)
         apart.add("bad", 3)
         assert apart.count_at("0-40", "bad") is None
 
@@ -62,7 +62,7 @@ class TestAgreement:
         second.join()
         ended: list[int] = []
 
-        def end(agreement: LoaderChannel) -> None:
+        def end(agreement: SharedChannel) -> None:
             agreement.end_together()
             ended.append(agreement.rank)
 
@@ -79,7 +79,7 @@ class TestAgreement:
         first, second = pair()
         first.join()
         second.join()
-        monkeypatch.setattr("penstock.pipeline.members.loader_channel.ENDING_TIMEOUT_S", 1)
+        monkeypatch.setattr("penstock.pipeline.members.shared_channel.ENDING_TIMEOUT_S", 1)
         first.end_together()
 
     def test_the_first_notice_reaches_all(self) -> None:
@@ -89,7 +89,7 @@ class TestAgreement:
         second.stop({"rank": 1})
         first.stop({"rank": 0})
         assert first.stop_notice() is not None
-        assert LoaderChannel(second.store).stop_notice() == {"rank": 1}
+        assert SharedChannel(second.store).stop_notice() == {"rank": 1}
 
     def test_a_restored_job_forgets_the_notice(self) -> None:
         first, second = pair()
@@ -152,7 +152,7 @@ SCRIPT = textwrap.dedent(
     import torch.distributed as dist
     from penstock.augment import imagenet_eval
     from penstock.pipeline import DataLoader
-    from penstock.pipeline.members import LoaderChannel
+    from penstock.pipeline.members import SharedChannel
     from penstock.readers import Dataset
 
     warnings.simplefilter("ignore")
@@ -180,7 +180,7 @@ SCRIPT = textwrap.dedent(
     if rank == 0:
         store.set("pid", str(os.getpid()))
     rank_0 = os.pidfd_open(int(store.get("pid")))
-    stop, end_together = LoaderChannel.stop, LoaderChannel.end_together
+    stop, end_together = SharedChannel.stop, SharedChannel.end_together
 
     def stopping(self, notice):
         global ending
@@ -192,7 +192,7 @@ SCRIPT = textwrap.dedent(
         end_together(self)
 
     if case == "limit" and rank == 0:
-        LoaderChannel.stop, LoaderChannel.end_together = stopping, waiting
+        SharedChannel.stop, SharedChannel.end_together = stopping, waiting
 
     def step(batches):
         global steps

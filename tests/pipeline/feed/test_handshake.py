@@ -14,7 +14,7 @@ import torch.distributed as dist
 from penstock.augment import imagenet_eval, imagenet_train
 from penstock.cache import JobStore, PlanError
 from penstock.pipeline.members import (
-    LoaderChannel,
+    SharedChannel,
     SharedFacts,
     check_replicas,
     check_same_plan,
@@ -43,9 +43,9 @@ FACTS = SharedFacts(
 )
 
 
-def pair() -> tuple[LoaderChannel, LoaderChannel]:
+def pair() -> tuple[SharedChannel, SharedChannel]:
     kept = JobStore(dist.HashStore()).under("x")  # type: ignore[attr-defined]
-    return LoaderChannel(kept, rank=0, size=2), LoaderChannel(kept, rank=1, size=2)
+    return SharedChannel(kept, rank=0, size=2), SharedChannel(kept, rank=1, size=2)
 
 
 @pytest.mark.parametrize(

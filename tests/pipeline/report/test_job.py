@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import JobStore
-from penstock.pipeline.members import LoaderChannel
+from penstock.pipeline.members import SharedChannel
 from penstock.pipeline.report import MOST_TEXT, JobStatistics, RankWaits
 
 ONE = RankWaits(
@@ -90,7 +90,7 @@ def test_the_slowest_is_named_with_the_reason_and_how_old_that_is() -> None:
 
 def test_who_has_a_number_and_has_not_told_yet_holds_nobody_up() -> None:
     store = JobStore(dist.HashStore())  # type: ignore[attr-defined]
-    first, second = (LoaderChannel(store, rank=rank, size=2) for rank in range(2))
+    first, second = (SharedChannel(store, rank=rank, size=2) for rank in range(2))
     assert first.all_waits() == []
     first.publish_waits("a")
     store.add("tellers", 1)  # a third one, on its way
@@ -98,13 +98,13 @@ def test_who_has_a_number_and_has_not_told_yet_holds_nobody_up() -> None:
     assert first.all_waits() == ["a", "b"]
     first.publish_waits("c")
     assert second.all_waits() == ["c", "b"]
-    assert LoaderChannel(rank=0, size=1).all_waits() is None
+    assert SharedChannel(rank=0, size=1).all_waits() is None
 
 
 def test_the_waits_of_a_thousand_ranks_take_three_requests() -> None:
     kept = dist.HashStore()  # type: ignore[attr-defined]
     for rank in range(1024):
-        LoaderChannel(JobStore(kept), rank=rank, size=1024).publish_waits(ONE.text())
+        SharedChannel(JobStore(kept), rank=rank, size=1024).publish_waits(ONE.text())
     asked: list[str] = []
 
     class Counted:
@@ -112,7 +112,7 @@ def test_the_waits_of_a_thousand_ranks_take_three_requests() -> None:
             asked.append(name)
             return getattr(kept, name)
 
-    told = LoaderChannel(JobStore(Counted()), rank=0, size=1024).all_waits()
+    told = SharedChannel(JobStore(Counted()), rank=0, size=1024).all_waits()
     assert told is not None
     assert len(told) == 1024
     assert len(asked) == 3

@@ -19,6 +19,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache import JobStore, JobStoreError, PenstockWarning
+from penstock.pipeline.members.rank_membership import LoaderChannel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,9 +39,9 @@ ENDING_TIMEOUT_S = 30.0
 MOST_REASON = 2000  # characters of a reason that is published to other ranks
 
 
-class LoaderChannel:
-    """The channel of one loader to the same loader on other ranks; without a store it has only
-    itself.
+class SharedChannel(LoaderChannel):
+    """The channel of one loader to the same loader on other ranks, through the job's store. Once
+    the store is lost, it has only itself.
 
     Several loaders of a job don't mix: each has its own keys, by dataset and number.
     """
@@ -56,33 +57,18 @@ class LoaderChannel:
     ) -> None:
         """store: this loader's part of the job's store. job_store: all of it. section: the name of
         the part that holds this and similar loaders. size: ranks of the job, reachable or not."""
+        super().__init__(rank=rank, size=size)
         self.store = store
         self._job_store = job_store
         self.section = section
-        self.rank = rank
-        self.size = size
-        self.number_of_rank = 1  # of this process, among those with its rank, in order of arrival
-        self._counts: dict[str, int] = {}
-        self._notice: dict[str, Any] | None = None
         self._round = 0
         self._notices: FirstProcessNotices | None = None  # in process 0
         self._watch: FirstProcessWatch | None = None  # in any other
         self._waits_number = 0  # of this process, among those that published waits, from 1
 
     @property
-    def is_shared(self) -> bool:
-        """True if other ranks can read what this one publishes."""
-        return self.store is not None
-
-    @property
     def job_store(self) -> JobStore | None:
-        """The job's store; None if it isn't known to answer."""
         return None if self.store is None else self._job_store
-
-    @property
-    def speaks_for_rank(self) -> bool:
-        """True if this process is the first of those that have its rank."""
-        return self.number_of_rank == 1
 
     def follow_first(self, world: World, *, is_expected: bool) -> None:
         """Stop when the job's first process is killed; in that process, publish its end to the
@@ -107,30 +93,24 @@ class LoaderChannel:
                 )
 
     def begin_pass(self) -> None:
-        """Record that a pass begins."""
         if self._notices is not None:
             self._notices.stay()
 
     def end_epoch(self, epoch: int) -> None:
-        """Record that the last batch of an epoch is delivered."""
         if self._notices is not None:
             self._notices.end_epoch(epoch)
 
     def close(self) -> None:
-        """Publish that this process has closed its loader. Safe to call twice."""
         if self._notices is not None:
             self._notices.leave()
         elif self._watch is not None:
             self._watch.end()
 
     def begin(self) -> None:
-        """Start a new round of keys, because all ranks load a state. A notice of differing loaders
-        stays."""
-        notice = self.stop_notice()
+        super().begin()
         if self._notices is not None:
             self._notices.stay(begins=True)
         self._round += 1
-        self._notice = notice if notice is not None and notice.get("differs") else None
 
     def compare(self, facts: dict[str, Any]) -> dict[str, Any]:
         """Return the facts of the first rank that called this; this rank's own facts if it is the
@@ -141,39 +121,26 @@ class LoaderChannel:
         return theirs if isinstance(theirs, dict) else facts
 
     def add(self, name: str, count: int) -> int:
-        """Add to a counter of all ranks and return its new value."""
-        own = self._counts[name] = self._counts.get(name, 0) + count
+        own = super().add(name, count)
         return self._request(lambda store: store.add(self._key(name), count), own)
 
     def count_at(self, place: str, name: str) -> int | None:
-        """Return a counter's value at a place of the stream, the same on every rank at any time.
-
-        The first rank that asks for a place decides the value from the additions so far, and the
-        others use it, so no rank waits. None if the ranks can't reach one another.
-        """
         if not self.is_shared:
-            return self._counts.get(name, 0) if self.size == 1 else None
+            return super().count_at(place, name)
         mine = str(self.add(name, 0))
         first = self._request(lambda store: store.set_once(self._key(f"at-{place}"), mine), "")
         return int(first) if first else None
 
     def first_value(self, name: str, value: int) -> int:
-        """Return the value of the first rank that called this; this rank's own if the store is
-        gone."""
         key, text = self._key(name), str(value)
         return int(self._request(lambda store: store.set_once(key, text), text))
 
     def stop(self, notice: dict[str, Any]) -> None:
-        """Publish a notice that stops every rank at its next batch. Only the first one counts."""
-        self._notice = self._notice or notice
+        super().stop(notice)
         text = json.dumps(notice)
         self._request(lambda store: store.set_once(self._key("stop"), text), "")
 
     def fail(self, reason: str, *, differs: bool = False) -> None:
-        """Publish that this rank failed: all ranks stop, at any step.
-
-        differs: the loaders differ, so ranks that have loaded a state since stop too.
-        """
         if not self.is_shared:
             return
         self.stop(self._failure(reason, differs=differs))
@@ -228,7 +195,6 @@ class LoaderChannel:
         return not self._request(lambda s: s.wait(keys, timeout_s=timeout_s, look=look), none)
 
     def stop_notice(self) -> dict[str, Any] | None:
-        """Return the notice to stop, if a rank has published one."""
         if self._notice is None:
             text = self._request(lambda store: store.get(self._key("stop")), None)
             if text is not None:
@@ -321,7 +287,7 @@ def built_key(process: int) -> str:
 
 def open_channel(
     *, dataset: str, shuffle: bool, world: World, store: JobStore | None = None
-) -> LoaderChannel:
+) -> SharedChannel:
     """Open the channel of this process's next loader; without a process group it reaches no rank.
 
     dataset: the name by which loaders belong together: the dataset's fingerprint, or that of the
@@ -332,11 +298,11 @@ def open_channel(
     rank, size = world.rank, world.size
     store = store or JobStore.of_group()
     if store is None:
-        return LoaderChannel(rank=rank, size=size)
+        return SharedChannel(rank=rank, size=size)
     section = store_section(dataset, shuffle=shuffle)
     kind = store.under(section)
-    number = LoaderChannel(kind, rank=rank).add(f"loaders-{world.process}", 1)  # `built_key`
-    channel = LoaderChannel(
+    number = SharedChannel(kind, rank=rank).add(f"loaders-{world.process}", 1)  # `built_key`
+    channel = SharedChannel(
         kind.under(str(number)), rank=rank, size=size, job_store=store, section=section
     )
     if world.place is not None:

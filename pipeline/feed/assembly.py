@@ -97,7 +97,8 @@ def build_assembly(
     if settings is None:
         warn_of_costs(order, options)
     fingerprint = order.fingerprint()
-    if membership is None and not (options.agrees and process_group()):
+    is_single = options.world.processes == 1 and process_group() is None
+    if membership is None and (is_single or not options.agrees):
         membership = single_rank_membership(options)
     elif membership is None:
         from penstock.pipeline.members import join_ranks

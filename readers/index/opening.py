@@ -42,7 +42,7 @@ from penstock.readers.formats import (
 )
 from penstock.readers.index.index import index_of
 from penstock.readers.index.manifest_file import MANIFEST, read_manifest_of
-from penstock.readers.origin import DEFAULT_ARRANGEMENT, LocalFolder, Scratch, locate
+from penstock.readers.origin import DEFAULT_ARRANGEMENT, LocalFolder, plain_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from penstock.readers.index.index_folders import Folder, IndexPlaces, ManifestLookup
     from penstock.readers.index.maintenance import IndexMaintenance
     from penstock.readers.index.manifest import Manifest
-    from penstock.readers.origin import Arrangement, Origin, RemoteFolder, Url
+    from penstock.readers.origin import Arrangement, Origin, RemoteFolder, Scratch, Url
     from penstock.readers.types import Progress, Verify
 
 OWN_MANIFEST = OWN_FOLDER + b"/" + MANIFEST
@@ -267,6 +267,13 @@ def locate_fields(
     check_format(format)
 
     def located(arrangement: Arrangement) -> Origin:
+        folder = None
+        if filesystem is None and not scratch.is_kept:  # else it may be on a network file system
+            folder = plain_folder(url, arrangement)
+        if folder is not None:
+            return folder
+        from penstock.readers.origin import locate
+
         return locate(
             url,
             storage_options=storage_options,

@@ -3,6 +3,8 @@ from .arrangement import (
     Arrangement as Arrangement,
     NO_TABLE as NO_TABLE,
 )
+from .dataset_place import index_url as index_url, options_scope as options_scope
+from .dataset_place import place_of as place_of
 from .file_selection import by_pattern as by_pattern, of_names as of_names
 from .left_out import ALLOWED_LEFT_OUT as ALLOWED_LEFT_OUT, LeftOut as LeftOut
 from .left_out import NOT_KNOWN as NOT_KNOWN, QUARANTINE as QUARANTINE
@@ -14,8 +16,8 @@ from .left_out import left_out_total as left_out_total, noted_left_out as noted_
 from .left_out import no_good_sample_message as no_good_sample_message, percent as percent
 from .left_out import quarantine_lines as quarantine_lines
 from .origin import Entry as Entry, LocalFolder as LocalFolder, Origin as Origin
-from .origin import RemoteFolder as RemoteFolder, leads_to_folder as leads_to_folder
-from .origin import locate as locate, segment as segment
+from .origin import leads_to_folder as leads_to_folder, plain_folder as plain_folder
+from .remote_folder import RemoteFolder as RemoteFolder, locate as locate, segment as segment
 from .scratch import Scratch as Scratch
 from .unreadable import check_layout as check_layout
 from .unreadable import check_splits as check_splits, check_store as check_store
@@ -24,6 +26,5 @@ from .unreadable import is_prose as is_prose, not_a_folder_message as not_a_fold
 from .unreadable import not_found_message as not_found_message, role_of as role_of
 from .unreadable import warn_of_left_out as warn_of_left_out
 from .urls import OneUrl as OneUrl, Url as Url, check_url as check_url
-from .urls import NOT_FOUND as NOT_FOUND, index_url as index_url, local_path as local_path
+from .urls import NOT_FOUND as NOT_FOUND, local_path as local_path, show as show
 from .urls import cannot_examine as cannot_examine, status_of as status_of
-from .urls import options_scope as options_scope, place_of as place_of, show as show

@@ -27,20 +27,7 @@ from penstock.readers.fields import (
 from penstock.readers.files import printable
 from penstock.readers.formats import AUTO, check_format, default_fields_of
 from penstock.readers.index import IndexOpener, locate_fields
-from penstock.readers.origin import (
-    ALLOWED_LEFT_OUT,
-    DEFAULT_ARRANGEMENT,
-    NOT_KNOWN,
-    QUARANTINE,
-    WARNED_LEFT_OUT,
-    Scratch,
-    check_allowed_left_out,
-    check_url,
-    left_out_text,
-    left_out_total,
-    percent,
-    show,
-)
+from penstock.readers.origin import DEFAULT_ARRANGEMENT, Scratch, check_url, show
 from penstock.readers.reading import SampleReader
 from penstock.readers.sources import Contents, Source
 
@@ -88,6 +75,10 @@ def _source_names(
 
 
 _log = logging.getLogger("penstock")
+
+ALLOWED_LEFT_OUT, WARNED_LEFT_OUT = 0.1, 0.01
+"""The share of samples that a dataset may leave out by default, and the share above which each
+opening warns."""
 
 
 class Dataset(Source):
@@ -166,7 +157,7 @@ class Dataset(Source):
             from penstock.readers.formats import check_sampling
 
             self._sampling = check_sampling(*sampling)
-        self._allowed = check_allowed_left_out(allow_left_out)
+        self._allowed = _check_allowed_left_out(allow_left_out)
         self._allow_empty, self._max_pixels = allow_empty, max_pixels
         _arrangement_of(  # raises for invalid arguments
             url, fields=self._places, schema=schema, allow_empty=allow_empty, max_pixels=max_pixels
@@ -388,7 +379,7 @@ class Dataset(Source):
     def __repr__(self) -> str:
         if self._reader is None:
             return f"Dataset({self.url!r})"
-        left_out = left_out_total(self._own_left_out())
+        left_out = sum(each.samples for each in self._own_left_out().values())
         suffix = f", {left_out:,} left out" if left_out else ""
         return f"Dataset({self.url!r}, {self._reader.index.samples} samples{suffix})"
 
@@ -548,10 +539,31 @@ def _arrangement_of(url: Url, *, allow_empty: bool, **given: Any) -> Arrangement
     return arrangement_of(url, allow_empty=allow_empty, **given)
 
 
+def _check_allowed_left_out(share: object) -> float:
+    """Check `allow_left_out=` and return the share of samples that may be left out. Raises
+    ConfigError."""
+    if isinstance(share, bool | int | float) and 0 <= share <= 1:
+        return float(share)
+    raise ConfigError(
+        f"allow_left_out: got {share!r}, wanted the largest share of samples that may be left out, "
+        "0 to 1, such as 0.2; True allows any."
+    )
+
+
 def _check_left_out(index: Index, allowed: float) -> None:
     """Warn if an index leaves out many samples. Raises DatasetError if it leaves out more than
     allowed."""
     noted = index.about.samples_left_out
+    if not (index.quarantined if noted is None else noted):
+        return
+    from penstock.readers.origin import (
+        NOT_KNOWN,
+        QUARANTINE,
+        left_out_text,
+        left_out_total,
+        percent,
+    )
+
     most = index.quarantined if noted is None else left_out_total(noted)
     if most <= min(allowed, WARNED_LEFT_OUT) * (index.samples + most):
         return

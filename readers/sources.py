@@ -33,7 +33,6 @@ from penstock.readers.fields import (
     has_values,
     joined_columns,
 )
-from penstock.readers.origin import joined_left_out
 from penstock.readers.types import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -215,7 +214,12 @@ class Source(ABC):
     @property
     def samples_left_out(self) -> Mapping[str, LeftOut]:
         """Like `left_out`, with an example for each reason."""
-        return joined_left_out(each._own_left_out() for each in dict.fromkeys(self._datasets()))
+        found = [each._own_left_out() for each in dict.fromkeys(self._datasets())]
+        if not any(found):
+            return {}
+        from penstock.readers.origin import joined_left_out
+
+        return joined_left_out(found)
 
     def _datasets(self) -> tuple[Source, ...]:
         """Return the datasets of which the source consists."""

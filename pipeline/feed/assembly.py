@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from penstock.cache import STALL_TIMEOUT_S, PenstockError
-from penstock.cache.base import format_size, usable_cores
+from penstock.cache.base import usable_cores
 from penstock.pipeline.feed.bad_samples import BadCount, BadSamples
 from penstock.pipeline.feed.batch_pipeline import BatchPipeline
 from penstock.pipeline.feed.batch_reader import BatchReader, Payloads
@@ -383,6 +383,8 @@ def _watch_chunks(
 
 def _log_chunk_memory(url: str, *, units: float, needed: float, memory: int, files: int) -> None:
     """Log the memory that the windows need, and the room for it."""
+    from penstock.cache.base import format_size  # needed for chunks only
+
     wanted = (
         f"{url}: this rank's windows mix {units:,.0f} decode units, which "
         f"take about {format_size(needed)} decoded"

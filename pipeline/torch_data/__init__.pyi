@@ -1,3 +1,4 @@
+from .dataset_check import check_dataset as check_dataset
 from .epoch_pass import Bookmark as Bookmark, DatasetEpoch as DatasetEpoch
 from .image_split import reject_rebuilt_loader as reject_rebuilt_loader
 from .mark import Mark as Mark, WorkerPosition as WorkerPosition

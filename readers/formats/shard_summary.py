@@ -120,35 +120,6 @@ def _bounds(values: NDArray[Any] | None) -> tuple[float, float] | None:
     return (least, most) if math.isfinite(least) and math.isfinite(most) else None
 
 
-def join_summaries(parts: Sequence[FieldSummary]) -> FieldSummary:
-    """Combine the summaries of one field over several shards, at least one. Raises ValueError if
-    they store it in different ways."""
-    first = parts[0]
-    if any(part.storage != first.storage for part in parts):
-        raise ValueError("shards store one field in different ways")
-    ranges = [part.images for part in parts if part.images is not None]
-    lengths = [part.lengths for part in parts if part.lengths]
-    bounds = [part.bounds for part in parts if part.bounds is not None]
-    counted = [part.progressive for part in parts if part.progressive is not None]
-    return FieldSummary(
-        storage=first.storage,
-        missing=sum(part.missing for part in parts),
-        images=join_ranges(ranges) if ranges else None,
-        channels=tuple(sorted({c for part in parts for c in part.channels})),
-        codecs=tuple(sorted({c for part in parts for c in part.codecs})),
-        lengths=tuple(
-            (min(low for low, _ in axis), max(high for _, high in axis))
-            for axis in zip(*lengths, strict=True)
-        ),
-        bounds=(
-            (min(low for low, _ in bounds), max(high for _, high in bounds))
-            if len(bounds) == len(parts)
-            else None
-        ),
-        progressive=sum(counted) if len(counted) == len(parts) else None,
-    )
-
-
 def join_ranges(ranges: Sequence[ImageRange]) -> ImageRange:
     """Return the bounds over at least one range."""
     return ImageRange(

@@ -10,8 +10,8 @@ from .index import Index as Index, IndexShards as IndexShards
 from .index_folders import Folder as Folder
 from .manifest import Manifest as Manifest, SIDECARS as SIDECARS, check_manifest as check_manifest
 from .manifest import check_summary as check_summary, is_sidecar_name as is_sidecar_name
-from .manifest import join_manifest as join_manifest, label_correlation as label_correlation
-from .manifest import sidecar_name as sidecar_name
 from .manifest_file import COLUMNS as COLUMNS, MANIFEST as MANIFEST, read_manifest as read_manifest
 from .manifest_file import write_manifest as write_manifest
+from .manifest_joining import join_manifest as join_manifest, sidecar_name as sidecar_name
+from .manifest_joining import label_correlation as label_correlation
 from .opening import IndexOpener as IndexOpener, locate_fields as locate_fields

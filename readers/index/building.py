@@ -45,8 +45,9 @@ from penstock.readers.index.candidate_reading import (
     read_candidate_batches,
 )
 from penstock.readers.index.index_folders import warn_of_damage
-from penstock.readers.index.manifest import SIDECARS, join_manifest, sidecar_name, sweep_sidecars
+from penstock.readers.index.manifest import SIDECARS
 from penstock.readers.index.manifest_file import MANIFEST, read_manifest, write_manifest
+from penstock.readers.index.manifest_joining import join_manifest, sidecar_name, sweep_sidecars
 from penstock.readers.origin import (
     QUARANTINE,
     QuarantineEntry,

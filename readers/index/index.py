@@ -20,7 +20,7 @@ from penstock.cache.base import BlobSource, refuse_shortage
 from penstock.readers.fields import array_form, image_fields
 from penstock.readers.files import OWN_FOLDER, below, printable
 from penstock.readers.formats import REINDEX, BlobShard
-from penstock.readers.origin import QUARANTINE, LocalFolder, noted_left_out
+from penstock.readers.origin import LocalFolder
 from penstock.readers.types import ANY_SIZE, MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -407,9 +407,12 @@ class Index:
 
     def left_out(self) -> Mapping[str, LeftOut]:
         """Return the left-out samples by reason; see `noted_left_out`."""
-        return noted_left_out(
-            self.about.samples_left_out, self.quarantined, self.read_quarantine, place=self.place
-        )
+        noted = self.about.samples_left_out
+        if not (self.quarantined if noted is None else noted):
+            return {}
+        from penstock.readers.origin import noted_left_out
+
+        return noted_left_out(noted, self.quarantined, self.read_quarantine, place=self.place)
 
     @property
     def remote(self) -> Remote | None:
@@ -448,6 +451,8 @@ def index_of(
         shown = printable(place) if isinstance(place, bytes) else place.url
 
     def read_quarantine() -> bytes:
+        from penstock.readers.origin import QUARANTINE
+
         path: bytes
         if isinstance(place, bytes):
             path = os.path.join(place, QUARANTINE)

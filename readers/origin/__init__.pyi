@@ -6,10 +6,8 @@ from .arrangement import (
 from .dataset_place import index_url as index_url, options_scope as options_scope
 from .dataset_place import place_of as place_of
 from .file_selection import by_pattern as by_pattern, of_names as of_names
-from .left_out import ALLOWED_LEFT_OUT as ALLOWED_LEFT_OUT, LeftOut as LeftOut
-from .left_out import NOT_KNOWN as NOT_KNOWN, QUARANTINE as QUARANTINE
-from .left_out import QuarantineEntry as QuarantineEntry, WARNED_LEFT_OUT as WARNED_LEFT_OUT
-from .left_out import check_allowed_left_out as check_allowed_left_out
+from .left_out import LeftOut as LeftOut, NOT_KNOWN as NOT_KNOWN, QUARANTINE as QUARANTINE
+from .left_out import QuarantineEntry as QuarantineEntry
 from .left_out import count_left_out as count_left_out, joined_left_out as joined_left_out
 from .left_out import left_out_for as left_out_for, left_out_text as left_out_text
 from .left_out import left_out_total as left_out_total, noted_left_out as noted_left_out

@@ -11,17 +11,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.cache import ConfigError, PenstockError
+from penstock.cache import PenstockError
 from penstock.readers.files import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 QUARANTINE = b"quarantine.jsonl"
-
-ALLOWED_LEFT_OUT, WARNED_LEFT_OUT = 0.1, 0.01
-"""The share of samples that a dataset may leave out by default, and the share above which each
-opening warns."""
 
 NOT_KNOWN = "not known: the index names no reasons, and its quarantine.jsonl can't be read"
 
@@ -161,17 +157,6 @@ def left_out_text(left_out: Mapping[str, LeftOut], *, samples: int) -> str:
     return (
         f"{total:,} of {samples + total:,} samples ({percent(total / (samples + total))}) are "
         f"left out: {reasons}{more}"
-    )
-
-
-def check_allowed_left_out(share: object) -> float:
-    """Check `allow_left_out=` and return the share of samples that may be left out. Raises
-    ConfigError."""
-    if isinstance(share, bool | int | float) and 0 <= share <= 1:
-        return float(share)
-    raise ConfigError(
-        f"allow_left_out: got {share!r}, wanted the largest share of samples that may be left out, "
-        "0 to 1, such as 0.2; True allows any."
     )
 
 

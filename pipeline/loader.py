@@ -39,7 +39,6 @@ from penstock.pipeline.options import (
     check_timeout,
     checked_augment,
     no_worker_processes,
-    planned_batch_size,
     refuse_torch_arguments,
     refuse_with_seed,
 )
@@ -55,9 +54,8 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from penstock.augment import Recipes
-    from penstock.pipeline.options import TorchDataOptions
     from penstock.pipeline.report import Statistics
-    from penstock.pipeline.torch_data import TorchEngine
+    from penstock.pipeline.torch_data import TorchDataOptions, TorchEngine
 
     T_co = TypeVar("T_co", covariant=True, default=Any)
     Engine = NativeEngine | TorchEngine
@@ -346,10 +344,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if isinstance(dataset, Source):
             self._init_native(dataset)
         else:
-            from penstock.pipeline.torch_data import check_dataset
+            from penstock.pipeline.torch_data import check_dataset, check_torch_dataset
 
             check_dataset(dataset)
-            own.check_torch_dataset()
+            check_torch_dataset(own)
             self._init_torch(dataset)
         if self._engine.shards_itself:
             # Accelerate returns such loaders unchanged. The loader that it would otherwise build
@@ -381,7 +379,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _init_torch(self, dataset: Any) -> None:
         # Imported here and below, because a native loader doesn't need these modules.
-        from penstock.pipeline.torch_data import TorchEngine, reject_rebuilt_loader
+        from penstock.pipeline.torch_data import (
+            TorchEngine,
+            check_unplanned,
+            planned_batch_size,
+            reject_rebuilt_loader,
+        )
 
         arguments = self._arguments
         options, own, world = arguments.torch_options, arguments.own, arguments.world
@@ -394,7 +397,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             size = planned_batch_size(options, own, world)
             options = replace(options, shuffle=None, sampler=sampler, batch_size=size)
         else:
-            own.check_unplanned(is_map=is_map)
+            check_unplanned(own, is_map=is_map)
         super().__init__(dataset, **options.arguments())
         self._collate: Any = self.collate_fn
         arguments.choose_seed(self.generator, draws=own.augment is not None)

@@ -14,15 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import ConfigError, PlanError
-from penstock.pipeline.options import (
-    LoaderSeed,
-    NativeOptions,
-    TorchDataOptions,
-    WorkerOptions,
-    draw_seed,
-    parse_device,
-    planned_batch_size,
-)
+from penstock.pipeline.options import LoaderSeed, NativeOptions, WorkerOptions, parse_device
 from penstock.pipeline.plan import World, local_rank
 
 if TYPE_CHECKING:
@@ -31,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.pipeline.options import PenstockOptions, TorchOptions
+    from penstock.pipeline.torch_data import TorchDataOptions
 
 
 class LateWorld:
@@ -237,6 +230,8 @@ class LoaderArguments:
         the sampler shares the samples out over the ranks. Raises ConfigError and PlanError for
         arguments that don't fit the world.
         """
+        from penstock.pipeline.torch_data import TorchDataOptions, draw_seed, planned_batch_size
+
         options, own, world = replace(self.torch_options, **live), self.own, self.world
         if is_planned:
             batch_size = planned_batch_size(options, own, world)

@@ -1,7 +1,7 @@
 """Check a loader's arguments once, and turn them into frozen values for an engine.
 
 `TorchOptions` and `PenstockOptions` hold the arguments as the user passed them: those that the
-loader shares with torch's, and its own. `NativeOptions` and `TorchDataOptions` are resolved from
+loader shares with torch's, and its own. `NativeOptions` and those of torch datasets are resolved from
 both for one world: batch sizes per rank, the end of an epoch, the seed (the user's, or one drawn as
 torch does) and the device. Every error names the argument. Arguments that contradict one another or
 the kind of dataset are errors before any work starts.
@@ -550,54 +550,6 @@ class PenstockOptions:
             check_share("max_bad", self.max_bad)
         check_choice("as_dict", self.as_dict, (True, False))
 
-    def check_torch_dataset(self) -> None:
-        """Raise ConfigError for arguments that only native datasets can use."""
-        from penstock.augment import Map, Pad, SanitizeBoxes, Unpack
-
-        operations = () if isinstance(self.augment, Mapping) else self.augment or ()
-        of_fields = [op for op in operations if isinstance(op, (Map, Pad, SanitizeBoxes, Unpack))]
-        is_passed = {
-            "augment= by field": isinstance(self.augment, Mapping),
-            **{f"{type(op).__name__} in augment=": True for op in of_fields},
-            "deterministic=": self.deterministic and self.augment is None,
-            "read=": self.read != READ_MODE,
-            "resident=True": self.resident is True,
-            "as_dict=True": self.as_dict is True,
-            "batch_tokens=": self.batch_tokens is not None,
-            'slots="rank"': self.order.slots != "data",
-            "global_batch_size= by samples": isinstance(self.global_batch_size, Mapping),
-        }
-        for argument in (name for name, passed in is_passed.items() if passed):
-            raise ConfigError(
-                f"{argument} works on native datasets (penstock.Dataset), but this is a torch "
-                "dataset. Drop it, or read the files with penstock.Dataset."
-            )
-
-    def check_unplanned(self, *, is_map: bool) -> None:
-        """Raise ConfigError for arguments that need Penstock's own plan."""
-        arguments = {
-            **shuffle_settings(self.order),
-            "pad": self.pad,
-            "global_batch_size": self.global_batch_size,
-            "max_bad": self.max_bad if is_map else None,
-        }
-        for name, value in arguments.items():
-            if value is not None:
-                remedy = (
-                    f"Pass seed= as well, or drop {name}=."
-                    if is_map
-                    else "An iterable dataset brings its own order: drop it."
-                )
-                raise ConfigError(
-                    f"{name}={value!r} needs Penstock's order of the samples. {remedy}"
-                )
-        if self.max_bad is not None:
-            raise ConfigError(
-                f"max_bad={self.max_bad!r} replaces bad samples by others, but the samples of an "
-                "iterable dataset have no numbers by which to find others. Drop max_bad=, and let "
-                "its __iter__ leave out the samples that it can't read."
-            )
-
 
 MAX_BAD = 0.001
 """The share of a dataset's samples that may be bad in an epoch, unless the user sets another."""
@@ -773,70 +725,3 @@ class WorkerOptions:
     def arguments(self) -> dict[str, Any]:
         """Return the options as keyword arguments for torch's constructor."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchDataOptions:
-    """The checked arguments of a loader over a torch dataset, resolved for one world.
-
-    torch_options: as the user passed them, with attributes that were set since. own: Penstock's.
-    indices: the sampler or batch sampler of torch's constructor; None for an iterable dataset.
-    batch_size: of this rank's largest batch; None if torch doesn't batch, or a batch sampler does.
-    is_batched: samples come in batches. draw_seed: of augmentation, else None. agrees: the world is
-    that of torch's process group.
-    """
-
-    torch_options: TorchOptions
-    own: PenstockOptions
-    indices: Any
-    batch_size: int | None
-    is_batched: bool
-    workers: WorkerOptions
-    draw_seed: int | None
-    world: World
-    agrees: bool
-    device: torch.device
-
-    @property
-    def seed(self) -> int | None:
-        """The seed of the order and of each sample; None leaves randomness to torch."""
-        return None if self.own.seed is None else int(self.own.seed)
-
-
-def planned_batch_size(
-    torch_options: TorchOptions, own: PenstockOptions, world: World
-) -> int | None:
-    """Return this rank's batch size in Penstock's order of a torch dataset; None for single
-    samples.
-
-    Raises ConfigError and PlanError for sizes that don't fit it or the world.
-    """
-    check_ends(world, drop_last=bool(torch_options.drop_last), pad=own.pad)
-    if torch_options.batch_size is None:
-        if own.global_batch_size is not None or own.pad is not None:
-            raise ConfigError(
-                "batch_size=None (single samples) allows no global_batch_size= and no pad=."
-            )
-        return None
-    return batch_sizes(torch_options.batch_size, own.global_batch_size, world).per_rank
-
-
-def draw_seed(
-    own: PenstockOptions, seed: LoaderSeed, world: World, *, is_sharded: bool
-) -> int | None:
-    """Return the seed of augmentation in a world; None without augmentation.
-
-    is_sharded: a sampler shares the samples out, so each rank has its own crops and its own state.
-    Raises ConfigError if several ranks would draw their own crops of the same samples.
-    """
-    if own.augment is None:
-        return None
-    if seed.given is None and seed.drawn is not None and is_sharded:
-        return seed.drawn
-    if seed.given is None and world.size > 1:
-        raise ConfigError(
-            f"augment= on {world.size} ranks needs seed=, the same on every rank. Penstock then "
-            "orders the samples and shares them out, so leave sampler= out. Or pass a sampler that "
-            "shares them out, such as torch's DistributedSampler, and no seed=."
-        )
-    return seed.in_world(world, draws=True)

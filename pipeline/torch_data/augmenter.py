@@ -15,8 +15,8 @@ from penstock.readers import ANY_SIZE, EncodedBatch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.pipeline.options import TorchDataOptions
     from penstock.pipeline.torch_data.image_split import SplitBatch
+    from penstock.pipeline.torch_data.torch_options import TorchDataOptions
 
 
 class Augmenter:

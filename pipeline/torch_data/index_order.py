@@ -18,12 +18,13 @@ import torch
 import torch.utils.data
 
 from penstock.cache import ConfigError, PlanError
-from penstock.pipeline.options import batch_sizes, check_shuffles, planned_batch_size
+from penstock.pipeline.options import batch_sizes, check_shuffles
 from penstock.pipeline.plan import Cursor, Plan, Walk, default_lanes, default_window
 from penstock.pipeline.torch_data.mark import copy_of, has_state, length_of, state_of
 from penstock.pipeline.torch_data.occurrences import Occurrences
 from penstock.pipeline.torch_data.random_states import NAMES, WatchedDraws
 from penstock.pipeline.torch_data.sample_faults import Substitutes
+from penstock.pipeline.torch_data.torch_options import planned_batch_size
 from penstock.pipeline.torch_data.worker import WorkerRequest, fresh_seed
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from penstock.pipeline.torch_data.index_order import TorchOrder
 from penstock.pipeline.torch_data.mark import Mark, WorkerPosition, has_state, length_of
 
 if TYPE_CHECKING:
-    from penstock.pipeline.options import TorchDataOptions
     from penstock.pipeline.plan import World
     from penstock.pipeline.torch_data.augmenter import Augmenter
     from penstock.pipeline.torch_data.index_order import IndexOrder
+    from penstock.pipeline.torch_data.torch_options import TorchDataOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

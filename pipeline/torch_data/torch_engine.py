@@ -37,12 +37,12 @@ from penstock.pipeline.torch_data.worker import fresh_seed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.pipeline.options import TorchDataOptions
     from penstock.pipeline.plan import World
     from penstock.pipeline.report import Statistics
     from penstock.pipeline.torch_data.augmenter import Augmenter
     from penstock.pipeline.torch_data.index_order import IndexOrder
     from penstock.pipeline.torch_data.job_ranks import JobRanks
+    from penstock.pipeline.torch_data.torch_options import TorchDataOptions
 
 STATE_VERSION = 1
 

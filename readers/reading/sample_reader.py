@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, cast, get_args
+from functools import cached_property
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -11,9 +11,8 @@ from penstock.cache import ConfigError, CorruptSampleError, IndexChangedError
 from penstock.cache.base import ReadMode, Traffic, TrafficMeter, joined_traffic
 from penstock.readers.blocks import Blocks
 from penstock.readers.fields import RaggedColumn, SampleBatch, array_form
-from penstock.readers.files import PageAdvice
 from penstock.readers.formats import REINDEX
-from penstock.readers.reading.batch_plan import BatchFields, BatchRows, BatchSpans
+from penstock.readers.reading.batch_plan import BatchFields, BatchRows
 from penstock.readers.reading.open_shards import OpenShards
 from penstock.readers.reading.row_reading import WRONG_CRC, present_fields, read_by_rows
 from penstock.readers.types import UNFIT
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
 
     from penstock.readers.fields import Column, ColumnCrop
     from penstock.readers.index import Index
-    from penstock.readers.reading.direct_arrays import DirectArrays
     from penstock.readers.reading.parallel_copies import CopyThreads
     from penstock.readers.reading.plain_rows import PlainRows
-    from penstock.readers.reading.span_reading import Unread
+    from penstock.readers.reading.span_reading import SpanReader
     from penstock.readers.types import Encoded
 
 _MODES = get_args(ReadMode)
@@ -49,9 +47,15 @@ class SampleReader:
         self._choice = BatchFields(self._layout, fields)
         self._blocks = Blocks()
         self._copy_threads: CopyThreads | None = None
-        self._advice = PageAdvice()
         self._local = TrafficMeter()
         self._plain = self._find_plain()
+
+    @cached_property
+    def _spans(self) -> SpanReader:
+        """The reader of spans, which arrays of one shape don't have."""
+        from penstock.readers.reading.span_reading import SpanReader
+
+        return SpanReader(self, self._local)
 
     def traffic(self) -> Traffic:
         """Return the bytes read so far, by tier; for a local dataset only bytes_disk."""
@@ -83,7 +87,7 @@ class SampleReader:
         payloads: list[Encoded] = []
         slots, size_bytes = None, 0
         if choice.places:
-            payloads, slots, size_bytes = self._read_spans(visit, choice, mode, marks, blocks)
+            payloads, slots, size_bytes = self._spans.read(visit, choice, mode, marks, blocks)
         by_rows: dict[str, Column] = {}
         back = visit.back()
         if choice.dense or choice.rows:
@@ -103,7 +107,10 @@ class SampleReader:
             assert bad is not None
             places = range(len(rows)) if visit.order is None else visit.order.tolist()
             bad |= {places[row]: reason for row, reason in marks.items()}
-            _make_empty(sorted(marks), places, payloads, table, choice)
+            if choice.places:
+                from penstock.readers.reading.span_reading import make_empty
+
+                make_empty(sorted(marks), places, payloads, table, choice)
         arrays = {} if slots is None else slots.columns(visit, payloads, choice)
         if marks and slots is not None:
             slots.without(arrays, sorted(marks), places)
@@ -142,64 +149,6 @@ class SampleReader:
             return found
         batch = self.read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks)
         return batch.parts(bounds, array=blocks.array)
-
-    def _read_spans(
-        self,
-        visit: BatchRows,
-        choice: BatchFields,
-        mode: ReadMode,
-        marks: dict[int, str] | None,
-        blocks: Blocks,
-    ) -> tuple[list[Encoded], DirectArrays | None, int]:
-        """Read the spans of a batch and check them. Returns the bytes of all spans, including empty
-        ones, the slots of arrays, whose bytes are in their slots, and the number of bytes read."""
-        # Arrays of one shape have no spans.
-        from penstock.readers.reading.span_reading import EMPTY, checksums, load_blobs, load_local
-
-        spans, slots = BatchSpans.of(visit, choice), None
-        size_bytes = int((spans.ends - spans.starts).sum())
-        if choice.has_arrays:
-            from penstock.readers.reading.direct_arrays import (
-                DirectArrays,  # images need none of it
-            )
-
-            slots = DirectArrays.of(visit, choice, spans, blocks)
-        began = time.perf_counter()
-        found: dict[int, str] | None = None if marks is None else {}
-        unread: list[Unread] = []
-        advise, remote = self._advice.is_on, self.index.remote
-        if remote is not None:
-            if len(spans):
-                unread += load_blobs(spans, mode, remote=remote, opened=self.shards, advise=advise)
-            began = time.perf_counter()  # the network's time isn't the disk's
-        elif len(spans):
-            of_spans = None if slots is None else slots.of_spans
-            unread = load_local(spans, mode, advise=advise, marks=found, slots=of_spans)
-        if slots is None:
-            payloads = cast("list[Encoded]", unread)
-            crcs = checksums(spans, payloads, mode, blocks)
-        else:
-            payloads, crcs = slots.fill(
-                spans, unread, mode, blocks, threads=self.copy_threads(), marks=found
-            )
-        if self.index.remote is None:
-            self._local.add(bytes_disk=size_bytes)
-        seconds = time.perf_counter() - began
-        self._advice.note(samples=len(spans), size_bytes=size_bytes, seconds=seconds)
-        if crcs != (wanted := spans.crcs.tolist()):
-            wrong = [i for i, crc in enumerate(crcs) if crc != wanted[i] and i not in (found or ())]
-            self._refetch(spans, choice, payloads, wrong, mode, found, slots)
-        for span, reason in (found or {}).items():
-            assert marks is not None
-            row, field = divmod(spans.place(span), len(choice.places))
-            prefix = f"{choice.names[field]}: " if len(choice.names) > 1 else ""
-            marks.setdefault(row, f"{prefix}{reason}")
-        if spans.places is None:
-            return payloads, slots, size_bytes
-        with_empty: list[Encoded] = [EMPTY] * spans.count
-        for place, payload in zip(spans.places.tolist(), payloads, strict=True):
-            with_empty[place] = payload
-        return with_empty, slots, size_bytes
 
     def _count_rows(self, columns: Mapping[str, Column], choice: BatchFields) -> int:
         """Count and return the bytes that were read by rows. Values in tables are in memory and
@@ -300,51 +249,6 @@ class SampleReader:
             self._copy_threads = CopyThreads()
         return self._copy_threads
 
-    def _refetch(
-        self,
-        spans: BatchSpans,
-        choice: BatchFields,
-        payloads: list[Encoded],
-        wrong: list[int],
-        mode: ReadMode,
-        marks: dict[int, str] | None,
-        slots: DirectArrays | None,
-    ) -> None:
-        """Fetch remote shards with wrong spans once more. Spans that are still wrong are marked, or
-        raise if marks is None."""
-        from penstock.readers.reading.span_reading import checksums, load_blobs
-
-        remote = self.index.remote
-        for piece, (shard, a, b) in enumerate(list(spans.pieces())):
-            in_shard = [span for span in wrong if a <= span < b]
-            if not in_shard:
-                continue
-            number = spans.numbers[piece]
-            repaired: set[int] = set()
-            if remote is not None:
-                fresh = self.shards.replace(number, shard)
-                again = spans.again(number, fresh, in_shard, choice)
-                advise = self._advice.is_on
-                found = load_blobs(again, mode, remote=remote, opened=self.shards, advise=advise)
-                crcs = checksums(again, found, mode, self._blocks)
-                wanted = again.crcs.tolist()
-                for i, span in enumerate(in_shard):
-                    slot = slots.of_spans[span] if slots is not None else None
-                    if slot is None:
-                        payloads[span] = found[i]
-                    elif len(found[i]) == len(slot):
-                        slot[:] = found[i]
-                    else:  # the new bytes hold another array
-                        continue
-                    if crcs[i] == wanted[i]:
-                        repaired.add(span)
-            for span in in_shard:
-                if span in repaired or span in (marks or ()):
-                    continue
-                if marks is None:
-                    raise self.corruption(number, int(spans.rows[span]))
-                marks[span] = WRONG_CRC
-
     def corruption(self, number: int, row: int, reason: str = WRONG_CRC) -> Exception:
         """Return the error for a sample that can't be read, such as one with a wrong checksum."""
         index = self.index
@@ -370,24 +274,6 @@ class SampleReader:
             "wrong. The shard was changed, or the disk is failing: fetch or pack that shard again.",
             sample_id=sample_id,
         )
-
-
-def _make_empty(
-    rows: list[int],
-    places: Sequence[int],
-    payloads: list[Encoded],
-    table: NDArray[np.int64],
-    choice: BatchFields,
-) -> None:
-    """Empty the payloads and lengths of bad samples. rows: of the visit. places: their positions in
-    the batch. table: in the batch's order."""
-    from penstock.readers.reading.span_reading import EMPTY
-
-    for row in rows:
-        for field, place in enumerate(choice.places):
-            payloads[row * len(choice.places) + field] = EMPTY
-            if place.lengths is not None:
-                table[places[row], place.lengths : place.lengths + choice.dimensions(field)] = 0
 
 
 def _check_rows(rows: NDArray[np.int64], index: Index, mode: ReadMode, url: str) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from crc32c import crc32c
@@ -22,20 +23,25 @@ from penstock.readers.fields import (
     codec_number,
     to_array,
 )
+from penstock.readers.files import PageAdvice
 from penstock.readers.formats import BlobShard
+from penstock.readers.reading.batch_plan import BatchSpans
+from penstock.readers.reading.row_reading import WRONG_CRC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import ReadMode
+    from penstock.cache.base import ReadMode, TrafficMeter
     from penstock.cache.blobs import Remote
     from penstock.readers.blocks import Blocks
     from penstock.readers.fields import ArrayForm, Column
     from penstock.readers.formats import FileSpan, OpenShard
-    from penstock.readers.reading.batch_plan import BatchFields, BatchSpans
+    from penstock.readers.reading.batch_plan import BatchFields, BatchRows
+    from penstock.readers.reading.direct_arrays import DirectArrays
     from penstock.readers.reading.open_shards import OpenShards
+    from penstock.readers.reading.row_reading import ShardAccess
     from penstock.readers.types import Encoded
 
     Unread = Encoded | FileSpan
@@ -271,3 +277,131 @@ def array_column(
     if rest is None:
         return RaggedColumn(flat, offsets, lengths)
     return RaggedColumn(flat.reshape(int(offsets[-1]), *rest), offsets)
+
+
+class SpanReader:
+    """Reads the spans of batches for a `SampleReader`, and checks them against their CRC-32C."""
+
+    def __init__(self, reader: ShardAccess, local: TrafficMeter) -> None:
+        """local: counts the bytes that are read from local shards."""
+        self._reader, self._local = reader, local
+        self._advice = PageAdvice()
+
+    def read(
+        self,
+        visit: BatchRows,
+        choice: BatchFields,
+        mode: ReadMode,
+        marks: dict[int, str] | None,
+        blocks: Blocks,
+    ) -> tuple[list[Encoded], DirectArrays | None, int]:
+        """Read the spans of a batch and check them. Returns the bytes of all spans, including empty
+        ones, the slots of arrays, whose bytes are in their slots, and the number of bytes read."""
+        spans, slots = BatchSpans.of(visit, choice), None
+        size_bytes = int((spans.ends - spans.starts).sum())
+        if choice.has_arrays:
+            from penstock.readers.reading.direct_arrays import (
+                DirectArrays,  # images need none of it
+            )
+
+            slots = DirectArrays.of(visit, choice, spans, blocks)
+        began = time.perf_counter()
+        found: dict[int, str] | None = None if marks is None else {}
+        unread: list[Unread] = []
+        advise, remote = self._advice.is_on, self._reader.index.remote
+        if remote is not None:
+            if len(spans):
+                unread += load_blobs(
+                    spans, mode, remote=remote, opened=self._reader.shards, advise=advise
+                )
+            began = time.perf_counter()  # the network's time isn't the disk's
+        elif len(spans):
+            of_spans = None if slots is None else slots.of_spans
+            unread = load_local(spans, mode, advise=advise, marks=found, slots=of_spans)
+        if slots is None:
+            payloads = cast("list[Encoded]", unread)
+            crcs = checksums(spans, payloads, mode, blocks)
+        else:
+            payloads, crcs = slots.fill(
+                spans, unread, mode, blocks, threads=self._reader.copy_threads(), marks=found
+            )
+        if self._reader.index.remote is None:
+            self._local.add(bytes_disk=size_bytes)
+        seconds = time.perf_counter() - began
+        self._advice.note(samples=len(spans), size_bytes=size_bytes, seconds=seconds)
+        if crcs != (wanted := spans.crcs.tolist()):
+            wrong = [i for i, crc in enumerate(crcs) if crc != wanted[i] and i not in (found or ())]
+            self._refetch(spans, choice, payloads, wrong, mode, found, slots, blocks)
+        for span, reason in (found or {}).items():
+            assert marks is not None
+            row, field = divmod(spans.place(span), len(choice.places))
+            prefix = f"{choice.names[field]}: " if len(choice.names) > 1 else ""
+            marks.setdefault(row, f"{prefix}{reason}")
+        if spans.places is None:
+            return payloads, slots, size_bytes
+        with_empty: list[Encoded] = [EMPTY] * spans.count
+        for place, payload in zip(spans.places.tolist(), payloads, strict=True):
+            with_empty[place] = payload
+        return with_empty, slots, size_bytes
+
+    def _refetch(
+        self,
+        spans: BatchSpans,
+        choice: BatchFields,
+        payloads: list[Encoded],
+        wrong: list[int],
+        mode: ReadMode,
+        marks: dict[int, str] | None,
+        slots: DirectArrays | None,
+        blocks: Blocks,
+    ) -> None:
+        """Fetch remote shards with wrong spans once more. Spans that are still wrong are marked, or
+        raise if marks is None."""
+        remote = self._reader.index.remote
+        for piece, (shard, a, b) in enumerate(list(spans.pieces())):
+            in_shard = [span for span in wrong if a <= span < b]
+            if not in_shard:
+                continue
+            number = spans.numbers[piece]
+            repaired: set[int] = set()
+            if remote is not None:
+                fresh = self._reader.shards.replace(number, shard)
+                again = spans.again(number, fresh, in_shard, choice)
+                advise = self._advice.is_on
+                found = load_blobs(
+                    again, mode, remote=remote, opened=self._reader.shards, advise=advise
+                )
+                crcs = checksums(again, found, mode, blocks)
+                wanted = again.crcs.tolist()
+                for i, span in enumerate(in_shard):
+                    slot = slots.of_spans[span] if slots is not None else None
+                    if slot is None:
+                        payloads[span] = found[i]
+                    elif len(found[i]) == len(slot):
+                        slot[:] = found[i]
+                    else:  # the new bytes hold another array
+                        continue
+                    if crcs[i] == wanted[i]:
+                        repaired.add(span)
+            for span in in_shard:
+                if span in repaired or span in (marks or ()):
+                    continue
+                if marks is None:
+                    raise self._reader.corruption(number, int(spans.rows[span]), WRONG_CRC)
+                marks[span] = WRONG_CRC
+
+
+def make_empty(
+    rows: list[int],
+    places: Sequence[int],
+    payloads: list[Encoded],
+    table: NDArray[np.int64],
+    choice: BatchFields,
+) -> None:
+    """Empty the payloads and lengths of bad samples. rows: of the visit. places: their positions in
+    the batch. table: in the batch's order."""
+    for row in rows:
+        for field, place in enumerate(choice.places):
+            payloads[row * len(choice.places) + field] = EMPTY
+            if place.lengths is not None:
+                table[places[row], place.lengths : place.lengths + choice.dimensions(field)] = 0

@@ -22,10 +22,10 @@ from penstock.pipeline import (
     World,
     batch_schedule,
     check_shuffles,
-    planned_batch_size,
     shuffle_settings,
 )
 from penstock.pipeline.plan import BatchSchedule, LoaderState, PlanSettings
+from penstock.pipeline.torch_data import check_unplanned, planned_batch_size
 from tests.torch_datasets import Squares
 
 CPU = torch.device("cpu")
@@ -137,16 +137,16 @@ def test_a_state_has_to_equal_what_the_user_passed() -> None:
 
 
 def test_orders_of_torch_take_nothing_of_a_plan() -> None:
-    PenstockOptions().check_unplanned(is_map=True)
+    check_unplanned(PenstockOptions(), is_map=True)
     for own in (
         PenstockOptions(order=Order(window=2)),
         PenstockOptions(pad="mask"),
         PenstockOptions(global_batch_size=4),
     ):
         with pytest.raises(ConfigError, match=r"Pass seed= as well"):
-            own.check_unplanned(is_map=True)
+            check_unplanned(own, is_map=True)
         with pytest.raises(ConfigError, match="An iterable dataset brings its own order"):
-            own.check_unplanned(is_map=False)
+            check_unplanned(own, is_map=False)
 
 
 @pytest.mark.parametrize(

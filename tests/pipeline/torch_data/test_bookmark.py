@@ -10,8 +10,15 @@ import torch
 import torch.utils.data
 
 from penstock.cache import ResumeError
-from penstock.pipeline import PenstockOptions, TorchDataOptions, TorchOptions, WorkerOptions, World
-from penstock.pipeline.torch_data import Bookmark, DatasetEpoch, Mark, PassSetup, WorkerPosition
+from penstock.pipeline import PenstockOptions, TorchOptions, WorkerOptions, World
+from penstock.pipeline.torch_data import (
+    Bookmark,
+    DatasetEpoch,
+    Mark,
+    PassSetup,
+    TorchDataOptions,
+    WorkerPosition,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

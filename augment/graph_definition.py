@@ -350,21 +350,7 @@ def _brightness(images: Any, factor: Any) -> Any:
 
 def _contrast(images: Any, factor: Any) -> Any:
     """Towards, or away from, the mean of the grey image."""
-    return contrast(images, factor, _luma(images))
-
-
-def _luma(images: Any) -> Any:
-    """Luma, one channel: 0.299 R + 0.587 G + 0.114 B."""
-    from nvidia.dali import fn, types
-
-    return fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
-
-
-def _to_uint8(images: Any) -> Any:
-    """Rounded and clipped to 0..255."""
-    from nvidia.dali import fn, types
-
-    return fn.cast(images, dtype=types.UINT8)
+    return contrast(images, factor, _gray(images))
 
 
 def _color(images: Any, factor: Any) -> Any:
@@ -414,7 +400,7 @@ def _autocontrast_by_arithmetic(images: Any, low: Any, spread: Any) -> Any:
     """Do the same where a value that was computed from pixels can't be an argument."""
     from nvidia.dali import types
 
-    return _to_uint8((images - low) * (types.Constant(float(_MAX_LEVEL)) / spread))
+    return _uint8((images - low) * (types.Constant(float(_MAX_LEVEL)) / spread))
 
 
 def _low_and_spread(images: Any) -> tuple[Any, Any]:

@@ -414,17 +414,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 overwrite(self, "batch_sampler", batches)
 
     def _torch_data_options(self) -> TorchDataOptions:
-        from penstock.pipeline.torch_data import shards_by_rank
+        from penstock.pipeline.torch_data import TorchDataOptions
 
         indices = self.sampler if self.batch_sampler is None else self.batch_sampler
         live = {name: getattr(self, name) for name in LIVE_OPTIONS}
-        return self._arguments.torch_data(
+        return TorchDataOptions.of(
+            self._arguments,
             {**live, "collate_fn": self._collate},
             indices=indices,
             batch_size=self.batch_size,
             is_batched=self.batch_sampler is not None,
             is_planned=self._is_planned,
-            is_sharded=shards_by_rank(indices),
         )
 
     # -- attributes that may change once the loader is made

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import ConfigError, PlanError
-from penstock.pipeline.options import LoaderSeed, NativeOptions, WorkerOptions, parse_device
+from penstock.pipeline.options import LoaderSeed, NativeOptions, parse_device
 from penstock.pipeline.plan import World, local_rank
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.pipeline.options import PenstockOptions, TorchOptions
-    from penstock.pipeline.torch_data import TorchDataOptions
 
 
 class LateWorld:
@@ -145,6 +144,11 @@ class LoaderArguments:
         return self._late_world.world
 
     @property
+    def agrees(self) -> bool:
+        """True if the world is that of torch's process group, so that its ranks exchange facts."""
+        return self._late_world.is_of_group
+
+    @property
     def world_is_known(self) -> bool:
         """True unless other processes exist whose ranks aren't known yet."""
         return self._late_world.doubt is None
@@ -209,41 +213,6 @@ class LoaderArguments:
             self.own,
             seed=self.seed,
             world=self.world,
-            agrees=self._late_world.is_of_group,
-            device=self.device,
-        )
-
-    def torch_data(
-        self,
-        live: Mapping[str, Any],
-        *,
-        indices: Any,
-        batch_size: int | None,
-        is_batched: bool,
-        is_planned: bool,
-        is_sharded: bool,
-    ) -> TorchDataOptions:
-        """Return the options of an engine for a torch dataset; call it after torch's constructor.
-
-        live: as in `native`. indices: the sampler or batch sampler. batch_size: as torch has it.
-        is_planned: the order is Penstock's, so the batch size follows from the world. is_sharded:
-        the sampler shares the samples out over the ranks. Raises ConfigError and PlanError for
-        arguments that don't fit the world.
-        """
-        from penstock.pipeline.torch_data import TorchDataOptions, draw_seed, planned_batch_size
-
-        options, own, world = replace(self.torch_options, **live), self.own, self.world
-        if is_planned:
-            batch_size = planned_batch_size(options, own, world)
-        return TorchDataOptions(
-            torch_options=options,
-            own=own,
-            indices=indices,
-            batch_size=batch_size,
-            is_batched=is_batched,
-            workers=WorkerOptions.of(options),
-            draw_seed=draw_seed(own, self.seed, world, is_sharded=is_sharded),
-            world=world,
-            agrees=self._late_world.is_of_group,
+            agrees=self.agrees,
             device=self.device,
         )

@@ -1,10 +1,10 @@
 """Check a loader's arguments once, and turn them into frozen values for an engine.
 
 `TorchOptions` and `PenstockOptions` hold the arguments as the user passed them: those that the
-loader shares with torch's, and its own. `NativeOptions` and those of torch datasets are resolved from
-both for one world: batch sizes per rank, the end of an epoch, the seed (the user's, or one drawn as
-torch does) and the device. Every error names the argument. Arguments that contradict one another or
-the kind of dataset are errors before any work starts.
+loader shares with torch's, and its own. `NativeOptions` are resolved from both for one world: batch
+sizes per rank, the end of an epoch, the seed (the user's, or one drawn as torch does) and the
+device. `torch_data` resolves those of torch datasets. Every error names the argument. Arguments
+that contradict one another or the kind of dataset are errors before any work starts.
 """
 
 from __future__ import annotations
@@ -463,29 +463,48 @@ def check_shuffles(order: Order, *, shuffle: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchOptions:
+class WorkerOptions:
+    """torch's arguments about workers and pinning, under torch's names."""
+
+    num_workers: int = 0
+    pin_memory: bool = False
+    timeout: float = 0
+    worker_init_fn: Callable[[int], None] | None = None
+    multiprocessing_context: Any = None
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    pin_memory_device: str = ""
+    in_order: bool = True
+
+    @classmethod
+    def of(cls, options: TorchOptions) -> WorkerOptions:
+        """Return the options, without those that mean nothing without workers.
+
+        torch's constructor rejects these, but ignores them in a loader's attributes.
+        """
+        values = {field.name: getattr(options, field.name) for field in fields(cls)}
+        if options.num_workers == 0:
+            values.update(
+                multiprocessing_context=None, prefetch_factor=None, persistent_workers=False
+            )
+        return cls(**values)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as keyword arguments for torch's constructor."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchOptions(WorkerOptions):
     """The arguments of torch's DataLoader except its dataset, as the user passed them."""
 
     batch_size: int | None = 1
     shuffle: bool | None = None
     sampler: Any = None
     batch_sampler: Any = None
-    num_workers: int = 0
     collate_fn: Callable[..., Any] | None = None
-    pin_memory: bool = False
     drop_last: bool = False
-    timeout: float = 0
-    worker_init_fn: Callable[[int], None] | None = None
-    multiprocessing_context: Any = None
     generator: torch.Generator | None = None
-    prefetch_factor: int | None = None
-    persistent_workers: bool = False
-    pin_memory_device: str = ""
-    in_order: bool = True
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the options as keyword arguments for torch's constructor."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def check_native(self) -> None:
         """Raise ConfigError for arguments that a native dataset can't use, and for wrong numbers.
@@ -693,35 +712,3 @@ class NativeOptions:
             PenstockWarning,
             stacklevel=4,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """torch's arguments about workers and pinning, under torch's names."""
-
-    num_workers: int
-    pin_memory: bool
-    timeout: float
-    worker_init_fn: Callable[[int], None] | None
-    multiprocessing_context: Any
-    prefetch_factor: int | None
-    persistent_workers: bool
-    pin_memory_device: str
-    in_order: bool
-
-    @classmethod
-    def of(cls, options: TorchOptions) -> WorkerOptions:
-        """Return the options, without those that mean nothing without workers.
-
-        torch's constructor rejects these, but ignores them in a loader's attributes.
-        """
-        values = {field.name: getattr(options, field.name) for field in fields(cls)}
-        if options.num_workers == 0:
-            values.update(
-                multiprocessing_context=None, prefetch_factor=None, persistent_workers=False
-            )
-        return cls(**values)
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the options as keyword arguments for torch's constructor."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}

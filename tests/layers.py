@@ -21,9 +21,9 @@ ORDER = """
 pipeline.cli
 pipeline.bench
 pipeline.loader
-pipeline.loader_arguments
 pipeline.torch_data pipeline.feed
 pipeline.members
+pipeline.loader_arguments
 pipeline.options
 pipeline.report
 pipeline.plan

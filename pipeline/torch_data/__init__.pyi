@@ -1,7 +1,6 @@
 from .epoch_pass import Bookmark as Bookmark, DatasetEpoch as DatasetEpoch
 from .image_split import reject_rebuilt_loader as reject_rebuilt_loader
 from .mark import Mark as Mark, WorkerPosition as WorkerPosition
-from .occurrences import shards_by_rank as shards_by_rank
 from .pass_setup import PassSetup as PassSetup
 from .sample_faults import Substitutes as Substitutes, is_sample_fault as is_sample_fault
 from .torch_engine import TorchEngine as TorchEngine

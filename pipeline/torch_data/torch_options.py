@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch.utils.data
 
 from penstock.cache import ConfigError, DatasetError
 from penstock.cache.base import READ_MODE
-from penstock.pipeline.options import batch_sizes, check_ends, shuffle_settings
+from penstock.pipeline.options import WorkerOptions, batch_sizes, check_ends, shuffle_settings
+from penstock.pipeline.torch_data.occurrences import shards_by_rank
 from penstock.readers import Source
 
 if TYPE_CHECKING:
-    from penstock.pipeline.options import LoaderSeed, PenstockOptions, TorchOptions, WorkerOptions
+    from penstock.pipeline.loader_arguments import LoaderArguments
+    from penstock.pipeline.options import LoaderSeed, PenstockOptions, TorchOptions
     from penstock.pipeline.plan import World
 
 _CHECKED_ELEMENTS = 64  # of a list or dict
@@ -161,6 +163,39 @@ class TorchDataOptions:
     world: World
     agrees: bool
     device: torch.device
+
+    @classmethod
+    def of(
+        cls,
+        arguments: LoaderArguments,
+        live: Mapping[str, Any],
+        *,
+        indices: Any,
+        batch_size: int | None,
+        is_batched: bool,
+        is_planned: bool,
+    ) -> TorchDataOptions:
+        """Resolve the options from a loader's arguments; call it after torch's constructor.
+
+        live: torch's arguments that were set since, by name. indices: the sampler or batch sampler.
+        batch_size: as torch has it. is_planned: the order is Penstock's, so the batch size follows
+        from the world. Raises ConfigError and PlanError for arguments that don't fit the world.
+        """
+        options = replace(arguments.torch_options, **live)
+        own, world = arguments.own, arguments.world
+        is_sharded = shards_by_rank(indices)
+        return cls(
+            torch_options=options,
+            own=own,
+            indices=indices,
+            batch_size=planned_batch_size(options, own, world) if is_planned else batch_size,
+            is_batched=is_batched,
+            workers=WorkerOptions.of(options),
+            draw_seed=draw_seed(own, arguments.seed, world, is_sharded=is_sharded),
+            world=world,
+            agrees=arguments.agrees,
+            device=arguments.device,
+        )
 
     @property
     def seed(self) -> int | None:

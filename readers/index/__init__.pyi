@@ -1,5 +1,7 @@
 from . import shared_build as shared_build
 from .building import IndexBuilder as IndexBuilder, PriorFacts as PriorFacts
+from .building import join_manifest as join_manifest, label_correlation as label_correlation
+from .building import sidecar_name as sidecar_name
 from .candidate_reading import CandidateBatch as CandidateBatch, check_units as check_units
 from .candidate_reading import cut_into_batches as cut_into_batches
 from .candidate_reading import read_candidate_batches as read_candidate_batches
@@ -12,6 +14,4 @@ from .manifest import Manifest as Manifest, SIDECARS as SIDECARS, check_manifest
 from .manifest import check_summary as check_summary, is_sidecar_name as is_sidecar_name
 from .manifest_file import COLUMNS as COLUMNS, MANIFEST as MANIFEST, read_manifest as read_manifest
 from .manifest_file import write_manifest as write_manifest
-from .manifest_joining import join_manifest as join_manifest, sidecar_name as sidecar_name
-from .manifest_joining import label_correlation as label_correlation
 from .opening import IndexOpener as IndexOpener, locate_fields as locate_fields

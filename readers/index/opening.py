@@ -70,13 +70,19 @@ class FormatRecognition:
     def __init__(self, origin: Origin, *, scratch: Scratch, index: Folder | None) -> None:
         self._origin, self._scratch, self._index = origin, scratch, index
 
+    @property
+    def places(self) -> IndexPlaces:
+        """The folders that may hold the index, which packs don't have."""
+        from penstock.readers.index.index_folders import IndexPlaces
+
+        return IndexPlaces(origin=self._origin, scratch=self._scratch, index=self._index)
+
     @cached_property
     def manifests(self) -> ManifestLookup:
-        """The manifests that lie apart from the data, which packs don't have."""
-        from penstock.readers.index.index_folders import IndexPlaces, ManifestLookup
+        """The manifests that lie apart from the data."""
+        from penstock.readers.index.index_folders import ManifestLookup
 
-        places = IndexPlaces(origin=self._origin, scratch=self._scratch, index=self._index)
-        return ManifestLookup(self._origin, places)
+        return ManifestLookup(self._origin, self.places)
 
     @cached_property
     def own(self) -> Manifest | None:
@@ -315,13 +321,6 @@ class IndexOpener:
     progress: Progress | None = None
     checker: Checker | None = None
 
-    @property
-    def places(self) -> IndexPlaces:
-        """Return the folders that may hold the index."""
-        from penstock.readers.index.index_folders import IndexPlaces
-
-        return IndexPlaces(origin=self.origin, scratch=self.scratch, index=self.index)
-
     def open(self, format: str) -> Index:
         """Open the index; see `open_index`."""
         check_format(format)
@@ -333,12 +332,12 @@ class IndexOpener:
         found = recognition.indexed(format)
         remote = recognition.manifests.remote
         if remote is not None and remote.about.kind == found.name:
-            place = self.places.remote()
+            place = recognition.places.remote()
             from penstock.readers.index.index_folders import check_arrangement
 
             check_arrangement(remote, self.origin, shown="" if place is None else place.url)
             return self._index(remote, place)
-        return self._index(*self._upkeep(found, self.places).open())
+        return self._index(*self._upkeep(found, recognition.places).open())
 
     def open_own(self, format: str) -> Index | None:
         """Return the index that the dataset carries, as a pack does, or None. Raises the same
@@ -373,7 +372,7 @@ class IndexOpener:
             raise ConfigError(
                 f"{self.origin.url} is a pack, which has its own index: there is nothing to build."
             )
-        places, to = self.places.for_upload()
+        places, to = recognition.places.for_upload()
         # An existing index in `index=` is replaced, even if it is of another format.
         found = FormatRecognition(self.origin, scratch=self.scratch, index=None).indexed(format)
         built, place = self._upkeep(found, places).rebuild()

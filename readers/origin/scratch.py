@@ -6,7 +6,6 @@ These are the cache for remote data and the folder for indexes that have no bett
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import warnings
 import weakref
@@ -69,8 +68,10 @@ class Scratch:
 
     def _temporary(self) -> str:
         if self._own is None:
+            from penstock.cache.base import remove_own_folder
+
             self._own = tempfile.mkdtemp(prefix="penstock-")
-            self._finalizer = weakref.finalize(self, _remove, self._own, os.getpid())
+            self._finalizer = weakref.finalize(self, remove_own_folder, self._own, os.getpid())
         return self._own
 
     def close(self) -> None:
@@ -109,8 +110,3 @@ class Scratch:
             return None
         except OSError:  # read-only: an existing index can be read
             return os.path.join(folder, "indexes", key)
-
-
-def _remove(path: str, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child must not remove its parent's files
-        shutil.rmtree(path, ignore_errors=True)

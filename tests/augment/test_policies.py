@@ -385,7 +385,7 @@ def test_what_cuda_runs_in_place_of_operators_gives_their_pixels() -> None:
         factor = fn.external_source(name="factor", dtype=types.FLOAT, ndim=0)
         pipe.set_outputs(
             graph_definition._contrast(pixels, factor),
-            graph_definition.contrast_by_arithmetic(pixels, factor, graph_definition._luma(pixels)),
+            graph_definition.contrast_by_arithmetic(pixels, factor, graph_definition._gray(pixels)),
             graph_definition._autocontrast(pixels, factor),
             graph_definition._autocontrast_by_arithmetic(
                 pixels, *graph_definition._low_and_spread(pixels)

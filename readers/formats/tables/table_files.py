@@ -20,7 +20,7 @@ from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.candidates import PART_BYTES, Candidates, part_bounds
 from penstock.readers.formats.chunked import ChunkFormat
 from penstock.readers.formats.dataset_arguments import given_types
-from penstock.readers.formats.format import Snapshot
+from penstock.readers.formats.format import Indexing, Snapshot
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
 from penstock.readers.formats.tables.column_choice import (
     SchemaDrift,
@@ -34,13 +34,12 @@ from penstock.readers.formats.tables.column_choice import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.readers.fields import FieldType
     from penstock.readers.formats.extents import ChunkedShard
-    from penstock.readers.formats.format import Listing
     from penstock.readers.formats.tables.column_choice import FieldChoice
     from penstock.readers.formats.tables.column_types import ArrowColumn
     from penstock.readers.origin import Entry, Origin, QuarantineEntry
@@ -74,7 +73,7 @@ class TableFormat(ChunkFormat, ABC):
         return bool(top.entries) and not folders and not images
 
 
-class TableIndexing(ABC):
+class TableIndexing(Indexing):
     """Lists the files of a table for an index, which is current while their names, sizes and times
     stay the same."""
 
@@ -96,13 +95,6 @@ class TableIndexing(ABC):
         self, origin: Origin, files: Sequence[Entry], quarantined: Sequence[QuarantineEntry]
     ) -> TableListing:
         """Return the listing of these files."""
-
-    def is_current(
-        self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
-    ) -> bool:
-        """Return True if the files are those that were indexed."""
-        del origin
-        return listing().snapshot().fingerprint == snapshot.fingerprint
 
 
 class TableListing(ABC):

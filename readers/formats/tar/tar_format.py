@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.files import is_passed_over, printable
-from penstock.readers.formats.format import SpanFormat
+from penstock.readers.formats.format import Indexing, SpanFormat
 from penstock.readers.formats.tar.member_fields import IMAGE_EXTENSIONS, member_extension
 from penstock.readers.formats.tar.tar_headers import COMPRESSED, compressed_archive_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from penstock.readers.formats.format import Format, Indexing, Listing, Snapshot
+    from penstock.readers.formats.format import Format
     from penstock.readers.formats.tar.tar_listing import TarListing
     from penstock.readers.origin import Entry, Origin
 
@@ -102,7 +100,7 @@ def _check_name(name: bytes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class TarIndexing:
+class TarIndexing(Indexing):
     """How tar files are listed and indexed.
 
     Each time a dataset is opened, its local files are compared with the index by name, size and
@@ -117,13 +115,6 @@ class TarIndexing:
         from penstock.readers.formats.tar.tar_listing import TarListing  # not for recognising
 
         return TarListing(origin, list_archives(origin))
-
-    def is_current(
-        self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
-    ) -> bool:
-        """Return True if the archives are exactly those that were indexed."""
-        del origin
-        return listing().snapshot().fingerprint == snapshot.fingerprint
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,23 +32,21 @@ from penstock.readers.fields import (
 )
 from penstock.readers.formats import STEP_BYTES, FileSpan
 from penstock.readers.reading.parallel_copies import SHARED_BYTES
-from penstock.readers.reading.span_reading import checksums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import ReadMode
     from penstock.readers.blocks import Blocks
     from penstock.readers.fields import ArrayForm, Column
     from penstock.readers.formats import SpanPlace
     from penstock.readers.reading.batch_plan import BatchFields, BatchRows, BatchSpans
     from penstock.readers.reading.parallel_copies import CopyThreads
-    from penstock.readers.reading.span_reading import Unread
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
+    Unread = Encoded | FileSpan
 
 PART_BYTES = 16 * 2**20
 """The size of the parts that threads read: small enough that they finish together, too large for a
@@ -102,27 +100,14 @@ class DirectArrays:
         return cls(fields, slots)
 
     def fill(
-        self,
-        spans: BatchSpans,
-        unread: list[Unread],
-        mode: ReadMode,
-        blocks: Blocks,
-        *,
-        threads: CopyThreads,
-        marks: dict[int, str] | None,
+        self, unread: list[Unread], *, threads: CopyThreads, marks: dict[int, str] | None
     ) -> tuple[list[Encoded], list[int]]:
-        """Read spans into their slots. Returns the bytes of all spans and their CRC-32C. marks:
-        collects the reasons against unreadable files of a folder, by span, instead of raising.
-        Raises as reading a span does."""
+        """Read spans into their slots. Returns the bytes of all spans and their CRC-32C, which is 0
+        for spans without a slot. marks: collects the reasons against unreadable files of a folder,
+        by span, instead of raising. Raises as reading a span does."""
         crcs = [0] * len(unread)
-        others = [i for i, slot in enumerate(self.of_spans) if slot is None]
         pairs = zip(unread, self.of_spans, strict=True)
         payloads = [cast("Encoded", each) if slot is None else slot for each, slot in pairs]
-        if others:
-            some = [payloads[i] for i in others]
-            sums = checksums(spans.some(np.array(others)), some, mode, blocks)
-            for i, sample, crc in zip(others, some, sums, strict=True):
-                payloads[i], crcs[i] = sample, crc
         slots = [(span, slot) for span, slot in enumerate(self.of_spans) if slot is not None]
 
         def read(span: int, slot: Encoded, begin: int) -> int:

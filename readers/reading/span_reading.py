@@ -322,9 +322,14 @@ class SpanReader:
             payloads = cast("list[Encoded]", unread)
             crcs = checksums(spans, payloads, mode, blocks)
         else:
-            payloads, crcs = slots.fill(
-                spans, unread, mode, blocks, threads=self._reader.copy_threads(), marks=found
-            )
+            threads = self._reader.copy_threads()
+            payloads, crcs = slots.fill(unread, threads=threads, marks=found)
+            others = [i for i, slot in enumerate(slots.of_spans) if slot is None]
+            if others:
+                some = [payloads[i] for i in others]
+                sums = checksums(spans.some(np.array(others)), some, mode, blocks)
+                for i, sample, crc in zip(others, some, sums, strict=True):
+                    payloads[i], crcs[i] = sample, crc
         if self._reader.index.remote is None:
             self._local.add(bytes_disk=size_bytes)
         seconds = time.perf_counter() - began

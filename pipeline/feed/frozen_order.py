@@ -111,7 +111,10 @@ def warn_of_costs(order: JobOrder, options: NativeOptions) -> None:
     icc = order.source.contents.icc
     if world.process or not options.shuffle or (world.nodes == 1 and icc is None):
         return
-    from penstock.pipeline.plan import advice, uneven_batches_warning  # arrays on one node cost nothing
+    from penstock.pipeline.plan import (
+        advice,
+        uneven_batches_warning,
+    )  # arrays on one node cost nothing
 
     warned = advice(
         order.plan(),

@@ -1,1 +1,1 @@
-"""Measurements and the demo. They use Penstock's public surface only, and may print."""
+"""Measurements and the demo. They use only Penstock's public interface, and may print."""

@@ -1,18 +1,20 @@
-"""`python -m benchmarks.arrays`: small arrays of a pack, beside torch's DataLoader and bare loops.
+"""`python -m benchmarks.arrays`: small arrays of a pack, compared with torch's DataLoader and plain
+loops.
 
-One run, sides interleaved in turning order, the same samples in each, shuffled:
+All sides read the same samples, shuffled. They take turns within one run, in rotating order:
 
-- penstock: the loader on a pack of arrays and labels, default settings;
+- penstock: the loader on a pack of arrays and labels, with default settings;
 - torch: `torch.utils.data.DataLoader` with workers over a map-style dataset that slices a mapped
-  .npy file, its usual collate;
-- by sample: a bare loop that takes each sample out of the same mapped .npy file and stacks a batch
-  of them, as a map-style dataset does it in the training loop's own process;
-- by batch: a bare loop that takes a batch's rows by one index expression and makes tensors of them:
-  what numpy and torch can do at best here, without order, checks or state.
+  .npy file, with its default collate;
+- by sample: a plain loop that reads each sample from the same mapped .npy file and stacks them, as
+  a map-style dataset does in the process of the training loop;
+- by batch: a plain loop that reads the rows of a batch by one index expression and makes tensors of
+  them: the best that numpy and torch can do here, without order, checks or state.
 
-A ratio is taken inside a round: penstock's samples/s over the other's. Nothing is done with a batch
-but a look at its first number, so where it is made costs as much as that it is: a loop that trains
-pays for its own thread alone. Writes benchmarks/results/arrays.json.
+Ratios are computed within a round: penstock's samples/s divided by the other side's. The loop reads
+only the first number of each batch, so work on its own thread and work on other threads cost the
+same here; in a training loop only the former delays the step. Writes
+benchmarks/results/arrays.json.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ SIDES = ("penstock", "torch", "by sample", "by batch")
 
 
 def write_pack(folder: Path, shape: tuple[int, ...], samples: int) -> tuple[Path, Path, Path]:
-    """A pack of float32 arrays with labels, and the same as .npy files: values, labels."""
+    """Write a pack of float32 arrays with labels, and the same as .npy files (values, labels)."""
     from penstock import pack
 
     rng = np.random.default_rng(7)
@@ -64,7 +66,7 @@ def write_pack(folder: Path, shape: tuple[int, ...], samples: int) -> tuple[Path
 
 
 class Mapped:
-    """A map-style dataset over mapped files, as people write it."""
+    """A map-style dataset over mapped files, as users write it."""
 
     def __init__(self, values: Path, labels: Path) -> None:
         self._paths = values, labels
@@ -84,7 +86,7 @@ class Mapped:
 
 
 def by_batch(values: Path, labels: Path, batch: int) -> Iterator[Any]:
-    """Batches of one epoch, drawn anew each time, each by one index expression."""
+    """Yield the batches of one epoch in a new order, each read by one index expression."""
     import torch
 
     first, second = np.load(values, mmap_mode="r"), np.load(labels, mmap_mode="r")
@@ -95,7 +97,7 @@ def by_batch(values: Path, labels: Path, batch: int) -> Iterator[Any]:
 
 
 def by_sample(values: Path, labels: Path, batch: int) -> Iterator[Any]:
-    """Batches of one epoch, drawn anew each time, sample by sample."""
+    """Yield the batches of one epoch in a new order, read sample by sample."""
     import torch
 
     first, second = np.load(values, mmap_mode="r"), np.load(labels, mmap_mode="r")
@@ -109,7 +111,7 @@ def by_sample(values: Path, labels: Path, batch: int) -> Iterator[Any]:
 def measure(
     *, samples: int, batch: int, rounds: int, epochs: int, results: Path, console: Console
 ) -> Path:
-    """Play the rounds, print the ratios and write the result. Returns its path."""
+    """Play the rounds, print the ratios and write the result; return its path."""
     found: dict[str, Any] = {}
     for shape in SHAPES:
         with tempfile.TemporaryDirectory() as folder:
@@ -170,13 +172,13 @@ def _rounds(paths: tuple[Path, Path, Path], batch: int, *, rounds: int, epochs: 
 
 
 def _play(make: Callable[[], Iterator[Any]], epochs: int) -> tuple[float, float]:
-    """Samples a second, and CPU-microseconds of this process a sample."""
+    """Return the samples per second, and this process's CPU-microseconds per sample."""
     count, total = 0, 0.0
     began, used = time.perf_counter(), _cpu_s()
     for _ in range(epochs):
         for values, _ in make():
             count += len(values)
-            total += float(values.view(-1)[0])  # somebody looks at it
+            total += float(values.view(-1)[0])  # read a value, like a training loop
     assert total == total
     return count / (time.perf_counter() - began), 1e6 * (_cpu_s() - used) / count
 
@@ -189,8 +191,8 @@ def _cpu_s() -> float:
 def main(argv: list[str] | None = None) -> None:
     """Parse the command line and measure."""
     parser = argparse.ArgumentParser(prog="benchmarks.arrays", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="2 short rounds: a look, no evidence")
-    parser.add_argument("--samples", type=int, default=60_000, help="of the smallest shape")
+    parser.add_argument("--quick", action="store_true", help="2 short rounds, for a quick check")
+    parser.add_argument("--samples", type=int, default=60_000, help="samples of the smallest shape")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--results", type=Path, default=RESULTS)

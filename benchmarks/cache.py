@@ -1,8 +1,9 @@
-"""`python -m benchmarks.cache`: what a cache costs and saves, on stores of this machine.
+"""`python -m benchmarks.cache`: the cost and the savings of a cache, with stores on this machine.
 
-A pack is read from its folder, from nginx on loopback (cold, warm, with half the room), and from a
-store with 50 ms a request and twice the bandwidth that decoding needs. Interleaved rounds, medians,
-paired ratios. Writes benchmarks/results/cache.json. Needs nginx.
+A pack is read from its folder, from nginx on loopback (cold, warm, and with room for half of it),
+and from a store with a latency of 50 ms and twice the bandwidth that decoding needs. Rounds are
+interleaved; medians and paired ratios are reported. Writes benchmarks/results/cache.json. Requires
+nginx.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ BANDWIDTH_NEEDS = 2.0
 
 
 def run(task: dict[str, Any]) -> Any:
-    """One child's measurement."""
+    """Run one measurement in a child process."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.cache_child", json.dumps(task)],
         stdout=subprocess.PIPE,
@@ -50,7 +51,7 @@ def run(task: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def slow_store(folder: Path, *, bytes_per_s: float) -> Iterator[str]:
-    """URL of a store with a latency and a bandwidth."""
+    """Serve a store with a latency and a bandwidth; yield its URL."""
     wanted = [str(folder), str(LATENCY_S), str(bytes_per_s)]
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.store_server", *wanted],
@@ -65,7 +66,7 @@ def slow_store(folder: Path, *, bytes_per_s: float) -> Iterator[str]:
 
 
 def link_copies(folder: Path, target: Path, copies: int) -> Path:
-    """An image folder with every image several times, by links."""
+    """Make an image folder with several symbolic links to each image."""
     for place in sorted(folder.glob("*/*")):
         if place.parent.name.startswith("_"):
             continue
@@ -85,8 +86,10 @@ def measure(
     results: Path = RESULTS,
     console: Console,
 ) -> Path:
-    """Play the rounds, print the table, write the result; returns its path. Raises
-    MissingDependencyError without nginx."""
+    """Play the rounds, print the table and write the result; return its path.
+
+    Raises MissingDependencyError without nginx.
+    """
     from penstock import pack
     from tests.servers.nginx import NGINX, nginx
 
@@ -127,9 +130,10 @@ def measure(
 
 
 class _CacheBench:
-    """The parts of the benchmark over one store and cache.
+    """The parts of the benchmark, for one store and one cache.
 
-    Each returns {"rounds": …, "summary": {name: Figure}}."""
+    Each part returns {"rounds": …, "summary": {name: Figure}}.
+    """
 
     def __init__(
         self, root: Path, url: str, cache: Path, batch_size: int, rounds: int, console: Console
@@ -148,7 +152,7 @@ class _CacheBench:
         shutil.rmtree(self._cache, ignore_errors=True)
 
     def fills(self, names: list[str]) -> dict[str, Any]:
-        """The same client with and without a cache."""
+        """Measure fills: the same client with and without a cache."""
         sizes = [(self._root / name).stat().st_size for name in names]
         task = {"what": "fill", "url": self._url, "names": names, "sizes": sizes}
         rounds = []
@@ -170,7 +174,7 @@ class _CacheBench:
         }
 
     def epochs(self) -> dict[str, Any]:
-        """An epoch from the folder, cold from nginx, and warm from the cache."""
+        """Measure an epoch from the folder, one cold from nginx, and one warm from the cache."""
         url, folder = f"{self._url}/pack", str(self._root / "pack")
         rounds = []
         for _ in range(self._rounds):
@@ -209,7 +213,7 @@ class _CacheBench:
             return range(len(dataset))
 
     def remote_bytes(self) -> dict[str, Any]:
-        """Bytes fetched over three epochs, by those of the dataset."""
+        """Return the bytes fetched over three epochs, divided by the bytes of the dataset."""
         url = f"{self._url}/pack"
         rounds = []
         for _ in range(min(self._rounds, 2)):  # counts, not times
@@ -233,9 +237,9 @@ class _CacheBench:
         return Figure.of([r[name] / self.pack_bytes for r in rounds])
 
     def slow(self, images_per_s: float) -> dict[str, Any]:
-        """A cold and a warm epoch beside a step that takes 80 % of what decoding gives.
+        """Measure a cold and a warm epoch with a step that uses 80 % of the decoding rate.
 
-        From a store with a latency and twice the bandwidth that decoding needs, on the same cores.
+        The store has a latency and twice the bandwidth that decoding needs, and shares the cores.
         """
         need = images_per_s * self.pack_bytes / max(1, len(self._samples()))
         step_s = 1.25 * self._batch_size / images_per_s
@@ -286,7 +290,9 @@ def main(argv: list[str] | None = None) -> None:
     """Parse the command line and measure."""
     parser = argparse.ArgumentParser(prog="benchmarks.cache", description=__doc__)
     parser.add_argument("--data", type=Path, help="your own image folder, <class>/*.jpg")
-    parser.add_argument("--work", type=Path, default=Path("demo"), help="where images and pack go")
+    parser.add_argument(
+        "--work", type=Path, default=Path("demo"), help="folder for images and packs"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=64)

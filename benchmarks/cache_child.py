@@ -1,4 +1,5 @@
-"""One measurement of `benchmarks.cache`, in a process of its own: a task as JSON in, JSON out."""
+"""Run one measurement of `benchmarks.cache` in a process of its own: a task as JSON
+in, JSON out."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def epochs(task: dict[str, Any]) -> list[dict[str, float]]:
-    """Train over a dataset: a record for each epoch.
+    """Train over a dataset and return a record of each epoch.
 
-    url, cache, max_bytes (0: no cache), batch_size, epochs, step_s (of an emulated accelerator),
-    window (batches over which demand is compared with consumption).
+    task: url, cache, max_bytes (0: no cache), batch_size, epochs, step_s (of an emulated
+    accelerator), window (batches over which demand is compared with consumption).
     """
     from penstock import DataLoader, Dataset, imagenet_train
 
@@ -46,7 +47,7 @@ def epochs(task: dict[str, Any]) -> list[dict[str, float]]:
 
 
 def _epoch(dataset: Dataset, loader: Any, task: dict[str, Any], *, opened_bytes: int) -> Any:
-    """The record of one epoch. opened_bytes: fetched before the first."""
+    """Return the record of one epoch. opened_bytes: fetched before the first."""
     step_s = task.get("step_s", 0.0)
     never = threading.Event()
     wall, cpu = time.perf_counter(), time.process_time()
@@ -79,8 +80,8 @@ def _epoch(dataset: Dataset, loader: Any, task: dict[str, Any], *, opened_bytes:
 
 
 def _demand(marks: list[tuple[int, int]], batch_size: int, dataset: Any, window: int) -> float:
-    """The most that was fetched over any `window` batches of the epoch's second half, by what they
-    consumed."""
+    """Return the largest number of bytes that was fetched within `window` batches of the epoch's
+    second half, divided by the bytes that they consumed."""
     consumed = dataset.index.shard_bytes.sum() / dataset.index.samples * batch_size * window
     fetched = [mark for mark, _ in marks]
     late = range(len(fetched) // 2, len(fetched) - window)
@@ -88,10 +89,10 @@ def _demand(marks: list[tuple[int, int]], batch_size: int, dataset: Any, window:
 
 
 def fill(task: dict[str, Any]) -> dict[str, float]:
-    """Bring objects into a cache, or read the same ranges with the same client and forget them;
-    four objects at a time, as `penstock warm` does.
+    """Fill a cache with objects, or read the same ranges with the same client and discard them;
+    four objects at a time, like `penstock warm`.
 
-    url, names, sizes, cache ("" for none).
+    task: url, names, sizes, cache ("" for none).
     """
     from penstock.cache import ordered
     from penstock.cache.base import BlobSource, ObjectRange, Segment, blob_key
@@ -132,7 +133,7 @@ def fill(task: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Read a task, print what was measured."""
+    """Read a task and print its measurements."""
     task = json.loads(sys.argv[1])
     print(json.dumps({"epochs": epochs, "fill": fill}[task["what"]](task)))
 

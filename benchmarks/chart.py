@@ -1,4 +1,4 @@
-"""The chart of a comparison: images/s and CPU-seconds per 1,000 images, a bar a loader."""
+"""Draw a comparison: images/s and CPU-seconds per 1,000 images, with one bar per loader."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _PANELS = (
 
 
 def draw(result: Path, *pictures: Path) -> None:
-    """Draw what `benchmarks.compare` wrote; each picture by its name's ending (.png, .svg).
+    """Draw a result of `benchmarks.compare` in the formats of the file names (.png, .svg).
 
-    The first loader comes first, the others by images/s. Bars are medians of the rounds, thin lines
-    reach from the lowest round to the highest.
+    The first loader comes first, the others by images/s. Bars are medians of the rounds; thin lines
+    span the lowest and the highest round.
     """
     from matplotlib.figure import Figure
 
@@ -56,7 +56,7 @@ def draw(result: Path, *pictures: Path) -> None:
 
 
 def words(told: Mapping[str, Any]) -> tuple[str, str]:
-    """The heading, and what was measured where."""
+    """Return the heading, and a line on the data and the machine."""
     here, data, work = told["machine"], told["dataset"], told["work"]
     short = f", short side {data['short_side']}" if data.get("short_side") else ""
     details = (

@@ -1,26 +1,26 @@
-"""`python -m benchmarks.cluster [NAME …]`: jobs of several nodes that come, go and change places.
+"""`python -m benchmarks.cluster [NAME …]`: jobs whose nodes join, leave and change places.
 
-Nodes, links and the remote are those of `benchmarks.cluster_job`. Steps sleep, as all nodes share
-this machine's cores: so what is measured is bytes, exactness and whether anybody waits, not speed.
-Each trial says of each bound whether it held. Needs root.
+Nodes, links and the remote are described in `benchmarks.cluster_job`. Steps sleep, because all
+nodes share the cores of this machine: bytes, exactness and waits are measured, not speed. Each
+trial reports whether each of its bounds held. Requires root.
 
     change    each cache smaller than the dataset, all together larger: three epochs; a plain
-              restart; ranks dealt anew; 4 to 3 to 4 nodes; a node that is killed in mid-epoch and
+              restart; ranks reassigned; 4 to 3 to 4 nodes; a node that is killed in an epoch and
               replaced by one with an empty cache: remote bytes, ids, how the survivors end
-    rejoin    the same without restarts: a node is killed and the others go on; a cold one joins;
+    rejoin    the same without restarts: a node is killed, the others continue; a cold one joins;
               another is killed, cut off and replaced at once; one leaves and comes back
-    tls       `rejoin` with certificates of one's own between the nodes
-    worlds    jobs of 4 and 8 nodes dealt anew, with a node less, half as many, twice as many, with
+    tls       `rejoin` with the user's own certificates between the nodes
+    worlds    jobs of 4 and 8 nodes: reassigned, with a node less, half as many, twice as many, with
               and without peers; in one process, on loopback
-    worlds-32 the same of 16 and 32 nodes: takes minutes of both cores
-    two       a job of two datasets end to end, each a remote of its own
-    limited   the remote's link has a quarter of what the job takes, each node's just what it
-              takes itself, and all shards move in each epoch: the accelerators' utilisation
-    faults    a node that holds all, and whose link is slow, is cut, whose server is killed again
-              and again: the others' epoch goes on
-    odd       a node of the job whose clock, link or disk is wrong, that stands for a while, whose
-              own settings for peers can't be
-    cpu       what it costs to fill a cache from another node, both sides
+    worlds-32 the same with 16 and 32 nodes: takes minutes of both cores
+    two       a job of two concatenated datasets, each with a remote of its own
+    limited   the remote's link has a quarter of the job's demand, each node's link exactly the
+              node's demand, and all shards move in each epoch: the accelerators' utilisation
+    faults    a node that has the whole dataset, and whose link is slow, is cut, or whose server is
+              killed repeatedly: the others' epoch continues
+    odd       a node of the job whose clock, link or disk is wrong, that stands still for a while,
+              or whose own settings for peers are invalid
+    cpu       the cost of filling a cache from another node, on both sides
     off       `change` without peers
 """
 
@@ -48,7 +48,7 @@ _AU = 95.0
 
 
 def change(*, peers: bool) -> dict[str, Any]:
-    """Nodes come, go and change places: remote bytes as shares of the dataset, exactness."""
+    """Run `change`: remote bytes as shares of the dataset, and exactness."""
     judge, sizes = Judge(), Sizes()
     with cluster(4, sizes, peers=peers, cache_share=0.36) as job:
         size = job.data_bytes
@@ -67,7 +67,7 @@ def change(*, peers: bool) -> dict[str, Any]:
             "one killed in mid-epoch", [2, 0, 1, 3], *words, kill=Kill(node=3, step=whole + 5)
         )
         lost.append(job.lose_cache(3))
-        # What was handed out behind the last state is handed out again.
+        # Samples that were delivered after the last state are delivered again.
         job.delivered.pop(7, None)
         runs += [killed, job.run("replaced, cold, from the state", [2, 0, 1, 3], "--epochs", "8")]
         rest = job.is_exact([7], samples=sizes.samples - whole * sizes.batch)
@@ -95,8 +95,8 @@ def change(*, peers: bool) -> dict[str, Any]:
 
 
 def two() -> dict[str, Any]:
-    """Two datasets end to end, of two remotes with a cache between them: cold, dealt anew, one
-    node replaced by a cold one."""
+    """Run `two`: two concatenated datasets on two remotes with one cache per node: cold,
+    reassigned, and one node replaced by a cold one."""
     judge, sizes = Judge(), Sizes(samples=2_016)
     with cluster(4, sizes) as job:
         make_data(job.folder / "more", sizes, seed=2)
@@ -119,7 +119,8 @@ def two() -> dict[str, Any]:
 
 
 def limited() -> dict[str, Any]:
-    """The remote has a quarter of what the job takes, each node's link just what its rank does."""
+    """Run `limited`: the remote has a quarter of the job's demand, each node's link exactly its
+    rank's."""
     judge, sizes = Judge(), Sizes(samples=8_064, step_s=0.25)
     need = 8 * sizes.batch * sizes.sample_bytes / sizes.step_s  # bits a second, of all nodes
     with cluster(4, sizes, link=need / 4, store_link=need / 4) as job:
@@ -145,7 +146,7 @@ def limited() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the trials that were named, and keep what they gave."""
+    """Run the selected trials and write their results."""
     trials: dict[str, Callable[[], dict[str, Any]]] = {
         "change": lambda: change(peers=True),
         "rejoin": rejoin,
@@ -165,7 +166,7 @@ def main() -> None:
     )
     names = parser.parse_args().names
     if words := why_not():
-        sys.exit(f"No hosts can be made here: {words}.")
+        sys.exit(f"This machine can't run hosts: {words}.")
     failed = 0
     for name in names:
         print(f"-- {name} (load {load()})")

@@ -1,4 +1,4 @@
-"""Certificates for the nodes of a trial, as somebody makes them who has an authority of his own."""
+"""Certificates for the nodes of a trial, like those of users who have their own authority."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def make_certificates(folder: Path, addresses: Sequence[str]) -> None:
-    """Make `tls-<node>/` with `node.pem`, `node.key` and `ca.pem` for each address, by one
+    """Write `tls-<node>/` with `node.pem`, `node.key` and `ca.pem` for each address, signed by one
     authority."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

@@ -1,6 +1,7 @@
-"""One rank of a trial job of `benchmarks.cluster`: reads, sleeps for a step, waits for the others.
+"""Run one rank of a trial job of `benchmarks.cluster`: read, sleep for a step, wait for the others.
 
-Started by torchrun on a host of its own. Writes the ids of every step, and last what it measured.
+torchrun starts it on a host of its own. It writes the ids of every step, and at the end its
+measurements.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Steps:
-    """The training loop, timed. Its first step is left out, as DLIO does.
+    """The timed training loop. Its first step is excluded, as in DLIO.
 
-    waits_s: of each step, for its batch. busy_s: all that a step costs beside that.
+    waits_s: of each step, for its batch. busy_s: all other time of a step.
     """
 
     step_s: float
@@ -39,7 +40,7 @@ class Steps:
     waits_s: list[float] = field(default_factory=list)
 
     def run(self, batches: Iterable[Any], *, epoch: int) -> Iterable[int]:
-        """Make a step of each batch, and give how many were made so far."""
+        """Make a step of each batch and yield the number of steps so far."""
         began = asked = time.perf_counter()
         for data, id in batches:
             now = time.perf_counter()
@@ -58,7 +59,7 @@ class Steps:
             asked = time.perf_counter()
 
     def told(self) -> dict[str, Any]:
-        """What was measured: AU in percent, seconds."""
+        """Return the measurements: AU in percent, seconds."""
         compute_s = (self.fed - 1) * self.step_s
         return {
             "steps": self.fed,
@@ -100,12 +101,13 @@ def main() -> None:
             out / f"rank-{rank}.json",
             {"rank": rank, "epochs": epochs, "free": free, "verdict": verdict},
         )
-        dist.barrier()  # who is done serves the others until they are
+        dist.barrier()  # finished ranks serve the others until those finish
     dist.destroy_process_group()
 
 
 def _source(options: argparse.Namespace) -> Any:
-    """The dataset, or two of them end to end: the second is another remote with the same cache."""
+    """Return the dataset, or two concatenated ones: the second has another remote and the same
+    cache."""
     return (
         concat([_dataset(options), _dataset(options, options.more)])
         if options.more
@@ -128,7 +130,7 @@ def _dataset(options: argparse.Namespace, url: str = "") -> Dataset:
 
 
 def make_loader(options: argparse.Namespace, world: World | None = None) -> DataLoader:
-    """The loader of a trial."""
+    """Return the loader of a trial."""
     return DataLoader(
         _source(options),
         global_batch_size=options.batch,
@@ -151,8 +153,8 @@ def _epoch(loader: DataLoader, options: argparse.Namespace, ids: TextIO) -> dict
 
 
 def _free(options: argparse.Namespace) -> float:
-    """The AU, in percent, of the same loop over batches that cost nothing: what the harness, and
-    who else has the machine's cores, take of it."""
+    """Return the AU, in percent, of the same loop over batches that cost nothing: the difference to
+    100 is the overhead of the harness and of other processes on these cores."""
     size = options.batch // dist.get_world_size()
     nothing = (torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.int64))
     with contextlib.ExitStack() as stack:
@@ -164,7 +166,8 @@ def _free(options: argparse.Namespace) -> float:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    """Fill the cache with the whole dataset, say so, and serve it until somebody ends this."""
+    """Fill the cache with the whole dataset, report that, and serve it until the
+    process is ended."""
     with make_loader(options, World(0, 1)) as loader:
         for _ in loader:
             pass
@@ -173,8 +176,8 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _warm(options: argparse.Namespace) -> None:
-    """Fill the cache in two halves; print all bytes, then the second half's, and the CPU-seconds
-    that this took: what is imported and begun once isn't in it."""
+    """Fill the cache in two halves; print all bytes, the bytes of the second half, and its
+    CPU-seconds, which exclude imports and starts."""
     size_bytes = 0
     with _dataset(options) as dataset:
         for half in range(2):
@@ -197,23 +200,23 @@ def _cpu_s() -> float:
 
 
 def _write(path: Path, told: object) -> None:
-    """Write a file that is whole or not there."""
+    """Write a file atomically."""
     half = path.with_suffix(".half")
     half.write_text(json.dumps(told))
     half.replace(path)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """What a process of a trial may be told."""
+    """Return the parser of the options of a process in a trial."""
     parser = argparse.ArgumentParser(description=sys.modules[__name__].__doc__)
     parser.add_argument("--url", required=True)
-    parser.add_argument("--more", default="", help="another dataset, behind the first")
+    parser.add_argument("--more", default="", help="a second dataset, appended to the first")
     parser.add_argument("--cache", required=True)
     parser.add_argument("--max-bytes", required=True)
     parser.add_argument("--out", default="")
     parser.add_argument("--state", default="")
     parser.add_argument("--peers", default="")
-    parser.add_argument("--nodes", default="", help="addresses, with commas between")
+    parser.add_argument("--nodes", default="", help="comma-separated addresses")
     parser.add_argument("--token-file", default="")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=96)
@@ -221,10 +224,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--free-steps", type=int, default=2)
     parser.add_argument("--state-every", type=int, default=0)
     parser.add_argument("--reshuffle", type=float, default=0.0)
-    parser.add_argument("--tls", action="store_true", help="encrypt, by the job's certificates")
-    parser.add_argument("--tls-files", default="", help="a folder: node.pem, node.key, ca.pem")
-    parser.add_argument("--warm", action="store_true", help="no rank: fill the cache, say its CPU")
-    parser.add_argument("--serve", action="store_true", help="no rank: fill the cache, serve it")
+    parser.add_argument("--tls", action="store_true", help="encrypt with the job's certificates")
+    parser.add_argument("--tls-files", default="", help="folder of node.pem, node.key, ca.pem")
+    parser.add_argument(
+        "--warm", action="store_true", help="only fill the cache and print its CPU time"
+    )
+    parser.add_argument("--serve", action="store_true", help="only fill the cache and serve it")
     return parser
 
 

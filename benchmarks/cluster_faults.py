@@ -1,4 +1,4 @@
-"""Trials of nodes that serve others and go wrong, and of what serving costs."""
+"""Trials of nodes that serve others and fail, and of the cost of serving."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
     from benchmarks.hosts import Host
 
-_FULL = 3  # the node that holds all, beside the job's three
+_FULL = 3  # the node that has the whole dataset, in addition to the job's three
 _SLOW_BITS = 1e6
 _SLOWEST_S = 30.0  # that a step may wait, as long as survivors of a lost rank have to end
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def faults() -> dict[str, Any]:
-    """A node that holds all and isn't of the job is slow, cut off, killed again and again."""
+    """Run `faults`: a node that has the whole dataset and isn't part of the job is slow, cut off,
+    or killed repeatedly."""
     judge, sizes = Judge(), Sizes(samples=2_016)
     found: dict[str, Any] = {}
     trials: tuple[tuple[str, int, Callable[[Host, threading.Event], None]], ...] = (
@@ -65,7 +66,7 @@ def _kill_servers(host: Host, over: threading.Event) -> None:
 
 
 def servers(host: Host) -> list[int]:
-    """The processes on a host that serve its cache."""
+    """Return the processes on a host that serve its cache."""
     found = []
     for pid in host.pids():
         with suppress(OSError):
@@ -76,7 +77,7 @@ def servers(host: Host) -> list[int]:
 
 
 def shared(job: Cluster) -> list[str]:
-    """What all nodes are told: where the others are, and the secret."""
+    """Return the options that all nodes receive: the addresses of the others, and the secret."""
     token = job.folder / "token"
     if not token.exists():
         token.touch(0o600)
@@ -87,7 +88,7 @@ def shared(job: Cluster) -> list[str]:
 
 @contextmanager
 def full_node(job: Cluster, node: int) -> Iterator[None]:
-    """A node with the whole dataset in its cache, which serves it, and nothing else."""
+    """Run a node that has the whole dataset in its cache and only serves it."""
     words = [*job.words(node), "--step-s", "0", *shared(job), "--serve"]
     with (job.folder / "full.log").open("w") as log:
         child = job.made[node].start(
@@ -107,7 +108,8 @@ def full_node(job: Cluster, node: int) -> Iterator[None]:
 
 
 def cpu() -> dict[str, Any]:
-    """CPU-seconds a GB of filling a cache from another node, of both; and from the store."""
+    """Measure the CPU-seconds per GB of filling a cache from another node, on both sides, and from
+    the store."""
     judge, sizes = Judge(), Sizes(samples=12_096, shard_bytes=2**25)
     rows: dict[str, list[tuple[float, float]]] = {"peers": [], "store": []}
     with cluster(4, sizes) as job, full_node(job, _FULL):
@@ -124,7 +126,8 @@ def cpu() -> dict[str, Any]:
 
 
 def _filled(job: Cluster, node: int, server: int) -> tuple[float, float]:
-    """CPU-seconds a GB of filling a node's cache, and of the full node's server meanwhile."""
+    """Return the CPU-seconds per GB of filling a node's cache, and of the full node's server
+    meanwhile."""
     words = [*job.words(node), *(shared(job) if job.peers else []), "--warm"]
     before_s = _cpu_s(server)
     child = job.made[node].start(

@@ -1,7 +1,8 @@
-"""A cluster on one machine for trials: hosts, a remote that counts what it sends, and a job's runs.
+"""A cluster on one machine for trials: hosts, a remote that counts its sent bytes, and runs of a
+job.
 
-Each node is a network namespace with a link and a cache of its own (`benchmarks.hosts`), each rank
-a process under torchrun with gloo; the remote is an HTTP server on a host of its own.
+Each node is a network namespace with a link and a cache of its own (`benchmarks.hosts`). Each rank
+is a process under torchrun with gloo. The remote is an HTTP server on a host of its own.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _ENV = {"GLOO_SOCKET_IFNAME": TALK_DEVICE, "OMP_NUM_THREADS": "1"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What a trial's dataset and steps are: arrays of bytes, so that nothing is decoded on the
-    cores that all nodes share."""
+    """The dataset and the steps of a trial. Samples are arrays of bytes, so that decoding doesn't
+    use the cores that all nodes share."""
 
     samples: int = 4_032
     sample_bytes: int = 50_000
@@ -48,15 +49,17 @@ class Sizes:
 
     @property
     def steps(self) -> int:
-        """Of an epoch."""
+        """The steps of an epoch."""
         return self.samples // self.batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one run of the job did: bytes that the remote sent meanwhile, exit statuses by node, how
-    long, and what each rank measured. ended_s: the seconds from a kill until the last node that
-    wasn't killed had ended."""
+    """The result of one run of the job: bytes that the remote sent meanwhile, exit statuses by
+    node, duration, and each rank's measurements.
+
+    ended_s: seconds from a kill until the last surviving node ended.
+    """
 
     name: str
     remote_bytes: int
@@ -66,13 +69,13 @@ class Outcome:
     ended_s: float | None = None
 
     def epochs(self, what: str) -> list[list[float]]:
-        """A figure of each rank and epoch."""
+        """Return a figure of each rank and epoch."""
         return [[epoch[what] for epoch in rank["epochs"]] for rank in self.ranks]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A kill of a node, once rank 0 has made so many steps."""
+    """A kill of a node, after rank 0 has made a number of steps."""
 
     node: int
     step: int
@@ -80,8 +83,8 @@ class Kill:
 
 @dataclass(slots=True)
 class Cluster:
-    """Hosts, the store on the last of them, and the folders of one trial. env, addresses: of nodes
-    that have others than they should."""
+    """The hosts, the store on the last host, and the folders of one trial. env, addresses:
+    overrides by node."""
 
     made: list[Host]
     folder: Path
@@ -98,7 +101,7 @@ class Cluster:
     addresses: dict[int, str] = field(default_factory=dict)
 
     def sent_bytes(self) -> int:
-        """What the remote has sent so far."""
+        """Return the bytes that the remote has sent so far."""
         assert self.store.stdin is not None
         assert self.store.stdout is not None
         self.store.stdin.write("\n")
@@ -106,11 +109,11 @@ class Cluster:
         return int(self.store.stdout.readline())
 
     def cache(self, node: int) -> Path:
-        """The cache of a node."""
+        """Return the cache folder of a node."""
         return self.folder / f"cache-{node}"
 
     def held_bytes(self, node: int) -> int:
-        """Bytes of shards that a node's cache holds."""
+        """Return the bytes of shards in a node's cache."""
         held = 0
         for kind in ("blobs", "fills", "unverified"):
             for path in (self.cache(node) / kind).rglob("*"):
@@ -119,13 +122,13 @@ class Cluster:
         return held
 
     def lose_cache(self, node: int) -> int:
-        """Take a node's disk away; bytes of shards that it held."""
+        """Remove a node's disk; return the bytes of shards that it had."""
         held = self.held_bytes(node)
         shutil.rmtree(self.cache(node))
         return held
 
     def words(self, node: int) -> list[str]:
-        """What a child process on a node is told."""
+        """Return the command line of a child process on a node."""
         words = ["--url", self.url, "--cache", str(self.cache(node))]
         words += ["--max-bytes", str(int(self.cache_share * self.data_bytes))]
         words += ["--batch", str(self.sizes.batch), "--step-s", str(self.sizes.step_s)]
@@ -146,8 +149,10 @@ class Cluster:
         meanwhile: Meanwhile | None = None,
         may_fail: bool = False,
     ) -> Outcome:
-        """Run the job on these nodes, the first of them with rank 0. Raises RuntimeError where it
-        fails, unless a node is killed or it may."""
+        """Run the job on these nodes; the first of them has rank 0.
+
+        Raises RuntimeError if it fails, unless a node is killed or failure is permitted.
+        """
         self.runs += 1
         out = self.folder / f"out-{self.runs}"
         out.mkdir()
@@ -221,7 +226,8 @@ class Cluster:
         )
 
     def is_exact(self, epochs: Sequence[int], *, samples: int | None = None) -> bool:
-        """Whether each sample of these epochs was handed out once, or as many samples as told."""
+        """Return True if each sample of these epochs was delivered once, or as many samples as
+        given."""
         return all(
             len(found := self.delivered.get(epoch, Counter())) == (samples or self.sizes.samples)
             and set(found.values()) == {1}
@@ -231,7 +237,7 @@ class Cluster:
 
 @dataclass(slots=True)
 class Meanwhile:
-    """Something that is done to the cluster while a job runs, from a step of rank 0 on."""
+    """An action on the cluster while a job runs, from a step of rank 0 on."""
 
     step: int
     do: Callable[[threading.Event], None]
@@ -250,7 +256,7 @@ class Meanwhile:
         self.thread.start()
 
     def end(self) -> None:
-        """End it."""
+        """End the action."""
         self.over.set()
         if self.thread is not None:
             self.thread.join(30)
@@ -259,7 +265,7 @@ class Meanwhile:
 def _at_step(
     job: subprocess.Popen[str], out: Path, step: int, *, over: threading.Event | None = None
 ) -> None:
-    """Return once rank 0 has made so many steps, or its job has ended."""
+    """Return when rank 0 has made so many steps, or its job has ended."""
     ids, until = out / "ids-0.jsonl", time.monotonic() + _LIMIT_S
     over = over or threading.Event()
     while time.monotonic() < until and job.poll() is None and not over.is_set():
@@ -279,9 +285,11 @@ def cluster(
     store_link: float | None = None,
     tls: str = "",
 ) -> Iterator[Cluster]:
-    """So many nodes with empty caches, and a remote. cache_share: each cache's, of the dataset.
-    link, store_link: bits a second. tls: between nodes, by the "job"'s certificates or by
-    "files"; "" for none."""
+    """Start nodes with empty caches, and a remote.
+
+    cache_share: size of each cache, as a share of the dataset. link, store_link: bits per second.
+    tls: between nodes, by the certificates of the "job" or by "files"; "" for none.
+    """
     with tempfile.TemporaryDirectory() as scratch, hosts(nodes + 1, bits_per_s=link) as made:
         folder = Path(scratch)
         data = folder / "data"
@@ -310,12 +318,12 @@ def end(child: subprocess.Popen[str]) -> None:
     child.wait()
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
-            with contextlib.suppress(OSError):  # what it was told last has no reader
+            with contextlib.suppress(OSError):  # the child no longer reads its input
                 pipe.close()
 
 
 def make_data(folder: Path, sizes: Sizes, *, seed: int = 1) -> None:
-    """A pack of arrays of random bytes."""
+    """Write a pack of arrays of random bytes."""
     arrays = folder.parent / "arrays"
     arrays.mkdir()
     random = np.random.default_rng(seed)
@@ -326,5 +334,5 @@ def make_data(folder: Path, sizes: Sizes, *, seed: int = 1) -> None:
 
 
 def load() -> str:
-    """The machine's load averages, which say what a measured time is worth."""
+    """Return the machine's load averages, to judge measured times."""
     return " ".join(f"{one:.1f}" for one in os.getloadavg())

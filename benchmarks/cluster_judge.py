@@ -1,4 +1,4 @@
-"""What was asked of a trial of nodes, whether it held, and what is kept of its runs."""
+"""Check the bounds of a trial of nodes, and collect the facts of its runs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Judge:
-    """What was asked of a trial, and whether it held."""
+    """The bounds of a trial, and whether each held."""
 
     lines: list[dict[str, Any]] = field(default_factory=list)
 
     def at_most(self, what: str, got: float, most: float) -> None:
-        """Note a bound from above."""
+        """Record an upper bound."""
         self._note(what, got <= most, f"{got:.3f}, wanted at most {most:.3f}")
 
     def at_least(self, what: str, got: float, least: float) -> None:
-        """Note a bound from below."""
+        """Record a lower bound."""
         self._note(what, got >= least, f"{got:.3f}, wanted at least {least:.3f}")
 
     def holds(self, what: str, *, held: bool) -> None:
-        """Note something that is so or not."""
+        """Record a condition."""
         self._note(what, held, "so" if held else "not so")
 
     def _note(self, what: str, held: bool, words: str) -> None:
@@ -37,7 +37,7 @@ class Judge:
 
 
 def facts(job: Cluster, judge: Judge, runs: Sequence[Outcome]) -> dict[str, Any]:
-    """What is kept of a job's runs, and of what was asked of it."""
+    """Return the recorded facts of a job's runs and bounds."""
     return {
         "dataset_bytes": job.data_bytes,
         "load": load(),

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.cluster_manager HOST PORT`: the store of a trial's members, on a host.
+"""`python -m benchmarks.cluster_manager HOST PORT`: serve the store of a trial's members on a host.
 
-Each line on its standard input is a JSON list, a method of the store and its arguments; it prints
-what that gave, as JSON. Ends when standard input does.
+Each line of the standard input is a JSON list of a method of the store and its arguments. The
+result is printed as JSON. The process ends with its standard input.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve until the standard input ends."""
     limit = timedelta(seconds=240)
     store = TCPStore(
         sys.argv[1], int(sys.argv[2]), None, True, timeout=limit, wait_for_workers=False

@@ -1,8 +1,9 @@
-"""One member of a trial job of `benchmarks.cluster_members`: it rejoins instead of restarting.
+"""Run one member of a trial job of `benchmarks.cluster_rejoin`, which rejoins instead of
+restarting.
 
-Who is in the job from which step on is told through a store (a quorum, as torchft's manager has
-it), and each step is committed by all members of a quorum or by none. Started on a host of its own;
-writes the ids of every step, whether it was committed, and of each quorum what it measured.
+A store announces the members of the job from a step on (a quorum, like torchft's manager). Each
+step is committed by all members of a quorum or by none. Started on a host of its own, the member
+writes the ids of every step, whether it was committed, and the measurements of each quorum.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LIMIT = timedelta(seconds=240)
 
 
 class Member:
-    """A member, by the number of its node, until it is told that the job is over."""
+    """A member, identified by the number of its node, until the job is over."""
 
     def __init__(self, options: argparse.Namespace, loader: DataLoader, told: TextIO) -> None:
         host, _, port = options.manager.rpartition(":")
@@ -37,7 +38,7 @@ class Member:
         self._loader, self._told = loader, told
 
     def run(self) -> None:
-        """Take part in the quorums of which this node is."""
+        """Take part in the quorums that include this node."""
         self._store.set(f"ready-{self._node}", "")
         number = 0
         while quorum := json.loads(self._store.get(f"quorum-{number}")):
@@ -90,7 +91,7 @@ class Member:
         )
 
     def _commit(self, number: int, step: int, size: int, ids: list[int]) -> bool:
-        """Wait for all members to have made a step; whether the quorum goes on."""
+        """Wait until all members have made a step; return True if the quorum continues."""
         self._tell(step=step, ids=ids, quorum=number)
         key = f"step-{number}-{step}"
         if self._store.add(f"{key}-count", 1) == size:
@@ -111,7 +112,7 @@ class Member:
 
 
 def main() -> None:
-    """Be a member until the job is over."""
+    """Run a member until the job is over."""
     parser = make_parser()
     parser.add_argument("--manager", required=True, help="HOST:PORT of the store")
     parser.add_argument("--node", type=int, required=True)

@@ -1,4 +1,5 @@
-"""Trials of a job one of whose nodes is odd: its clock, link, disk, its settings, or it stands."""
+"""Trials of a job with one odd node: its clock, link, disk or settings are wrong, or it stands
+still."""
 
 from __future__ import annotations
 
@@ -25,15 +26,18 @@ if TYPE_CHECKING:
 _ODD = 3  # the node
 _LINK_BITS = 2e8
 _PAUSE_S = 30.0
-_SLOWEST_S = 30.0  # that a step may wait, beside a pause
+_SLOWEST_S = 30.0  # limit of the wait of a step, without a pause
 _CLOCK = "import time\n_now = time.time\ntime.time = lambda: _now() + 3600.0\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Odd:
-    """A trial. make: what is odd, from before the job until it has ended. do: from the middle of
-    the second epoch on. begins: whether the job begins with it; pause_s: that all ranks stand for.
-    says: of which a node must have said something."""
+    """A trial.
+
+    make: makes the node odd before the job starts, until it has ended. do: makes it odd from the
+    middle of the second epoch on. begins: True if the job starts with the node. pause_s: for which
+    all ranks stand. says: text that a node must have reported.
+    """
 
     name: str
     make: Callable[[Cluster], contextlib.AbstractContextManager[None]] | None = None
@@ -47,7 +51,7 @@ class Odd:
 
 
 def odd() -> dict[str, Any]:
-    """4 nodes for two epochs, all shards moving, one of the nodes odd."""
+    """Run `odd`: 4 nodes for two epochs in which all shards move, with one odd node."""
     judge, found = Judge(), {}
     for trial in _TRIALS:
         sizes = Sizes(samples=2_016)
@@ -103,7 +107,7 @@ def _judged(judge: Judge, trial: Odd, job: Cluster, run: Outcome) -> dict[str, A
 
 
 def _said(job: Cluster) -> dict[int, list[str]]:
-    """What nodes said of data, each once."""
+    """Return the messages of the nodes about data, each once."""
     found = {}
     for path in sorted((job.folder / f"out-{job.runs}").glob("node-*.log")):
         lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
@@ -122,7 +126,7 @@ def _no_words(_: Cluster) -> list[str]:
 
 @contextlib.contextmanager
 def _wrong_clock(job: Cluster) -> Iterator[None]:
-    """Every Python process of the node is an hour ahead."""
+    """Set the clock of every Python process of the node an hour ahead."""
     place = job.folder / "clock"
     place.mkdir()
     (place / "sitecustomize.py").write_text(_CLOCK)
@@ -133,14 +137,14 @@ def _wrong_clock(job: Cluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _slow_link(job: Cluster) -> Iterator[None]:
-    """It sends a hundredth of what the others do."""
+    """Give the node a hundredth of the bandwidth of the others."""
     job.made[_ODD].set_send_rate(_LINK_BITS / 100)
     yield
 
 
 @contextlib.contextmanager
 def _full_disk(job: Cluster) -> Iterator[None]:
-    """Its disk holds a tenth of the dataset, though more was promised."""
+    """Give the node a disk for a tenth of the dataset, less than its cache's limit."""
     place = job.cache(_ODD)
     place.mkdir(mode=0o700)
     size = f"size={job.data_bytes // 10},mode=700"
@@ -154,7 +158,7 @@ def _full_disk(job: Cluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _port_in_use(job: Cluster) -> Iterator[None]:
-    """Another program listens where its server would."""
+    """Run another program at the port of the node's server."""
     host = job.made[_ODD]
     code = (
         f"import socket, sys; s = socket.create_server(({host.address!r}, {PEER_PORT})); "
@@ -174,7 +178,7 @@ def _port_in_use(job: Cluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _wrong_certificate(job: Cluster) -> Iterator[None]:
-    """It has another node's certificate."""
+    """Give the node the certificate of another node."""
     own, other = (job.folder / f"tls-{node}" for node in (_ODD, _ODD - 1))
     for name in ("node.pem", "node.key"):
         (own / name).write_bytes((other / name).read_bytes())
@@ -183,7 +187,7 @@ def _wrong_certificate(job: Cluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _wrong_address(job: Cluster) -> Iterator[None]:
-    """It is told the address of a machine that isn't there."""
+    """Give the node an address at which no machine is."""
     host = job.made[_ODD]
     job.addresses[_ODD] = host.address.rpartition(".")[0] + ".99"
     yield

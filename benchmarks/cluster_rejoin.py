@@ -27,7 +27,8 @@ _GOES_ON_S = 30.0  # survivors of a kill have made the next step by then
 
 @dataclass(slots=True)
 class Manager:
-    """Who is in the job: its store, and a process for each node that is or will be a member."""
+    """The manager of the job: its store, and a process for each node that is or will
+    be a member."""
 
     job: Cluster
     out: Path
@@ -36,18 +37,18 @@ class Manager:
     quorums: list[dict[str, Any]] = field(default_factory=list)
 
     def ask(self, name: str, *words: Any) -> Any:
-        """What a method of the store gives."""
+        """Return the result of a method of the store."""
         assert self.store.stdin is not None
         assert self.store.stdout is not None
         self.store.stdin.write(json.dumps([name, *words]) + "\n")
         self.store.stdin.flush()
         line = self.store.stdout.readline()
         if not line:
-            raise RuntimeError(f"The store of the members answers nothing.\n{self.logs()}")
+            raise RuntimeError(f"The store of the members doesn't answer.\n{self.logs()}")
         return json.loads(line)
 
     def logs(self) -> str:
-        """What the members said last."""
+        """Return the last output of the members."""
         logs = sorted(self.out.glob("node-*.log"))
         return "\n".join(f"{path.name}: {path.read_text()[-1500:]}" for path in logs)
 
@@ -64,7 +65,7 @@ class Manager:
             )
 
     def wait(self, key: str) -> None:
-        """Wait for a key; fails where a member has ended."""
+        """Wait for a key; fail if a member has ended."""
         until = time.monotonic() + _LIMIT_S
         while not self.ask("check", [key]):
             for node, member in self.members.items():
@@ -75,7 +76,7 @@ class Manager:
             time.sleep(0.05)
 
     def quorum(self, members: Sequence[int], *, step: int, new: Sequence[int] = ()) -> int:
-        """Tell who is in the job from a step on; the number of this quorum."""
+        """Announce the members from a step on; return the number of this quorum."""
         number = len(self.quorums)
         tells = next((node for node in members if node not in new), None)
         told = {"members": members, "step": step, "new": new, "tells": tells}
@@ -88,14 +89,14 @@ class Manager:
         self.wait(f"step-{len(self.quorums) - 1}-{self.quorums[-1]['step'] + count - 1}")
 
     def end_quorum(self) -> int:
-        """Have this quorum end with the step that it makes; the next step."""
+        """End this quorum after its current step; return the next step."""
         number = len(self.quorums) - 1
         self.ask("set", f"end-{number}", "")
         self.wait(f"ended-{number}")
         return int(self.ask("get", f"ended-{number}"))
 
     def lose(self, node: int, *, is_cut: bool = False) -> float:
-        """Kill a node as a whole, and say when. is_cut: packets to it vanish, too."""
+        """Kill a whole node and return the time. is_cut: packets to it are dropped, too."""
         host = self.job.made[node]
         if is_cut:
             host.cut_off()
@@ -104,8 +105,7 @@ class Manager:
         return time.monotonic()
 
     def break_step(self) -> int:
-        """Note that the step in flight isn't committed, as one of its members is gone; its
-        number."""
+        """Mark the current step as not committed, because a member is lost; return its number."""
         number = len(self.quorums) - 1
         step = int(self.quorums[-1]["step"])
         while self.ask("compare_set", f"step-{number}-{step}", "", "broken") != "broken":
@@ -113,12 +113,12 @@ class Manager:
         return step
 
     def end(self) -> list[int]:
-        """End the job; the members' exit statuses."""
+        """End the job; return the members' exit statuses."""
         self.ask("set", f"quorum-{len(self.quorums)}", "null")
         return [member.wait(_LIMIT_S) for member in self.members.values()]
 
     def told(self) -> list[dict[str, Any]]:
-        """What the members wrote, those that were killed among them."""
+        """Return the records of all members, including killed ones."""
         lines = []
         for path in sorted(self.out.glob("member-*.jsonl")):
             node = int(path.name.split("-")[1])
@@ -129,7 +129,7 @@ class Manager:
 
 @contextmanager
 def manager(job: Cluster, *, steps: int) -> Iterator[Manager]:
-    """The store of the members, on the remote's host; kills all members afterwards."""
+    """Run the store of the members on the remote's host; kill all members afterwards."""
     out = job.folder / "members"
     out.mkdir()
     host = job.made[-1]
@@ -154,13 +154,13 @@ def manager(job: Cluster, *, steps: int) -> Iterator[Manager]:
 
 
 def rejoin(*, tls: str = "") -> dict[str, Any]:
-    """4 nodes for three epochs: one is killed, three go on, a cold one joins; another is killed
-    and cut off, and replaced at once; one leaves and comes back."""
+    """Run `rejoin` with 4 nodes for three epochs: one is killed, three continue, a cold one joins;
+    another is killed, cut off and replaced at once; one leaves and comes back."""
     sizes = Sizes()
     steps = 3 * sizes.steps
     with cluster(6, sizes, cache_share=0.5, tls=tls) as job, manager(job, steps=steps) as members:
         past = _Past(job)
-        for node in range(6):  # two of them wait beside the job, as spares do
+        for node in range(6):  # two of them are spares
             members.start(node)
         for node in range(6):
             members.wait(f"ready-{node}")
@@ -192,8 +192,11 @@ def rejoin(*, tls: str = "") -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Past:
-    """What happened to the job. sent_bytes: of the remote until each note. lost: bytes that each
-    node held that went. kills: when nodes were killed."""
+    """The history of the job.
+
+    sent_bytes: of the remote until each note. lost: bytes of the nodes that were lost. kills: times
+    at which nodes were killed.
+    """
 
     job: Cluster
     sent_bytes: dict[str, int] = field(default_factory=dict)
@@ -201,12 +204,12 @@ class _Past:
     kills: list[float] = field(default_factory=list)
 
     def note(self, what: str) -> None:
-        """Note what happened, and what it cost."""
+        """Record an event and the bytes that it cost."""
         self.sent_bytes[what] = self.job.sent_bytes()
         print(f"   {what}: {self.shares()[what]:.3f} x dataset from the remote", flush=True)
 
     def shares(self) -> dict[str, float]:
-        """What the remote sent before each note and behind the one before, of the dataset."""
+        """Return the bytes that the remote sent between notes, as shares of the dataset."""
         before = [0, *self.sent_bytes.values()]
         return {
             what: (sent - last) / self.job.data_bytes
@@ -215,7 +218,7 @@ class _Past:
 
 
 def _judged(members: Manager, past: _Past) -> dict[str, Any]:
-    """What is kept of it."""
+    """Return the recorded facts."""
     judge, job, share = Judge(), past.job, past.shares()
     statuses, told = members.end(), members.told()
     judge.holds("all members that weren't killed ended well", held=not any(statuses))
@@ -263,7 +266,7 @@ def _next_step(told: Sequence[dict[str, Any]], at: float) -> float:
 
 
 def _is_exact(job: Cluster, told: Sequence[dict[str, Any]]) -> bool:
-    """Whether committed steps are the global batches of a job that nothing happens to."""
+    """Return True if the committed steps are the global batches of an undisturbed job."""
     committed = {(line["quorum"], line["committed"]) for line in told if "committed" in line}
     steps: dict[int, Counter[int]] = {}
     for line in told:

@@ -1,7 +1,8 @@
-"""The trial of changes among 4 to 32 nodes: real caches and loaders, in one process.
+"""The trial of changes among 4 to 32 nodes, with real caches and loaders, in one process.
 
-Each node is a loader with a cache folder of its own, on threads of this process; the remote is a
-server in another, which counts what it sends. With peers each node has its server's process.
+Each node is a loader with a cache folder of its own, on threads of this process. The remote is a
+server in another process, which counts its sent bytes. With peers, each node also has the process
+of its server.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _EMPTY = -1
-_STRAY = 0.005  # of the dataset: what answers are beside the shards
+_STRAY = 0.005  # bytes of answers other than shards, as a share of the dataset
 
 
 @dataclass(slots=True)
 class Worlds:
-    """A dataset of tiny shards behind a server, and the caches of jobs that have had an epoch."""
+    """A dataset of tiny shards on a server, and the caches of jobs that have completed an epoch."""
 
     folder: Path
     url: str
@@ -47,7 +48,7 @@ class Worlds:
     states: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def sent_bytes(self) -> int:
-        """What the remote has sent so far."""
+        """Return the bytes that the remote has sent so far."""
         assert self.store.stdin is not None
         assert self.store.stdout is not None
         self.store.stdin.write("\n")
@@ -56,21 +57,21 @@ class Worlds:
 
     @property
     def shards(self) -> int:
-        """How many there are."""
+        """The number of shards."""
         return sum(1 for _ in (self.folder / "data").rglob("*.arrow"))
 
     def warm(self, nodes: int) -> float:
-        """Have a job of so many nodes read an epoch, each with an empty cache; what the remote
-        sent, of the dataset."""
+        """Run an epoch of a job with empty caches; return the bytes that the remote sent, as a
+        share of the dataset."""
         caches = [self._cache(nodes, node) for node in range(nodes)]
         share, state, _ = self._epoch(caches, None, peers=False)
         self.states[nodes] = state
         return share
 
     def change(self, nodes: int, then: Sequence[int], *, peers: bool) -> tuple[float, bool]:
-        """Have the job of so many nodes go on for an epoch with these nodes' caches, `_EMPTY` for
-        a node that is new: what the remote sent, of the dataset, and whether each sample came
-        once."""
+        """Run an epoch of the job with the caches of these nodes, `_EMPTY` for a new node; return
+        the bytes that the remote sent, as a share of the dataset, and whether each sample was
+        delivered once."""
         caches = [self.folder / f"now-{rank}" for rank in range(len(then))]
         for cache, node in zip(caches, then, strict=True):
             if node != _EMPTY:
@@ -129,7 +130,7 @@ class Worlds:
 
 @contextlib.contextmanager
 def made_worlds(sizes: Sizes) -> Iterator[Worlds]:
-    """A dataset behind a server, without nodes."""
+    """Serve a dataset, without nodes."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         data = folder / "data"
@@ -152,8 +153,11 @@ def made_worlds(sizes: Sizes) -> Iterator[Worlds]:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a job's nodes. then: whose caches the ranks have behind it. lost: what nobody
-    holds then; missing: what nobody can hold where it is read; both of the dataset."""
+    """A change of the nodes of a job.
+
+    then: the owners of the caches that the ranks have after it. lost: the share of the dataset that
+    no cache has afterwards. missing: the share that no cache can have where it is read.
+    """
 
     name: str
     nodes: int
@@ -163,7 +167,7 @@ class Change:
 
 
 def changes(*counts: int) -> list[Change]:
-    """The changes of jobs of so many nodes."""
+    """Return the changes of jobs of so many nodes."""
     found = []
     for count in counts:
         nodes = tuple(range(count))
@@ -194,8 +198,8 @@ _MANY: tuple[tuple[Sizes, tuple[int, ...]], ...] = (
 
 
 def worlds(*, many: bool = False) -> dict[str, Any]:
-    """Ranks dealt anew, a node less, half, twice, among 4 and 8 nodes, or 16 and 32; with and
-    without peers."""
+    """Reassign ranks, with one node less, half of the nodes and twice as many, among 4 and 8 nodes,
+    or 16 and 32; with and without peers."""
     judge = Judge()
     rows: list[dict[str, Any]] = []
     peer_link._ADDRESSES_S = 120.0  # 32 servers start on the same few cores

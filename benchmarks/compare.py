@@ -1,9 +1,9 @@
-"""`python -m benchmarks.compare`: Penstock beside every other loader installed, same work.
+"""`python -m benchmarks.compare`: Penstock and every other installed loader, on the same work.
 
-Interleaved rounds: images/s, CPU-seconds per 1,000 images, first batch, waiting beside an emulated
-training step; medians, spreads and paired ratios. Writes throughput.json, .png and .svg to
-benchmarks/results and the table between the two markers in the README. With --short-side-256 the
-images are first resized to that short side, and everything is named throughput-256.
+Rounds are interleaved. Measured are images/s, CPU-seconds per 1,000 images, the first batch, and
+waits in an emulated training step: medians, spreads and paired ratios. Writes throughput.json, .png
+and .svg to benchmarks/results, and the table between the two markers in the README. With
+--short-side-256 the images are first resized to that short side, and all names are throughput-256.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ ROUNDS = 5
 LEAST_ROUNDS = 5  # below, a median of a machine that drifts is no evidence
 README = Path(__file__).resolve().parent.parent / "README.md"
 SHORT_SIDE = 256
-SHORT_SIDE_QUALITY = 92  # of the JPEGs that are written anew
+SHORT_SIDE_QUALITY = 92  # of the rewritten JPEGs
 SCRATCH = "loaders"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One comparison. name: of its result, its chart and its markers in the README. record: what
-    results say of the images."""
+    """One comparison. name: of its result, its chart and its markers in the README. record:
+    describes the images in results."""
 
     name: str
     folder: Path
@@ -63,7 +63,7 @@ class Case:
 
 
 def original(prepared: Prepared) -> Case:
-    """The JPEGs as they are."""
+    """Return the unchanged JPEGs."""
     return Case(
         name="throughput",
         folder=prepared.images.train.absolute(),
@@ -73,8 +73,8 @@ def original(prepared: Prepared) -> Case:
 
 
 def short_side_256(prepared: Prepared, place: Path) -> Case:
-    """The same images with a short side of 256, packed by Penstock; others read the pack's own
-    JPEGs, so that all decode the same bytes."""
+    """Resize the images to a short side of 256 and pack them with Penstock. Other loaders read the
+    pack's JPEGs, so that all decode the same bytes."""
     from penstock import Dataset, pack
 
     packed, folder = place / "pack", place / "files"
@@ -111,10 +111,10 @@ def measure(
     readme: Path | None = None,
     console: Console,
 ) -> Path:
-    """Play the rounds of Penstock and every other loader installed; print and write all.
+    """Play the rounds of Penstock and all other installed loaders; print and write the result.
 
-    scratch: where loaders keep what they converted. readme: the file whose table is written anew;
-    None leaves it. Returns the result's path. Raises ConfigError for an unknown loader,
+    scratch: for converted data of the loaders. readme: the file whose table is replaced; None for
+    no file. Returns the result's path. Raises ConfigError for an unknown loader,
     NotTheSameWorkError, ChildFailedError.
     """
     there, missing = split_installed(loaders)
@@ -155,17 +155,22 @@ def measure(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse the command line and measure. 0 done, 1 failed, 2 used wrongly."""
+    """Parse the command line and measure. Returns 0 on success, 1 on failure, 2 for a wrong command
+    line."""
     parser = argparse.ArgumentParser(prog="benchmarks.compare", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="short rounds: a look, no evidence")
+    parser.add_argument("--quick", action="store_true", help="short rounds, for a quick check")
     parser.add_argument("--data", type=Path, help="your own image folder, <class>/*.jpg")
-    parser.add_argument("--work", type=Path, default=Path("demo"), help="where images and packs go")
+    parser.add_argument(
+        "--work", type=Path, default=Path("demo"), help="folder for images and packs"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--rounds", type=int, help=f"{ROUNDS}, or 3 if quick")
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--loaders", nargs="+", metavar="LOADER", help=f"of {', '.join(LOADERS)}")
-    parser.add_argument("--short-side-256", action="store_true", help="a second case, resized")
-    parser.add_argument("--readme", type=Path, help="its table; by default ours, unless quick")
+    parser.add_argument(
+        "--loaders", nargs="+", metavar="LOADER", help=f"any of {', '.join(LOADERS)}"
+    )
+    parser.add_argument("--short-side-256", action="store_true", help="resize the images first")
+    parser.add_argument("--readme", type=Path, help="update this file's table")
     options = parser.parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 140)
     readme = options.readme or (None if options.quick else README)
@@ -174,9 +179,9 @@ def main(argv: list[str] | None = None) -> int:
         if readme is not None and not options.quick and rounds < LEAST_ROUNDS:
             raise ConfigError(
                 f"--rounds: got {rounds}, wanted at least {LEAST_ROUNDS} for figures that the "
-                "README shows. Say --quick for a look."
+                "README shows. Use --quick for a quick check."
             )
-        split_installed(options.loaders or LOADERS)  # an unknown name is told before there is work
+        split_installed(options.loaders or LOADERS)  # report an unknown name before the work
         prepared = prepare(options.work, data=options.data)
         cases = [original(prepared)]
         if options.short_side_256:

@@ -1,4 +1,4 @@
-"""The images that benchmarks read, as a folder and as a pack of the same."""
+"""The images of the benchmarks, as a folder and as a pack."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """An image set and the pack of its training images. own: the user's, not the shipped ones."""
+    """An image set and the pack of its training images. own: True for the user's images."""
 
     images: ImageSet
     pack: Path
     own: bool
 
     def record(self) -> dict[str, Any]:
-        """What results say of the data; a user's path stays out of them."""
+        """Describe the data in results, without the user's paths."""
         return {
             "images": self.images.train_images,
             "classes": len(self.images.classes),
@@ -37,7 +37,8 @@ class Prepared:
 def prepare(
     out: Path, *, data: Path | None = None, train_images: int = 3072, eval_images: int = 480
 ) -> Prepared:
-    """Make or take the images and pack them below `out`; what an earlier call made is kept."""
+    """Make or link the images and pack them below `out`; the results of an earlier
+    call are reused."""
     from penstock import pack
 
     workers = int(machine()["cores"])

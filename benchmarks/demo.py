@@ -1,7 +1,7 @@
 """`make demo`: photographs, a pack, a training job that is killed and resumed, a table, two
 pictures.
 
-Everything is written below `--out` (demo/), runs on the CPU and takes some two minutes on two
+It writes everything below `--out` (demo/), runs on the CPU and takes about two minutes on two
 cores.
 """
 
@@ -50,10 +50,8 @@ SHARD_BYTES = "4MiB"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much of everything the demo does.
-
-    epochs: of the training job. rounds: of the comparison. size: of a round.
-    """
+    """The size of the demo. epochs: of the training job. rounds: of the comparison. size: of a
+    round."""
 
     train_images: int = 2560
     eval_images: int = 320
@@ -66,7 +64,7 @@ class Scale:
 
 
 def demo(out: Path, *, data: Path | None, scale: Scale, console: Console) -> bool:
-    """Show everything. Returns whether the resumption was exact; raises PenstockError."""
+    """Run the demo. Returns True if the resumption was exact; raises PenstockError."""
     began = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     images = _photographs(out, data, scale, console)
@@ -140,7 +138,7 @@ def _pack(src: Path, dst: Path, console: Console) -> Path:
     done = subprocess.run([command(), *words[1:], "--json"], stdout=subprocess.PIPE, check=False)
     if done.returncode:
         raise ConfigError(
-            f"`{' '.join(words)}` ended with {done.returncode}, wanted 0; why stands above."
+            f"`{' '.join(words)}` ended with {done.returncode}, wanted 0; see the output above."
         )
     told = json.loads(done.stdout)
     console.print(
@@ -152,7 +150,7 @@ def _pack(src: Path, dst: Path, console: Console) -> Path:
 
 
 def command() -> str:
-    """`penstock` as this environment has it, to be typed where the demo was started."""
+    """Return the `penstock` command of this environment, relative to the current folder."""
     script = Path(sys.executable).with_name("penstock")
     return str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script)
 
@@ -175,7 +173,8 @@ def _train(job: Job, console: Console) -> None:
 
 
 def _kill_and_resume(whole: Job, console: Console) -> Verdict:
-    """The same job, killed in the middle of its second epoch (of its first, if it has but one)."""
+    """Run the job again, killed in the middle of its second epoch (of its first if it has only
+    one)."""
     from penstock import Dataset
 
     epochs = min(2, whole.epochs)
@@ -234,7 +233,7 @@ def _compare(work: Work, scale: Scale, console: Console) -> Comparison:
         f"   Medians of {scale.rounds} interleaved rounds on {here['cores']} cores "
         f"({here['processor']}); the same images, which Penstock reads from the pack. "
         "Waits: share of "
-        f"the time beside an emulated accelerator whose step on {work.batch_size} images takes "
+        f"the time with an emulated accelerator whose step on {work.batch_size} images takes "
         f"{done.size.step_ms:.0f} ms, {ACCELERATOR_SHARE:.0%} of what the fastest loader can feed.",
         style="dim",
         highlight=False,
@@ -243,7 +242,7 @@ def _compare(work: Work, scale: Scale, console: Console) -> Comparison:
 
 
 def comparison_table(done: Comparison) -> Table:
-    """Medians as a table for the terminal."""
+    """Return the medians as a table for the terminal."""
     table = Table(box=None, pad_edge=False, padding=(0, 2))
     table.add_column("   loader")
     for title in ("images/s", "CPU-s per 1,000", "first batch", "waits"):
@@ -335,7 +334,7 @@ def _summary(
 
 
 class _CountBar:
-    """A progress bar as a context; called with (done, total)."""
+    """A progress bar as a context manager; it is called with (done, total)."""
 
     def __init__(self, console: Console, unit: str) -> None:
         self._progress = Progress(
@@ -357,7 +356,7 @@ class _CountBar:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit code: 0 shown, 1 a part failed or the resumption wasn't exact."""
+    """Return the exit code: 0 on success, 1 if a part failed or the resumption was not exact."""
     parser = argparse.ArgumentParser(prog="benchmarks.demo", description=__doc__)
     parser.add_argument("--data", type=Path, help="your own image folder, <class>/*.jpg")
     parser.add_argument("--out", type=Path, default=Path("demo"))

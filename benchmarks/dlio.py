@@ -1,12 +1,12 @@
 """`python -m benchmarks.dlio`: AU of DLIO-style jobs at the pace of published accelerators.
 
-Each job's samples are of the published size, its step is a wait of the published length times a
-stated factor k, chosen by what the disk here is measured to give: the job asks for half of that at
-most, so that a loader, not the disk, decides. k is 1 where this disk feeds the real accelerator.
-Every run begins with the data forgotten by the page cache and ends before it was read once. Beside
-Penstock in the same rounds: torch's DataLoader, and a batch that is there already (what the
-emulation itself loses). Where Penstock stays below 99 %, `fed_at_k` says how much slower a job it
-feeds. Writes benchmarks/results/dlio.json.
+The samples of each job have the published size. Its step is a wait of the published duration times
+a reported factor k, which is chosen by the measured rate of this disk: a job demands at most half
+of it, so that the loader decides the result, not the disk. k is 1 if this disk can feed the real
+accelerator. Before each run the data is dropped from the page cache, and each run ends before all
+of it was read once. torch's DataLoader, and a batch that is always ready (the overhead of the
+emulation itself), play in the same rounds. If Penstock stays below 99 %, `fed_at_k` reports how
+much slower a job it can feed. Writes benchmarks/results/dlio.json.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def measure(
     results: Path = RESULTS,
     console: Console,
 ) -> Path:
-    """Generate what isn't there below `data`, play the rounds, print and write. Returns the path of
-    the result."""
+    """Generate missing data below `data`, play the rounds, print and write. Returns the path of the
+    result."""
     console.print(f"{machine()}\n{versions()}", highlight=False, style="dim")
     record: dict[str, Any] = {}
     for workload in WORKLOADS:
@@ -79,7 +79,7 @@ def measure(
 
 
 def _shrunk(workload: DlioWorkload) -> DlioWorkload:
-    """For a test: few samples in batches of 4, none of them large."""
+    """Return a workload for tests: few samples in batches of 4, all small."""
     return replace(
         workload,
         samples=_SAMPLES_QUICK,
@@ -104,7 +104,7 @@ def _made(workload: DlioWorkload, data: Path) -> GeneratedSet:
 def _measure_one(
     workload: DlioWorkload, data: Path, *, rounds: int, seconds: float, console: Console
 ) -> dict[str, Any]:
-    with console.status(f"{workload.name}: making its data"):
+    with console.status(f"{workload.name}: generating data"):
         made = _made(workload, data.absolute())
     task = Task(
         work=workload.work,
@@ -160,8 +160,8 @@ def _fed_at(
     *,
     seconds: float,
 ) -> float | None:
-    """The first k, doubled from the job's, at which Penstock reaches the claimed AU: the job's own
-    by its median, later ones by a run each. None: at none of those that were tried."""
+    """Return the first k, doubled from the job's, at which Penstock reaches the claimed AU: the
+    job's own by its median, later ones by one run each. None if no k suffices."""
     if statistics.median(run["au"] for run in runs["penstock"]) >= CLAIM_AU:
         return pace.k
     for times in _SLOWER:
@@ -173,7 +173,8 @@ def _fed_at(
 
 @contextlib.contextmanager
 def _players(names: Sequence[str], task: Task) -> Iterator[dict[str, Child]]:
-    """A process a loader, kept over the rounds: imports are paid before the first."""
+    """Start one process per loader, kept over the rounds, so that imports happen
+    before the first."""
     with contextlib.ExitStack() as stack:
         told = json.dumps(asdict(task))
         players = {
@@ -214,12 +215,12 @@ def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _line(name: str, told: Mapping[str, Any]) -> str:
-    """What was asked of a workload, and whether the claim holds."""
+    """Return the parameters of a workload, and whether the claim holds."""
     au = told["summary"]["penstock"]["au"]["median"]
     return (
         f"{name}: steps {told['k']:g} times as long as published ({1e3 * told['step_s']:.1f} ms "
-        f"over {told['batch_size']}), which asks for {told['required_bytes_per_s'] / 1e6:.0f} MB/s "
-        f"of the {told['raw_bytes_per_s'] / 1e6:.0f} that the disk gives. AU {au:.2f} %"
+        f"over {told['batch_size']}), which demands {told['required_bytes_per_s'] / 1e6:.0f} MB/s "
+        f"of the {told['raw_bytes_per_s'] / 1e6:.0f} that the disk provides. AU {au:.2f} %"
         + (
             "."
             if au >= CLAIM_AU
@@ -246,15 +247,17 @@ def _table(record: Mapping[str, Any]) -> Table:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the command line and measure."""
+    """Parse the command line and run the measurement."""
     parser = argparse.ArgumentParser(prog="benchmarks.dlio", description=__doc__)
     parser.add_argument("--workload", nargs="+", choices=[*NAMES, "all"], default=["all"])
-    parser.add_argument("--quick", action="store_true", help="2 rounds of tiny jobs: no evidence")
     parser.add_argument(
-        "--data", type=Path, default=Path("demo/dlio"), help="where data is made: 28 GB"
+        "--quick", action="store_true", help="2 rounds of tiny jobs, for a quick check"
+    )
+    parser.add_argument(
+        "--data", type=Path, default=Path("demo/dlio"), help="folder for generated data (28 GB)"
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each run, at most")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="maximum duration of a run")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
     path = measure(

@@ -1,7 +1,8 @@
-"""One loader of `benchmarks.dlio` in a process of its own: a line of JSON in, a run's figures out.
+"""Run one loader of `benchmarks.dlio` in a process of its own: a line of JSON in, the figures of a
+run out.
 
-As in DLIO's readers (github.com/argonne-lcf/dlio_benchmark, reader/) a sample's bytes are all read;
-beyond them what was read is handed out, too.
+As in DLIO's readers (github.com/argonne-lcf/dlio_benchmark, reader/), all bytes of a sample are
+read; here they are also delivered.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _RAW_MOST_BYTES = 8 * 2**20  # a request; larger samples are read in several, as
 
 
 class WithStatistics:
-    """What `play` asks a loader for, around batches that have no statistics of their own."""
+    """A wrapper that adds the statistics that `play` needs to batches without statistics."""
 
     def __init__(self, batches: Any, close: Callable[[], None] = lambda: None) -> None:
         self._batches, self._close = batches, close
@@ -53,8 +54,8 @@ class WithStatistics:
 
 
 class Native:
-    """Penstock over what it reads natively. Closing it closes the dataset too, as mapped files
-    can't be forgotten."""
+    """Penstock on the formats that it reads natively. Closing it also closes the dataset, because
+    mapped files stay in the page cache."""
 
     def __init__(self, task: Task) -> None:
         from penstock import DataLoader, Dataset
@@ -89,7 +90,7 @@ class Native:
 
 
 def recipe(work: Work) -> Any:
-    """What is done to images."""
+    """Return the recipe for images."""
     from penstock import RandomHorizontalFlip, Resize, imagenet_train
 
     recipes = {
@@ -100,7 +101,7 @@ def recipe(work: Work) -> Any:
 
 
 def torchs_options(task: Task, data: Any) -> dict[str, Any]:
-    """Arguments of torch's loader."""
+    """Return the arguments of torch's loader."""
     by_group = isinstance(data, RowGroups)
     return {
         "batch_size": task.batch_size,
@@ -123,8 +124,7 @@ def torchs(task: Task) -> Any:
 
 
 def floor(task: Task) -> Any:
-    """A batch of the same shape that is there already, over and over: a loader that costs
-    nothing."""
+    """Yield one ready batch of the same shape repeatedly: a loader that costs nothing."""
     import torch
 
     labels = torch.zeros(task.batch_size, dtype=torch.int64)
@@ -146,8 +146,9 @@ LOADERS: dict[LoaderName, Callable[[Task], Any]] = {
 
 
 def raw_read(folder: Path, *, request_bytes: int, seconds: float) -> tuple[int, float]:
-    """(bytes, seconds) of reading the files below in requests of that size, in random order, by
-    four threads: what the disk can give anybody who reads so. Ends with the data, or the time."""
+    """Read the files below a folder in requests of this size, in random order, by four threads;
+    return (bytes, seconds). This is the rate that the disk can provide. Ends with the data or
+    after the time."""
     from penstock.cache import ordered
 
     size = min(request_bytes, _RAW_MOST_BYTES)
@@ -180,7 +181,7 @@ def raw_read(folder: Path, *, request_bytes: int, seconds: float) -> tuple[int, 
 
 
 def run(name: LoaderName, task: Task, *, step_s: float, seconds: float) -> dict[str, Any]:
-    """One run's figures, as JSON values."""
+    """Return one run's figures as JSON values."""
     played = play(
         lambda: LOADERS[name](task), seconds=seconds, step_s=step_s, sample_bytes=task.sample_bytes
     )
@@ -194,8 +195,8 @@ def run(name: LoaderName, task: Task, *, step_s: float, seconds: float) -> dict[
 
 
 def main(argv: list[str]) -> None:
-    """argv: the loader's name or "raw", and a Task as JSON; then step_s and seconds, a line each
-    run."""
+    """Run tasks. argv: the name of the loader, or "raw", and a Task as JSON; stdin: step_s and
+    seconds, one line per run."""
     task = Task(**json.loads(argv[1]))
     send_to_parent({"ready": argv[0]})
     for line in sys.stdin:

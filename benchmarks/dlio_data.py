@@ -1,11 +1,11 @@
 """Datasets of the DLIO-style workloads: samples of the published size, few enough for this disk.
 
-Files: JPEGs in folders of classes, which are packed too; .npy and .npz, one a sample; Parquet.
-JPEGs: crops of the shipped photographs with sensor noise, at the pixels that come near the wanted
-bytes, their quality tuned from below and the rest (a tenth of the bytes, about) filled by comment
-segments, which every decoder passes over. Arrays: bytes without structure, as DLIO generates them;
-nothing compresses them on the way. Parquet: lists of float32 of the lengths that MLPerf Storage's
-flux job has (configs/dlio/workload/flux_b200.yaml), 288 rows a file.
+Files are JPEGs in class folders, which are also packed; .npy and .npz, one sample each; Parquet.
+JPEGs are crops of the shipped photographs with sensor noise. Their pixels and quality are chosen to
+approach the wanted bytes from below; comment segments, which every decoder skips, fill the rest
+(about a tenth of the bytes). Arrays are incompressible random bytes, as DLIO generates them.
+Parquet files contain lists of float32 with the lengths of the flux job of MLPerf Storage
+(configs/dlio/workload/flux_b200.yaml), 288 rows per file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["jpeg", "npy", "npz", "parquet"]
 
-VERSION = 2  # of what is generated: a change makes the data of an older one be made anew
+VERSION = 2  # of the generated data: a change replaces data of older versions
 NPY_HEADER = 128  # bytes; np.save fills its header up to a multiple of 64
 NPZ_OVERHEAD = 640  # bytes, about: of the zip's two members and their headers
 FLUX_COLUMNS = {
@@ -51,7 +51,8 @@ _QUALITIES = range(1, 97)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedSet:
-    """A generated dataset. files: the folder; pack: of the JPEGs, else the folder of files too."""
+    """A generated dataset. files: the folder. pack: of the JPEGs, otherwise also the folder of
+    files."""
 
     kind: Kind
     files: Path
@@ -60,16 +61,16 @@ class GeneratedSet:
     sample_bytes: int
 
     def record(self) -> dict[str, object]:
-        """What results say of it; no path of this machine."""
+        """Describe the data in results, without paths of this machine."""
         return {"kind": self.kind, "samples": self.samples, "sample_bytes": self.sample_bytes}
 
 
 def make(
     out: Path, *, kind: Kind, samples: int, sample_bytes: int, workers: int = 2
 ) -> GeneratedSet:
-    """Make `samples` samples of sample_bytes below `out`; what an earlier call finished is kept.
+    """Write `samples` samples of sample_bytes below `out`; a complete earlier set is kept.
 
-    Raises ConfigError for JPEGs too small to hold a picture.
+    Raises ConfigError for JPEGs that are too small for a picture.
     """
     files = out / "files"
     made = GeneratedSet(
@@ -97,13 +98,13 @@ def make(
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Every file below, sorted; what a reader of the bytes reads."""
+    """Return all files below a folder, sorted."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def forget(folder: Path) -> None:
-    """Drop the files below from the page cache (those that nobody maps), so that a run reads the
-    disk. What isn't written back yet can't be dropped: `make` has seen to that."""
+    """Drop the files below a folder from the page cache (except mapped ones), so that a run reads
+    the disk. Dirty pages can't be dropped: `make` writes them back."""
     for path in files_below(folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -166,7 +167,7 @@ def _write_jpegs(made: GeneratedSet, *, workers: int) -> None:
 
 
 def jpeg_of(most_bytes: int, *, number: int, seed: int) -> bytes:
-    """A JPEG of one of the photographs, as near below most_bytes as its quality allows."""
+    """Return a JPEG of one of the photographs, as close below most_bytes as its quality permits."""
     names = sorted(PHOTOGRAPHS)
     pixels = (most_bytes / BYTES_A_PIXEL) ** 0.5
     width, height = round(pixels * 1.09), round(pixels / 1.09)
@@ -190,8 +191,9 @@ def jpeg_of(most_bytes: int, *, number: int, seed: int) -> bytes:
 
 
 def filled(encoded: bytes, size_bytes: int, *, number: int) -> bytes:
-    """The JPEG with comments behind its first marker up to exactly size_bytes; number makes files
-    of the same picture differ. Left as it is where not even an empty comment fits in."""
+    """Return the JPEG with comments after its first marker, so that it has exactly size_bytes.
+    number: makes files of the same picture differ. The JPEG is unchanged if not even an empty
+    comment fits."""
     missing = size_bytes - len(encoded)
     text = str(number).encode()
     comments = bytearray()
@@ -219,7 +221,7 @@ def _cropped(
 
 
 def _noisy(picture: Image.Image, rng: np.random.Generator, *, seed: int) -> Image.Image:
-    """With grain, in tiles as large as there is grain for."""
+    """Add grain, in tiles of the size of the grain."""
     grain = _noise(seed)
     tile = grain.height // 2
     for top in range(0, picture.height, tile):

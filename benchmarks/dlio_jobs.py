@@ -1,4 +1,4 @@
-"""The DLIO-style jobs, and the pace at which each is asked of the disk here. Pure."""
+"""The DLIO-style jobs, and the pace of each on this disk. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ DECODE_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DlioWorkload:
-    """A job. samples: generated here; note: for who reads the result.
+    """A job.
 
-    batch_size, sample_bytes: None is what was published; a step scales with its batch.
+    samples: generated on this machine. note: for readers of the result. batch_size, sample_bytes:
+    None for the published values; a step scales with its batch.
     """
 
     name: str
@@ -45,7 +46,7 @@ class DlioWorkload:
 
     @property
     def step_s(self) -> float:
-        """The published step, for this batch."""
+        """The published step time, scaled to this batch."""
         return self.pace.step_for(self.batch)
 
     @property
@@ -55,7 +56,7 @@ class DlioWorkload:
 
     @property
     def bytes_per_s(self) -> float:
-        """What a job that never waits reads at the published pace."""
+        """Demand of a job that never waits, at the published pace."""
         return self.batch / self.step_s * self.size
 
 
@@ -137,12 +138,12 @@ NAMES = tuple(workload.name for workload in WORKLOADS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How fast a job runs here.
+    """The pace of a job on this machine.
 
-    raw_bytes_per_s: what this disk gives in requests of a sample's size, none of it in memory.
-    decode_samples_per_s: what Penstock decodes without a step; 0 where nothing is decoded. k: steps
-    are so many times longer than published. required_bytes_per_s: what a job that never waits
-    reads.
+    raw_bytes_per_s: rate of this disk in requests of a sample's size, without the page cache.
+    decode_samples_per_s: Penstock's decoding rate without a step; 0 if nothing is decoded. k:
+    factor by which steps are longer than published. required_bytes_per_s: demand of a job that
+    never waits.
     """
 
     raw_bytes_per_s: float
@@ -153,7 +154,8 @@ class Pace:
 
 
 def pace_of(workload: DlioWorkload, *, raw_bytes_per_s: float, decode_samples_per_s: float) -> Pace:
-    """The step that asks for the stated share of what the disk, and the decoder, give. Pure."""
+    """Return the pace at which the job demands the stated share of the rate of the disk and of the
+    decoder. Pure."""
     if raw_bytes_per_s <= 0:
         raise ConfigError(f"The disk gave {raw_bytes_per_s} bytes/s; a pace needs more than 0.")
     slower = workload.bytes_per_s / (DISK_SHARE * raw_bytes_per_s)
@@ -171,7 +173,7 @@ def pace_of(workload: DlioWorkload, *, raw_bytes_per_s: float, decode_samples_pe
 
 
 def _two_digits_up(value: float) -> float:
-    """The next number with two digits that isn't below."""
+    """Round up to two significant digits."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
     return round(math.ceil(value / unit - 1e-9) * unit, 9)
 
@@ -179,7 +181,8 @@ def _two_digits_up(value: float) -> float:
 def measured_seconds(
     workload: DlioWorkload, step_s: float, *, samples: int, most_s: float
 ) -> float:
-    """How long a run may be measured so that no sample comes twice, warm-up included. Pure."""
+    """Return how long a run may be measured without reading a sample twice, warm-up
+    included. Pure."""
     steps = samples // workload.batch - SETTLE_BATCHES - 2
     if steps < 2:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a loader of `benchmarks.dlio` is asked to do."""
+"""The tasks of the loaders of `benchmarks.dlio`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Work = Literal["bytes", "decode", "detect", "arrays", "columns"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a loader is built for."""
+    """The data and settings from which a loader is built."""
 
     work: Work
     files: str

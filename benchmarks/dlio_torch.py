@@ -1,4 +1,4 @@
-"""The torch datasets of `benchmarks.dlio`, written as a user would write them."""
+"""The torch datasets of `benchmarks.dlio`, as a user would write them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CROP, DETECT = 224, 800
 
 
 class Arrays:
-    """Loads a .npy, or x of a .npz. Samples: (uint8 tensor, its number)."""
+    """A dataset of .npy files, or of x in .npz files. Samples: (uint8 tensor, its number)."""
 
     def __init__(self, folder: str) -> None:
         self.paths = [str(path) for path in files_below(Path(folder))]
@@ -37,8 +37,8 @@ class Arrays:
 
 
 class RowGroups:
-    """Rows of Parquet: a row group is read when one of its rows is asked for, and the last one is
-    kept. Samples: a tensor a column, and the row's number."""
+    """A dataset of Parquet rows. A row group is read when one of its rows is needed, and the last
+    one is kept. Samples: a tensor per column, and the number of the row."""
 
     def __init__(self, folder: str) -> None:
         import pyarrow.parquet as pq
@@ -73,7 +73,8 @@ class RowGroups:
 
 
 class GroupOrder:
-    """Row groups in random order, and their rows too, so that each is read once."""
+    """A sampler with row groups in random order and their rows shuffled, so that each group is read
+    once."""
 
     def __init__(self, data: RowGroups, seed: int) -> None:
         self._data, self._rng = data, np.random.default_rng(seed)
@@ -92,7 +93,7 @@ class GroupOrder:
 
 
 class EncodedFiles:
-    """Reads a file and looks at nothing: its number, and how long it was."""
+    """A dataset that reads files without decoding them. Samples: number and length."""
 
     def __init__(self, folder: str) -> None:
         self.paths = [str(path) for path in files_below(Path(folder))]
@@ -106,7 +107,7 @@ class EncodedFiles:
 
 
 class Detected:
-    """Decodes a JPEG to a square and mirrors it at random, by Pillow."""
+    """A dataset that decodes JPEGs to a square with Pillow and mirrors them at random."""
 
     def __init__(self, folder: str) -> None:
         self.paths = [str(path) for path in files_below(Path(folder))]
@@ -128,7 +129,7 @@ class Detected:
 
 
 def torch_dataset(task: Task) -> Any:
-    """What torch's DataLoader reads."""
+    """Return the dataset for torch's DataLoader."""
     if task.work == "arrays":
         return Arrays(task.files)
     if task.work == "columns":

@@ -252,7 +252,7 @@ def _type_tests(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def _names(node: ast.expr) -> Iterator[str]:
-    """The names that a union, a tuple or a single class holds."""
+    """Return the names in a union, a tuple or a single class."""
     yield from filter(None, map(_last_name, ast.walk(node)))
 
 

@@ -1,15 +1,13 @@
-"""`python -m benchmarks.gil`: how much a training step that holds the GIL is slowed by the loader.
+"""`python -m benchmarks.gil`: by how much the loader slows a training step that holds the GIL.
 
-The step is pure Python, so it holds the GIL all the time, and every moment that the loader's
-threads spend in Python comes out of it. Two equal steps follow each batch: while the first one
-runs the loader makes up for the batch that it handed out, and when the second one begins it has
-done so and stands still. The pairs are that close because the machine drifts. Decoding has one
-thread, so that there are cores enough.
+The step is pure Python and holds the GIL all the time, so that Python code on the loader's threads
+delays it. Two equal steps follow each batch: during the first one the loader replaces the delivered
+batch; when the second one starts, the loader is idle. The two are compared in close pairs because
+the machine drifts. Decoding has one thread, so that enough cores are free.
 
-Cores that are two halves of one (hyperthreads) slow each other whatever the threads do, and a
-decoder without any Python would do the same to the step. So what counts for the GIL is the time in
-which the step's thread wanted to run and didn't; the difference in wall time stands beside it.
-Writes benchmarks/results/gil.json.
+Two hyperthreads of one core slow each other, and so would a decoder without any Python. The result
+is therefore the time in which the step's thread was ready to run and did not; the difference in
+wall time is reported as well. Writes benchmarks/results/gil.json.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ def _count(turns: int) -> int:
 
 
 def _step_s(turns: int) -> tuple[float, float]:
-    """Wall seconds of a step, and those of them in which its thread didn't run."""
+    """Return the wall seconds of a step, and the part in which its thread didn't run."""
     began, ran = time.perf_counter(), time.thread_time()
     _count(turns)
     wall_s = time.perf_counter() - began
@@ -51,7 +49,8 @@ def measure(
     results: Path = RESULTS,
     console: Console,
 ) -> Path:
-    """Median slowdown over `rounds` of `steps` pairs of steps of about step_s seconds each."""
+    """Return the median slowdown over `rounds` of `steps` pairs of steps of about step_s seconds
+    each."""
     from penstock import DataLoader, Dataset, imagenet_train
 
     turns = max(1, int(step_s / min(_step_s(100_000)[0] for _ in range(5)) * 100_000))
@@ -98,7 +97,7 @@ def measure(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the command line and measure."""
+    """Parse the command line and run the measurement."""
     parser = argparse.ArgumentParser(prog="benchmarks.gil", description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--data", type=Path, help="your own image folder, <class>/*.jpg")

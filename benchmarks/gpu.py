@@ -1,12 +1,12 @@
-"""`python -m benchmarks.gpu --data DIR`: loaders on a GPU beside DALI's own best pipeline.
+"""`python -m benchmarks.gpu --data DIR`: loaders on a GPU, compared with the best DALI pipeline.
 
-Each round plays, one after the other, in turning order: batches as fast as they come; then a
-ResNet-50 training step (bfloat16 autocast, channels-last, batch 256, SGD) on each batch, beside the
-same step on tensors that are there. Images/s, CPU-seconds per 1,000 images, the step's wait for
-data, what the GPU and its JPEG decoder were busy, and, paired inside the rounds, training with a
-loader to training without one. Each loader's round is a process of its own: one that crashes is
-told as such and left out, the others' table goes on. Writes benchmarks/results/gpu.json. Without a
-GPU nothing is measured, and the exit code is 1.
+Loaders take turns in each round, in rotating order: first batches without a step, then a ResNet-50
+training step (bfloat16 autocast, channels-last, batch 256, SGD) on each batch, compared with the
+same step on tensors that are ready. Reported are images/s, CPU-seconds per 1,000 images, the step's
+wait for data, the utilisation of the GPU and of its JPEG decoder, and, paired within rounds,
+training with a loader relative to training without one. Each loader's round is a process of its
+own: if one crashes, it is reported and excluded, and the others continue. Writes
+benchmarks/results/gpu.json. Without a GPU nothing is measured, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -57,8 +57,11 @@ ROUND_S = 180.0  # a round's process; on a GPU one takes 20 to 40 s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How many batches a round has. settle: taken before each measured part; timed: as fast as they
-    come; stepped: each with a training step; looked: at the pixels of so many, once."""
+    """The number of batches in a round.
+
+    settle: excluded before each measured part. timed: without a step. stepped: each with a training
+    step. looked: batches whose pixels are compared once.
+    """
 
     settle: int = 12
     timed: int = 100
@@ -68,12 +71,12 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRound:
-    """What one loader did in one round.
+    """The measurements of one loader in one round.
 
-    images_per_s, cpu_s_per_1000: as fast as batches come (0 for tensors that are there).
-    trained_per_s: images/s with a step. wait_p50_ms, wait_p99_ms: how long the host waited for a
-    batch then; it runs ahead of the device, so a wait isn't yet a loss, trained_per_s is.
-    first_batch_s: from before the constructor. busy, busy_training: medians of per cent, by name.
+    images_per_s, cpu_s_per_1000: without a step (0 for tensors that are ready). trained_per_s:
+    images/s with a step. wait_p50_ms, wait_p99_ms: the host's waits for a batch then. The host runs
+    ahead of the device, so that a wait isn't always a loss; trained_per_s shows the loss.
+    first_batch_s: since before the constructor. busy, busy_training: medians in per cent, by name.
     """
 
     images_per_s: float
@@ -101,10 +104,10 @@ def measure(
     results: Path = RESULTS,
     console: Console,
 ) -> Path:
-    """Play the rounds, print the table, write the result. Returns its path.
+    """Play the rounds, print the table and write the result. Returns its path.
 
-    play: a case, by default in a process of its own. stem: of the ResNet-50, 64; fewer for tests.
-    Raises NotTheSameWorkError where loaders' tensors differ.
+    play: runs a case, by default in a process of its own. stem: of the ResNet-50, 64; fewer for
+    tests. Raises NotTheSameWorkError if the tensors of the loaders differ.
     """
     size = size or Size()
     work = GpuWork(
@@ -148,16 +151,14 @@ def measure(
 
 
 class _Loaders:
-    """Plays cases of the loaders, and remembers which of them failed: those play no more.
-
-    failed: why, by name."""
+    """The loaders. Those that have failed are not played again. failed: the reasons, by name."""
 
     def __init__(self, play: Callable[[Case], Answer], size: Size, console: Console) -> None:
         self._play, self._size, self._console = play, size, console
         self.failed: dict[Name, str] = {}
 
     def _answer(self, do: str, name: Name, work: GpuWork, **more: Any) -> dict[str, Any] | None:
-        """What a case said; None where the loader has failed."""
+        """Return the answer of a case; None if the loader has failed."""
         if name in self.failed:
             return None
         case = {"do": do, "name": name, "job": _work_values(work), "size": asdict(self._size)}
@@ -171,8 +172,8 @@ class _Loaders:
     def hw_rates(
         self, names: Sequence[Name], work: GpuWork, hw_loads: Sequence[float]
     ) -> dict[str, float]:
-        """DALI's images/s with each share of its hardware decoder; 0 where it failed, nothing
-        where it doesn't play on a GPU."""
+        """Return DALI's images/s with each share of its hardware decoder; 0 if it failed, empty if
+        it doesn't run on a GPU."""
         rates: dict[str, float] = {}
         if "dali" not in names or not work.device.startswith("cuda"):
             return rates
@@ -182,14 +183,14 @@ class _Loaders:
         return rates
 
     def looks(self, names: Sequence[Name], work: GpuWork) -> dict[Name, TensorFacts]:
-        """What the tensors of each loader look like."""
+        """Return a description of the tensors of each loader."""
         looks = {name: self._answer("look", name, work) for name in names if name != "synthetic"}
         return {name: _tensor_facts(found) for name, found in looks.items() if found}
 
     def play_rounds(
         self, names: Sequence[Name], work: GpuWork, *, rounds: int, stem: int, epoch: int
     ) -> dict[Name, list[GpuRound]]:
-        """Rounds of all loaders in turning order. epoch: batches of one."""
+        """Play rounds of all loaders in rotating order. epoch: batches of one."""
         watch = known_fields() if work.device.startswith("cuda") else ()
         played: dict[Name, list[GpuRound]] = {name: [] for name in names}
         for number in range(rounds):
@@ -209,8 +210,8 @@ class _Loaders:
 
 
 def summarise(played: Mapping[Name, Sequence[GpuRound]]) -> dict[str, dict[str, Any]]:
-    """Medians and spreads by loader, and ratios paired inside the rounds: Penstock's speed to the
-    loader's (speed_ratio), training with the loader to training on tensors that are there
+    """Return medians and spreads by loader, and ratios paired within rounds: Penstock's speed to
+    the loader's (speed_ratio), training with the loader to training on tensors that are ready
     (training_ratio). Pure."""
     ceiling, ours = played.get("synthetic"), played.get("penstock")
     summary: dict[str, dict[str, Any]] = {}
@@ -283,7 +284,7 @@ def _take(batches: Batches, work: GpuWork, size: Size) -> tuple[float, float, fl
 def _train(
     batches: Batches, work: GpuWork, size: Size, step: TrainingStep
 ) -> tuple[int, float, list[float]]:
-    """Images, seconds and the host's waits of the steps behind the first few."""
+    """Return the images, the seconds and the host's waits of the steps after the first few."""
     for _ in range(size.settle):
         step(*next(batches))
     _synchronise(work)
@@ -307,7 +308,7 @@ def _synchronise(work: GpuWork) -> None:
 
 
 def check_same_work(looks: Mapping[Name, TensorFacts]) -> None:
-    """Raises NotTheSameWorkError where loaders' tensors differ from the first one's."""
+    """Raise NotTheSameWorkError if tensors of loaders differ from the first one's."""
     for name, pixels in looks.items():
         reference = next(iter(looks.values()))
         pooled = pixels.samples >= 256  # statistics of fewer say nothing
@@ -325,7 +326,7 @@ def _copied(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, tor
 
 
 def _largest(prepared: Prepared) -> tuple[int, int]:
-    """Height and width of the largest image: what a decoder that makes room beforehand needs."""
+    """Return the height and width of the largest image, for decoders that preallocate."""
     from penstock import Dataset
 
     with Dataset(prepared.pack) as dataset:
@@ -351,9 +352,11 @@ def _table(summary: Mapping[str, Mapping[str, Any]]) -> Table:
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line and measure. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="2 short rounds: a look, no evidence")
+    parser.add_argument("--quick", action="store_true", help="2 short rounds, for a quick check")
     parser.add_argument("--data", type=Path, help="your own image folder, <class>/*.jpg")
-    parser.add_argument("--work", type=Path, default=Path("demo"), help="where images and pack go")
+    parser.add_argument(
+        "--work", type=Path, default=Path("demo"), help="folder for images and packs"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--batch-size", type=int, default=256)
@@ -379,12 +382,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def in_a_process(case: Case) -> Answer:
-    """A case in a process of its own."""
+    """Run a case in a process of its own."""
     return ask("benchmarks.gpu", case, budget=Budget(None), timeout_s=ROUND_S)
 
 
 def play_here(case: Case) -> dict[str, Any]:
-    """A case in this process: JSON types in and out."""
+    """Run a case in this process: JSON values in and out."""
     name, size = case["name"], Size(**case["size"])
     told = case["job"]
     work = GpuWork(
@@ -416,7 +419,7 @@ def _tensor_facts(told: Mapping[str, Any]) -> TensorFacts:
 
 
 def _windows(device: str) -> WindowDecoding:
-    """How windows are decoded there, by Penstock and by DALI."""
+    """Return how Penstock and DALI decode windows on this GPU."""
     return usable_decoding(0) if device.startswith("cuda") else "decoder"
 
 

@@ -1,7 +1,7 @@
-"""Cases for a GPU, each in a process of its own: one that crashes or hangs ends itself alone.
+"""Run cases for a GPU, each in a process of its own, so that a crash or a hang ends only that case.
 
-What the scripts for a GPU share: refusing where there is none, the case's process, the time that
-all of them may take together, and the record.
+Shared by the scripts for a GPU: the refusal without a GPU, the process of a case, the time limit of
+all cases, and the record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CASE_S = 60.0  # importing, a CUDA context and a pack's first batches take a thi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a case told, or why it told nothing ("" if it did)."""
+    """The answer of a case, or the reason why it has none ("" if it has one)."""
 
     told: Mapping[str, Any] = field(default_factory=dict)
     failed: str = ""
@@ -36,25 +36,25 @@ class Answer:
 
 
 def has_cuda() -> bool:
-    """Whether torch sees a GPU."""
+    """Return True if torch finds a GPU."""
     import torch
 
     return torch.cuda.is_available()
 
 
 def facts() -> dict[str, Any]:
-    """The GPU for the record; nothing where a test runs without one."""
+    """Describe the GPU in the record; empty if a test runs without one."""
     return gpu_facts() if has_cuda() else {}
 
 
 class Budget:
-    """Seconds that all cases may take together; None: any."""
+    """The seconds that all cases may take together; None for no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self._ends = None if seconds is None else time.monotonic() + seconds
 
     def allows(self, seconds: float) -> float:
-        """How many of so many seconds a case may take; 0 when it is over."""
+        """Return how many of so many seconds a case may take; 0 when the budget is used up."""
         if self._ends is None:
             return seconds
         return max(0.0, min(seconds, self._ends - time.monotonic()))
@@ -63,7 +63,8 @@ class Budget:
 def ask(
     module: str, case: Mapping[str, Any], *, budget: Budget, timeout_s: float = CASE_S
 ) -> Answer:
-    """`python -m module --case JSON` in a process of its own; it answers by `children.tell`."""
+    """Run `python -m module --case JSON` in a process of its own, which answers by
+    `children.tell`."""
     allowed = budget.allows(timeout_s)
     if not allowed:
         return Answer(failed="left out: the time is over")
@@ -90,7 +91,7 @@ def _ended(code: int, stderr: str) -> str:
 
 
 def refused(arguments: Sequence[str] | None = None) -> int:
-    """Say on stderr that nothing is measured without a GPU; the exit code."""
+    """Report on stderr that nothing is measured without a GPU; return the exit code."""
     del arguments
     print(NOT_MEASURED, file=sys.stderr)
     return 1

@@ -1,13 +1,13 @@
-"""`python -m benchmarks.gpu_first WHAT --data DIR`: the first look at a GPU, a process a case.
+"""`python -m benchmarks.gpu_first WHAT --data DIR`: the first check of a GPU, one process per case.
 
-canary: does it decode at all: whole images and windows, with and without the JPEG unit.
-decoding: ways of windows, shares of the JPEG unit, threads, preallocation: one after the other,
-each with the best of those before (--grid: all of them).
-operations: what isn't decoding: no decode at all, then crops, policies and jitter; GPU memory.
-where: decoding on the CPU with pinned memory beside decoding on the GPU, both with a training step.
+canary: whether it decodes at all: whole images and windows, with and without the JPEG unit.
+decoding: ways of decoding windows, shares of the JPEG unit, threads, preallocation: one after the
+other, each with the best settings before it (--grid: all combinations). operations: the cost
+without decoding, then crops, policies and jitter; GPU memory. where: decoding on the CPU with
+pinned memory compared with decoding on the GPU, both with a training step.
 
-Each WHAT is done within --minutes and writes benchmarks/results/gpu-WHAT.json. Without a GPU
-nothing is measured, and the exit code is 1.
+Each WHAT ends within --minutes and writes benchmarks/results/gpu-WHAT.json. Without a GPU nothing
+is measured, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ OPERATIONS = ("nothing decoded", "crops", "TrivialAugmentWide", "RandAugment", "
 
 
 def canary_cases(base: Case) -> list[Case]:
-    """Each way of decoding on its own."""
+    """Return each way of decoding as a case."""
     return [{**base, "what": "canary", "name": name, "batches": 10} for name in CANARY]
 
 
 def decoding_grid(base: Case, threads: tuple[int, ...]) -> list[Case]:
-    """All settings with one another."""
+    """Return all combinations of the settings."""
     grid = itertools.product(WAYS, HW_LOADS, threads, (False, True))
     return [
         {**base, "what": "decoding", "windows": w, "hw_load": load, "threads": n, "preallocate": p}
@@ -64,7 +64,8 @@ def decoding_grid(base: Case, threads: tuple[int, ...]) -> list[Case]:
 def decoding_one_by_one(
     base: Case, threads: tuple[int, ...], rate: Callable[[Case], float]
 ) -> Case:
-    """The best case: each setting is tried with the best of those before. rate: plays one."""
+    """Return the best case: each setting is tried with the best of those before. rate:
+    plays one."""
     best: Case = {
         **base,
         "what": "decoding",
@@ -90,12 +91,12 @@ def decoding_one_by_one(
 
 
 def operation_cases(base: Case) -> list[Case]:
-    """What runs beside the decoder."""
+    """Return the cases of operations after the decoder."""
     return [{**base, "what": "operations", "name": name} for name in OPERATIONS]
 
 
 def where_cases(base: Case) -> list[Case]:
-    """On the CPU and on the GPU, turn and turn about."""
+    """Return cases on the CPU and on the GPU, alternating."""
     places = ("cpu", base["device"], base["device"], "cpu")
     return [{**base, "what": "where", "decodes_on": place} for place in places]
 
@@ -104,7 +105,7 @@ def where_cases(base: Case) -> list[Case]:
 
 
 def canary_nodes(name: str, device: str) -> Any:
-    """The images; called inside a pipeline's definition."""
+    """Define the decoded images; called within a pipeline's definition."""
     from nvidia.dali import fn, types
 
     encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
@@ -147,7 +148,7 @@ def _canary(case: Case) -> dict[str, Any]:
 
 
 def recipe_of(case: Case) -> tuple[Operation, ...]:
-    """The case's operations, and its settings of the decoder."""
+    """Return the operations of a case, and its settings of the decoder."""
     from penstock import ColorJitter, Decode, RandAugment, TrivialAugmentWide, imagenet_train
 
     _, crop, flip, *rest = imagenet_train(case["size"])
@@ -229,7 +230,7 @@ def _operations(case: Case) -> dict[str, Any]:
 
 
 def _undecoded(case: Case) -> Iterator[Any]:
-    """Batches that are read, drawn for and fed, and of which nothing is decoded."""
+    """Yield batches that are read, drawn for and fed, without decoding."""
     import numpy as np
 
     from penstock import Dataset
@@ -295,7 +296,7 @@ def measure(
     console: Console,
     play: Callable[[Case, Budget], Answer] | None = None,
 ) -> Path:
-    """Play all cases, print and write what they told. base: pack, device, batch_size, size, settle,
+    """Play all cases, print and write their answers. base: pack, device, batch_size, size, settle,
     timed, largest. play: for tests. Returns the record's path."""
     play = play or (lambda case, budget: ask("benchmarks.gpu_first", case, budget=budget))
     budget = Budget(60 * (MINUTES[what] if minutes is None else minutes))
@@ -329,7 +330,7 @@ def measure(
 
 
 def base_case(pack: Path, *, device: str, batch_size: int, size: int, quick: bool) -> Case:
-    """What all cases have in common."""
+    """Return the settings that all cases share."""
     from penstock import Dataset
 
     with Dataset(pack) as dataset:
@@ -347,7 +348,7 @@ def base_case(pack: Path, *, device: str, batch_size: int, size: int, quick: boo
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse the command line and measure; with --case, be the process of one. The exit code."""
+    """Parse the command line and measure; with --case, run one case. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.gpu_first",
         description=__doc__,
@@ -355,12 +356,14 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("what", nargs="?", choices=get_args(What))
     parser.add_argument("--case", help=argparse.SUPPRESS)
-    parser.add_argument("--quick", action="store_true", help="few batches: a look, no evidence")
-    parser.add_argument("--grid", action="store_true", help="decoding: all settings, an hour")
-    parser.add_argument("--minutes", type=float, help="that all cases may take together")
+    parser.add_argument("--quick", action="store_true", help="few batches, for a quick check")
+    parser.add_argument("--grid", action="store_true", help="decoding: all combinations (an hour)")
+    parser.add_argument("--minutes", type=float, help="time limit of all cases")
     parser.add_argument("--data", type=Path, help="your own image folder, <class>/*.jpg")
-    parser.add_argument("--pack", type=Path, help="a local pack in its place")
-    parser.add_argument("--work", type=Path, default=Path("demo"), help="where images and pack go")
+    parser.add_argument("--pack", type=Path, help="a local pack instead of --data")
+    parser.add_argument(
+        "--work", type=Path, default=Path("demo"), help="folder for images and packs"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--size", type=int, default=224, help="pixels of a crop's side")
@@ -371,7 +374,7 @@ def main(argv: list[str] | None = None) -> int:
         send_to_parent(PLAY[case["what"]](case))
         return 0
     if options.what is None:
-        parser.error(f"say what to measure: {', '.join(get_args(What))}")
+        parser.error(f"wanted one of {', '.join(get_args(What))}")
     if not has_cuda():
         return refused()
     pack = options.pack or prepare(options.work, data=options.data).pack

@@ -1,9 +1,10 @@
-"""The loaders that `benchmarks.gpu` compares, each at its best on a GPU, over the same images.
+"""The loaders that `benchmarks.gpu` compares, each with its best settings for a GPU, on the same
+images.
 
-The work: `pipeline.bench.adapters.work`'s, decoded and augmented on the device; batches of float32
-(n, 3, size, size) and int64 labels there. All run in one process, one after the other: none of them
-forks, and they share DALI's memory pool, as a job's training and validation loaders do. device
-"cpu" is for tests.
+The work is that of `pipeline.bench.adapters.work`, decoded and augmented on the device: batches of
+float32 (n, 3, size, size) and int64 labels on it. All run in one process, one after the other: none
+of them forks, and they share DALI's memory pool, like the training and validation loaders of a job.
+device "cpu" is for tests.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ HW_LOADS = (0.65, 0.0, 0.5, 0.8, 0.95)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuWork:
-    """What every loader does. folder: `<class>/*.jpg`; pack: the same images.
+    """The work of every loader. folder: `<class>/*.jpg`. pack: the same images.
 
-    threads: CPU threads of a loader; hw_load: DALI's share for the hardware decoder; largest:
-    height and width that its decoder makes room for beforehand, 0 for none. windows: decoded
-    alone, or cut out of whole images, where a GPU can't do the first.
+    threads: CPU threads of a loader. hw_load: DALI's share for the hardware decoder. largest:
+    height and width for which its decoder preallocates, 0 for none. windows: decoded alone, or cut
+    out of whole images if a GPU can't do the first.
     """
 
     folder: Path
@@ -65,14 +66,14 @@ class GpuWork:
 
 
 class GpuLoader(Protocol):
-    """Batches come without end."""
+    """A loader with endless batches."""
 
     def batches(self) -> Batches: ...
     def close(self) -> None: ...
 
 
 class Synthetic:
-    """One batch of noise on the device, over and over: the ceiling of a training step."""
+    """One batch of noise on the device, repeated: the upper bound of a training step."""
 
     def __init__(self, work: GpuWork) -> None:
         import torch
@@ -92,7 +93,7 @@ class Synthetic:
 
 
 class Penstock:
-    """Penstock as its documentation tells to use it on a GPU."""
+    """Penstock as its documentation recommends for a GPU."""
 
     def __init__(self, work: GpuWork, *, resident: bool = False) -> None:
         from penstock import DataLoader, Dataset, Decode, imagenet_train
@@ -117,7 +118,7 @@ class Penstock:
 
 
 class Dali:
-    """DALI's reader, decoder ("mixed": the hardware decoder and CUDA) and operators, taken over by
+    """DALI's reader, decoder ("mixed": the hardware decoder and CUDA) and operators, passed to
     torch on its current stream."""
 
     def __init__(self, work: GpuWork) -> None:
@@ -142,7 +143,7 @@ class Dali:
 
 
 def dali_pipeline(work: GpuWork) -> Any:
-    """DALI's pipeline for the work, not built yet."""
+    """Define DALI's pipeline for the work, without building it."""
     import torch
     from nvidia.dali import fn, pipeline_def, types
 
@@ -194,8 +195,8 @@ def dali_pipeline(work: GpuWork) -> Any:
 
 
 def dali_decoding(work: GpuWork) -> dict[str, Any]:
-    """The decoder's arguments that differ between devices. Room for the largest image is made
-    beforehand: growing it later stops the device."""
+    """Return the decoder's arguments that differ between devices. Memory for the largest image is
+    preallocated, because later growth stops the device."""
     if not work.device.startswith("cuda"):
         return {}
     height, width = work.largest
@@ -217,7 +218,7 @@ LOADERS: dict[Name, Callable[[GpuWork], GpuLoader]] = {
 
 @contextlib.contextmanager
 def opened(name: Name, work: GpuWork) -> Iterator[Batches]:
-    """The loader's batches; it is closed behind them."""
+    """Yield the loader's batches; close the loader afterwards."""
     loader = LOADERS[name](work)
     try:
         yield loader.batches()

@@ -1,4 +1,4 @@
-"""What the GPU is, and how busy it and its JPEG decoder are while something runs, by nvidia-smi."""
+"""Describe the GPU, and measure its utilisation and that of its JPEG decoder with nvidia-smi."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EVERY_MS = 200
 
 
 def known_fields() -> tuple[str, ...]:
-    """Those of the wanted fields that nvidia-smi knows here; none without it."""
+    """Return the wanted fields that nvidia-smi knows here; none without it."""
     for fields in (_QUERY, _QUERY[:2]):
         with contextlib.suppress(FileNotFoundError):
             if not subprocess.run(_watching(fields), capture_output=True, check=False).returncode:
@@ -30,7 +30,7 @@ def _watching(fields: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def watched(fields: Sequence[str]) -> Iterator[dict[str, float]]:
-    """Medians of what nvidia-smi tells while the body runs, filled in behind it."""
+    """Yield a dict that is filled, when the body ends, with the medians from nvidia-smi."""
     found: dict[str, float] = {}
     if not fields:
         yield found
@@ -46,8 +46,8 @@ def watched(fields: Sequence[str]) -> Iterator[dict[str, float]]:
 
 
 def busy_medians(told: str, fields: Sequence[str] = _QUERY) -> dict[str, float]:
-    """Per cent by name, from nvidia-smi's lines of comma-separated numbers; nothing of a field that
-    it can't tell ("[N/A]"). Other GPUs' lines count too: run with one visible. Pure."""
+    """Return per cent by name from nvidia-smi's lines of comma-separated numbers, without fields
+    that it can't report ("[N/A]"). Lines of other GPUs count too: run with one visible. Pure."""
     columns: dict[str, list[float]] = {}
     for line in told.splitlines():
         values = [value.strip() for value in line.split(",")]
@@ -60,7 +60,7 @@ def busy_medians(told: str, fields: Sequence[str] = _QUERY) -> dict[str, float]:
 
 
 def gpu_facts() -> dict[str, Any]:
-    """The GPU that torch's current device is."""
+    """Describe torch's current GPU."""
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())

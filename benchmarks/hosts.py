@@ -1,9 +1,9 @@
 """Hosts for trials of many nodes on one machine: network namespaces with links of a given rate.
 
-Each host has two links, as nodes of a cluster have: one for data, shaped by the kernel (a token
-bucket, so a link that is full is as slow as a real one), and one for the ranks' own talk, which
-isn't. Over one link for both, a collective of 1 byte waits behind what fills the bucket's queue,
-and that is what a trial would measure. Needs root, `ip` and `tc`.
+Each host has two links, like the nodes of a cluster: one for data, shaped by the kernel (a token
+bucket, so that a full link is as slow as a real one), and one for the communication of the ranks,
+which is unshaped. With one link for both, a collective of 1 byte would wait behind the queue of the
+bucket, and a trial would measure that. Requires root, `ip` and `tc`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TALK_DEVICE = "eth1"
 
 
 def why_not() -> str | None:
-    """Say why there can be no hosts here; None where there can."""
+    """Return why hosts can't be made on this machine; None if they can."""
     if os.geteuid():
         return "making network namespaces needs root"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
@@ -48,7 +48,7 @@ class Host:
 
     @property
     def namespace(self) -> str:
-        """Its name, as `ip netns` has it."""
+        """Its name in `ip netns`."""
         return _name(f"h{self.number}")
 
     @property
@@ -58,7 +58,7 @@ class Host:
 
     @property
     def talk_address(self) -> str:
-        """Its address on the network for what ranks say to one another."""
+        """Its address on the network for the communication of the ranks."""
         return f"{_TALK}.{self.number + 10}"
 
     def start(
@@ -74,15 +74,15 @@ class Host:
         )
 
     def pids(self) -> list[int]:
-        """The processes on this host."""
+        """Return the processes on this host."""
         found = subprocess.run(
             ["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=False
         )
         return [int(pid) for pid in found.stdout.split()]
 
     def kill(self) -> None:
-        """Kill every process on this host, as a node that loses its power. Again until none is
-        left: one may have started another meanwhile."""
+        """Kill every process on this host, like a power failure; repeat until none is left, as one
+        may have started another meanwhile."""
         for _ in range(100):
             if not (pids := self.pids()):
                 return
@@ -92,16 +92,16 @@ class Host:
             time.sleep(0.02)
 
     def set_rate(self, bits_per_s: float | None) -> None:
-        """Bound what the host sends and what it receives, each; None: as fast as it goes."""
+        """Limit the rates of sending and of receiving; None for no limit."""
         self.set_send_rate(bits_per_s)
         _shape(["tc"], self._outside, bits_per_s)
 
     def set_send_rate(self, bits_per_s: float | None) -> None:
-        """Bound what the host sends; None: as fast as it goes."""
+        """Limit the rate of sending; None for no limit."""
         _shape(["ip", "netns", "exec", self.namespace, "tc"], "eth0", bits_per_s)
 
     def cut_off(self) -> None:
-        """Take its data link away, as by a pulled cable: nobody is told, nothing is closed."""
+        """Remove its data link like a pulled cable: no connection is closed."""
         _ip("link", "set", self._outside, "down")
 
     @property
@@ -109,7 +109,7 @@ class Host:
         return f"pk{os.getpid()}o{self.number}"
 
     def received_bytes(self) -> int:
-        """What has come over its link so far, headers among it."""
+        """Return the bytes received over its link so far, headers included."""
         path = "/sys/class/net/eth0/statistics/rx_bytes"
         found = _run(["ip", "netns", "exec", self.namespace, "cat", path])
         return int(found)
@@ -117,8 +117,8 @@ class Host:
 
 @contextlib.contextmanager
 def hosts(count: int, *, bits_per_s: float | None = None) -> Iterator[list[Host]]:
-    """So many hosts on the same two networks, gone afterwards. bits_per_s: of each link for
-    data, either way."""
+    """Make hosts on the same two networks, and remove them afterwards. bits_per_s: of each link for
+    data, in each direction."""
     made = [Host(number) for number in range(count)]
     bridges = [f"pk{os.getpid()}b", f"pk{os.getpid()}c"]
     try:
@@ -136,8 +136,8 @@ def hosts(count: int, *, bits_per_s: float | None = None) -> Iterator[list[Host]
     finally:
         for host in made:
             host.kill()
-            # A namespace goes some time after it was deleted, and its links with it: not in time
-            # for who makes the next ones.
+            # A namespace and its links vanish some time after it was deleted: too late for the
+            # next hosts.
             for kind in "ot":
                 _try("link", "delete", f"pk{os.getpid()}{kind}{host.number}")
             _try("netns", "delete", host.namespace)

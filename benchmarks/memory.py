@@ -1,13 +1,13 @@
-"""`python -m benchmarks.memory`: by how much resident memory grows an epoch, over many epochs.
+"""`python -m benchmarks.memory`: by how much resident memory grows per epoch, over many epochs.
 
-One process iterates a loader over 1,000 images for 50 epochs. The figure is the slope of a
-least-squares
-line through the resident sizes at the ends of the epochs, the first fifth left out: pools fill
-there. How many decoded batches are alive at an epoch's end moves a size by whole batch tensors (18
-MiB each here), so three other readings of the same sizes are told beside it: the median of all
-pairwise slopes, the line over the last half only (a pool that has found its size has none, a leak
-has the same), and last minus first, nothing left out. Threads and file descriptors are counted
-before the loader is built and after it is closed. Writes benchmarks/results/memory.json.
+One process iterates a loader over 1,000 images for 50 epochs. The result is the slope of a
+least-squares line through the resident sizes at the ends of the epochs, without the first fifth, in
+which pools grow. The number of decoded batches that are alive at the end of an epoch changes a size
+by whole batch tensors (18 MiB each here). Therefore three other figures of the same sizes are
+reported: the median of all pairwise slopes; the line over the last half only (zero for a pool that
+has reached its size, unchanged for a leak); and last minus first, without omissions. Threads and
+file descriptors are counted before the loader is built and after it is closed. Writes
+benchmarks/results/memory.json.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ WARM_SHARE = 0.2
 
 
 def resident_mib() -> float:
-    """Resident memory of this process."""
+    """Return the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def held() -> dict[str, int]:
-    """Threads and file descriptors of this process, and files in shared memory on this machine."""
+    """Return the threads and file descriptors of this process, and the files in shared memory."""
     shared = Path("/dev/shm")
     return {
         "threads": len(os.listdir("/proc/self/task")),
@@ -47,7 +47,7 @@ def held() -> dict[str, int]:
 
 
 def growth(resident: list[float]) -> dict[str, float]:
-    """MiB an epoch by four readings; the limit is held against "least_squares".
+    """Return MiB per epoch by four methods; the limit applies to "least_squares".
 
     "pairwise_median" is Theil's and Sen's slope: Sen, "Estimates of the regression coefficient
     based on Kendall's tau", 1968.
@@ -63,12 +63,13 @@ def growth(resident: list[float]) -> dict[str, float]:
 
 
 def _line(sizes: NDArray[np.float64]) -> float:
-    """Slope of the least-squares line."""
+    """Return the slope of the least-squares line."""
     return float(np.polyfit(np.arange(len(sizes)), sizes, 1)[0])
 
 
 def iterate(pack: str, *, epochs: int, batch_size: int) -> dict[str, Any]:
-    """In a child: the resident memory after every epoch, and what is held before and after."""
+    """Return, from a child process, the resident memory after every epoch, and the resources before
+    and after."""
     from penstock import DataLoader, Dataset, imagenet_train
 
     def loader(seed: int) -> DataLoader:
@@ -96,7 +97,7 @@ def iterate(pack: str, *, epochs: int, batch_size: int) -> dict[str, Any]:
 def measure(
     work: Path, *, images: int, epochs: int, results: Path = RESULTS, console: Console
 ) -> Path:
-    """Run the child, print the slope, write the result. Returns its path."""
+    """Run the child, print the slope and write the result. Returns its path."""
     prepared = prepare(work, train_images=images, eval_images=16)
     words = ["--pack", str(prepared.pack.absolute()), "--epochs", str(epochs)]
     with (
@@ -117,7 +118,7 @@ def measure(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the command line and measure; with --pack, be the process that iterates."""
+    """Parse the command line and measure; with --pack, run the process that iterates."""
     parser = argparse.ArgumentParser(prog="benchmarks.memory", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="5 epochs of 128 images")
     parser.add_argument("--work", type=Path, default=Path("demo/memory"))

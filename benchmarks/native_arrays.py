@@ -1,19 +1,21 @@
-"""`python -m benchmarks.native_arrays`: large and middling float32 arrays, beside torch and a loop.
+"""`python -m benchmarks.native_arrays`: large and medium float32 arrays, compared with torch and a
+loop.
 
-One run, sides interleaved in turning order, the same samples, shuffled, page cache warm:
+All sides read the same samples, shuffled, with a warm page cache. They take turns within one run,
+in rotating order:
 
 - penstock files: the loader on a folder of .npy files with labels, default settings: each checked
   against its CRC-32C when it is read;
 - penstock pack: the same as a pack, checked when it is first read;
-- penstock array: the same as one .npy file, where the format "npy" is there;
+- penstock array: the same as one .npy file, if the format "npy" exists;
 - torch 0, torch 2: `torch.utils.data.DataLoader` without and with two workers, over a map-style
-  dataset of `torch.from_numpy(np.load(path))`, its usual collate;
-- readinto: a bare loop that reads each file into its row of a new tensor: no order, no check, no
-  state, nothing ahead.
+  dataset of `torch.from_numpy(np.load(path))`, with its default collate;
+- readinto: a plain loop that reads each file into its row of a new tensor, without order, checks,
+  state or prefetching.
 
-A ratio is taken inside a round: penstock's GB/s over the other's. Nothing is done with a batch but
-a look at its first number. CPU time is that of this process and its workers, page faults are its
-own. Writes benchmarks/results/native_arrays.json.
+Ratios are computed within a round: penstock's GB/s divided by the other side's. The loop reads only
+the first number of each batch. CPU time includes the workers, page faults don't. Writes
+benchmarks/results/native_arrays.json.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ WORKERS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Arrays of one size. numbers: float32 in each."""
+    """Arrays of one size. numbers: float32 values in each."""
 
     name: str
     numbers: int
@@ -54,7 +56,7 @@ class Case:
     samples: int
 
     def smaller(self, factor: int) -> Case:
-        """A look at the same."""
+        """Return a smaller case for quick runs."""
         return Case(
             name=self.name,
             numbers=max(64, self.numbers // factor),
@@ -71,7 +73,7 @@ CASES = (
 
 
 def write_data(folder: Path, case: Case) -> None:
-    """A folder of files, one file of all, and a pack."""
+    """Write a folder of files, one file of all, and a pack."""
     from penstock import pack
 
     files = folder / "files"
@@ -90,7 +92,7 @@ def write_data(folder: Path, case: Case) -> None:
 
 
 class Files:
-    """A map-style dataset over files, as people write it."""
+    """A map-style dataset over files, as users write it."""
 
     def __init__(self, folder: Path, samples: int) -> None:
         self._folder, self._samples = folder, samples
@@ -105,7 +107,7 @@ class Files:
 
 
 def readinto(folder: Path, case: Case) -> Iterator[Any]:
-    """Batches of one epoch, drawn anew each time, each file read into its row."""
+    """Yield the batches of one epoch in a new order, each file read into its row."""
     import torch
 
     order = np.random.default_rng().permutation(case.samples)
@@ -122,7 +124,7 @@ def readinto(folder: Path, case: Case) -> Iterator[Any]:
 def measure(
     cases: tuple[Case, ...], *, rounds: int, seconds: float, results: Path, console: Console
 ) -> Path:
-    """Play the rounds, print the ratios and write the result. Returns its path."""
+    """Play the rounds, print the ratios and write the result; return its path."""
     found: dict[str, Any] = {}
     for case in cases:
         with tempfile.TemporaryDirectory() as folder:
@@ -198,7 +200,7 @@ def _others(files: Path, case: Case) -> dict[str, Callable[[], Iterator[Any]]]:
 
 
 def _play(make: Callable[[], Iterator[Any]], case: Case, seconds: float) -> dict[str, float]:
-    """Whole epochs, for some seconds at least."""
+    """Iterate over whole epochs for at least some seconds."""
     batches, total, elapsed = 0, 0.0, 0.0
     before, used = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, tree_cpu_s()
     began = time.perf_counter()
@@ -206,7 +208,7 @@ def _play(make: Callable[[], Iterator[Any]], case: Case, seconds: float) -> dict
         for batch in make():
             values = batch[0] if isinstance(batch, tuple | list) else batch
             batches += 1
-            total += float(values.reshape(-1)[0])  # somebody looks at it
+            total += float(values.reshape(-1)[0])  # read a value, like a training loop
         elapsed = time.perf_counter() - began
     assert total == total
     cpu_s = tree_cpu_s() - used
@@ -221,11 +223,11 @@ def _play(make: Callable[[], Iterator[Any]], case: Case, seconds: float) -> dict
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the command line and measure."""
+    """Parse the command line and run the measurement."""
     parser = argparse.ArgumentParser(prog="benchmarks.native_arrays", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="2 short rounds of small arrays")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each play, at least")
+    parser.add_argument("--seconds", type=float, default=1.0, help="minimum duration of a play")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
     measure(

@@ -1,22 +1,22 @@
-"""`python -m benchmarks.order`: what windows of several widths mix on a rank, and what they cost.
+"""`python -m benchmarks.order`: how well windows of several widths mix on a rank, and their cost.
 
-Pure arithmetic over the plan, no data: shuffled packs of 1,000 to 100,000 shards of 64 MiB, jobs of
-1 to 1,024 ranks, 8 a node, 32 samples each, the lanes that a job gets by default, and windows of 2
+Pure arithmetic over the plan, without data: shuffled packs of 1,000 to 100,000 shards of 64 MiB,
+jobs of 1 to 1,024 ranks, 8 per node, 32 samples each, the default number of lanes, and windows of 2
 to 16 shards, of the whole lane, and the default. For one rank in the middle of the job:
 
-- shards_of_a_batch: how many shards one of its batches comes from, on average;
-- meets_again: how often two samples that were in one of its batches are in one of them in the next
-  epoch too, over how often that were so after a full shuffle of everything over all ranks.
+- shards_of_a_batch: from how many shards one of its batches comes, on average;
+- meets_again: how often two samples of one of its batches are in one of its batches of the next
+  epoch too, divided by the frequency after a full shuffle of all samples over all ranks.
 
-And for its node, in a first epoch over an empty cache with room for its share:
+And for its node, in a first epoch with an empty cache that has room for its share:
 
-- single_share: samples that came by a request of their own, because their shard wasn't there yet;
-  fills follow the order of first need, at the pace that `pipeline.plan.needs.Pace` allows;
-- open_bytes: of shards that were begun and not yet finished, mean over the epoch;
+- single_share: samples that were requested individually because their shard wasn't cached yet;
+  fills follow the order of first need, at the pace that `pipeline.plan.needs.Pace` permits;
+- open_bytes: bytes of shards that were started and not yet finished, mean over the epoch;
 - readers: how many nodes read a shard in an epoch.
 
-Shards have fewer samples here than real ones so that a node's epoch stays short; what is counted
-are shares. Writes benchmarks/results/order.json.
+Shards have fewer samples than real ones, to keep the epoch of a node short; all figures are shares.
+Writes benchmarks/results/order.json.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ STEPS_AHEAD = 16  # of the walk for fills, for each batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSize:
-    """A job's size; what it measures in `rows` samples a shard."""
+    """The size of a job, measured with `rows` samples per shard."""
 
     shards: int
     ranks: int
@@ -66,17 +66,17 @@ class JobSize:
 
     @property
     def nodes(self) -> int:
-        """How many nodes the ranks fill."""
+        """The number of nodes."""
         return max(1, self.ranks // A_NODE)
 
     @property
     def lanes(self) -> int:
-        """What the job gets by default."""
+        """The default number of lanes."""
         return default_lanes(self.batch, self.shards)
 
     @property
     def default_window(self) -> int:
-        """Of a shuffled pack."""
+        """The default window of a shuffled pack."""
         return default_window(
             self.shards, self.lanes, global_batch=self.batch, icc=0.0, shuffled=True
         )
@@ -89,7 +89,7 @@ class JobSize:
 
 
 def measured(job: JobSize, window: int) -> dict[str, float]:
-    """All figures of one window, by name."""
+    """Return all figures of one window, by name."""
     rank = job.ranks // 2
     first = _batches(job.plan(window), job, epoch=0, rank=rank)
     second = _batches(job.plan(window), job, epoch=1, rank=rank)
@@ -113,7 +113,8 @@ def _ids(plan: Plan, batches: list[Ints]) -> list[Ints]:
 
 
 def _meets_again(plan: Plan, epochs: list[list[Ints]]) -> float:
-    """Pairs of both epochs' batches over the pairs of the first, over what chance would give."""
+    """Return the pairs in batches of both epochs, divided by those of the first, relative to
+    chance."""
     where = np.full((2, plan.samples), -1, dtype=np.int64)
     for epoch, batches in enumerate(epochs):
         for step, ids in enumerate(batches):
@@ -126,7 +127,7 @@ def _meets_again(plan: Plan, epochs: list[list[Ints]]) -> float:
 
 
 def _cold_epoch(job: JobSize, window: int, *, node: int) -> dict[str, float]:
-    """One node's first epoch, with samples in the place of bytes."""
+    """Simulate one node's first epoch, counted in samples instead of bytes."""
     plan, ahead = job.plan(window), job.plan(window)  # a walker takes a plan of its own
     places = range(0, plan.samples // job.batch * job.batch, job.batch)
     node_batch = job.batch // job.nodes
@@ -171,7 +172,8 @@ def _readers(plan: Plan, job: JobSize) -> float:
 
 
 def measure(jobs: list[JobSize], *, results: Path = RESULTS, console: Console) -> Path:
-    """Every job with every window; prints a table a number of shards, writes the result."""
+    """Measure every job with every window; print a table per number of shards and
+    write the result."""
     rows: list[dict[str, Any]] = []
     for job in jobs:
         whole = -(-job.shards // job.lanes)
@@ -200,7 +202,7 @@ def measure(jobs: list[JobSize], *, results: Path = RESULTS, console: Console) -
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the command line and measure."""
+    """Parse the command line and run the measurement."""
     parser = argparse.ArgumentParser(prog="benchmarks.order", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="1,000 shards, 8 and 64 ranks")
     parser.add_argument("--results", type=Path, default=RESULTS)

@@ -1,12 +1,13 @@
-"""`python -m benchmarks.order_large`: what the order costs the largest jobs. No data, only plans.
+"""`python -m benchmarks.order_large`: the cost of the order for the largest jobs. Only plans, no
+data.
 
 - plan: a rank's plan of 10^9 samples in a job of 1,024 ranks, from nothing to its first ids in the
-  middle of an epoch: seconds, CPU-seconds, and memory beside what the imports take. Each in a
-  process of its own. With fixed lanes in the plan's own order, and with all of the extras: lanes in
+  middle of an epoch: seconds, CPU-seconds, and memory in addition to the imports. Each in a
+  process of its own. With fixed lanes in the plan's own order, and with all options: lanes in
   another order, a tenth of the shards moving.
 - readers: how many nodes read a shard on average, of 8 GPUs with 32 samples each, exactly.
-- choice: CPU-seconds to decide a lane order over 2,048 groups of lanes.
-- moves: CPU-seconds to tell what changes hands between two epochs of 10^6 shards.
+- choice: CPU-seconds to choose a lane order over 2,048 groups of lanes.
+- moves: CPU-seconds to compute which of 10^6 shards change nodes between two epochs.
 
 Writes benchmarks/results/order_large.json.
 """
@@ -51,7 +52,7 @@ SHARDS, NODES = (2_000, 10_000, 50_000, 100_000), (8, 64, 512, 660, 1024, 4096)
 
 
 def some_order(lanes: int) -> LaneOrder:
-    """Groups of lanes in any order."""
+    """Return groups of lanes in any order."""
     groups = LaneGroups(lanes)
     places = np.arange(len(groups))
     np.random.default_rng(0).shuffle(places[: groups.movable])
@@ -61,7 +62,8 @@ def some_order(lanes: int) -> LaneOrder:
 def first_ids(
     *, shards: int, batch: int, extras: bool = False, shuffled: bool = True
 ) -> dict[str, float]:
-    """What a rank's first ids cost in this process, which should have done nothing else."""
+    """Return the cost of a rank's first ids in this process, which must not have done
+    other work."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     sizes = np.full(shards, SAMPLES // shards)
@@ -91,7 +93,7 @@ def first_ids(
 
 
 def in_a_child(**told: Any) -> dict[str, float]:
-    """`first_ids` in a process of its own."""
+    """Run `first_ids` in a process of its own."""
     code = (
         "import json, sys\n"
         "from benchmarks.order_large import first_ids\n"
@@ -104,7 +106,7 @@ def in_a_child(**told: Any) -> dict[str, float]:
 
 
 def readers(shards: int, nodes: int) -> tuple[int, float]:
-    """Lanes by default, and how many nodes read a shard."""
+    """Return the default lanes, and how many nodes read a shard."""
     lanes = default_lanes(256 * nodes, shards)
     plan = Plan(np.full(shards, 37), seed=1, lanes=lanes, window=1)
     holders = Holders(plan, nodes=[8] * nodes)
@@ -112,7 +114,7 @@ def readers(shards: int, nodes: int) -> tuple[int, float]:
 
 
 def choices() -> dict[str, float]:
-    """CPU-seconds by what the nodes hold."""
+    """Return CPU-seconds by the distribution of data over the nodes."""
     rng = np.random.default_rng(1)
     held = {
         "8 nodes, dealt anew": np.repeat(np.eye(8, dtype=np.int64)[rng.permutation(8)], 256, 1),
@@ -130,7 +132,7 @@ def choices() -> dict[str, float]:
 
 
 def moves_s() -> float:
-    """CPU-seconds for 10^6 shards."""
+    """Return the CPU-seconds for 10^6 shards."""
     plan = Plan(np.full(10**6, 100), seed=1, lanes=4096, window=2, reshuffle=0.1)
     began_s = time.process_time()
     Holders(plan, nodes=[8] * 512).moves(4)
@@ -138,7 +140,7 @@ def moves_s() -> float:
 
 
 def main() -> None:
-    """Measure, show, write."""
+    """Measure, print and write the result."""
     result = {
         "plan": [{**told, **in_a_child(**told)} for told in PLANS],
         "readers": [

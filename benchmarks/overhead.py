@@ -1,7 +1,8 @@
-"""`python -m benchmarks.overhead`: CPU a sample of everything but decoding.
+"""`python -m benchmarks.overhead`: CPU time per sample of everything except decoding.
 
-The graph takes the same inputs but hands out a constant of the same shape; what is left is order,
-reading, checksums, draws, feeding and handing over. Writes benchmarks/results/overhead.json.
+The graph receives the same inputs but returns a constant of the same shape. The remaining cost is
+that of order, reading, checksums, draws, feeding and delivery. Writes
+benchmarks/results/overhead.json.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ def measure(
     results: Path = RESULTS,
     console: Console,
 ) -> Path:
-    """Process CPU time, all threads, over `rounds` runs of `batches`. Returns the result's path.
+    """Measure the process CPU time, all threads, over `rounds` runs of `batches`. Returns the
+    result's path.
 
-    Beside it the parts of the threads that run Python, and what the samples' checksums cost alone.
+    Also reports the parts of the threads that run Python, and the cost of the samples' checksums
+    alone.
     """
     parts = _thread_times(prepared, batch_size=batch_size, batches=batches, rounds=rounds)
     parts["checksum"] = [_checksum_us(prepared) for _ in range(rounds)]
@@ -64,7 +67,8 @@ def measure(
 def _thread_times(
     prepared: Prepared, *, batch_size: int, batches: int, rounds: int
 ) -> dict[str, list[float]]:
-    """CPU microseconds a sample of the process and of the threads that run Python, each round."""
+    """Return CPU microseconds per sample of the process and of the threads that run Python, by
+    round."""
     from penstock import DataLoader, Dataset, imagenet_train
     from penstock.augment import Graph
 
@@ -96,7 +100,7 @@ def _thread_times(
 
 
 def _threads_s() -> dict[str, float]:
-    """CPU seconds of the threads that run Python, by what they do."""
+    """Return the CPU seconds of the threads that run Python, by purpose."""
     found = dict.fromkeys(_THREADS, 0.0)
     for thread in threading.enumerate():
         if thread.ident is None:
@@ -110,7 +114,7 @@ def _threads_s() -> dict[str, float]:
 
 
 def _checksum_us(prepared: Prepared, *, samples: int = 256) -> float:
-    """CPU microseconds that CRC-32C of a sample takes by itself."""
+    """Return the CPU microseconds of the CRC-32C of a sample."""
     from crc32c import crc32c
 
     from penstock import Dataset
@@ -128,7 +132,7 @@ def _checksum_us(prepared: Prepared, *, samples: int = 256) -> float:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the command line and measure."""
+    """Parse the command line and run the measurement."""
     parser = argparse.ArgumentParser(prog="benchmarks.overhead", description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--data", type=Path, help="your own image folder, <class>/*.jpg")

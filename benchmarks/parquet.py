@@ -1,20 +1,22 @@
-"""`python -m benchmarks.parquet`: photographs in Parquet, beside those who read it too.
+"""`python -m benchmarks.parquet`: photographs in Parquet, compared with other readers of Parquet.
 
-One run, sides interleaved in turning order, warm page cache, row groups of 100, uncompressed (JPEG
-doesn't shrink), Hugging Face's features, a file of some hundred MB. Two works:
+All sides take turns within one run, in rotating order, with a warm page cache: row groups of 100,
+uncompressed (JPEG doesn't shrink), Hugging Face's features, a file of some hundred MB. Two kinds of
+work:
 
 - "decoded": shuffled, each photograph decoded, a random resized crop of 224, a flip, normalised, in
   batches of 64;
 - "bytes": the encoded bytes of shuffled samples and their labels, in batches of 64.
 
 Sides: penstock on the Parquet files; penstock on a pack of the same photographs; a pyarrow loop
-over shuffled row groups with a pool of 1,000 samples that is shuffled; `datasets` map-style (which
-first rewrites all to Arrow files; that isn't counted) and streaming with a buffer of 1,000; litData
-over the same Parquet files. Whoever leaves decoding to the user has simplejpeg and OpenCV where
-installed, else Pillow, in this process. What isn't installed is left out by name.
+over shuffled row groups with a shuffled pool of 1,000 samples; `datasets` map-style (which first
+converts all to Arrow files; that isn't counted) and streaming with a buffer of 1,000; litData over
+the same Parquet files. Sides that leave decoding to the user decode with simplejpeg and OpenCV if
+installed, otherwise with Pillow, in this process. Sides that aren't installed are excluded and
+listed.
 
-A ratio is taken inside a round: the other's CPU-seconds per 1,000 samples over penstock's; bytes by
-samples a second. CPU time is that of this process and its children. Writes
+Ratios are computed within a round: the other side's CPU-seconds per 1,000 samples divided by
+penstock's; for bytes, samples per second. CPU time is that of this process and its children. Writes
 benchmarks/results/parquet.json.
 """
 
@@ -49,7 +51,7 @@ FEATURES = (
 
 
 def write_files(folder: Path, images: Path, *, files: int = 2) -> int:
-    """Photographs of a class folder as Parquet files, shuffled; returns how many there are."""
+    """Write the photographs of a class folder as Parquet files, shuffled; return their number."""
     import json
 
     import pyarrow as pa
@@ -81,7 +83,7 @@ def write_files(folder: Path, images: Path, *, files: int = 2) -> int:
 
 
 def arrow_rows(folder: Path) -> Iterator[Pair]:
-    """A loop as people write it: row groups in random order, through a pool that is shuffled."""
+    """Yield rows as users write it: row groups in random order, through a shuffled pool."""
     import pyarrow.parquet as pq
 
     rng = np.random.default_rng()
@@ -106,7 +108,7 @@ def _drawn(pool: list[Pair], rng: np.random.Generator) -> Pair:
 
 
 def hugging_face(folder: Path, scratch: Path, *, streaming: bool) -> Callable[[], Iterator[Pair]]:
-    """`datasets` over the files, its images left as bytes."""
+    """Yield the rows of `datasets` over the files, with undecoded images."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -125,7 +127,7 @@ def hugging_face(folder: Path, scratch: Path, *, streaming: bool) -> Callable[[]
 
 
 def lit_data(folder: Path) -> Callable[[], Iterator[Pair]]:
-    """litData over the same files, which it indexes."""
+    """Yield the rows of litData over the same files, which it indexes."""
     import litdata
     from litdata.streaming.item_loader import ParquetLoader
 
@@ -141,7 +143,7 @@ def lit_data(folder: Path) -> Callable[[], Iterator[Pair]]:
 
 
 def batched(rows: Iterable[Pair], work: Work) -> Iterator[Any]:
-    """Batches of rows in this process; decoded ones as tensors."""
+    """Batch rows in this process; decoded ones as tensors."""
     import torch
 
     from penstock.pipeline.bench.adapters import RandomCropTransform, fastest
@@ -161,14 +163,14 @@ def batched(rows: Iterable[Pair], work: Work) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Who plays: its batches of one epoch, and what closes it."""
+    """One side: its batches of one epoch, and how it is closed."""
 
     play: Callable[[], Iterator[Any]]
     close: Callable[[], object] = lambda: None
 
 
 def penstock_side(url: Path, work: Work) -> Side:
-    """Our loader, default settings."""
+    """Return our loader with default settings."""
     from penstock import DataLoader, Dataset, imagenet_train
     from penstock.readers.fields import Bytes
 
@@ -191,7 +193,7 @@ def penstock_side(url: Path, work: Work) -> Side:
 
 
 def sides(work: Work, files: Path, pack: Path, scratch: Path) -> dict[str, Side]:
-    """All that are installed."""
+    """Return all installed sides."""
     found = {"penstock": penstock_side(files, work)}
     if work == "decoded":
         found["pack"] = penstock_side(pack, work)
@@ -207,7 +209,7 @@ def sides(work: Work, files: Path, pack: Path, scratch: Path) -> dict[str, Side]
 
 
 def play(side: Side) -> tuple[float, float]:
-    """Samples a second of an epoch, and CPU-seconds per 1,000."""
+    """Return the samples per second of an epoch, and CPU-seconds per 1,000."""
     count = 0
     began, used = time.perf_counter(), tree_cpu_s()
     for images, labels in side.play():
@@ -219,7 +221,7 @@ def play(side: Side) -> tuple[float, float]:
 def measure(
     *, images: Path, pack: Path, rounds: int, works: Sequence[Work], results: Path, console: Console
 ) -> Path:
-    """Play the rounds, print the ratios and write the result. Returns its path."""
+    """Play the rounds, print the ratios and write the result; return its path."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder) / "files"
@@ -271,9 +273,9 @@ def _rounds(playing: dict[str, Side], rounds: int) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the command line and measure."""
+    """Parse the command line and run the measurement."""
     parser = argparse.ArgumentParser(prog="benchmarks.parquet", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one short round: a look, no evidence")
+    parser.add_argument("--quick", action="store_true", help="one short round, for a quick check")
     parser.add_argument("--out", type=Path, default=Path("bench-data"))
     parser.add_argument("--images", type=int, default=3072)
     parser.add_argument("--rounds", type=int, default=5)

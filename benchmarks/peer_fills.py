@@ -1,8 +1,8 @@
-"""What it costs to fill a cache, from another node's or from nginx: a part of benchmarks.peers.
+"""Measure fills of a cache from another node or from nginx: a part of benchmarks.peers.
 
-Another process fills, so that its CPU time is nobody else's. It writes and removes files of the
-same size first: a virtual machine's memory that was never written to costs the host, and so this
-process, some 2 CPU-s a GB more, whoever the bytes come from.
+Another process fills, so that its CPU time includes no other work. It writes and removes files of
+the same size first: on a virtual machine, memory that was never written costs the host, and so this
+process, about 2 CPU-s per GB more, whatever the source of the bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PATIENT = PeerLimits(connect_s=60, silent_s=60)
 
 
 class _Everything(NothingPlanned):
-    """Node 1 may have all."""
+    """A plan by which node 1 may have all shards."""
 
     def likely(self, key: str) -> list[int]:
         del key
@@ -55,7 +55,7 @@ class _Everything(NothingPlanned):
 
 
 def blob(number: int, size_bytes: int) -> BlobSource:
-    """A blob of the set, which lies in the store as an object of its own."""
+    """Return a blob of the set, which is an object of its own in the store."""
     name = f"blob{number}"
     segment = Segment(path=name, size_bytes=size_bytes, version=None)
     key = blob_key(scope="", uri=name, version="")
@@ -66,7 +66,7 @@ def blob(number: int, size_bytes: int) -> BlobSource:
 def remote_of(
     folder: str, url: str, address: str, secret: PeerSecret, blobs: list[BlobSource]
 ) -> Iterator[Remote]:
-    """A node with an empty cache. address: of the node that has all, "" where nobody is asked."""
+    """Return a node with an empty cache. address: of the node that has all, "" for no peer."""
     fetcher = Fetcher(open_store(url, {}))
     cache = DiskCache(folder, max_bytes="4GiB")
     upstream = None
@@ -86,7 +86,7 @@ def remote_of(
 
 
 class Filled(NamedTuple):
-    """What filling took: of its process, without the first blobs."""
+    """The cost of the fills, of their process, without the first blobs."""
 
     cpu_s: float
     size_bytes: float
@@ -94,8 +94,10 @@ class Filled(NamedTuple):
 
 
 def fill(folder: str, url: str, address: str, secret: PeerSecret, blob_bytes: int) -> Filled:
-    """Fill a cache in a process of its own. url: of the store. address: of the node that is asked
-    before it, "" for none."""
+    """Fill a cache in a process of its own.
+
+    url: of the store. address: of the node that is asked first, "" for none.
+    """
     place = tempfile.mkdtemp(dir=folder)
     command = [sys.executable, "-m", "benchmarks.peer_fills", place, url, address]
     command.append(str(blob_bytes))
@@ -127,7 +129,7 @@ def _cpu_s() -> float:
 
 
 def main() -> None:
-    """Fill, and print the CPU-seconds that it took, and the bytes."""
+    """Fill, and print the CPU-seconds and the bytes."""
     folder, url, address = sys.argv[1:4]
     blob_bytes = int(sys.argv[4])
     secret = PeerSecret(sys.stdin.buffer.read())

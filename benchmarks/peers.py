@@ -1,10 +1,10 @@
-"""`python -m benchmarks.peers`: what it costs that nodes serve one another.
+"""`python -m benchmarks.peers`: the cost of nodes that serve one another.
 
-CPU-seconds a GB of the process that asks and of the one that serves, over loopback, plain and TLS,
-for ranges of 8 MiB, 1 MiB and 100 KB, and 16 of 100 KB at a time; both sides check a CRC-32C.
-Beside it nginx, asked by Penstock's own client for web stores, where it is installed. And what it
-costs to fill a cache from another node, or from nginx: checksums, files and books are in it. Cases
-take turns in rounds. Writes benchmarks/results/peers.json.
+Measured are CPU-seconds per GB of the client and of the server, over loopback, plain and with TLS,
+for ranges of 8 MiB, 1 MiB and 100 KB, and for 16 of 100 KB at a time; both sides check a CRC-32C.
+For comparison, Penstock's client for web stores reads the same from nginx, if that is installed.
+Also measured is the cost of filling a cache from another node, or from nginx, including checksums,
+files and the catalogue. Cases take turns in rounds. Writes benchmarks/results/peers.json.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ http {{
 
 @dataclass(frozen=True)
 class Case:
-    """One server and how it is asked. fetch: spans of bytes, checked. fill: a cache in a folder, as
-    `peer_fills.fill` does; None where that isn't measured. pids: of the server."""
+    """One server and its client. fetch: fetches spans of bytes, checked. fill: fills a cache in a
+    folder, like `peer_fills.fill`; None if that isn't measured. pids: of the server."""
 
     name: str
     fetch: Callable[[list[Span]], object]
@@ -78,7 +78,7 @@ class Case:
 
 
 def cpu_s(pids: list[int]) -> float:
-    """CPU-seconds that processes have used, all threads."""
+    """Return the CPU-seconds that processes have used, all threads."""
     total = 0
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -87,7 +87,7 @@ def cpu_s(pids: list[int]) -> float:
 
 
 def play(case: Case, range_bytes: int, together: int, total_bytes: int) -> dict[str, float]:
-    """Fetch ranges at pages drawn by chance, some at a time; what it cost."""
+    """Fetch ranges at random pages, some at a time; return the cost."""
     rng = np.random.default_rng(range_bytes)
     count = max(IN_FLIGHT, total_bytes // (range_bytes * together))
     unit = MIB if range_bytes >= MIB else 4096  # as fills ask, and batches
@@ -116,7 +116,7 @@ def play(case: Case, range_bytes: int, together: int, total_bytes: int) -> dict[
 
 @contextlib.contextmanager
 def penstock(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
-    """A node's server, asked as other nodes ask it."""
+    """Run a node's server with the client of other nodes."""
     key = blob_key(scope="", uri="memory://peers", version="")
     blob = BlobSource(
         key=key,
@@ -154,12 +154,12 @@ def _put(shelf: CacheFolder, blob: BlobSource, data: memoryview) -> None:
 
 def _held(data: object) -> None:
     if not isinstance(data, list):
-        raise RuntimeError("the server doesn't hold what it was given")
+        raise RuntimeError("the server doesn't have the blob that was written")
 
 
 @contextlib.contextmanager
 def nginx(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
-    """The yardstick: files by sendfile, and nothing checked but what the client reads."""
+    """Run nginx for comparison: files by sendfile; only the client checks what it reads."""
     place = os.path.join(folder, f"nginx-{tls}")
     os.makedirs(os.path.join(place, "root"))
     Path(place, "root", "blob").write_bytes(data)
@@ -234,7 +234,7 @@ def _until_it_listens(port: int) -> None:
 
 
 def play_fill(case: Case, folder: str) -> dict[str, float]:
-    """Fill a cache; what it cost."""
+    """Fill a cache; return the cost."""
     assert case.fill is not None
     before_s = cpu_s(case.pids())
     filled = case.fill(folder)
@@ -250,7 +250,7 @@ def play_fill(case: Case, folder: str) -> dict[str, float]:
 
 
 def measure(*, rounds: int, total_bytes: int, results: Path, console: Console) -> Path:
-    """Play the rounds in turning order, print a table, write the result. Returns its path."""
+    """Play the rounds in rotating order, print a table and write the result. Returns its path."""
     data = np.random.default_rng(1).bytes(BLOB_BYTES)
     played: dict[tuple[str, str], list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -287,9 +287,9 @@ def measure(*, rounds: int, total_bytes: int, results: Path, console: Console) -
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the command line and measure."""
+    """Parse the command line and run the measurement."""
     parser = argparse.ArgumentParser(prog="benchmarks.peers", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one short round: a look, no evidence")
+    parser.add_argument("--quick", action="store_true", help="one short round, for a quick check")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args(argv)

@@ -1,11 +1,10 @@
-"""A labelled image folder cut from the photographs that scikit-image's and scikit-learn's wheels
-ship.
+"""An image folder with labels, cut from the photographs in scikit-image's and scikit-learn's
+wheels.
 
-Nothing is downloaded. The class is which photograph a crop came from. Each photograph is split by a
-straight cut: training crops come from one part, evaluation crops from the other, so that no pixel
-of an evaluation crop was ever trained on. Crops are resampled to sizes that follow ImageNet's (mean
-about 400 by 350) and written as JPEG at several qualities, a few of them progressive, a few of them
-grey.
+Nothing is downloaded. The class of a crop is its photograph. Each photograph is split by a straight
+cut: training crops come from one part, evaluation crops from the other, so that no pixel of an
+evaluation crop is used in training. Crops are resampled to sizes that follow ImageNet's (mean about
+400 by 350) and written as JPEG at several qualities; a few are progressive, a few are grey.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ GREY_SHARE = 0.05
 # Levels of 255. Enlarged crops compress far better than photographs do; with this much sensor noise
 # their bytes a pixel come near ImageNet's, and so does the work of decoding them.
 GRAIN = 6.0
-# The format of the folder; a change makes folders of an older demo be cut anew.
+# The format of the folder; a change replaces folders of older demos.
 VERSION = 1
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"}
@@ -66,10 +65,10 @@ EVAL_NAMES = ("eval", "val", "validation", "test")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSet:
-    """Two labelled image folders, `<root>/<class>/*`, of the same classes.
+    """Two image folders with labels, `<root>/<class>/*`, of the same classes.
 
-    train_images, eval_images, image_bytes: how many files there are, and their bytes in all.
-    origin: where the pictures come from, in words for people.
+    train_images, eval_images: numbers of files. image_bytes: their total bytes. origin: a
+    description of the source of the pictures.
     """
 
     train: Path
@@ -101,12 +100,12 @@ def make_photographs(
     workers: int = 2,
     progress: Callable[[int, int], None] | None = None,
 ) -> ImageSet:
-    """Cut the shipped photographs into `out/train` and `out/eval`; the same bytes for the same
-    seed.
+    """Cut the shipped photographs into `out/train` and `out/eval`; the bytes depend only on the
+    arguments.
 
-    A folder that an earlier call finished with the same numbers is used as it is; one that was
-    begun is made anew. progress: told (files written, files in all). Raises MissingDependencyError
-    where a wheel isn't installed, ConfigError for fewer images than classes.
+    A complete folder of an earlier call with the same numbers is reused; an incomplete one is
+    replaced. progress: called with (files written, files in all). Raises MissingDependencyError if
+    a wheel isn't installed, ConfigError for fewer images than classes.
     """
     if min(train_images, eval_images) < len(PHOTOGRAPHS):
         raise ConfigError(
@@ -156,7 +155,7 @@ def _crop_sets(out: Path, images: dict[Literal["train", "eval"], int], seed: int
 
 
 def _write_all(sets: list[_CropSet], workers: int) -> Iterator[int]:
-    """Bytes written, a set at a time, in order."""
+    """Write the sets, and yield the bytes of each in order."""
     if workers < 2:
         yield from map(_write_crops, sets)
         return
@@ -168,7 +167,7 @@ def _write_all(sets: list[_CropSet], workers: int) -> Iterator[int]:
 
 
 def _write_crops(crops: _CropSet) -> int:
-    """Write one set of crops; returns their bytes."""
+    """Write one set of crops; return its bytes."""
     grain = _noise(crops.seed)
     train, test = _split(_open(PHOTOGRAPHS[crops.name]))
     region = train if crops.split == "train" else test
@@ -181,7 +180,7 @@ def _write_crops(crops: _CropSet) -> int:
 
 
 def _open(path: str) -> Image.Image:
-    """A shipped photograph, RGB or grey. The package isn't imported, only its file is read."""
+    """Open a shipped photograph, RGB or grey, from its file, without importing the package."""
     from PIL import Image
 
     package, _, inside = path.partition("/")
@@ -196,7 +195,8 @@ def _open(path: str) -> Image.Image:
 
 
 def _split(image: Image.Image) -> tuple[Image.Image, Image.Image]:
-    """The training and the evaluation part: images of their own, so resampling can't look over."""
+    """Return the training and the evaluation part as images of their own, so that resampling stays
+    within a part."""
     width, height = image.size
     if width >= height:
         edge = round(width * TRAIN_SHARE)
@@ -206,7 +206,7 @@ def _split(image: Image.Image) -> tuple[Image.Image, Image.Image]:
 
 
 def _write(region: Image.Image, grain: Image.Image, path: Path, rng: np.random.Generator) -> int:
-    """Write one crop of the region; returns its bytes."""
+    """Write one crop of the region; return its bytes."""
     from PIL import Image
 
     width = int(np.clip(rng.normal(400, 75), 200, 500))
@@ -237,7 +237,8 @@ def _write(region: Image.Image, grain: Image.Image, path: Path, rng: np.random.G
 
 @functools.lru_cache(maxsize=1)
 def _noise(seed: int) -> Image.Image:
-    """Grain to take windows of; 128 stands for none. Kept: one part after another asks for it."""
+    """Return grain from which windows are taken; 128 means no grain. Cached, as all
+    parts need it."""
     from PIL import Image
 
     noise = np.random.default_rng(seed).standard_normal((1024, 1024, 3), np.float32)
@@ -245,7 +246,7 @@ def _noise(seed: int) -> Image.Image:
 
 
 def _grain(image: Image.Image, grain: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Add a window of the grain, drawn at random; 128 in the grain stands for none."""
+    """Add a random window of the grain; 128 in the grain means no change."""
     from PIL import ImageChops
 
     top = int(rng.integers(0, grain.height - image.height))
@@ -257,12 +258,13 @@ def _grain(image: Image.Image, grain: Image.Image, rng: np.random.Generator) -> 
 def borrow_images(
     folder: Path, out: Path, *, most_images: int = 4000, eval_share: float = 0.15, seed: int = 7
 ) -> ImageSet:
-    """The user's own image folder as an ImageSet of symbolic links under `out`; nothing is copied.
+    """Make an ImageSet of symbolic links to the user's own image folder under `out`, without
+    copies.
 
-    folder: `<class>/*`, or `train/<class>/*` beside `val/<class>/*` (or eval, validation, test).
-    Without such a pair an eval_share of the files, drawn by the seed, is held out. At most
-    most_images files are linked, so that the demo stays short. Raises DatasetNotFoundError where
-    there are no two classes.
+    folder: `<class>/*`, or `train/<class>/*` next to `val/<class>/*` (or eval, validation, test).
+    Without such a pair, an eval_share of the files, drawn by the seed, is held out. At most
+    most_images files are linked, to keep the demo short. Raises DatasetNotFoundError if there are
+    fewer than two classes.
     """
     folder = folder.expanduser().resolve()
     held_out = next((folder / name for name in EVAL_NAMES if (folder / name).is_dir()), None)
@@ -304,7 +306,7 @@ def borrow_images(
 
 
 def _listing(folder: Path) -> list[Path]:
-    """Images of `<folder>/<class>/`, sorted; dot files and folders are passed over."""
+    """Return the images of `<folder>/<class>/`, sorted, without dot files and folders."""
     found = []
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.is_dir() and not entry.name.startswith((".", "_")):

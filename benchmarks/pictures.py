@@ -1,4 +1,4 @@
-"""The demo's two pictures: a contact sheet of an augmented batch, and where the time went."""
+"""The demo's two pictures: a contact sheet of an augmented batch, and the times of the loaders."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def contact_sheet(
 
 
 def displayable(images: torch.Tensor) -> NDArray[np.uint8]:
-    """Undo the normalisation: uint8 (n, h, w, 3)."""
+    """Undo the normalisation; return uint8 (n, h, w, 3)."""
     planes = images.detach().cpu().float().numpy()
     levels = planes * np.array(DEVIATION)[:, None, None] + np.array(MEAN)[:, None, None]
     rounded: NDArray[np.uint8] = levels.round().clip(0, 255).astype(np.uint8)
@@ -61,9 +61,9 @@ def displayable(images: torch.Tensor) -> NDArray[np.uint8]:
 
 
 def where_time_went(done: Comparison, path: Path, *, batch_size: int, subtitle: str) -> Path:
-    """Draw two panels over the loaders: a batch's milliseconds, waiting and step; CPU-seconds.
+    """Draw two panels over the loaders: milliseconds of a batch (wait and step), and CPU-seconds.
 
-    Medians of the rounds; the thin lines reach from the lowest round to the highest.
+    Bars are medians of the rounds; thin lines span the lowest and the highest round.
     """
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""A training job that is really killed, and the proof that its second life continued the first."""
+"""Kill a training job, resume it, and prove that the resumed job continued the first exactly."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the comparison of a killed and resumed job with an uninterrupted one found.
+    """The comparison of a killed and resumed job with an uninterrupted one.
 
-    killed_after, resumed_after: steps that were done at the kill, and at the checkpoint before it.
-    steps: how many were compared: those of the first life and of the second.
-    same_ids, same_losses: of every step; same_weights: SHA-256 of the model after the last one.
-    each_once: an epoch's samples over both lives, without what the kill undid, hold none twice.
+    killed_after, resumed_after: steps completed at the kill, and at the checkpoint before it.
+    steps: number of compared steps, of both processes. same_ids, same_losses: of every step.
+    same_weights: SHA-256 of the model after the last one. each_once: no sample of an epoch occurs
+    twice over both processes, without the steps that the kill undid.
     """
 
     killed_after: int
@@ -42,7 +42,7 @@ class Verdict:
 
 
 def train(job: Job) -> Iterator[dict[str, Any]]:
-    """Run a job in a process of its own, and give what it tells as it tells it."""
+    """Run a job in a process of its own, and yield its events."""
     with Child("benchmarks.train", arguments(job)) as child:
         yield from child.messages()
 
@@ -50,10 +50,10 @@ def train(job: Job) -> Iterator[dict[str, Any]]:
 def kill_and_resume(
     job: Job, whole: Job, *, kill_at: int, told: Callable[[dict[str, Any]], None] | None = None
 ) -> Verdict:
-    """Run `job`, kill it once step kill_at is done, run it again to its end; compare with `whole`.
+    """Run `job`, kill it after step kill_at, run it again to its end; compare with `whole`.
 
     whole: the same job with another out folder, which has run without a break at least as far.
-    told: receives what both lives tell.
+    told: receives the events of both processes.
     """
     tell = told or (lambda _: None)
     with Child("benchmarks.train", arguments(job)) as child:
@@ -108,7 +108,8 @@ def judge(
 
 
 def read_lives(out: Path) -> list[dict[int, Step]]:
-    """The steps of each process that worked on a job, by number; losses compare bit for bit."""
+    """Return the steps of each process that worked on a job, by number; losses are compared bit for
+    bit."""
     lives = []
     for log in sorted(out.glob("steps-*.jsonl")):
         lines = log.read_text().split("\n")[:-1]  # what follows the last newline a kill cut off
@@ -118,6 +119,6 @@ def read_lives(out: Path) -> list[dict[int, Step]]:
 
 
 def read_weights(out: Path) -> dict[int, str]:
-    """The hash of the weights after each epoch."""
+    """Return the hash of the weights after each epoch."""
     lines = (out / "epochs.jsonl").read_text().splitlines()
     return {line["epoch"]: line["weights"] for line in map(json.loads, lines)}

@@ -1,8 +1,9 @@
-"""`python -m benchmarks.reading --data DIR`: what a private copy of each sample costs.
+"""`python -m benchmarks.reading --data DIR`: the cost of a private copy of each sample.
 
-A loader's CPU-seconds (imagenet_train at 224 pixels, on the CPU) with read="copy" and "pread"
-beside "mmap", paired inside rounds, on a local pack and on the same pack through a cache; and the
-reading alone, in microseconds of a thread a sample. Writes benchmarks/results/reading.json.
+A loader's CPU-seconds (imagenet_train at 224 pixels, on the CPU) with read="copy" and "pread",
+compared with "mmap" and paired within rounds, on a local pack and on the same pack through a cache.
+Also the cost of reading alone, in microseconds of a thread per sample. Writes
+benchmarks/results/reading.json.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ HELD = 6  # batches that are alive at a time in a loader
 
 
 def loader_ms(open_dataset: Callable[[], Dataset], mode: ReadMode, *, epochs: int) -> float:
-    """CPU-milliseconds an image, of whole epochs behind a first one."""
+    """Return CPU-milliseconds per image, over whole epochs after the first."""
     from penstock import DataLoader, imagenet_train
 
     with (
@@ -69,7 +70,7 @@ def _cpu_s() -> float:
 
 
 def reading_us(dataset: Dataset, mode: ReadMode, *, passes: int = 6) -> float:
-    """Thread-microseconds a sample for reading and checking, in a drawn order."""
+    """Return thread-microseconds per sample for reading and checking, in random order."""
     index = dataset.index
     ids = np.random.default_rng(0).permutation(index.samples)
     shards = np.searchsorted(index.starts, ids, side="right") - 1
@@ -83,7 +84,8 @@ def reading_us(dataset: Dataset, mode: ReadMode, *, passes: int = 6) -> float:
 
 
 def measure(pack: Path, *, rounds: int, epochs: int, results: Path, console: Console) -> Path:
-    """Play the rounds in turning order, print the ratios, write the result. Returns its path."""
+    """Play the rounds in rotating order, print the ratios and write the result.
+    Returns its path."""
     from penstock import Dataset
 
     found: dict[str, Any] = {}
@@ -126,12 +128,14 @@ def _summary(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the command line and measure."""
+    """Parse the command line and run the measurement."""
     parser = argparse.ArgumentParser(prog="benchmarks.reading", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="2 short rounds: a look, no evidence")
+    parser.add_argument("--quick", action="store_true", help="2 short rounds, for a quick check")
     parser.add_argument("--data", type=Path, help="your own image folder, <class>/*.jpg")
-    parser.add_argument("--pack", type=Path, help="a local pack of your own in its place")
-    parser.add_argument("--work", type=Path, default=Path("demo"), help="where images and pack go")
+    parser.add_argument("--pack", type=Path, help="your own local pack instead of --data")
+    parser.add_argument(
+        "--work", type=Path, default=Path("demo"), help="folder for images and packs"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--rounds", type=int, default=11)
     options = parser.parse_args(argv)

@@ -39,8 +39,8 @@ def rewrite(readme: Path, case: str, text: str) -> None:
     inside, closed, after = rest.partition(end)
     if not found or not closed or begin in rest or end in before + after:
         raise ConfigError(
-            f"{readme}: wanted the two lines {begin!r} and {end!r}, once each and in this order, "
-            "but didn't find them so. Add them at the table's place."
+            f"{readme}: wanted the two lines {begin!r} and {end!r}, once each and in this order. "
+            "Add them where the table belongs."
         )
     del inside
     readme.write_text(f"{before}{begin}\n{text}\n{end}{after}")

@@ -1,4 +1,4 @@
-"""Where results are kept and what each of them says beside its figures."""
+"""Write results with the date, the machine and the versions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def write_result(
     folder: Path = RESULTS,
     distributions: Sequence[str] = (),
 ) -> Path:
-    """Write `<folder>/<what>.json`: the measurement, with date, machine and versions, those of
-    `distributions` among them."""
+    """Write `<folder>/<what>.json`: the measurement with date, machine and versions, including
+    those of `distributions`."""
     folder.mkdir(parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     record = {

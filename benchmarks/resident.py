@@ -1,6 +1,6 @@
-"""`python -m benchmarks.resident`: what `resident=True` costs at first and saves afterwards.
+"""`python -m benchmarks.resident`: the first cost and the later savings of `resident=True`.
 
-Two loaders over the same pack take turns, an epoch each: one keeps decoded images in memory, the
+Two loaders over the same pack take turns, one epoch each: one keeps decoded images in memory, the
 other reads and decodes each time. Photographs with the training recipe, and 32 x 32 PNGs. Writes
 benchmarks/results/resident.json.
 """
@@ -37,7 +37,7 @@ class Epoch:
 
 
 def small_pack(out: Path, *, images: int) -> Path:
-    """A pack of smooth random 32 x 32 PNGs in 10 classes; an earlier call's is kept."""
+    """Write a pack of smooth random 32 x 32 PNGs in 10 classes; an earlier call's is kept."""
     from penstock import pack
 
     source, target = out / f"small-{images}", out / f"small-{images}-pack"
@@ -54,7 +54,7 @@ def small_pack(out: Path, *, images: int) -> Path:
 
 
 def epoch(loader: DataLoader) -> Epoch:
-    """An epoch with a training step that takes no time."""
+    """Run an epoch with a training step that takes no time."""
     began, cpu, images = time.perf_counter(), time.process_time(), 0
     for batch in loader:
         images += len(batch[0])
@@ -65,7 +65,7 @@ def epoch(loader: DataLoader) -> Epoch:
 def play(
     pack: Path, augment: tuple[Operation, ...], *, batch_size: int, rounds: int
 ) -> dict[str, list[Epoch]]:
-    """The first epoch and `rounds` further ones of a loader without residency and of one with."""
+    """Run the first epoch and `rounds` more, of a loader without residency and of one with it."""
     from penstock import DataLoader, Dataset
 
     def make(resident: bool) -> DataLoader:
@@ -98,9 +98,9 @@ def measure(
     results: Path = RESULTS,
     console: Console,
 ) -> Path:
-    """Play both datasets, print a line each, and write the result. Returns its path.
+    """Play both datasets, print a line each and write the result. Returns its path.
 
-    photographs, eval_images: of `benchmarks.data.prepare`; small: PNGs.
+    photographs, eval_images: of `benchmarks.data.prepare`. small: number of PNGs.
     """
     from penstock import Decode, Normalize, RandomHorizontalFlip, imagenet_train
 
@@ -145,7 +145,7 @@ def measure(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the command line and measure."""
+    """Parse the command line and run the measurement."""
     parser = argparse.ArgumentParser(prog="benchmarks.resident", description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--work", type=Path, default=Path("demo"))

@@ -1,6 +1,8 @@
-"""ResNet-50 in plain torch (He et al. 2015, "Deep Residual Learning", with the stride in the 3x3
-convolution, "v1.5"): the training step that GPU loaders are measured beside. 25,557,032 parameters
-for 1,000 classes. torchvision isn't everywhere; the layers are the same as its resnet50's.
+"""ResNet-50 in plain torch: the training step of the GPU benchmarks.
+
+He et al. 2015, "Deep Residual Learning", with the stride in the 3x3 convolution ("v1.5"):
+25,557,032 parameters for 1,000 classes, with the layers of torchvision's resnet50. torchvision may
+not be installed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ STEM = 64
 
 
 class Bottleneck(nn.Module):
-    """1x1 down, 3x3, 1x1 up to 4 x `inner` channels, with the input added."""
+    """A block: 1x1 down, 3x3, 1x1 up to 4 x `inner` channels, with the input added."""
 
     def __init__(self, channels: int, inner: int, *, stride: int) -> None:
         super().__init__()
@@ -51,8 +53,11 @@ def _convolution(channels: int, out: int, size: int, *, stride: int = 1) -> list
 
 
 def resnet50(*, classes: int = 1000, stem: int = STEM) -> nn.Module:
-    """Images (n, 3, h, w), normalised, to logits (n, classes). stem: channels of the first layer;
-    fewer than 64 make a small model of the same depth, for tests."""
+    """Build a model from images (n, 3, h, w), normalised, to logits (n, classes).
+
+    stem: channels of the first layer; fewer than 64 make a small model of the same depth, for
+    tests.
+    """
     layers: list[nn.Module] = [
         *_convolution(3, stem, 7, stride=2),
         nn.ReLU(inplace=True),
@@ -72,8 +77,11 @@ def resnet50(*, classes: int = 1000, stem: int = STEM) -> nn.Module:
 def training_step(
     model: nn.Module, *, device: torch.device, learning_rate: float = 0.1
 ) -> Callable[[torch.Tensor, torch.Tensor], Any]:
-    """step(images, labels): forward, loss, backward, SGD with momentum; channels-last, on CUDA in
-    bfloat16 where autocast says so. Nothing waits for the device. Returns the loss, a tensor."""
+    """Return step(images, labels): forward, loss, backward, SGD with momentum.
+
+    Memory is channels-last; on CUDA, autocast uses bfloat16. The step returns the loss as a tensor
+    without waiting for the device.
+    """
     model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)

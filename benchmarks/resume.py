@@ -1,7 +1,6 @@
-"""`python -m benchmarks.resume`: what a plan over 10^9 samples costs, and a resumption at any
-position.
+"""`python -m benchmarks.resume`: the cost of a plan over 10^9 samples, and of resuming anywhere.
 
-Each position is asked for by a process of its own, so that time and memory are those of a job that
+Each position is measured in a process of its own, so that time and memory are those of a job that
 starts there. Writes benchmarks/results/resume.json.
 """
 
@@ -32,7 +31,7 @@ WINDOW = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A place to resume at, in a stream of `samples` in `shards` uneven shards."""
+    """A position to resume at, in a stream of `samples` in `shards` uneven shards."""
 
     epoch: int
     position: int
@@ -41,7 +40,8 @@ class Start:
 
 
 def starts(samples: int, shards: int) -> list[Start]:
-    """The beginning, and places early, in the middle and late in early and late epochs."""
+    """Return the beginning, and positions early, in the middle and late in early and
+    late epochs."""
     places = [(0, 0.0), (0, 0.5), (0, 0.999), (3, 0.25), (40, 0.75), (1000, 0.9)]
     return [
         Start(epoch=e, position=int(share * samples), samples=samples, shards=shards)
@@ -50,7 +50,8 @@ def starts(samples: int, shards: int) -> list[Start]:
 
 
 def uneven_sizes(samples: int, shards: int) -> NDArray[np.int64]:
-    """Samples of each shard, int64 (shards,): half to one and a half of the mean each."""
+    """Return the samples of each shard, int64 (shards,): half to one and a half of the
+    mean each."""
     cuts = np.random.default_rng(0).uniform(-0.25, 0.25, shards - 1)
     edges = (np.arange(1, shards) + cuts) * (samples / shards)
     bounds = np.concatenate([[0], edges, [samples]]).astype(np.int64)
@@ -58,13 +59,14 @@ def uneven_sizes(samples: int, shards: int) -> NDArray[np.int64]:
 
 
 def memory_kib(field: str) -> int:
-    """A line of /proc/self/status: VmRSS, or VmHWM, the highest that it was since the start."""
+    """Return a line of /proc/self/status: VmRSS, or VmHWM, the maximum since the start."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def resume_at(start: Start) -> dict[str, float]:
-    """Seconds of Plan(...) and of its first batch, and by how many MB memory rose at its peak."""
+    """Return the seconds of Plan(...) and of its first batch, and the rise of the peak memory in
+    MB."""
     from penstock.pipeline.plan import Plan
 
     sizes = uneven_sizes(start.samples, start.shards)
@@ -87,7 +89,7 @@ def resume_at(start: Start) -> dict[str, float]:
 def measure(
     *, samples: int, shards: int, rounds: int, results: Path = RESULTS, console: Console
 ) -> Path:
-    """Medians over interleaved rounds of every start. Returns the result's path."""
+    """Return the path of the result: medians over interleaved rounds of every start."""
     places = starts(samples, shards)
     heard: list[list[dict[str, float]]] = [[] for _ in places]
     with console.status("planning"):
@@ -115,7 +117,7 @@ def measure(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the command line and measure; with --start, be the process that resumes there."""
+    """Parse the command line and measure; with --start, run the process that resumes there."""
     parser = argparse.ArgumentParser(prog="benchmarks.resume", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="10^6 samples, one round")
     parser.add_argument("--results", type=Path, default=RESULTS)

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.sizing [NAME …]`: `penstock plan` against the real loader.
+"""`python -m benchmarks.sizing [NAME …]`: `penstock plan` compared with the real loader.
 
-Each set-up holds one thing back that can be held back honestly on one machine: a store with a
-bandwidth or a latency, a disk that the kernel throttles (blkio), links of network namespaces that
-it shapes (tbf), a decoder that sleeps, a step that sleeps, a cache with room for half. The plan is
-told the same figures, never what was measured of the run. Writes benchmarks/results/sizing.json.
-Needs root for disk, nic and peer; those are left out by name without.
+Each set-up limits one resource that can be limited on one machine: a store with a bandwidth or a
+latency, a disk that the kernel throttles (blkio), links of network namespaces that it shapes (tbf),
+a decoder that sleeps, a step that sleeps, a cache with room for half. The plan receives the same
+figures, never measurements of the run. Writes benchmarks/results/sizing.json. disk, nic and peer
+require root; without it they are excluded and listed.
 """
 
 from __future__ import annotations
@@ -45,8 +45,11 @@ _PORT, _PEER_PORT = 29_700, 7_177
 
 
 def make_data(folder: Path, shape: Shape) -> int:
-    """A pack of bytes that nothing has to decode, each sample to be had alone; returns its bytes.
-    (Arrays of one shape lie in blocks of a MiB: a cold batch fetches those.)"""
+    """Write a pack of bytes without a decoder, in which each sample can be fetched alone; return
+    its bytes.
+
+    Arrays of one shape would be fetched in blocks of 1 MiB.
+    """
     random = np.random.default_rng(1)
     data = [random.bytes(shape.sample_bytes) for _ in range(shape.samples)]
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
@@ -57,7 +60,7 @@ def make_data(folder: Path, shape: Shape) -> int:
 
 
 def planned(wanted: SetUp, pack_url: Path, data_bytes: int) -> dict[str, Any]:
-    """What `penstock plan` says of a set-up, told its figures."""
+    """Return the forecast of `penstock plan` for a set-up."""
     rate = wanted.batch / wanted.nodes / wanted.gpus / wanted.step_s
     words = [str(pack_url), "--nodes", str(wanted.nodes), "--gpus", str(wanted.gpus)]
     words += ["--epochs", "3", "--global-batch-size", str(wanted.batch)]
@@ -89,7 +92,7 @@ def planned(wanted: SetUp, pack_url: Path, data_bytes: int) -> dict[str, Any]:
 def store_server(
     folder: Path, figures: tuple[float, float], host: Host | None = None
 ) -> Iterator[str]:
-    """URL of a store with a latency and a bandwidth, on this machine or on a host."""
+    """Serve a store with a latency and a bandwidth, on this machine or on a host; yield its URL."""
     address = [host.address] if host is not None else []
     words = [sys.executable, "-m", "benchmarks.store_server", str(folder), *map(str, figures)]
     start = host.start if host is not None else _start
@@ -109,7 +112,8 @@ def _start(command: Sequence[str], **more: Any) -> subprocess.Popen[str]:
 
 @contextlib.contextmanager
 def throttled_disk(folder: Path, bytes_per_s: float | None) -> Iterator[Path | None]:
-    """A control group whose reads of a folder's disk are bounded by the kernel; None without."""
+    """Make a control group in which the kernel limits reads of a folder's disk; None if that isn't
+    possible."""
     if bytes_per_s is None:
         yield None
         return
@@ -125,7 +129,7 @@ def throttled_disk(folder: Path, bytes_per_s: float | None) -> Iterator[Path | N
 
 
 def forget_pages(folder: Path) -> None:
-    """Have the kernel forget what it keeps of a folder's files."""
+    """Drop a folder's files from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             fd = os.open(path, os.O_RDONLY)
@@ -136,21 +140,21 @@ def forget_pages(folder: Path) -> None:
 
 @dataclass(slots=True)
 class Bench:
-    """Runs set-ups. scratch: for their data and caches."""
+    """The runs of set-ups. scratch: for their data and caches."""
 
     scratch: Path
     runs: int = field(default=0)
     packs: dict[Shape, tuple[Path, int]] = field(default_factory=dict)
 
     def pack(self, shape: Shape) -> tuple[Path, int]:
-        """A pack's folder and its bytes; written once."""
+        """Return the folder of a pack and its bytes; it is written once."""
         if shape not in self.packs:
             folder = self.scratch / f"pack-{len(self.packs)}"
             self.packs[shape] = folder, make_data(folder, shape)
         return self.packs[shape]
 
     def measured(self, wanted: SetUp) -> dict[str, float]:
-        """The epoch of a set-up, measured."""
+        """Measure the epoch of a set-up."""
         self.runs += 1
         data, data_bytes = self.pack(wanted.shape)
         task = {
@@ -189,8 +193,8 @@ class Bench:
         return found
 
     def _linked(self, wanted: SetUp, task: dict[str, Any]) -> dict[str, float]:
-        """Ranks on nodes behind links. Where they change places they fill their caches first, and
-        what each reads lies on another then."""
+        """Run ranks on nodes behind links. If they change places, they fill their caches first, so
+        that the data of each is then on another node."""
         assert wanted.store is not None
         with hosts(wanted.nodes + 1) as made:
             *nodes, far = made
@@ -210,7 +214,8 @@ class Bench:
     def _job(
         self, wanted: SetUp, nodes: Sequence[Host], order: Sequence[int], task: dict[str, Any]
     ) -> dict[str, float]:
-        """A job under torchrun, node order[r] at place r: the epoch of its slowest rank."""
+        """Run a job under torchrun, node order[r] at place r; return the epoch of its
+        slowest rank."""
         self.runs += 1
         out = self.scratch / f"out-{self.runs}"
         out.mkdir()
@@ -242,7 +247,7 @@ class Bench:
 
 
 def compare(wanted: SetUp, bench: Bench, rounds: int) -> dict[str, Any]:
-    """A set-up's plan and its measured epochs, of which the median counts."""
+    """Return a set-up's plan and its measured epochs, of which the median counts."""
     plan = planned(wanted, *bench.pack(wanted.shape))
     told = plan[wanted.epoch]
     runs = [bench.measured(wanted) for _ in range(rounds)]
@@ -264,11 +269,11 @@ def compare(wanted: SetUp, bench: Bench, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compare the set-ups that were named, and keep what came."""
+    """Compare the selected set-ups and write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--update", action="store_true", help="replace those in the kept result")
+    parser.add_argument("--update", action="store_true", help="update only these set-ups")
     options = parser.parse_args()
     wanted = [one for one in SET_UPS if not options.names or one.name in options.names]
     console, found, left_out = Console(), {}, {}

@@ -1,4 +1,4 @@
-"""One rank of `benchmarks.sizing`: reads epochs beside a training step that sleeps, and times them.
+"""Run one rank of `benchmarks.sizing`: read epochs with a training step that sleeps, and time them.
 
 `python -m benchmarks.sizing_child TASK`: a task as JSON in, a record of each epoch as JSON out.
 """
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def epochs(task: dict[str, Any]) -> list[dict[str, float]]:
-    """Train over a dataset.
+    """Train over a dataset and return a record of each epoch.
 
     task: url, cache ("": none), max_bytes, peers ("": none), batch (global), epochs, step_s, decode
-    (seconds a sample that a function sleeps, in so many `processes`), world ([rank, size]), slots,
-    reshuffle.
+    (seconds per sample that a function sleeps, in so many `processes`), world ([rank, size]),
+    slots, reshuffle.
     """
     cache = None
     if task["cache"]:
@@ -53,7 +53,8 @@ def _sleeper(seconds: float) -> Callable[[bytes], bytes]:
 
 
 def _slept(data: bytes, *, seconds: float) -> bytes:
-    """A decoder that takes time, but no core: so others on this machine don't change its rate."""
+    """Sleep like a decoder that takes time but no core, so that others on this machine don't change
+    its rate."""
     time.sleep(seconds)
     return data
 
@@ -81,7 +82,7 @@ def _epoch(loader: DataLoader, task: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Do the task; under torchrun in its group."""
+    """Run the task; under torchrun, in its group."""
     task = json.loads(sys.argv[1])
     if task.get("group"):
         import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""The set-ups of `benchmarks.sizing`: what is held back, and what the plan is told of it."""
+"""The set-ups of `benchmarks.sizing`: the limited resource, and the figures for the plan."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetUp:
-    """One set-up. batch: of all ranks. store: (seconds of latency, bytes/s), None for local data.
-    step_s: of a step; decode: seconds that decoding a sample sleeps, in so many processes a rank.
-    room: of a node's cache, over the data. link, disk: bits/s and bytes/s where these are
-    throttled. nodes, gpus: of the job, and ranks of a node. moved: the nodes fill their caches and
-    change places before what is compared. reshuffle: the loader's. told: further options of the
-    plan. epoch: the kind of epoch that is compared."""
+    """One set-up.
+
+    batch: of all ranks. store: (latency in seconds, bytes/s), None for local data. step_s: of a
+    step. decode: seconds that decoding a sample sleeps, in so many processes per rank. room: size
+    of a node's cache, relative to the data. link, disk: bits/s and bytes/s if these are throttled.
+    nodes, gpus: of the job, and ranks per node. moved: nodes fill their caches and change places
+    before the compared epoch. reshuffle: the loader's. told: further options of the plan. epoch:
+    the kind of epoch that is compared.
+    """
 
     name: str
     epoch: str
@@ -44,12 +47,12 @@ class SetUp:
 
     @property
     def is_linked(self) -> bool:
-        """Whether it takes hosts of its own: links, or several ranks."""
+        """True if it needs hosts of its own, for links or several ranks."""
         return self.link is not None or self.nodes * self.gpus > 1
 
     @property
     def epochs(self) -> int:
-        """To run before and with the one that is compared: a small cache settles in two."""
+        """Epochs to run, including the compared one; a small cache settles in two."""
         return 1 if self.epoch == "first" else 3
 
 

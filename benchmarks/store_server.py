@@ -1,9 +1,8 @@
-"""`python -m benchmarks.store_server FOLDER LATENCY_S BYTES_PER_S [ADDRESS]`: a slow store, in a
-process.
+"""`python -m benchmarks.store_server FOLDER LATENCY_S BYTES_PER_S [ADDRESS]`: run a slow store.
 
-Answers GET and HEAD with single ranges and etags. Every answer waits for the latency; all of them
-share the bandwidth. Prints its port; for each line on its standard input how many bytes of bodies
-it has sent so far; ends when that ends.
+It answers GET and HEAD with single ranges and etags. Every answer waits for the latency; all
+answers share the bandwidth. It prints its port, then for each line on its standard input the bytes
+of bodies sent so far, and ends when the standard input ends.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _CHUNK = 64 * 2**10
 
 
 class Bandwidth:
-    """Bytes a second, shared: each sender is told when its bytes may go."""
+    """Bytes per second, shared: each sender waits until its bytes may be sent."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -31,7 +30,7 @@ class Bandwidth:
         self.sent_bytes = 0
 
     def pause_s(self, size_bytes: int) -> float:
-        """How long to wait before so many bytes are sent."""
+        """Return how long to wait before sending so many bytes."""
         with self._lock:
             self.sent_bytes += size_bytes
             now = time.monotonic()
@@ -41,7 +40,7 @@ class Bandwidth:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Files of one folder."""
+    """A handler for the files of one folder."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -52,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
         super().__init__(*args)  # type: ignore[arg-type]
 
     def log_message(self, *args: object) -> None:
-        """Nothing: a line a request would be what is measured."""
+        """Log nothing, because logging would change the measurement."""
 
     def do_HEAD(self) -> None:
         self._answer(with_body=False)
@@ -88,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """Serve until standard input ends. A line on it asks for the bytes that were sent so far."""
+    """Serve until the standard input ends. A line on it requests the bytes sent so far."""
     folder, latency_s, bytes_per_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
     address = sys.argv[4] if len(sys.argv) > 4 else "127.0.0.1"
     bandwidth = Bandwidth(bytes_per_s)

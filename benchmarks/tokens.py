@@ -1,17 +1,18 @@
-"""`python -m benchmarks.tokens`: sequences of tokens, beside a loop of slices and torch's loader.
+"""`python -m benchmarks.tokens`: sequences of tokens, compared with a loop of slices and torch's
+loader.
 
-One run, sides interleaved in turning order, shuffled, flat uint16 files, sequences of 2,048 tokens,
-64 a batch, handed out as int64:
+All sides take turns within one run, in rotating order: shuffled, flat uint16 files, sequences of
+2,048 tokens, 64 per batch, delivered as int64:
 
 - penstock: the loader on `Dataset(format="tokens")`, default settings;
-- slices: a bare loop over `numpy.memmap`s: a slice of each sequence as int64, stacked by torch, as
-  the training scripts of small language models do it, without order, checks or state;
+- slices: a plain loop over `numpy.memmap`s: a slice of each sequence as int64, stacked by torch, as
+  the training scripts of small language models do, without order, checks or state;
 - torch: `torch.utils.data.DataLoader` without workers over a map-style dataset of such slices.
 
-A ratio is taken inside a round: penstock's tokens/s over the other's, by the clock and by seconds
-of CPU. Nothing is done with a batch but a look at its first number. Beside that, 10^12 tokens in
+Ratios are computed within a round: penstock's tokens/s divided by the other side's, in wall time
+and in CPU time. The loop reads only the first number of each batch. In addition, 10^12 tokens in
 2,400 sparse files are opened: the time to index them, to open that index again and to plan a
-shuffled job up to its first batch, and what this added to the process's memory. Writes
+shuffled job up to its first batch, and the increase of the process's memory. Writes
 benchmarks/results/tokens.json.
 """
 
@@ -66,7 +67,7 @@ print(json.dumps({"open_s": opened - began, "plan_s": planned - opened, "sequenc
 
 
 def write_files(folder: Path, *, files: int, sequences: int) -> list[Path]:
-    """Flat files of so many sequences each."""
+    """Write flat files of so many sequences each."""
     folder.mkdir()
     rng = np.random.default_rng(7)
     paths = [folder / f"{number:05d}.bin" for number in range(files)]
@@ -76,7 +77,7 @@ def write_files(folder: Path, *, files: int, sequences: int) -> list[Path]:
 
 
 class Slices:
-    """A map-style dataset of slices of mapped files, as people write it."""
+    """A map-style dataset of slices of mapped files, as users write it."""
 
     def __init__(self, paths: list[Path], sequences: int) -> None:
         self._files = [np.memmap(path, np.uint16, "r") for path in paths]
@@ -94,7 +95,7 @@ class Slices:
 
 
 def by_slices(slices: Slices) -> Iterator[Any]:
-    """Batches of one epoch, drawn anew each time."""
+    """Yield the batches of one epoch in a new order."""
     import torch
 
     order = np.random.default_rng().permutation(len(slices))
@@ -143,12 +144,12 @@ def _rounds(paths: list[Path], sequences: int, *, rounds: int) -> dict[str, Any]
 
 
 def _play(make: Callable[[], Iterator[Any]]) -> tuple[float, float]:
-    """Tokens a second, and tokens a CPU-second of this process, over an epoch."""
+    """Return tokens per second, and tokens per CPU-second of this process, over an epoch."""
     count, total = 0, 0
     began, used = time.perf_counter(), _cpu_s()
     for tokens in make():
         count += tokens.numel()
-        total += int(tokens.view(-1)[0])  # somebody looks at it
+        total += int(tokens.view(-1)[0])  # read a value, like a training loop
     assert total >= 0
     return count / (time.perf_counter() - began), count / (_cpu_s() - used)
 
@@ -182,7 +183,7 @@ def plan(folder: Path, *, files: int, tokens: int, batch: int) -> dict[str, Any]
 def measure(
     *, files: int, sequences: int, corpus_files: int, rounds: int, results: Path, console: Console
 ) -> Path:
-    """Play the rounds, print the ratios and write the result. Returns its path."""
+    """Play the rounds, print the ratios and write the result; return its path."""
     with tempfile.TemporaryDirectory() as folder:
         paths = write_files(Path(folder) / "files", files=files, sequences=sequences)
         found = _rounds(paths, sequences, rounds=rounds)
@@ -195,11 +196,11 @@ def measure(
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the command line and measure."""
+    """Parse the command line and run the measurement."""
     parser = argparse.ArgumentParser(prog="benchmarks.tokens", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="2 short rounds: a look, no evidence")
+    parser.add_argument("--quick", action="store_true", help="2 short rounds, for a quick check")
     parser.add_argument("--files", type=int, default=4)
-    parser.add_argument("--sequences", type=int, default=10_000, help="of a file")
+    parser.add_argument("--sequences", type=int, default=10_000, help="sequences per file")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)

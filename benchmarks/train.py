@@ -1,10 +1,10 @@
-"""A small training job: a CNN on the CPU, fed by Penstock, that saves checkpoints and resumes
+"""A small training job: a CNN on the CPU, fed by Penstock, that writes checkpoints and resumes
 exactly.
 
-`python -m benchmarks.train --train PACK --eval FOLDER --out FOLDER` runs it, in a process of its
-own so that the demo can kill it. It tells what happens as one JSON object a line on stdout, and
-logs the sample ids and the loss of every step to `steps-<life>.jsonl` in its out folder, one file a
-process, and every epoch to `epochs.jsonl`.
+`python -m benchmarks.train --train PACK --eval FOLDER --out FOLDER` runs it in a process of its
+own, so that the demo can kill it. It prints events as one JSON object per line, and logs the sample
+ids and the loss of every step to `steps-<life>.jsonl` in its out folder, one file per process, and
+every epoch to `epochs.jsonl`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ EPOCHS = "epochs.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to train. Everything that decides the weights is in here.
+    """A training job, with all settings that determine the weights.
 
-    train, eval: datasets as URLs or paths; out: where checkpoints and the log go.
-    epochs: of the whole schedule; stop_after: leave the schedule after so many epochs (None: at its
-    end).
-    size: height and width in pixels of the crops that the model sees.
-    save_every: steps between two checkpoints.
+    train, eval: datasets as URLs or paths. out: folder of checkpoints and the log. epochs: of the
+    whole schedule. stop_after: number of epochs after which it stops early (None: at the end of the
+    schedule). size: height and width in pixels of the crops. save_every: steps between two
+    checkpoints.
     """
 
     train: str
@@ -60,7 +59,7 @@ class Job:
 
 @dataclass(slots=True)
 class Progress:
-    """Where the job is: what a checkpoint holds beside the loader's state."""
+    """The position of the job: the contents of a checkpoint other than the loader's state."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -69,7 +68,7 @@ class Progress:
 
 
 def small_cnn(classes: int, *, width: int = 16) -> nn.Module:
-    """Four strided convolutions and a linear layer; any image size from 16 pixels on."""
+    """Build four strided convolutions and a linear layer, for any image size from 16 pixels on."""
     import torch
     from torch import nn
 
@@ -90,7 +89,7 @@ def small_cnn(classes: int, *, width: int = 16) -> nn.Module:
 
 
 def weights_hash(model: nn.Module) -> str:
-    """SHA-256 over every parameter and buffer: equal only if all bits are."""
+    """Return the SHA-256 of every parameter and buffer, which is equal only if all bits are."""
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(name.encode())
@@ -99,13 +98,13 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def run(job: Job, *, tell: Tell) -> None:
-    """Train; go on from the checkpoint in job.out if there is one. tell: receives each event."""
+    """Train; continue from the checkpoint in job.out if there is one. tell: receives each event."""
     import torch
 
     from penstock import DataLoader, Dataset, imagenet_train
     from penstock.cache.base import usable_cores
 
-    # Half of the cores for the step and DALI's threads beside it: more would wait for one another.
+    # Half of the cores for the step, the others for DALI's threads: more would wait for another.
     torch.set_num_threads(max(1, usable_cores() // 2))
     torch.manual_seed(job.seed)
     torch.use_deterministic_algorithms(True)
@@ -137,7 +136,7 @@ def run(job: Job, *, tell: Tell) -> None:
 
 
 def _log(job: Job) -> TextIO:
-    """A new file for each life: the last line of one that was killed may be torn."""
+    """Open a new file for each process: the last line of a killed process may be torn."""
     lives = len(list(job.out.glob(STEPS.format(life="*"))))
     return (job.out / STEPS.format(life=lives)).open("x")
 
@@ -145,7 +144,7 @@ def _log(job: Job) -> TextIO:
 def _epoch(
     job: Job, progress: Progress, loader: DataLoader, *, epoch: int, log: TextIO, tell: Tell
 ) -> dict[str, Any]:
-    """What is left of an epoch, and then the evaluation."""
+    """Run the rest of an epoch, and then the evaluation."""
     began, before = time.perf_counter(), progress.step
     for images, labels, ids in loader:
         loss = _step(job, progress, images, labels, steps=job.epochs * len(loader))
@@ -173,7 +172,7 @@ def _epoch(
 def _step(
     job: Job, progress: Progress, images: torch.Tensor, labels: torch.Tensor, *, steps: int
 ) -> float:
-    """One step; the learning rate falls linearly to nothing over the schedule."""
+    """Run one step; the learning rate falls linearly to zero over the schedule."""
     from torch.nn import functional
 
     for group in progress.optimizer.param_groups:
@@ -195,7 +194,8 @@ def _channels_last(images: torch.Tensor) -> torch.Tensor:
 
 
 def accuracy(job: Job, model: nn.Module) -> float:
-    """Share of the evaluation images that the model labels rightly; each is seen exactly once."""
+    """Return the share of evaluation images that the model labels correctly; each is used exactly
+    once."""
     import torch
 
     from penstock import DataLoader, Dataset, imagenet_eval
@@ -214,7 +214,7 @@ def accuracy(job: Job, model: nn.Module) -> float:
 
 
 def _save(job: Job, progress: Progress, loader: DataLoader) -> None:
-    """Write beside, then rename: a kill in the middle leaves the checkpoint before."""
+    """Write a temporary file, then rename it: a kill in between leaves the earlier checkpoint."""
     import torch
 
     state = {
@@ -241,7 +241,7 @@ def _restore(job: Job, progress: Progress, loader: DataLoader) -> None:
 
 
 def arguments(job: Job) -> list[str]:
-    """The command line's words for a job."""
+    """Return a job's arguments on the command line."""
     words = []
     for name, value in asdict(job).items():
         if value is not None:

@@ -1,11 +1,11 @@
-"""`python -m benchmarks.versus OTHER_CHECKOUT`: this checkout against another one, in pairs.
+"""`python -m benchmarks.versus OTHER_CHECKOUT`: this checkout compared with another one, in pairs.
 
-Each pair plays both, one right after the other in turning order, each in a fresh process that
-imports nothing but its own checkout; a machine that drifts drifts for both. A ratio is taken inside
-a pair and is this checkout's gain: above 1 it is better, whatever the figure. Printed and written:
-the median of the ratios with the lowest and the highest, and the medians of both sides. With
---least the exit code is 1 where a median is below it; where others use the machine the CPU-seconds
-are what to judge by.
+Each pair plays both, one directly after the other in rotating order, each in a new process that
+imports only its own checkout, so that a drift of the machine affects both. A ratio is computed
+within a pair and is this checkout's gain: above 1 it is better, for every figure. Printed and
+written are the median of the ratios with the lowest and the highest, and the medians of both sides.
+With --least the exit code is 1 if a median is below it. If others use the machine, judge by the
+CPU-seconds.
 
 Cases: pack and folder (the native engine, imagenet_train), torch (a map dataset that decodes with
 Pillow in workers). The images are this checkout's photographs, or --data.
@@ -58,8 +58,11 @@ _PLAY_TIMEOUT_S = 600.0  # a side that hangs ends the comparison
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What each side plays: batches of so many samples, cropped to size x size. settle: batches
-    that use up what was read ahead while nothing was counted; timed: those that are counted."""
+    """The work of each side: batches of so many samples, cropped to size x size.
+
+    settle: batches that use up what was prefetched before counting. timed: batches that are
+    counted.
+    """
 
     batch_size: int = 128
     size: int = 224
@@ -70,8 +73,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """One figure of one case. ratio: this checkout's gain over the other one in a pair; ours,
-    theirs: the figure itself, medians over the pairs."""
+    """One figure of one case. ratio: this checkout's gain over the other one in a pair. ours,
+    theirs: medians of the figure over the pairs."""
 
     ratio: Figure
     ours: float
@@ -79,7 +82,7 @@ class Gain:
 
 
 def gains(pairs: Sequence[tuple[Mapping[str, float], Mapping[str, float]]]) -> dict[str, Gain]:
-    """Each figure over pairs of (ours, theirs)."""
+    """Return each figure over pairs of (ours, theirs)."""
     found = {}
     for name, more_is_better in FIGURES.items():
         sides = [(ours[name], theirs[name]) for ours, theirs in pairs]
@@ -92,17 +95,17 @@ def gains(pairs: Sequence[tuple[Mapping[str, float], Mapping[str, float]]]) -> d
 
 
 def checked(checkout: Path) -> Path:
-    """A folder that holds our packages. Raises ConfigError."""
+    """Return a folder that contains our packages. Raises ConfigError."""
     if not (checkout / "readers").is_dir() and not (checkout / "penstock").is_dir():
-        raise ConfigError(f"{checkout} is no checkout: it has neither readers/ nor penstock/.")
+        raise ConfigError(f"{checkout} isn't a checkout: it has neither readers/ nor penstock/.")
     return checkout.resolve()
 
 
 def write_entry_points(checkout: Path, folder: Path) -> Path:
-    """The checkout's entry points as those of an installed distribution, for PYTHONPATH.
+    """Write the checkout's entry points as those of an installed distribution, for PYTHONPATH.
 
-    Else the environment's would be found, which name modules of whatever is installed there: an
-    older checkout would verify images by a newer one's code, whose results it can't read.
+    Otherwise those of the environment would be found, which name modules of the installed version:
+    an older checkout would verify images with newer code, whose results it can't read.
     """
     project = checkout / "pyproject.toml"
     groups = (
@@ -128,7 +131,7 @@ class Side:
         self._load = load
         self._folder, self._pack = place / "images", place / "pack"
         self._metadata = write_entry_points(self.checkout, place / "metadata")
-        # An index of a folder lies inside or beside it: no side may see the other's.
+        # An index of a folder lies inside or next to it: neither side may see the other's.
         shutil.copytree(images, self._folder, copy_function=_link)
 
     def prepare(self) -> None:
@@ -136,7 +139,7 @@ class Side:
         self._run("prepare", case="pack")
 
     def play(self, case: str) -> dict[str, float]:
-        """One run of a case in a fresh process. Raises ChildFailedError."""
+        """Run a case once in a new process. Raises ChildFailedError."""
         return self._run("play", case=case)
 
     def _run(self, what: str, *, case: str) -> dict[str, Any]:
@@ -187,7 +190,8 @@ def versus(
     load: Load,
     told: Callable[[str], None],
 ) -> dict[str, list[tuple[dict[str, float], dict[str, float]]]]:
-    """Play the pairs: (ours, theirs) of each, by case. Raises ConfigError, ChildFailedError."""
+    """Play the pairs; return (ours, theirs) of each, by case. Raises ConfigError,
+    ChildFailedError."""
     with tempfile.TemporaryDirectory(prefix="versus-") as scratch:
         ours = Side(HERE, images, Path(scratch) / "ours", load)
         theirs = Side(other, images, Path(scratch) / "theirs", load)
@@ -209,7 +213,7 @@ def versus(
 
 
 def show(found: Mapping[str, Mapping[str, Gain]], console: Console) -> None:
-    """Print a row a figure."""
+    """Print a row per figure."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("case", "figure", "this", "other", "this is better by", "range"):
         table.add_column(name, justify="left" if name in ("case", "figure") else "right")
@@ -227,7 +231,7 @@ def show(found: Mapping[str, Mapping[str, Gain]], console: Console) -> None:
 
 
 def below(found: Mapping[str, Mapping[str, Gain]], least: float) -> list[str]:
-    """The medians that a limit doesn't let pass."""
+    """Return the medians that are below the limit."""
     return [
         f"{case}: {TITLES[name]} {gain.ratio.median:.3f}"
         for case, figures in found.items()
@@ -237,8 +241,8 @@ def below(found: Mapping[str, Mapping[str, Gain]], least: float) -> list[str]:
 
 
 def main(argv: list[str] | None = None, *, console: Console | None = None) -> int:
-    """Parse the command line and play; 1 where --least isn't reached or a side failed, 2 where it
-    was used wrongly."""
+    """Parse the command line and play. Returns 1 if --least is missed or a side failed, 2 for a
+    wrong command line."""
     console = console or Console()
     parser = argparse.ArgumentParser(prog="benchmarks.versus", description=__doc__)
     parser.add_argument("other", type=Path, help="the other checkout's folder")
@@ -255,7 +259,7 @@ def main(argv: list[str] | None = None, *, console: Console | None = None) -> in
     pairs = 1 if options.quick else options.pairs
     try:
         if pairs < PAIRS and not options.quick:
-            raise ConfigError(f"--pairs {pairs}: at least {PAIRS}, or the median is no evidence.")
+            raise ConfigError(f"--pairs {pairs}: wanted at least {PAIRS} for a meaningful median.")
         other = checked(options.other)
         if options.data is not None:
             images = borrow_images(options.data, options.work / "yours").train

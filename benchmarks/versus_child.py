@@ -1,8 +1,8 @@
-"""One side of `benchmarks.versus`: a short job with the packages of one checkout, in a process.
+"""Run one side of `benchmarks.versus`: a short job with the packages of one checkout, in a process.
 
-Run as a file with `python -P` and PYTHONPATH naming the checkout: nothing here but the public
-names of either layout is imported, so that the same lines play an older or a newer checkout. A
-task as JSON in the only argument, JSON on the last line of stdout.
+Run it as a file with `python -P` and PYTHONPATH set to the checkout. It imports only the public
+names of either layout, so that it also runs older and newer checkouts. A task as JSON in the only
+argument, JSON on the last line of stdout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WHERE_BEFORE = {
 
 
 def public(name: str, checkout: Path) -> Any:
-    """A public name of the checkout. Raises SystemExit where another copy would be imported."""
+    """Import a public name of the checkout. Raises SystemExit if another copy would be imported."""
     is_package = (checkout / "penstock").is_dir()
     module = importlib.import_module("penstock" if is_package else WHERE_BEFORE[name])
     found = Path(str(module.__file__)).resolve()
@@ -36,10 +36,11 @@ def public(name: str, checkout: Path) -> Any:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU-seconds of a process and its children, those that still run included.
+    """Return the CPU-seconds of a process and its children, including those that still run.
 
-    /proc/PID/stat counts ended children only; the clock of a running one is named by the
-    complement of its id shifted left by three, plus 2 (clock_getcpuclockid(3))."""
+    /proc/PID/stat counts ended children only; the clock of a running one is identified by the
+    complement of its id shifted left by three, plus 2 (clock_getcpuclockid(3)).
+    """
     ended = os.times() if pid == os.getpid() else None
     total = ended.children_user + ended.children_system if ended else 0.0
     try:
@@ -52,7 +53,7 @@ def cpu_s(pid: int) -> float:
 
 
 class Decoded:
-    """A torch dataset of the same files: Pillow decodes, workers run it."""
+    """A torch dataset of the same files, decoded by Pillow in workers."""
 
     def __init__(self, files: list[str], size: int) -> None:
         self._files, self._size = files, size
@@ -71,7 +72,7 @@ class Decoded:
 
 
 def build(task: dict[str, Any], checkout: Path) -> Any:
-    """The loader of a case."""
+    """Build the loader of a case."""
     loader_of = public("DataLoader", checkout)
     asked = {"batch_size": task["batch_size"], "shuffle": True, "drop_last": True}
     if task["case"] == "torch":
@@ -85,7 +86,7 @@ def build(task: dict[str, Any], checkout: Path) -> Any:
 
 
 def prepare(task: dict[str, Any], checkout: Path) -> dict[str, Any]:
-    """Each checkout has a pack and an index of its own: their formats may differ."""
+    """Write a pack and an index for this checkout, as formats may differ."""
     public("pack", checkout)(task["folder"], task["pack"], workers=task["workers"])
     with public("Dataset", checkout)(task["folder"]) as dataset:
         dataset.open()
@@ -93,7 +94,7 @@ def prepare(task: dict[str, Any], checkout: Path) -> dict[str, Any]:
 
 
 def play(task: dict[str, Any], checkout: Path) -> dict[str, Any]:
-    """From before the loader is built; imports come before and are counted by themselves."""
+    """Measure from before the loader is built; imports are counted separately."""
     began = time.perf_counter()
     for name in WHERE_BEFORE:
         public(name, checkout)
@@ -122,7 +123,7 @@ def play(task: dict[str, Any], checkout: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do the task."""
+    """Run the task."""
     task = json.loads(sys.argv[1])
     checkout = Path(task["checkout"]).resolve()
     told = {"prepare": prepare, "play": play}[task["what"]](task, checkout)

@@ -1,21 +1,21 @@
-"""`python -m benchmarks.zarr_chunks`: samples of a Zarr array, beside those who read it too.
+"""`python -m benchmarks.zarr_chunks`: samples of a Zarr array, compared with other readers of Zarr.
 
-Arrays of (N, 3, 128, 128) uint8, 49 kB a sample, zstd, in chunks of 1, 8 and 32 samples, each a
-file or in shards of 256 samples. One run, sides interleaved in turning order, warm page cache,
-batches of 64:
+Arrays of (N, 3, 128, 128) uint8, 49 kB per sample, zstd, in chunks of 1, 8 and 32 samples, each a
+file or in shards of 256 samples. All sides take turns within one run, in rotating order, with a
+warm page cache and batches of 64:
 
 - penstock: the loader, shuffled, default settings;
-- bare: every chunk read from its file and decompressed, on a thread a core, each into the same
-  memory again: the least that any reader spends; where the chunks of shards lie is known before;
+- bare: every chunk read from its file and decompressed, on one thread per core, each into the same
+  memory: the least that any reader needs; the places of chunks in shards are known before;
 - tensorstore: chunks in random order, those of a batch read at once and joined: samples of a chunk
-  stay together, as shuffling them would need memory of its own. Left out where it isn't installed;
+  stay together, as shuffling them would need additional memory. Excluded if it isn't installed;
 - zarr: zarr-python, chunk by chunk in random order, joined to batches;
 - zarr by sample: zarr-python behind torch's DataLoader with 2 workers, shuffled.
 
-A ratio is taken inside a round. An array that a window covers has chunks left from the epoch
-before: what the loader found decoded is charged at bare's price in "cpu over bare", and "decoded"
-tells the part of the samples that it decoded itself; rates are as they came. CPU-seconds are of
-this process, so those of torch's workers aren't told. Writes benchmarks/results/zarr_chunks.json.
+Ratios are computed within a round. For an array that a window covers, chunks of the epoch before
+are still decoded: "cpu over bare" charges them at bare's price, and "decoded" is the share of
+samples that the loader decoded itself; rates are not corrected. CPU-seconds are of this process
+only, so those of torch's workers are not reported. Writes benchmarks/results/zarr_chunks.json.
 """
 
 from __future__ import annotations
@@ -54,13 +54,14 @@ _SLOW_SHARE = 4  # what is slow plays a part of the samples
 
 
 def pictures(samples: int) -> NDArray[np.uint8]:
-    """Random walks, which zstd halves about, at the speed of photographs' noise."""
+    """Return random walks, which zstd compresses to about half at the speed of photographs with
+    noise."""
     steps = np.random.default_rng(7).integers(-2, 3, (samples, *SHAPE), np.int8)
     return np.cumsum(steps, axis=3, dtype=np.int8).view(np.uint8)
 
 
 def write_array(path: Path, values: NDArray[np.uint8], *, chunk: int, is_sharded: bool) -> None:
-    """An array of version 3 with the codec zstd."""
+    """Write an array of version 3 with the codec zstd."""
     import zarr
 
     array = zarr.create_array(
@@ -76,7 +77,7 @@ def write_array(path: Path, values: NDArray[np.uint8], *, chunk: int, is_sharded
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a chunk lies."""
+    """The place of a chunk."""
 
     path: Path
     start: int
@@ -84,7 +85,7 @@ class Span:
 
 
 def spans(path: Path, *, samples: int, chunk: int, is_sharded: bool) -> list[Span]:
-    """Where an array's chunks lie, in order."""
+    """Return the places of an array's chunks, in order."""
     if not is_sharded:
         files = [path / "c" / str(number) / "0/0/0" for number in range(-(-samples // chunk))]
         return [Span(file, 0, file.stat().st_size) for file in files]
@@ -98,7 +99,7 @@ def spans(path: Path, *, samples: int, chunk: int, is_sharded: bool) -> list[Spa
 
 
 def bare(wanted: list[Span], chunk: int) -> Iterator[int]:
-    """Read and decompress every chunk, on a thread a core, each into its own memory."""
+    """Read and decompress every chunk, on one thread per core, each into its own memory."""
     from concurrent.futures import ThreadPoolExecutor
 
     from penstock.cache.base import usable_cores
@@ -123,7 +124,7 @@ def _decompress_all(wanted: list[Span], chunk: int) -> int:
 
 
 def by_tensorstore(path: Path, samples: int, chunk: int) -> Iterator[int]:
-    """Batches of chunks in random order, those of one read at once."""
+    """Yield batches of chunks in random order, those of one read at once."""
     import torch
 
     ts: Any = import_module("tensorstore")
@@ -137,7 +138,7 @@ def by_tensorstore(path: Path, samples: int, chunk: int) -> Iterator[int]:
 
 
 def by_zarr(path: Path, samples: int, chunk: int) -> Iterator[int]:
-    """Batches of chunks in random order, one after the other."""
+    """Yield batches of chunks in random order, one after the other."""
     import torch
     import zarr
 
@@ -149,7 +150,7 @@ def by_zarr(path: Path, samples: int, chunk: int) -> Iterator[int]:
 
 
 def _batches(samples: int, chunk: int) -> Iterator[list[int]]:
-    """First samples of the chunks of each batch."""
+    """Return the first samples of the chunks of each batch."""
     firsts = np.random.default_rng().permutation(samples // chunk) * chunk
     step = max(1, BATCH // chunk)
     for place in range(0, len(firsts), step):
@@ -157,7 +158,7 @@ def _batches(samples: int, chunk: int) -> Iterator[list[int]]:
 
 
 class BySample:
-    """A map-style dataset over an array, as people write it."""
+    """A map-style dataset over an array, as users write it."""
 
     def __init__(self, path: Path, samples: int) -> None:
         self._path, self._samples = path, samples
@@ -176,7 +177,7 @@ class BySample:
 
 
 def installed() -> tuple[str, ...]:
-    """The sides that can play here."""
+    """Return the installed sides."""
     from importlib.util import find_spec
 
     return tuple(side for side in SIDES if side != "tensorstore" or find_spec(side))
@@ -245,7 +246,7 @@ def _rounds(path: Path, samples: int, chunk: int, *, is_sharded: bool, rounds: i
 
 
 def _figures(played: dict[str, list[tuple[float, float]]], decoded: list[float]) -> dict[str, Any]:
-    """decoded: samples that the loader decoded, of all, by round."""
+    """Summarise the rounds. decoded: share of the samples that the loader decoded, by round."""
     told: dict[str, Any] = {
         side: {
             "samples_per_s": round(statistics.median(rate for rate, _ in runs)),
@@ -271,8 +272,11 @@ def _figures(played: dict[str, list[tuple[float, float]]], decoded: list[float])
 
 
 def _play(make: Callable[[], Iterator[int]]) -> tuple[float, float]:
-    """Samples a second, and CPU-seconds of this process per 1,000. What is read ahead of the next
-    epoch is waited for, and counts: it was read for this one in the play before."""
+    """Return samples per second, and CPU-seconds of this process per 1,000.
+
+    Prefetching for the next epoch is waited for, and counts: that for this epoch was done in the
+    play before.
+    """
     began, used = time.perf_counter(), _cpu_s()
     count = sum(make())
     rate = count / (time.perf_counter() - began)
@@ -281,7 +285,7 @@ def _play(make: Callable[[], Iterator[int]]) -> tuple[float, float]:
 
 
 def _settle() -> None:
-    """Wait until this process does nothing."""
+    """Wait until this process is idle."""
     before = -1.0
     while _cpu_s() - before > _IDLE_S:
         before = _cpu_s()
@@ -294,9 +298,9 @@ def _cpu_s() -> float:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the command line and measure."""
+    """Parse the command line and run the measurement."""
     parser = argparse.ArgumentParser(prog="benchmarks.zarr_chunks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="1 short round: a look, no evidence")
+    parser.add_argument("--quick", action="store_true", help="1 short round, for a quick check")
     parser.add_argument("--samples", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--chunks", type=int, nargs="*", default=list(CHUNKS))

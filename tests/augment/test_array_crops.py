@@ -1,4 +1,4 @@
-"""Crops of arrays: what a recipe may say, and where the parts begin."""
+"""Test crops of arrays: valid recipes, and where the crops begin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sub-batches: every row is in one, small ones after a failure, and a suspect is alone."""
+"""Test sub-batches: each row is in one; they are small after a failure, and a suspect is alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws are a pure function of each sample, and windows lie inside their image."""
+"""Test that draws are a pure function of each sample, and that windows lie inside their image."""
 
 from __future__ import annotations
 

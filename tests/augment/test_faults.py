@@ -1,4 +1,5 @@
-"""Whose fault a failed batch is: the sample's, or the machine's; messages are DALI's own."""
+"""Test failed batches: faults of the sample and of the machine are told apart by
+DALI's messages."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ SIZES = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
 
 
 def dali_says(text: str, operator: str = "fn.decoders.image_slice", device: str = "Mixed") -> str:
-    """As DALI 2.4 wraps what an operator throws; the user's own lines stand in the traceback."""
+    """Wrap a message as DALI 2.4 does; the user's lines are in the traceback."""
     return (
         "Critical error in pipeline:\nCritical error in pipeline:\n"
         f"Error in {device} operator `nvidia.dali.{operator}`,\n"

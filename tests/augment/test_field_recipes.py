@@ -1,4 +1,5 @@
-"""Recipes over fields: who follows whom, what can't be, and what a batch's fields become."""
+"""Test recipes over fields: which field follows which, invalid recipes, and the fields
+of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""JPEG 2000 reaches DALI only when Pillow has decoded it whole: damaged files ended the process."""
+"""Test that JPEG 2000 reaches DALI only if Pillow has decoded it: damaged files ended
+the process."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def pillow_decodes(sample: Encoded) -> bool:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What nvImageCodec is asked about and what DALI decodes."""
+    """Return the inputs of nvImageCodec and of the DALI decoder."""
     seen: list[bytes] = []
     shapes = ImageVerifier.decoded_shapes
 

@@ -1,4 +1,4 @@
-"""MixUp and CutMix: partners, shares, boxes, pixels and targets."""
+"""Test MixUp and CutMix: partners, shares, boxes, pixels and targets."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_images_are_mixed_as_one_by_one(ops: Any, count: int, dtype: torch.dtype
 
 @pytest.mark.parametrize("ops", RECIPES, ids=str)
 def test_the_partners_own_mix_is_not_mixed_in(ops: Any) -> None:
-    """What was overwritten before it was read would show up as a third image."""
+    """A partner that is overwritten before it is read would show up as a third image."""
     values = torch.tensor([0.0, 1.0]).repeat(8)[:, None, None, None].expand(16, 3, 12, 17)
     done = mix_images(values.clone(), mixed(np.arange(16), ops))
     mix = mixed(np.arange(16), ops)

@@ -1,4 +1,4 @@
-"""How close our pixels are to Pillow's, which is what torchvision users train and evaluate on."""
+"""Test how close pixels are to Pillow's, which torchvision users train and evaluate on."""
 
 from __future__ import annotations
 

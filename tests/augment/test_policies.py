@@ -1,4 +1,4 @@
-"""Policies: the published tables, what is drawn, and pixels against Pillow's own operations.
+"""Test policies: the published tables, the draws, and pixels compared with Pillow's operations.
 
 The reference is Pillow, called as torchvision calls it for Pillow images.
 """

@@ -1,4 +1,5 @@
-"""Which way windows are decoded on a GPU: by trying it in a child that may crash, hang or fail."""
+"""Test how the way to decode windows on a GPU is chosen: in a child that may crash,
+hang or fail."""
 
 from __future__ import annotations
 

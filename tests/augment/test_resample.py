@@ -1,4 +1,4 @@
-"""The compiled resize: against its formula in numpy, and against DALI's own operators."""
+"""Test the compiled resize against its formula in numpy, and against DALI's own operators."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def weights(low: float, high: float, size: int, resized: int, *, filtered: bool)
 def call(
     kernel: Any, image: NDArray[Any], out: NDArray[Any], like: NDArray[Any], **given: Any
 ) -> None:
-    """As DALI's operator calls compiled code."""
+    """Call compiled code like DALI's operator."""
     low, high = (np.array(given[name], np.float32) for name in ("low", "high"))
     inputs = [
         image,

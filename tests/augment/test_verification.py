@@ -203,7 +203,7 @@ def folder(root: Path, data: bytes, kind: str) -> Path:
 
 
 def told(root: Path) -> list[str]:
-    """Warnings of values while an index is built and in two epochs."""
+    """Return the warnings about values while an index is built and in two epochs."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with DataLoader(Dataset(root), batch_size=2, augment=[Resize(SIDES)]) as loader:

@@ -97,7 +97,7 @@ def test_a_checkout_that_python_would_not_import_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [(["nowhere"], "is no checkout"), (["nowhere", "--pairs", "3"], "at least 9")],
+    [(["nowhere"], "isn't a checkout"), (["nowhere", "--pairs", "3"], "at least 9")],
 )
 def test_what_cant_be_played_is_refused(
     words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

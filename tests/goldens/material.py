@@ -1,8 +1,8 @@
-"""Make what goldens are recorded of: datasets, packs and loaders, all through public names.
+"""Make the datasets, packs and loaders of the goldens, all through public names.
 
-Where a public name changes on purpose, `loader` and the tables follow it, and the records stay.
-The source files come from `inputs.tar.xz`, since other versions of Pillow, pyarrow and zarr would
-write other bytes of the same data; in it lies `write_inputs.py`, the program that wrote them.
+If a public name changes on purpose, change `loader` and the tables; the records stay. The source
+files come from `inputs.tar.xz`, since other versions of Pillow, pyarrow and zarr would write other
+bytes of the same data. It contains `write_inputs.py`, the program that wrote them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What is written and shown: bytes of files, keys of figures and of `--json`, public names.
+"""Record what is written and printed: bytes of files, keys of figures and of `--json`, public
+names.
 
-Nothing is left out of files but one thing: manifests of local datasets note their full path, which
-differs from run to run. Such a manifest is compared without the folder that it lies in, and without
-the checksum over it. Those of relative paths and of a store in memory are compared whole.
+One thing is excluded: manifests of local datasets contain their full path, which differs between
+runs. Such a manifest is compared without the dataset's folder and without its checksum. Manifests
+of relative paths and of a store in memory are compared completely.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ VALUES = {"sample_id": 3, "sample_ids": (3,), "uri": "b", "missing": True, "errn
 
 
 def files(folder: Path) -> dict[str, Any]:
-    """Return size and hash of each file below a folder, or what a manifest says."""
+    """Return size and hash of each file below a folder, or the entries of a manifest."""
     found = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {str(path.relative_to(folder)): described(path) for path in found}
 

@@ -1,4 +1,4 @@
-"""Order values and states: which samples each rank gets, and how a job goes on."""
+"""Record order values and states: the samples of each rank, and how a job continues."""
 
 from __future__ import annotations
 
@@ -224,14 +224,14 @@ def follow(name: str, each: penstock.DataLoader[Any], batches: list[Any]) -> dic
 
 
 def go_on(name: str, material: Material, state: str) -> dict[str, Any]:
-    """Load a state in a loader that is made anew, and read on."""
+    """Load a state in a new loader and read on."""
     with JOBS[name](material) as each:
         each.load_state_dict(json.loads(state))
         return follow(name, each, [])
 
 
 def job(name: str, material: Material) -> dict[str, Any]:
-    """Take a state behind two batches; read on without it."""
+    """Take a state after two batches; read on without it."""
     with JOBS[name](material) as each:
         iterator = iter(each)
         list(islice(iterator, 2))

@@ -1,4 +1,4 @@
-"""What is recorded, where it lies, and how it is compared."""
+"""Store, find and compare the recorded values."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def drawn(name: str, material: Material) -> Any:
 
 
 class Pictures(torch.utils.data.Dataset[Any]):
-    """A torch dataset of pictures whose colours tell the place."""
+    """A torch dataset of pictures whose colours identify their place."""
 
     def __len__(self) -> int:
         return 8
@@ -122,7 +122,7 @@ DRAWS["occurrences"] = occurrences
 
 
 def fields_of(name: str) -> list[str]:
-    """Return the fields to ask for; none are all that can be handed out."""
+    """Return the fields to select; none for all."""
     return STREET.split() if name in ("table", "table-pack") else []
 
 

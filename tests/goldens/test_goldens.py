@@ -1,6 +1,6 @@
-"""Whether this code does what was recorded, byte for byte, and reads what earlier code wrote.
+"""Test that this code equals the recorded behaviour byte for byte, and reads files of earlier code.
 
-A change that is meant is recorded by `python -m tests.goldens --update`, which prints it.
+Record an intended change with `python -m tests.goldens --update`, which prints it.
 """
 
 from __future__ import annotations

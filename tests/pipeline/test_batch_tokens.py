@@ -71,7 +71,7 @@ def test_padded_batches_count_what_is_filled_up(dataset: Dataset) -> None:
 
 
 def resumed(dataset: Dataset, state: Any, tokens: int, size: int, *, bound: int | None) -> Any:
-    """Global batches that a world goes on with from a state. bound: that its warning names."""
+    """Return the global batches of a world that resumes from a state. bound: in its warning."""
     rest, state = [], json.loads(json.dumps(state))
     for rank in range(size):
         with loader(dataset, tokens, World(rank, size)) as again:

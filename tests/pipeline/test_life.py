@@ -100,7 +100,7 @@ def test_a_thread_of_dali_is_counted_by_its_name(pack: Path) -> None:
 
 
 def test_descriptors_that_the_watchdog_opens_are_not_taken_for_left_ones(tmp_path: Path) -> None:
-    """It looks at /proc at any moment; a file that is open is told by its name."""
+    """The watchdog reads /proc at any moment; its open files are recognised by name."""
     with open("/proc/self/stat"), open(tmp_path / "left", "w"):
         assert descriptors()[str(tmp_path / "left")] == 1
         assert not [path for path in descriptors() if path.startswith("/proc/")]

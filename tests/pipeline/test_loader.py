@@ -32,7 +32,7 @@ SIZE = 32
 
 
 def make(path: Path, **options: Any) -> DataLoader:
-    """A small training loader, unless told otherwise."""
+    """Return a small training loader; options override its arguments."""
     settings: dict[str, Any] = {
         "batch_size": 16,
         "shuffle": True,
@@ -441,7 +441,7 @@ class TestLife:
 
 
 def test_a_native_loader_starts_without_the_engine_for_torch_datasets(pack: Path) -> None:
-    """Its modules would cost the first batch of every job their import."""
+    """Importing its modules would delay the first batch of every job."""
     code = (
         "import sys\n"
         "from penstock import DataLoader, Dataset\n"

@@ -82,13 +82,13 @@ def server(data: Path) -> Iterator[Server]:
 
 
 def phase(**more: Any) -> dict[str, Any]:
-    """What each node does once: epochs of a loader, with ranks dealt so far from the nodes."""
+    """Run one phase on each node: epochs of a loader, with ranks shifted by so many nodes."""
     usual = {"epochs": 1, "dealt": 0, "fresh": "", "peers": True, "batch": BATCH, "reshuffle": 0.0}
     return {**usual, **more}
 
 
 def ports(count: int) -> list[int]:
-    """Ports that nobody listens at."""
+    """Return free ports."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -97,7 +97,7 @@ def ports(count: int) -> list[int]:
 
 
 def run(server: Server, data: Path, out: Path, *phases: dict[str, Any]) -> list[list[Any]]:
-    """What each node told of each phase."""
+    """Return the records of each node and phase."""
     free = ports(len(phases))
     words = json.dumps([{**one, "port": free[number]} for number, one in enumerate(phases)])
     url, told = f"{server.url}/{data.name}", {"OMP_NUM_THREADS": "1"}
@@ -119,7 +119,7 @@ def total(told: list[list[Any]], number: int, what: str) -> int:
 
 
 def readers(told: list[list[Any]], number: int, data: Path) -> float:
-    """How many nodes read a shard in a phase, on average."""
+    """Return how many nodes read a shard in a phase, on average."""
     shards = len(list(data.glob("*.arrow")))
     per_shard = -(-SAMPLES // shards)
     read = [{i // per_shard for ids in node[number]["ids"] for i in ids} for node in told]

@@ -150,7 +150,7 @@ def test_a_state_belongs_to_the_samples_that_it_was_saved_for(labels: Dataset) -
 def test_what_is_in_the_fingerprint_and_what_is_not(
     labels: Dataset, whole: Dataset, ordered_pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the list of names that outlive a release has it."""
+    """The names of the fingerprint are those of earlier releases."""
 
     def fingerprint(source: Source, **options: Any) -> Any:
         with make(source, **{"order": Order(lanes=2, window=4), **options}) as loader:

@@ -1,4 +1,4 @@
-"""What tests of remote datasets have in common: what they hold, and how they are read."""
+"""Remote datasets for tests: their contents, and how they are read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rows_of(dataset: Dataset) -> NDArray[np.int64]:
 
 
 def samples_of(batch: SampleBatch) -> list[tuple[bytes, int, list[int]]]:
-    """Return the values of each sample of a batch."""
+    """Return the image, label and shape of each sample of a batch."""
     labels, dims = batch.columns["label"].values.tolist(), batch.columns["image"].dims.tolist()
     return list(zip(map(bytes, batch.columns["image"].samples), labels, dims, strict=True))
 
@@ -44,13 +44,13 @@ def locally(built: Path, kind: str, tmp_path: Path) -> list[tuple[bytes, int, li
 
 
 def blobs_of(cache: Path, dataset: Dataset) -> list[Path]:
-    """The files of the dataset's shards in a cache."""
+    """Return the files of the dataset's shards in a cache."""
     keys = dataset.index.shards.keys()
     return [cache / "blobs" / key for key in keys]
 
 
 def filled(dataset: Dataset) -> list[tuple[bytes, int, list[int]]]:
-    """Read everything, and fill what of the blobs no sample needs."""
+    """Read everything, and fill the rest of the blobs."""
     found = everything(dataset)
     assert dataset.remote is not None
     for shard in range(len(dataset.index.sizes)):
@@ -61,14 +61,14 @@ def filled(dataset: Dataset) -> list[tuple[bytes, int, list[int]]]:
 
 
 def flip(path: Path) -> None:
-    """One bit in the first image."""
+    """Invert one bit in the first image."""
     data = bytearray(path.read_bytes())
     data[data.index(b"\xff\xd8\xff") + 40] ^= 1
     replace(path, bytes(data))
 
 
 def replace(path: Path, data: bytes) -> None:
-    """In place, as a failing disk does; no map looks into it."""
+    """Write a file in place, like a failing disk; no process maps it."""
     with path.open("r+b") as file:
         file.truncate(len(data))
         file.write(data)

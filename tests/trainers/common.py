@@ -1,4 +1,4 @@
-"""What all trainer jobs share: datasets, loaders, a model, and the record of what came."""
+"""Shared by all trainer jobs: datasets, loaders, a model, and the record of the batches."""
 
 from __future__ import annotations
 

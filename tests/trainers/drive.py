@@ -1,8 +1,8 @@
-"""Runs one job three ways: whole; stopped in mid-epoch; resumed from there by a new trainer.
+"""Run one job three ways: whole; stopped within an epoch; resumed from there by a new trainer.
 
-python -m tests.trainers.drive JOB KIND FOLDER OUT, alone or under torchrun. A job is a module of
-`tests.trainers.jobs` with train(loader, record, *, stop, resume, folder): train EPOCHS
-epochs, or stop after `stop` steps and keep a checkpoint in `folder`, or go on from it.
+`python -m tests.trainers.drive JOB KIND FOLDER OUT`, alone or under torchrun. A job is a module of
+`tests.trainers.jobs` with train(loader, record, *, stop, resume, folder): train EPOCHS epochs, or
+stop after `stop` steps and write a checkpoint to `folder`, or continue from it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Trainers as their users run them: every sample once an epoch, other epochs, exact resume.
+"""Test trainers as users run them: every sample once per epoch, other epochs, exact resume.
 
-Each job is a process (or two, under torchrun) of its own: what frameworks warn of, patch and leave
-behind stays there. See `drive` for the three ways in which it trains.
+Each job runs in a process of its own (or two, under torchrun), which contains the warnings, patches
+and leftovers of the frameworks. `drive` documents the three ways of training.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def test_a_trainer_that_starts_its_processes_itself(
 
 
 def run(job: Job, kind: str, images: Path, out: Path) -> list[dict[str, Batches]]:
-    """What each rank noted; the resumed job must go on where the stopped one was."""
+    """Return the records of each rank; the resumed job must continue where the stopped
+    one ended."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.ranks}"]
     command = [sys.executable, *(launcher if job.ranks > 1 else [])]
     command += ["-m", "tests.trainers.drive", job.module, kind, str(images), str(out)]

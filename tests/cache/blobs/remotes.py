@@ -1,4 +1,4 @@
-"""Blobs of a store in memory, and what the tests of remotes ask about them."""
+"""Blobs of a store in memory, and helpers of the tests of remotes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Blobs may come from elsewhere than the store: the same bytes, verified alike, counted apart."""
+"""Test blobs from sources other than the store: the same bytes, verified alike,
+counted separately."""
 
 from __future__ import annotations
 

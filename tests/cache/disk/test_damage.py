@@ -378,7 +378,7 @@ def test_every_command_rebuilds_a_catalogue_with_one_warning(
 def test_a_live_job_rebuilds_a_catalogue_with_one_warning(
     filled: Path, damage: Callable[[Path], None]
 ) -> None:
-    """Whatever takes the file's place or changes it there; blobs that readers hold stay theirs."""
+    """The catalogue's file is replaced or changed; blobs that readers use stay valid."""
     with playing(filled, most=2) as job, playing(filled, most=2) as other:
         for one in (job, other):
             one.epoch(random.Random(1), whole=0)
@@ -426,7 +426,7 @@ def test_what_is_somebody_elses_is_moved_and_never_removed(
 def test_a_rebuilt_catalogue_has_the_limit_and_the_pins_of_before(
     filled: Path, damage: Callable[[Path], None]
 ) -> None:
-    """A command that knows no limit rebuilds it beside a running job, and on its own."""
+    """A command that doesn't know the limit rebuilds it, alone and during a job."""
     with playing(filled, most=1) as job:
         job.epoch(random.Random(1), whole=1)
         before = admin.stat(filled)
@@ -623,7 +623,7 @@ def test_60_calls_of_the_disk_that_fail(
 
 @pytest.mark.parametrize("kind", ["folder", "tar"])
 def test_an_index_in_the_cache_is_made_anew_from_right_bytes(tmp_path: Path, kind: str) -> None:
-    """Its parts and its manifest are damaged, and so is the copy of the data that it is made of."""
+    """Its parts, its manifest and the copy of the data that it is made of are damaged."""
     make = images.class_folder if kind == "folder" else tars.tar_folder
     make(tmp_path / "set", samples=40)
     rng, root = random.Random(5), tmp_path / "cache"

@@ -1,7 +1,7 @@
-"""The cache as a whole, in processes that are killed, crowded, lied to and run out of disk.
+"""Test the whole cache in processes that are killed, crowded, or have a full disk or a wrong clock.
 
-Every child compares each byte that it is handed with what the object holds (exit code 3 if one is
-wrong), and every test looks at the folder behind it: what the disk says, what the books say.
+Every child compares each byte that it receives with the object (exit code 3 for a wrong one). Every
+test compares the space that the folder uses on disk with the catalogue.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def job(server: Any, tmp_path: Path) -> Job:
 
 
 def disk_bytes(folder: str) -> int:
-    """What the files of a folder take of the disk."""
+    """Return the disk space of the files in a folder."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -68,7 +68,7 @@ def disk_bytes(folder: str) -> int:
 
 
 def unlinked_bytes(folder: str, pids: list[int]) -> int:
-    """What files of a folder take that are deleted, but still mapped by one of these processes."""
+    """Return the disk space of deleted files that one of these processes still maps."""
     found: dict[str, int] = {}
     for pid in pids:
         try:
@@ -84,7 +84,7 @@ def unlinked_bytes(folder: str, pids: list[int]) -> int:
 
 
 def books(folder: str) -> tuple[int, int, dict[str, int]]:
-    """(bytes in use, their sum over the blobs, blobs by state), as the catalogue says."""
+    """Return (bytes in use, their sum over the blobs, blobs by state) from the catalogue."""
     with sqlite3.connect(f"{folder}/catalogue.db") as db:
         (used,) = db.execute(
             "SELECT COALESCE(MAX(value), 0) FROM facts WHERE name = 'used'"
@@ -135,7 +135,7 @@ def test_a_job_reads_right_bytes_and_leaves_a_cache_in_order(server: Any, job: J
 
 
 def changes_of(job: Job) -> int:
-    """How many calls of a whole run change the disk."""
+    """Return how often a whole run changes the disk."""
     low = CONTEXT.Value("i", 0)
     process = CONTEXT.Process(target=_count, args=(job, low))
     process.start()
@@ -418,7 +418,7 @@ def flip_any(path: Path, rng: np.random.Generator) -> None:
 
 @pytest.fixture(scope="module")
 def kinds(pack: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
-    """Datasets with their indexes beside them: (folder to serve, path below it)."""
+    """Return datasets with indexes next to them: (folder to serve, path below it)."""
     root = tmp_path_factory.mktemp("kinds")
     images.class_folder(root / "set", samples=120)
     tars.tar_folder(root / "tars", samples=120, archives=6)

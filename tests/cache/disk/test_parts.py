@@ -1,4 +1,4 @@
-"""The parts of an open cache folder, each by its own duty."""
+"""Test each part of an open cache folder."""
 
 from __future__ import annotations
 

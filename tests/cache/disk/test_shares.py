@@ -1,4 +1,4 @@
-"""How jobs share a cache: pure."""
+"""Test how jobs share the room of a cache. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of the books, each alone over a file of its own."""
+"""Test each table of the catalogue over a file of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What other users leave where a job writes: nothing is written, emptied or removed through it."""
+"""Test folders of other users and read-only caches.
+
+Nothing is written, emptied or removed through files of other users, and a job without a writable
+cache continues.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the fetcher share."""
+"""Fixtures of the tests of the fetcher."""
 
 from __future__ import annotations
 

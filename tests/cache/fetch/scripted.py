@@ -1,4 +1,4 @@
-"""A store that does what a test says, and helpers to read it by the fetcher."""
+"""A store whose answers a test scripts, and helpers to read it with the fetcher."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def collect(fetcher: Fetcher, spans: list[ObjectRange], *, urgent: bool = True) 
 
 
 class Scripted:
-    """A store that does what a function says."""
+    """A store whose answers come from a function."""
 
     url = "test://store"
     scope = ""

@@ -1,4 +1,4 @@
-"""Objects of known content on a server of the tests, and a fetcher that reads them."""
+"""Objects of known content on a test server, and a fetcher that reads them."""
 
 from __future__ import annotations
 

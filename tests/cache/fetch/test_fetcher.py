@@ -1,4 +1,4 @@
-"""Against a scripted store: retries, hedges, limits and the end, in bounded time and requests."""
+"""Test the fetcher with a scripted store: retries, hedges, limits and the end, in bounded time."""
 
 from __future__ import annotations
 

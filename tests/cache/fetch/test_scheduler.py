@@ -33,7 +33,7 @@ POLICY = FetchPolicy(
 
 
 class Clocked:
-    """A scheduler, and how often it told that there is something to decide."""
+    """A scheduler with a count of its wake-ups."""
 
     def __init__(self, policy: FetchPolicy = POLICY) -> None:
         self.told = 0
@@ -322,7 +322,7 @@ def test_a_pause_costs_no_connections_that_a_burst_needs() -> None:
 
 
 def test_a_full_link_ends_the_growth() -> None:
-    """More connections make each slower: 100 MB/s in all, whatever their number."""
+    """More connections slow each other down: the total is always 100 MB/s."""
     connections = ConnectionLimit(FetchPolicy(start_connections=8))
     now = 0.0
     for _ in range(3000):

@@ -1,4 +1,4 @@
-"""A peer that answers as the protocol says, or as a test wants it to."""
+"""A peer that answers by the protocol, or as a test scripts it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FakePeer:
         return Peer(node, self.server.url.removeprefix("http://"))
 
     def asked_for(self, path: str = "/v2/blobs/") -> int:
-        """How many requests it had below a path."""
+        """Return the number of its requests below a path."""
         return sum(asked.path.startswith(path) for asked in self.server.asked)
 
     def answer(self, talk: Talk, asked: Asked) -> None:

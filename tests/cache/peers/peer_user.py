@@ -1,4 +1,4 @@
-"""A process that uses a node's server until it is killed, or told to end: a child of tests."""
+"""A child process that uses a node's server until it is killed or its input ends."""
 
 from __future__ import annotations
 

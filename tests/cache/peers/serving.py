@@ -1,4 +1,4 @@
-"""A cache with blobs, served by a process of its own; and asking it, rightly and by hand."""
+"""Serve a cache with blobs from a process of its own, and send it valid and invalid requests."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def content(name: str, size_bytes: int) -> bytes:
 
 
 def put(cache: DiskCache, name: str, size_bytes: int, *, group: str = GROUP) -> bytes:
-    """Keep a whole blob in a cache; its bytes."""
+    """Store a whole blob in a cache; return its bytes."""
     data = content(name, size_bytes)
     blob = source(name, size_bytes)
     cache.use(lambda folder: folder.writer.put(blob, memoryview(data), group=group, kept=False))
@@ -70,7 +70,8 @@ class Answer:
 
 
 def read_answer(sock: socket.socket, left: bytes = b"") -> tuple[Answer, bytes]:
-    """One answer of a connection, and what came behind it. Raises ConnectionError at its end."""
+    """Return one answer of a connection, and the bytes after it. Raises
+    ConnectionError at its end."""
     data = left
     while b"\r\n\r\n" not in data:
         part = sock.recv(2**16)
@@ -93,7 +94,7 @@ def read_answer(sock: socket.socket, left: bytes = b"") -> tuple[Answer, bytes]:
 
 @dataclass(eq=False)
 class Served:
-    """A cache and its server, and one who knows the secret."""
+    """A cache, its server, and a client with the secret."""
 
     cache: DiskCache
     peers: Peers
@@ -141,7 +142,7 @@ class Served:
     def ask(
         self, path: str, span: protocol.Span | list[protocol.Span] | None = None, **how: object
     ) -> Answer:
-        """What one who knows the secret is answered."""
+        """Return the answer to a client with the secret."""
         with contextlib.closing(self.dial()) as sock:
             sock.sendall(self.head(path, span, **how))
             return read_answer(sock)[0]
@@ -155,7 +156,7 @@ class Served:
 def serving(
     folder: Path, peers: Peers | None = None, *, secret: PeerSecret | None = None
 ) -> Iterator[Served]:
-    """Serve a cache in a folder to whoever knows a secret."""
+    """Serve a cache in a folder to clients with the secret."""
     peers = peers or Peers("127.0.0.1:0")
     secret = secret or PeerSecret.draw()
     cache = DiskCache(folder, max_bytes="1GiB", peers=peers)

@@ -1,4 +1,4 @@
-"""Checksums of stretches are those of their bytes, and as few as can be are computed."""
+"""Test that checksums of ranges are right, and that as few as possible are computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Where a job's nodes listen: told once each, heard by all, late ones too."""
+"""Test how a job's nodes exchange their addresses: each is published once, and late
+nodes read all."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Likely(NothingPlanned):
 
 @contextlib.contextmanager
 def remote_of(store: MemoryStore, folder: Path, peer: Peer) -> Iterator[Remote]:
-    """A node with an empty cache beside a peer."""
+    """Return a node with an empty cache and one peer."""
     fetcher, cache = Fetcher(store), DiskCache(folder, max_bytes="1GiB")
     meter = TrafficMeter()
     upstream = PeerUpstream(StoreUpstream(fetcher), PeerDirectory(group=GROUP), meter=meter)
@@ -114,7 +114,8 @@ def test_small_ranges_of_a_batch_are_kept_too(tmp_path: Path) -> None:
 
 
 def second_block_wrong(talk: Talk, asked: Asked) -> bool:
-    """Its first block is another, with a checksum that is right; the second's is wrong."""
+    """The first block is a different one with a valid checksum; the checksum of the second is
+    wrong."""
     spans = protocol.ranges_of(asked.headers.get("range", ""))
     if spans is None:
         return False

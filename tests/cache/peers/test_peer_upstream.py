@@ -1,4 +1,4 @@
-"""Peers as an upstream: the same bytes whatever they do, and the store for what they lack."""
+"""Test peers as an upstream: always the right bytes, and the store for blobs that they lack."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LIMITS = PeerLimits(connect_s=0.3, silent_s=0.3, least_rate=10 * 2**20)
 
 @dataclass
 class Planned:
-    """What a plan says: nodes that may hold any blob, and the owner of some."""
+    """A plan: the nodes that may have any blob, and the owners of some."""
 
     nodes: list[int]
     owners: dict[str, int] = field(default_factory=dict)
@@ -115,7 +115,7 @@ def hold(peer: FakePeer, store: MemoryStore, *numbers: int) -> None:
 
 
 class TestPeers(UpstreamTests):
-    """One peer has two blobs, another says it has a third, and is wrong."""
+    """One peer has two blobs; another wrongly claims to have a third."""
 
     @pytest.fixture
     def upstream(self, store: MemoryStore, asking: Asking, peers: list[FakePeer]) -> Upstream:
@@ -226,7 +226,7 @@ def drop(talk: Talk) -> None:
 
 
 def short(to: Request) -> None:
-    """It dies in the middle of the body."""
+    """The connection ends in the middle of the body."""
     to.talk.head(206, {**to.head, "Content-Length": str(to.size)})
     to.talk.write(to.body[: to.size // 2])
     drop(to.talk)
@@ -245,7 +245,7 @@ def endless(to: Request) -> None:
 
 
 def elsewhere(to: Request) -> None:
-    """The last range comes from beside where it was asked for."""
+    """The last range is read from a wrong offset."""
     *others, (start, end) = to.spans
     aside = 1 if end < len(to.whole) else -1
     wrong = Request(to.talk, to.whole, [*others, (start + aside, end + aside)])
@@ -546,7 +546,7 @@ def test_pieces_that_fail_come_from_the_store(
 def test_a_blob_that_is_whole_by_the_time_its_pieces_are_told_comes_from_the_peer(
     store: MemoryStore, asking: Asking, peers: list[FakePeer], told: list[tuple[int, int]]
 ) -> None:
-    """It lacked some bytes when it was asked, and none when it looked which are there."""
+    """The blob is incomplete at the request and complete when the peer lists its pieces."""
     blob = single(store, 0)
     peers[0].parts[blob.key] = content(store, blob), told
 
@@ -570,7 +570,7 @@ def test_a_blob_that_is_whole_by_the_time_its_pieces_are_told_comes_from_the_pee
 def test_peers_that_are_not_even_asked_in_time_cost_no_call(
     store: MemoryStore, asking: Asking, peers: list[FakePeer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other calls hold all threads that ask beside the store."""
+    """Other calls occupy all threads for peers."""
     hold(peers[0], store, 0)
     asking.use_peers([peers[0].peer(0)])
     asking.fetch(ranges(store, 5))  # its list is heard

@@ -1,4 +1,4 @@
-"""What is told of the way to another node's server, stage by stage, against real ones."""
+"""Test reports on the connection to another node's server, stage by stage, with real servers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def asking(peers: Peers, secret: PeerSecret | None) -> ProbeSettings:
 
 
 def other(served: Served) -> Peers:
-    """Who speaks plain where the server encrypts, and the other way round."""
+    """Return settings with plain text if the server encrypts, and with TLS if not."""
     return replace(served.peers, tls=not served.peers.tls)
 
 
@@ -102,7 +102,7 @@ def test_a_certificate_for_another_address(served: Served) -> None:
 
 @contextlib.contextmanager
 def saying(words: bytes) -> Iterator[str]:
-    """The address of a port where every connection gets these words, whatever it says."""
+    """Serve these bytes to every connection; return the address."""
 
     class Speaker(socketserver.BaseRequestHandler):
         def handle(self) -> None:

@@ -1,4 +1,4 @@
-"""The server hands out exactly what the cache holds, with its checksum, to who may ask."""
+"""Test that the server sends exactly the cached bytes, with checksums, to authorised clients."""
 
 from __future__ import annotations
 

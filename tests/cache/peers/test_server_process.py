@@ -1,4 +1,5 @@
-"""A node's server lives as long as one process uses it, whoever started it, however they end."""
+"""Test that a node's server lives as long as any process uses it, however processes
+start and end."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def user(root: Path | str, secret: PeerSecret, address: str = "127.0.0.1:0") -> Any:
-    """A process that uses a server: it, and what it says."""
+    """Start a process that uses a server; return it and its output."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.cache.peers.peer_user"],
         stdin=subprocess.PIPE,
@@ -64,7 +65,7 @@ def end(process: Any) -> None:
 
 @contextlib.contextmanager
 def ending(pid: int) -> Iterator[None]:
-    """Wait for a process's end behind the block."""
+    """Wait for a process's end after the block."""
     fd = os.pidfd_open(pid)
     try:
         yield
@@ -318,7 +319,7 @@ def test_an_address_that_isnt_this_nodes_is_an_error(tmp_path: Path, address: st
 
 
 def test_who_holds_the_socket_without_the_secret_is_no_server(tmp_path: Path) -> None:
-    """A name in the cache folder is never trusted for what it says."""
+    """A name in the cache folder is never trusted by itself."""
     with serving(tmp_path / "cache") as served:
         name = next((tmp_path / "cache" / "peers").glob("*.sock")).name
         secret = served.secret

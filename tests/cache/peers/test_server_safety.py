@@ -1,4 +1,4 @@
-"""Whoever isn't of the job gets nothing from the peers' port, and is in nobody's way."""
+"""Test that the peers' port serves no client without the secret, and that none can block others."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def assert_alive(served: Served) -> None:
 
 
 def all_that_comes(sock: socket.socket) -> bytes:
-    """What the server says until it ends the connection."""
+    """Return all bytes from the server until it ends the connection."""
     parts = []
     with contextlib.suppress(ConnectionError, ssl.SSLError):
         while part := sock.recv(2**16):
@@ -204,7 +204,7 @@ def test_ranges_that_arent_one_get_nothing_even_signed(plain: Served, text: str)
 
 
 def garbage(number: int, right: bytes) -> bytes:
-    """A request that somebody's program might send: random bytes, or a right one with damage."""
+    """Return a request of a foreign program: random bytes, or a damaged valid request."""
     rng = random.Random(number)
     kind = number % 4
     if kind == 0:
@@ -254,7 +254,7 @@ def test_a_head_that_never_ends_is_cut_and_takes_no_memory(plain: Served) -> Non
 
 
 def test_requests_ahead_of_their_turn_take_no_memory(plain: Served) -> None:
-    """A pipeline that nobody reads the answers of."""
+    """The client sends a pipeline of requests and reads no answers."""
     before = plain.rss_bytes()
     request = plain.head(PATH, (0, SIZE))
     with contextlib.ExitStack() as stack:
@@ -498,7 +498,7 @@ def test_who_leaves_an_encrypted_body_is_sent_nothing_more(
 
 
 async def _end(reader: asyncio.StreamReader) -> bool:
-    """Whether a connection was ended without a word."""
+    """Return True if a connection ended without an answer."""
     try:
         return await reader.read() == b""
     except ConnectionError:

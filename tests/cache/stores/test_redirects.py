@@ -1,4 +1,4 @@
-"""A redirect is the server's word: it carries no login, and never leads inside from outside."""
+"""Test redirects: they carry no credentials, and never lead from public to private addresses."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_a_target_holds_nothing_that_ends_a_line() -> None:
 
 @given(st.text(max_size=60))
 def test_whatever_a_location_says(location: str) -> None:
-    """It leads to http or https, or is refused; a line of a request stays one line."""
+    """A location leads to http or https, or is rejected; a request line stays one line."""
     try:
         found = redirect_target("https://hub.example/a?sig=1", location)
     except RequestError:

@@ -1,4 +1,4 @@
-"""storage_options: fsspec's names and obstore's, and errors for what is neither."""
+"""Test storage_options: fsspec's and obstore's names, and errors for others."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def test_a_profile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Answered(Exception):
-    """As aiohttp's and botocore's errors are."""
+    """An error with the attributes of aiohttp's and botocore's errors."""
 
     def __init__(self, status: int, *, response: Any = None, headers: Any = None) -> None:
         super().__init__(f"answered {status}")

@@ -43,7 +43,7 @@ class Place:
 
 
 class StoreTests:
-    """What every Store must do. Subclasses give `place`, filled with OBJECTS."""
+    """The contract of every Store. Subclasses give `place`, filled with OBJECTS."""
 
     @pytest.fixture
     def place(self) -> Iterator[Place]:
@@ -189,7 +189,7 @@ LOGINS = {
 
 @pytest.mark.parametrize("scheme", [*STORES, "memory", "file"])
 def test_the_scheme_chooses_the_store(scheme: str) -> None:
-    """What the table doesn't have is fsspec's."""
+    """fsspec serves schemes that aren't in the table."""
     store = open_store(f"{scheme}://bucket/folder", LOGINS.get(scheme, {}))
     assert isinstance(store, FsspecStore) == (scheme not in STORES)
     assert store.url == f"{scheme}://bucket/folder"

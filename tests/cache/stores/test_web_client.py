@@ -1,4 +1,4 @@
-"""Answers that are too long, packed, cut or untrusted: bounded, and named at the first request."""
+"""Test answers that are too long, compressed, cut or untrusted: bounded, and reported at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def store_of(server: ScriptedServer, scheme: str, **more: Any) -> Store:
 
 
 def one_error(server: ScriptedServer, act: Callable[[Fetcher], object], scheme: str) -> FetchError:
-    """What a whole job with its retries ends with."""
+    """Return the error of a whole job with its retries."""
     fetcher = Fetcher(store_of(server, scheme))
     with pytest.raises(FetchError) as caught:
         act(fetcher)
@@ -181,7 +181,8 @@ def test_connections_are_kept() -> None:
 
 
 def test_abort_ends_requests_that_hang_in_any_phase() -> None:
-    """Before the head, in the body, in a body that drips; and nothing begins behind it."""
+    """Requests hang before the head, in the body, or in a slow body; none starts after
+    the abort."""
     waiting = threading.Semaphore(0)
 
     def act(talk: Talk, asked: Asked) -> None:

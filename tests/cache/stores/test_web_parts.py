@@ -1,4 +1,4 @@
-"""The parts of the web client and of bucket stores, each without a server."""
+"""Test the parts of the web client and of bucket stores without a server."""
 
 from __future__ import annotations
 

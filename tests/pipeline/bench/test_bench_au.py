@@ -1,4 +1,4 @@
-"""AU as DLIO defines it, and the accelerators whose steps are emulated."""
+"""Test AU as DLIO defines it, and emulated accelerators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ steps = st.lists(st.tuples(seconds, seconds), min_size=1, max_size=50)
 
 
 def dlio(steps: list[tuple[float, float]]) -> float:
-    """As its statscounter computes it: from every step's load and compute, the first one's too."""
+    """Compute AU like its statscounter: from the load and compute times of every step, including
+    the first."""
     ends = list(itertools.accumulate(load + compute for load, compute in steps))
     total = ends[-1] - (steps[0][0] + steps[0][1])
     computed = sum(compute for _, compute in steps[1:])

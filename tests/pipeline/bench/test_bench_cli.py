@@ -1,4 +1,4 @@
-"""`penstock bench`: what is refused before anything is measured, what is told, and the picture."""
+"""Test `penstock bench`: errors before any measurement, the printed report, and the picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock bench` on samples of any fields: what it measures, tells and prints runs as it says."""
+"""Test `penstock bench` on samples of any fields: the printed code runs as it was measured."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bench(url: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> dic
 
 
 def run_as_printed(found: dict[str, Any]) -> tuple[Any, Any]:
-    """The loader of the line that is told, and its first batch."""
+    """Return the loader of the printed line, and its first batch."""
     names: dict[str, Any] = {}
     exec("from penstock import DataLoader, Dataset, imagenet_train", names)
     with eval(found["python"], names) as loader:

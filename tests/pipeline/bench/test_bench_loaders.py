@@ -1,4 +1,5 @@
-"""Every installed loader on a few images, in its own process; the registry; users' data."""
+"""Test every installed loader on a few images in a process of its own, the registry,
+users' data."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ EACH = 16
 
 @pytest.fixture(scope="module")
 def coloured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """JPEGs of one colour a class, of several sizes; a dot-file and a stray folder beside them."""
+    """Write JPEGs of one colour per class, of several sizes, with a dot-file and a stray folder."""
     folder = tmp_path_factory.mktemp("coloured")
     for name, colour in COLOURS.items():
         (folder / name).mkdir()

@@ -1,4 +1,4 @@
-"""Each stage alone: what is measured, of what, and that it ends."""
+"""Test the measurement of each stage alone, and that it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock cache …` and `penstock doctor DIR` on folders that are used, damaged, foreign."""
+"""Test `penstock cache …` and `penstock doctor DIR` on used, damaged and foreign folders."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def job(root: Path) -> Iterator[CacheFolder]:
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict[str, Any]:
-    """What `penstock cache … --json` prints."""
+    """Return the output of `penstock cache … --json`."""
     assert main(["cache", *map(str, arguments), "--json"]) == code
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> str:
-    """What people see, on one line."""
+    """Return the output without --json, on one line."""
     assert main(list(map(str, arguments))) == code
     both = capsys.readouterr()
     return " ".join((both.out + both.err).split())
@@ -193,7 +193,7 @@ def test_clear_without_a_terminal_clears_nothing(root: Path) -> None:
 
 
 def leave_litter(root: Path) -> None:
-    """What killed processes and careless people leave behind."""
+    """Write files that killed processes and users leave behind."""
     (root / "fills" / f"{'ab' * 20}.part").write_bytes(bytes(50_000))
     (root / "fills" / f"{'ab' * 20}.map").write_bytes(bytes(600))
     (root / "trash" / f"{'cd' * 20}-123").write_bytes(bytes(50_000))

@@ -1,4 +1,4 @@
-"""The doctor's judgements on invented machines; once on this one."""
+"""Test the doctor's diagnoses of invented machines, and one of this machine."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ REMOTE = StoreFacts(
 
 
 def broken(**changes: Any) -> dict[str, Any]:
-    """What differs from a healthy machine."""
+    """The differences from a healthy machine."""
     return changes
 
 
@@ -358,7 +358,7 @@ def test_what_a_store_refuses_is_told(fault: dict[str, str], name: str, told: st
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Server]:
-    """A pack without listings behind http, and a bucket behind S3."""
+    """Serve a pack without listings by http, and a bucket by S3."""
     place = tmp_path / "bucket" / "set"
     (place / "_penstock").mkdir(parents=True)
     (place / "_penstock" / "manifest.arrow").write_bytes(b"m" * 5000)

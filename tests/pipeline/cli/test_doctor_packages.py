@@ -1,4 +1,4 @@
-"""`penstock doctor` on installations that others have put files into."""
+"""Test `penstock doctor` on installations that other packages have written into."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def install(home: Path, name: str, files: Mapping[str, str]) -> None:
-    """As an installer does: files, and the record of them."""
+    """Install files like an installer, with their record."""
     record = [f"{name}-1.0.dist-info/METADATA,,", f"{name}-1.0.dist-info/RECORD,,"]
     for file, text in files.items():
         (home / file).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the doctor says of the way to other nodes: judged from facts, and asked."""
+"""Test the diagnoses of connections to other nodes, from facts and from real probes."""
 
 from __future__ import annotations
 

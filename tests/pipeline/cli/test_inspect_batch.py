@@ -1,4 +1,4 @@
-"""`penstock inspect --batch` shows what the loader gives."""
+"""Test that `penstock inspect --batch` shows the loader's batch."""
 
 from __future__ import annotations
 

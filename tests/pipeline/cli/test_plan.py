@@ -1,4 +1,4 @@
-"""`penstock plan` as it is typed."""
+"""Test `penstock plan` on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of a loader as values: each checks itself, without a loader."""
+"""Test the argument values of a loader: each checks itself, without a loader."""
 
 from __future__ import annotations
 

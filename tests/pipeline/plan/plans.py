@@ -1,4 +1,4 @@
-"""Plans that the tests of the order draw, and an epoch of one, walked."""
+"""Strategies for plans in the tests of the order, and an epoch of a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch with few divisors and lopsided ranks cost, and where that is said."""
+"""Test warnings about batches with few divisors, lopsided ranks, and clustered labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches by tokens: pools of the stream, cut and shuffled. Pure."""
+"""Test batches by tokens: pools of the stream, cut and shuffled. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's schedule through many resumes with other batches: every step keeps its number."""
+"""Test a job's schedule through many resumes with other batches: every step keeps its number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may hold a shard, and what changes hands: as a walk through the epochs has it."""
+"""Test which nodes may hold a shard, and which shards move, against a walk through the epochs."""
 
 from __future__ import annotations
 

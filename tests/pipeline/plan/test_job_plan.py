@@ -1,4 +1,4 @@
-"""The plan as its walkers see it, of one part or of two: the same at every world size."""
+"""Test the plan of one part and of two: it is the same at every world size."""
 
 from __future__ import annotations
 

@@ -45,7 +45,8 @@ def best(held: np.ndarray, nodes: list[int]) -> float:
 
 
 def after(nodes: list[int], lanes: int = LANES, order: LaneOrder | None = None) -> np.ndarray:
-    """What caches hold that read the lanes of a job: what each reads more than a sliver of."""
+    """Return the caches of nodes that read the lanes of a job: shards of which a node reads more
+    than a sliver."""
     at = np.arange(lanes) if order is None else order.groups
     held = np.zeros((len(nodes), lanes), np.int64)
     held[:, at] = np.where(shares(nodes, lanes) > 1e-9, BYTES, 0)
@@ -83,7 +84,7 @@ def test_survivors_keep_what_they_hold_whichever_is_lost(nodes: int, lanes: int)
 
 
 def test_where_lanes_are_few_those_at_borders_are_read_twice() -> None:
-    """31 nodes of 256 lanes have 7 whole places each, or 8: nobody could do better."""
+    """31 nodes of 256 lanes have 7 or 8 whole places each, which is the best possible."""
     held, nodes = np.delete(after([8] * 32), 5, axis=0), [8] * 31
     choice = chosen(held, nodes)
     assert 0.95 < share(choice) < 1 - 1 / 32

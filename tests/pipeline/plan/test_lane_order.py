@@ -186,7 +186,7 @@ def test_default_window_is_enough_and_no_more_than_all(shards, batch, icc, shuff
 
 
 def test_label_spread_follows_a_simulation():
-    """Shards of one label each: batches from few open shards vary as the formula says."""
+    """With shards of one label each, batches from few open shards vary by the formula."""
     rng = np.random.default_rng(0)
     batch, open_shards, shards, classes = 64, 32, 1000, 10
     labels = np.repeat(np.arange(classes), shards // classes)

@@ -1,4 +1,5 @@
-"""What sizing and warming need of a plan is light: numpy and the cache's own values."""
+"""Test that the parts of the plan for sizing and warming import only numpy and the
+cache's values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node reads, how far ahead, at what pace: by properties."""
+"""Test which shards a node reads, how far ahead and at what pace, by properties."""
 
 from __future__ import annotations
 

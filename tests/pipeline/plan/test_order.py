@@ -83,7 +83,7 @@ def assert_ranks_share(plan, epoch, position, size, world):
 @settings(max_examples=60, deadline=None)
 @given(plan=plans(), epoch=st.integers(0, 2), data=st.data())
 def test_batch_size_may_change_at_any_position(plan, epoch, data):
-    """A ramp hands out the same stream: any cut of it holds the samples of its positions."""
+    """A batch-size ramp delivers the same stream: any cut has the samples of its positions."""
     one_by_one = whole(plan, epoch, 1)
     position = 0
     while position < plan.samples:
@@ -105,7 +105,7 @@ def test_seeking_equals_walking(plan, epoch, size, data):
 @settings(max_examples=30, deadline=None)
 @given(plan=plans(), data=st.data())
 def test_calls_in_any_order_agree(plan, data):
-    """What is cached between calls (epochs, windows) never shows."""
+    """Cached epochs and windows never change a result."""
     calls = data.draw(
         st.lists(
             st.tuples(st.integers(0, 4), st.integers(0, plan.samples), st.integers(1, 40)),

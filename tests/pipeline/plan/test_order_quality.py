@@ -83,8 +83,11 @@ def test_a_window_that_covers_a_lane_mixes_all_of_it(sizes, lanes, window):
 
 
 def meet_again(plan, size, *, rank=None, world=1):
-    """How often two samples of a batch are in one batch of the next epoch too, over how often they
-    would be after a full shuffle. rank, world: of one rank's batches only."""
+    """Return how often two samples of a batch share one of the next epoch too, relative to a full
+    shuffle.
+
+    rank, world: count one rank's batches only.
+    """
     where = np.full((2, plan.samples), -1)
     for epoch in (0, 1):
         for step, position in enumerate(range(0, plan.samples, size)):
@@ -120,7 +123,7 @@ def test_a_pair_meets_again_on_a_rank_as_often_as_lanes_and_windows_say():
 
 
 def shards_of_a_rank(plan, size, world):
-    """How many shards one rank's batch comes from, on average."""
+    """Return from how many shards one rank's batch comes, on average."""
     places = range(0, plan.samples - size + 1, max(size, plan.samples // 8 // size * size))
     found = [
         len(np.unique(plan.batch(epoch, at, size, rank=rank, world=world)[:, 0]))

@@ -106,7 +106,7 @@ def test_one_unit_a_shard_changes_nothing(plan: Plan, epoch: int, size: int) -> 
 def test_a_unit_is_done_with_before_the_next_window_begins(
     units: list[list[int]], lanes: int, window: int, epoch: int
 ) -> None:
-    """So that it is decoded once: in one window, of the size that was asked for and its shift."""
+    """Each unit is decoded once: it is in one window, of the requested size and its shift."""
     plan = planned(units, seed=3, lanes=lanes, window=window)
     ends = [np.cumsum(each) for each in units]
     longest = max(max(each) for each in units)
@@ -193,7 +193,7 @@ def test_units_that_cannot_be_are_refused(units: Any, says: str) -> None:
 
 
 def contents(shards: int, units: int, rows: int, *, unit_bytes: float = 0.0) -> Contents:
-    """So many shards of so many units of so many rows."""
+    """Return shards of units of rows."""
     return Contents(
         schema=Schema({}),
         sizes=np.full(shards, units * rows),

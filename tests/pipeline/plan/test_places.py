@@ -1,4 +1,4 @@
-"""Processes and ranks that aren't the same: replicas of a model, pods, odd distributions."""
+"""Test processes that aren't ranks: replicas of a model, pods, odd distributions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def in_group(monkeypatch: pytest.MonkeyPatch, *, rank: int, size: int) -> None:
 
 
 def mesh(names: tuple[str, ...] | None, shape: tuple[int, ...], along: str, process: int) -> Any:
-    """What a DeviceMesh over processes 0, 1, … shows of the part along a dimension."""
+    """Return what a DeviceMesh over processes 0, 1, … reports for one dimension."""
     grid = torch.arange(int(torch.tensor(shape).prod())).reshape(shape)
     if names is None:
         return SimpleNamespace(mesh=grid, ndim=grid.ndim, mesh_dim_names=None)

@@ -1,4 +1,4 @@
-"""A job whose batch grows has the same global batches on any world, whatever the lanes' order."""
+"""Test that a job whose batch grows has the same global batches on any world, in any lane order."""
 
 from __future__ import annotations
 

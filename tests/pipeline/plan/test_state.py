@@ -1,4 +1,4 @@
-"""States are small JSON, survive a round trip, and are refused when they don't fit."""
+"""Test that states are small JSON, survive a round trip, and are rejected if they don't fit."""
 
 from __future__ import annotations
 

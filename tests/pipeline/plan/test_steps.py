@@ -1,4 +1,4 @@
-"""The walk through epochs, as arithmetic: against one that goes step by step."""
+"""Test the arithmetic of a walk through epochs against one step by step."""
 
 from __future__ import annotations
 

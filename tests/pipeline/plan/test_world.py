@@ -58,7 +58,7 @@ HERE = World(11, 16, local_rank=3, local_size=8)
 
 @pytest.fixture(autouse=True)
 def _no_group(monkeypatch):
-    """Other tests of this process may have loaded torch; a group is only where a test says so."""
+    """Hide torch, which other tests may have loaded; only tests with a group restore it."""
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
     monkeypatch.delitem(sys.modules, "horovod.torch", raising=False)
 

@@ -1,4 +1,4 @@
-"""Jobs that change their world and the order of lanes: the same global batches, samples once."""
+"""Test jobs that change their world and lane order: the same global batches, each sample once."""
 
 from __future__ import annotations
 

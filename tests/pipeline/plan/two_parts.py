@@ -1,4 +1,4 @@
-"""A plan of two parts, as a mixture of datasets is one: it shows that the interface fits."""
+"""A plan of two parts, like that of a mixture of datasets, which shows that the interface fits."""
 
 from __future__ import annotations
 

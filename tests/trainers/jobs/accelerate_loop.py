@@ -1,4 +1,4 @@
-"""Accelerate: prepare() hands the loader back as it is; save_state() keeps its state."""
+"""Accelerate: prepare() returns the loader unchanged; save_state() saves its state."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Jobs(Trainer):
 
 
 class Keep(TrainerCallback):
-    """Stops after so many steps, with a checkpoint of the trainer's and the loader's beside it."""
+    """Stops after so many steps, with a checkpoint of the trainer and of the loader."""
 
     def __init__(self, loader: Any, stop: int | None) -> None:
         self.loader = loader

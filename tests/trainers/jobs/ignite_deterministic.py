@@ -1,4 +1,4 @@
-"""Ignite's DeterministicEngine, which rebuilds loaders over map-style datasets: not this one."""
+"""Ignite's DeterministicEngine, which rebuilds loaders over map-style datasets but not this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ignite's Engine, with the loader among what Checkpoint keeps."""
+"""Ignite's Engine, with the loader in its Checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keras on torch: fit(loader). It has no resume within an epoch; the loader's state is kept."""
+"""Keras on torch: fit(loader). It can't resume within an epoch; the loader's state is saved."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Lightning starts the other process itself, by running this script again; the loader may stand.
+"""Lightning starts the other process itself, by running this script again.
 
-python lightning_script.py KIND FOLDER OUT WAY MADE. way: whole, stopped or resumed. made: "script",
-where the loader stands before fit and its length was asked, or "hook": train_dataloader makes it.
+`python lightning_script.py KIND FOLDER OUT WAY MADE`. way: whole, stopped or resumed. made:
+"script" if the loader is made before fit and its length was read, or "hook": train_dataloader makes
+it.
 """
 
 from __future__ import annotations

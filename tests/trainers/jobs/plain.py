@@ -1,4 +1,4 @@
-"""A loop of one's own: state_dict() beside the model's, load_state_dict() before the loop."""
+"""A plain loop: state_dict() next to the model's, load_state_dict() before the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Setups that tests of sizing begin with."""
+"""Setups for the tests of sizing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formulas of a sizing: what they say where the answer is known."""
+"""Test the formulas of a sizing against known results."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_shards_leave_each_node_its_own(nodes: int) -> None:
 
 
 def test_a_small_set_gets_the_shards_with_the_fewest_readers() -> None:
-    """10 MB on 64 nodes: 4 MiB is the least, whatever that means."""
+    """10 MB on 64 nodes: shards have at least 4 MiB, even if several nodes read each."""
     assert (
         shard_bytes_for(1000, 10_000, nodes=64, global_batch=64 * 256) >= LEAST_SHARD_BYTES * 0.99
     )
@@ -138,7 +138,7 @@ def test_enough_shards_one_node_and_a_batch_without_divisors_are_silent() -> Non
     ranks=st.integers(1, 64),
 )
 def test_small_sets_are_silent(samples: int, shards: int, nodes: int, ranks: int) -> None:
-    """A demo, a test: whatever is fetched twice there is nothing."""
+    """Repeated fetches of small sets, such as in a demo or a test, cost nothing."""
     total = min(samples * 1000, GIB // 64)
     assert few(samples, shards, total, nodes=nodes, batch=nodes * ranks) is None
     assert small_cache_warning(total // 3, total) is None

@@ -1,4 +1,4 @@
-"""The simulation over the real order agrees with the formulas, where these claim to hold."""
+"""Test that the simulation of the real order agrees with the formulas within their domain."""
 
 from __future__ import annotations
 

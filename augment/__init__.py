@@ -1,6 +1,6 @@
-"""Describe what is done to each sample on its way to a tensor: operations, recipes, presets.
+"""Define, check and run the operations that turn each sample into tensors.
 
-The names here are plain values. Importing them loads neither DALI nor torch.
+Importing this package loads neither DALI nor torch.
 """
 
 import lazy_loader

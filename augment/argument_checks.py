@@ -1,20 +1,31 @@
-"""Check the arguments of an operation; each error names the argument, what it got and wanted."""
+"""Check the arguments of an operation.
+
+Each function returns the checked value, or raises a RecipeError that names the argument (`what`),
+what it got and what it wanted.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any, cast
 
 from penstock.cache import RecipeError
 
-# libjpeg's own limit; a larger output is a slip of the keyboard, not a training image.
-MAX_SIZE_PX = 65_535
+MAX_SIZE_PX = 65_535  # libjpeg's own limit; a larger output is a typing error
+MAX_LENGTH, MAX_AXES = 2**40, 32  # of arrays
 
-# Of arrays.
-MAX_LENGTH, MAX_AXES = 2**40, 32
+
+def check_argument(op: object, name: str, check: Callable[..., object], **options: object) -> None:
+    """Replace an argument of a frozen operation by its checked value, while the operation is
+    created.
+
+    check: called as check("Operation(name=...)", value, **options).
+    """
+    value = check(f"{type(op).__name__}({name}=...)", getattr(op, name), **options)
+    object.__setattr__(op, name, value)
 
 
 def is_finite_number(value: object) -> bool:
@@ -28,8 +39,8 @@ def python_value(value: Any) -> Any:
 
 
 def integer(value: Any) -> int | None:
-    """Return the int that a value stands for, of Python, numpy or torch; None for what is no whole
-    number, bools among them."""
+    """Return the int of a whole number of Python, numpy or torch; None for any other value,
+    including bools."""
     value = python_value(value)
     if isinstance(value, bool):
         return None
@@ -39,24 +50,24 @@ def integer(value: Any) -> int | None:
         return None
 
 
-def check_one_of(what: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raises RecipeError unless the value is one of these."""
-    if value not in allowed:
-        names = ", ".join(f'"{name}"' for name in allowed)
-        raise RecipeError(f"{what}: got {value!r}, wanted one of {names}.")
+def one_of(what: str, value: object, *, allowed: tuple[str, ...]) -> str:
+    """Return the value if it is one of `allowed`."""
+    if value in allowed:
+        return value
+    names = ", ".join(f'"{name}"' for name in allowed)
+    raise RecipeError(f"{what}: got {value!r}, wanted one of {names}.")
 
 
-def interpolation_name(what: str, value: object, allowed: tuple[str, ...]) -> str:
-    """Return the name of an interpolation; torchvision's InterpolationMode stands for its value."""
-    name = getattr(value, "value", value)
-    check_one_of(what, name, allowed)
-    return cast("str", name)
+def enum_name(what: str, value: object, *, allowed: tuple[str, ...]) -> str:
+    """Return the checked name that a value of an enum of torchvision has, or that is the value."""
+    return one_of(what, getattr(value, "value", value), allowed=allowed)
 
 
-def check_single_value(what: str, value: object, only: object, remedy: str) -> None:
-    """Raise RecipeError for an argument of torchvision's that has a single value here."""
-    if value is not only:
-        raise RecipeError(f"{what}: got {value!r}, and only {only!r} is supported: {remedy}.")
+def single_value(what: str, value: object, *, only: object, remedy: str) -> object:
+    """Return the only supported value of an argument that torchvision also has."""
+    if value is only:
+        return value
+    raise RecipeError(f"{what}: got {value!r}, and only {only!r} is supported: {remedy}.")
 
 
 def as_tuple(value: object) -> tuple[object, ...]:
@@ -65,14 +76,15 @@ def as_tuple(value: object) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
-def check_bool(what: str, value: object) -> None:
-    """Raises RecipeError unless the value is a bool."""
-    if not isinstance(value, bool):
-        raise RecipeError(f"{what}: got {value!r}, wanted True or False.")
+def boolean(what: str, value: object) -> bool:
+    """Return the value if it is a bool."""
+    if isinstance(value, bool):
+        return value
+    raise RecipeError(f"{what}: got {value!r}, wanted True or False.")
 
 
 def pixels(what: str, value: object) -> int:
-    """A length in pixels."""
+    """Return a checked length in pixels."""
     length = integer(value)
     if length is not None and 1 <= length <= MAX_SIZE_PX:
         return length
@@ -107,7 +119,7 @@ def axis_lengths(what: str, value: object) -> tuple[int | None, ...]:
 
 
 def positive_range(what: str, value: object, *, most: float) -> tuple[float, float]:
-    """A pair 0 < low <= high <= most."""
+    """Return a checked pair 0 < low <= high <= most."""
     pair = numbers(what, value)
     if len(pair) == 2 and 0 < pair[0] <= pair[1] <= most:
         return pair[0], pair[1]
@@ -115,7 +127,7 @@ def positive_range(what: str, value: object, *, most: float) -> tuple[float, flo
 
 
 def numbers(what: str, value: object) -> tuple[float, ...]:
-    """One number or several, as floats."""
+    """Return one number or several as a tuple of floats."""
     value = python_value(value)
     if isinstance(value, Iterable):
         numbers = tuple(map(python_value, value))
@@ -127,14 +139,14 @@ def numbers(what: str, value: object) -> tuple[float, ...]:
 
 
 def probability(what: str, value: object) -> float:
-    """A number from 0 to 1."""
+    """Return a checked number from 0 to 1."""
     if is_finite_number(value) and 0 <= cast("float", value) <= 1:
         return float(cast("float", value))
     raise RecipeError(f"{what}: got {value!r}, wanted a probability from 0 to 1.")
 
 
 def whole_number(what: str, value: object, *, low: int, high: int) -> int:
-    """A whole number from low to high."""
+    """Return a checked whole number from low to high."""
     number = integer(value)
     if number is not None and low <= number <= high:
         return number
@@ -146,10 +158,10 @@ def range_around(
 ) -> tuple[float, float]:
     """Return the range of torchvision's float or pair: a number x means around - x to around + x.
 
-    What a number spans is cut at `low`; a pair must lie between `low` and `high`.
+    The range of a number is cut at `low`; a pair must be between `low` and `high`.
     """
     value = python_value(value)
-    if value is None:  # torchvision's ColorJitter: this one changes nothing
+    if value is None:  # as in torchvision's ColorJitter: no change
         return around, around
     if is_finite_number(value):
         reach = float(cast("float", value))
@@ -166,8 +178,7 @@ def range_around(
 
 
 def fill_value(what: str, value: object) -> float:
-    """Return the value of pixels outside of an image, in units of 0..255. None is torchvision's
-    0."""
+    """Return the value of pixels outside an image, 0..255; 0 for None, as in torchvision."""
     if value is None:
         return 0.0
     if is_finite_number(value) and 0 <= cast("float", value) <= 255:

@@ -1,10 +1,10 @@
 """Crop arrays: check the crops of a recipe, and draw the part of each sample before it is read.
 
-A crop is drawn before its samples are read, so that no more than the part is read of them. So it
-stands in front of whatever works on them, and its arrays' shapes are those of storage.
+A crop is drawn before its samples are read, so that only that part of them is read. So it precedes
+all other operations on them, and its arrays have their stored shapes.
 
-The draws are those of images: an array beside an image of the same height and width has the image's
-window, where one operation of a list, or of a tuple's entry, crops both.
+The draws are those of images: if one operation of a list, or of a tuple's entry, crops an array and
+an image of the same height and width, both have the same window.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayCrop:
-    """A crop of one array field. Made by `check_array_crops` only.
+    """A crop of one array field. Only `check_array_crops` creates it.
 
-    op: the operation; index: its place in the recipe. sides: lengths of the field's samples, None
-    where they differ. shape: of the part. salt: of its draws' key.
+    op: the operation. index: its place in the recipe. sides: lengths of the field's samples, None
+    if they differ. shape: shape of the cropped part. salt: part of the key of its draws.
     """
 
     op: RandomCrop | CenterCrop
@@ -56,12 +56,12 @@ class ArrayCrop:
 
     @property
     def is_random(self) -> bool:
-        """Return True if a sample's crop differs from epoch to epoch."""
+        """True if a sample's crop differs from epoch to epoch."""
         return isinstance(self.op, RandomCrop)
 
     @property
     def axes(self) -> range:
-        """Those that the operation's size is for: the last ones."""
+        """The axes that have a length in the operation's size: the last ones."""
         return range(len(self.sides) - len(self.op.lengths), len(self.sides))
 
 
@@ -81,10 +81,11 @@ def check_array_crops(
     fields: Sequence[str],
     salts: Mapping[str, int] | None = None,
 ) -> dict[str, ArrayCrop]:
-    """The crop of each array field that has one.
+    """Return the crop of each array field that has one.
 
-    augment: without its Maps. schema: of the samples in storage. fields: that are read. salts: of
-    the draws, by field (`entry_salts`). Raises RecipeError for crops that don't fit their arrays.
+    augment: the recipe without its Maps. schema: types of the stored samples. fields: selected
+    fields. salts: salts of the draws by field (`entry_salts`). Raises RecipeError for crops that
+    don't fit their arrays.
     """
     found: dict[str, ArrayCrop] = {}
     lists = augment if isinstance(augment, Mapping) else {None: augment}
@@ -95,8 +96,8 @@ def check_array_crops(
             names = _cropped_fields(op, of, schema, fields)
             if not names and of is op.fields is None and not _has_images(schema, fields):
                 raise RecipeError(
-                    f"{op}: no array that is selected has {len(op.lengths)} axes or more. Say "
-                    f"another size. Selected: { {name: schema.get(name) for name in fields} }."
+                    f"{op}: no selected array has {len(op.lengths)} axes or more. Pass another "
+                    f"size. Selected: { {name: schema.get(name) for name in fields} }."
                 )
             for name in names:
                 if name in found:
@@ -150,18 +151,18 @@ def _checked_crop(op: RandomCrop | CenterCrop, index: int, name: str, type: Fiel
     assert isinstance(type, Array)
     if isinstance(op, RandomCrop) and (op.padding or op.pad_if_needed):
         raise RecipeError(
-            f'{op}: padding is for images, and "{name}" is {type}. Leave it out, and images to a '
-            "RandomCrop of their own."
+            f'{op}: only images can be padded, and "{name}" is {type}. Leave the padding out, or '
+            "crop images by another RandomCrop."
         )
     if type.of is not None:
         raise RecipeError(
-            f'{op}: "{name}" has a row for each of "{type.of}", and goes with them. Leave it out '
-            "of the crop's fields."
+            f'{op}: "{name}" has a row for each of "{type.of}", and follows them. Leave it out of '
+            "the crop's fields."
         )
     if not type.is_settled or type.shape is None or len(type.shape) < len(op.lengths):
         raise RecipeError(
-            f'{op}: "{name}" is {type}, and the crop has {len(op.lengths)} lengths, of the last '
-            "axes of a sample. Pass a size that has as many or fewer."
+            f'{op}: "{name}" is {type}, and the crop has {len(op.lengths)} lengths for the last '
+            "axes of a sample. Pass a size with as many lengths or fewer."
         )
     sides = type.shape
     lengths = (None,) * (len(sides) - len(op.lengths)) + op.lengths
@@ -170,11 +171,11 @@ def _checked_crop(op: RandomCrop | CenterCrop, index: int, name: str, type: Fiel
         if length is None and side is None:
             raise RecipeError(
                 f'{op}: samples of "{name}" ({type}) differ in length along axis {axis}, and a '
-                "batch needs one shape. Say a length there, too."
+                "batch needs one shape. Pass a length for that axis."
             )
         if length is not None and side is not None and length > side:
             raise RecipeError(
-                f'{op}: wanted {length} along axis {axis} of "{name}", and its samples are of '
+                f'{op}: wanted {length} along axis {axis} of "{name}", and its samples have the '
                 f"shape {sides}. Make the crop smaller."
             )
         shape.append(length or side or 1)
@@ -182,34 +183,36 @@ def _checked_crop(op: RandomCrop | CenterCrop, index: int, name: str, type: Fiel
 
 
 def _check_equal_sides(op: RandomCrop | CenterCrop, crops: Mapping[str, ArrayCrop]) -> None:
-    """Fields of one crop have one corner: where they are cropped, they are of the same lengths."""
-    told = {
-        name: [crop.sides[axis] for axis in crop.axes if crop.shape[axis] != crop.sides[axis]]
-        for name, crop in crops.items()
-    }
-    if len({tuple(sides) for sides in told.values() if None not in sides}) > 1:
+    """Raise RecipeError unless the fields of one crop have the same lengths along cropped axes:
+    they have the same corner."""
+    cropped = [
+        tuple(crop.sides[axis] for axis in crop.axes if crop.shape[axis] != crop.sides[axis])
+        for crop in crops.values()
+    ]
+    if len({sides for sides in cropped if None not in sides}) > 1:
         shapes = {name: crop.sides for name, crop in crops.items()}
         raise RecipeError(
-            f"{op} takes the same part of all its fields, and they differ in length where they are "
-            f"cropped: {shapes}. Say fields=, and give others a crop of their own."
+            f"{op} crops the same part of all its fields, and they differ in length along cropped "
+            f"axes: {shapes}. Pass fields=, and crop the other fields by another operation."
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayDraws:
-    """Draws the parts of arrays: pure functions of (seed, epoch, sample id), on any thread."""
+    """The draws of the parts of arrays: pure functions of (seed, epoch, sample id), on any
+    thread."""
 
     crops: Mapping[str, ArrayCrop]
     seed: int
 
     @property
     def is_random(self) -> bool:
-        """Return True if a sample's crop differs from epoch to epoch."""
+        """True if a sample's crop differs from epoch to epoch."""
         return any(crop.is_random for crop in self.crops.values())
 
     def before(self, ids: Ints, epoch: int) -> dict[str, ColumnCrop]:
-        """Return the crops of fields whose samples have one shape: readers read only these
-        parts."""
+        """Return the crops of fields whose samples have the same shape; only these parts are
+        read."""
         return {
             name: ColumnCrop(self._corners(crop, ids, epoch, crop.sides), crop.shape)
             for name, crop in self.crops.items()
@@ -217,9 +220,12 @@ class ArrayDraws:
         }
 
     def after(self, content: SampleBatch, epoch: int, bad: dict[int, str]) -> SampleBatch:
-        """The batch with the parts of fields whose samples differ in shape, which is known once
-        they are read. bad: rows that are known to be; those of samples that are smaller than their
-        part are added, with reasons."""
+        """Return the batch with the cropped parts of fields whose samples differ in shape, which is
+        known after they were read.
+
+        bad: rows that are known to be bad; rows of samples that are too small are added, with
+        reasons.
+        """
         columns: dict[str, Column] = {}
         for name, crop in self.crops.items():
             if None in crop.sides:
@@ -249,7 +255,7 @@ class ArrayDraws:
     def _corners(
         self, crop: ArrayCrop, ids: Ints, epoch: int, sides: Ints | Sequence[int | None]
     ) -> Ints:
-        """The first index along each axis, int64, shape (n, dimensions)."""
+        """Return the first index along each axis, int64, shape (n, dimensions)."""
         lengths = np.array(crop.shape, np.int64)
         room = np.broadcast_to(np.asarray(sides, np.int64) - lengths, (len(ids), len(lengths)))
         found = np.zeros((len(ids), len(lengths)), np.int64)

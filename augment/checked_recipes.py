@@ -1,6 +1,6 @@
-"""Hold what the checked recipes do to each field of a sample.
+"""Define the checked operations on each field of a sample.
 
-A job without images loads these values and none of the code that checks recipes.
+A job without images loads these classes and none of the code that checks recipes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follower:
-    """A field that is handed out as its image's recipe leaves it. Made by `check_recipes` only.
+    """A field that follows the moves of its image. Only `check_recipes` creates it.
 
-    type: of the field. of: its image. moves: whether it follows; else the image isn't selected, and
-    the field is handed out as it is. sanitize: what drops boxes, of Boxes and of arrays `of` them.
-    boxes: the boxes that an Array has a row for each of. shape: (height, width) of a mask,
-    or of the image that isn't selected, which normalised boxes are shares of.
+    type: type of the field. of: its image. moves: True if it follows; False: the image isn't
+    selected, and the field is delivered as stored. sanitize: the operation that drops boxes, for
+    Boxes and for arrays `of` them. boxes: for an Array, the field of boxes for each of which it has
+    a row. shape: (height, width) of a mask, or of an image that isn't selected and of which
+    normalised boxes are shares.
     """
 
     type: Mask | Boxes | Keypoints | Array
@@ -36,11 +37,11 @@ class Follower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldRecipes:
-    """The checked operations on each selected field. Made by `check_recipes` only.
+    """The checked operations on each selected field. Only `check_recipes` creates it.
 
-    fields: the names of a batch's values, in order. images: the recipe of each image field.
-    followers: masks, boxes, keypoints, and arrays that lose rows with boxes. pads: by the
-    field that they make dense, or ragged. A field in none of them is handed out as it is.
+    fields: names of a batch's values, in order. images: recipe of each image field. followers:
+    masks, boxes, keypoints, and arrays that lose rows with boxes. pads: operations by the field
+    that they make dense, or ragged. A field in none of these is delivered as stored.
     """
 
     fields: tuple[str, ...]
@@ -50,7 +51,7 @@ class FieldRecipes:
 
     @property
     def followed(self) -> frozenset[str]:
-        """The images that something follows: these need `draws.draw_with_moves`."""
+        """The images that have followers, which need `draws.draw_with_moves`."""
         return frozenset(each.of for each in self.followers.values() if each.moves)
 
     @property

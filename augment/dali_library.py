@@ -1,12 +1,11 @@
 """Load DALI, keep its decoders from writing to standard error, and survive a fork.
 
-libjpeg, libpng, libtiff, OpenCV and nvImageCodec print lines for each oddity of a file, in each
-epoch anew. None of them exports its error handler, and descriptor 2 belongs to the user: other
-threads write there. So OpenCV and nvImageCodec get a level from the environment, which stands
-there only while they are loaded; and in nvImageCodec's libraries alone, the addresses of C's
-`stderr` and C++'s `std::cerr` are replaced by those of streams that drop what they get. An address
-is replaced only where it is the one that is expected: with another version or system the libraries
-stay as loud as they were.
+libjpeg, libpng, libtiff, OpenCV and nvImageCodec print lines for each oddity of a file, again in
+each epoch. None of them exports its error handler, and descriptor 2 belongs to the user: other
+threads write there. So OpenCV and nvImageCodec get a log level from environment variables, which
+are set only while they are loaded. And in nvImageCodec's libraries the addresses of C's `stderr`
+and C++'s `std::cerr` are replaced by those of streams that drop all output. An address is replaced
+only if it has the expected value: with another version or system the libraries still print.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _STRTAB, _SYMTAB, _RELA, _RELASZ = 5, 6, 7, 8
 _GLOB_DAT = (6, 1025)  # of x86_64, of aarch64
 
 _load_lock = threading.Lock()
-_kept_alive: list[Any] = []  # what the libraries point at
+_kept_alive: list[Any] = []  # objects to which the libraries have pointers
 
 
 class _Segment(ctypes.Structure):
@@ -63,7 +62,7 @@ class _Library(ctypes.Structure):
 
 
 def load_quietly(load: Callable[[], object]) -> None:
-    """Call `load`, which loads the decoders' libraries, the first time, and silence those."""
+    """Call `load`, which loads the decoders' libraries, once, and silence these."""
     with _load_lock:
         if _kept_alive:
             return
@@ -97,7 +96,7 @@ def _silent_streams(libc: Any) -> dict[bytes, tuple[int, int]]:
         stream = ctypes.create_string_buffer(_OSTREAM_BYTES)
         make = getattr(cxx, _NEW_OSTREAM)
         make.restype, make.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p)
-        make(stream, None)  # without a buffer: it drops all
+        make(stream, None)  # without a buffer it drops all output
         _kept_alive.append(stream)
         streams[_CERR] = _address(cxx, _CERR), ctypes.addressof(stream)
     except (OSError, AttributeError, ValueError):
@@ -110,7 +109,7 @@ def _address(library: Any, name: bytes) -> int:
 
 
 def _slots(libc: Any, streams: dict[bytes, tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Yield, for nvImageCodec's libraries, where each keeps an address, the expected value, and the
+    """Yield, for nvImageCodec's libraries, the location of an address, its expected value, and the
     value to write."""
     libraries: list[tuple[int, int]] = []
 
@@ -146,7 +145,7 @@ def _slots(libc: Any, streams: dict[bytes, tuple[int, int]]) -> Iterator[tuple[i
 
 
 def _write(libc: Any, slot: int, value: int) -> None:
-    """Write an address into a page that the loader made read-only."""
+    """Write an address into a page that the dynamic loader made read-only."""
     page = slot - slot % mmap.PAGESIZE
     size = ctypes.c_size_t(mmap.PAGESIZE)
     if libc.mprotect(ctypes.c_void_p(page), size, mmap.PROT_READ | mmap.PROT_WRITE) == 0:
@@ -154,8 +153,8 @@ def _write(libc: Any, slot: int, value: int) -> None:
 
 
 def load_dali() -> Any:
-    """The module nvidia.dali. Raises MissingDependencyError with the remedy; ReadError where
-    memory or open files ran out."""
+    """Return the module nvidia.dali. Raises MissingDependencyError with the remedy, and ReadError
+    if memory or open files ran out."""
     try:
         import nvidia.dali
         import nvidia.dali.fn
@@ -175,8 +174,20 @@ def load_dali() -> Any:
     return nvidia.dali
 
 
+def new_pipeline(batch_size: int, *, threads: int, device_id: int | None = None) -> Any:
+    """Return an empty DALI pipeline that runs once for each schedule_run(). device_id: None: the
+    CPU."""
+    return load_dali().Pipeline(
+        batch_size=batch_size,
+        num_threads=threads,
+        device_id=device_id,
+        prefetch_queue_depth=1,
+        exec_dynamic=True,
+    )
+
+
 def _load_decoders() -> None:
-    """Build a pipeline, which is when DALI loads the libraries that decode."""
+    """Build a pipeline, since DALI then loads the libraries that decode."""
     from nvidia import nvimgcodec
     from nvidia.dali import Pipeline, fn, types
 
@@ -189,8 +200,8 @@ def _load_decoders() -> None:
 
 
 def disown_pipeline(pipeline: Any) -> None:
-    """In a forked child: taken down, at exit too, a pipeline waits for threads that it has not
-    got here. So it never is."""
+    """Keep a pipeline alive for ever in a forked child: its destruction would wait for threads that
+    the child doesn't have, even at exit."""
     handle = getattr(pipeline, "_pipe", None)
     if handle is not None:
         keep_for_ever(handle)

@@ -1,10 +1,9 @@
-"""Tell bad samples from a failing machine when a run of DALI fails, and find those samples.
+"""Distinguish bad samples from a failing machine when a run of DALI fails, and find the samples.
 
-DALI names the bad samples of a failed batch sometimes only (42 of 212 times), so parts of it are
-run alone until each bad one is. But not every failure has one: a device that is lost, an operator
-that doesn't know a data type or a want of memory would blame each good sample in turn. What DALI's
-message says decides (`fault_of`): the messages are those of DALI 2.4's and nvImageCodec 0.9's own
-libraries.
+DALI seldom names the bad samples of a failed batch (42 of 212 times), so parts of it are run
+separately until each bad sample is alone. But a lost device, an unsupported data type or a lack of
+memory would make every good sample look bad. So DALI's message decides (`fault_of`); the known
+messages are those in the libraries of DALI 2.4 and nvImageCodec 0.9.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Fault = Literal["memory", "machine", "sample", "unclear"]
 
 NO_IMAGE = "its bytes are no image that DALI knows"
 
-_NAMED_IDS = 5  # further sample ids that one message names
+_NAMED_IDS = 5  # additional sample ids in one message
 
 _MEMORY = re.compile(
     r"out[ _]of[ _]memory|bad_alloc|can't allocate|cannot allocate|alloc\w* fail|"
@@ -45,8 +44,8 @@ _SAMPLE = re.compile(
     re.IGNORECASE,
 )
 _NVIMGCODEC = re.compile(r"nvImageCodec failure: '#(\d+)'|NVIMGCODEC_STATUS_(\w+)", re.IGNORECASE)
-# What nvImageCodec says of bytes that it can't parse; 17 is an internal error, and also what its
-# PNG parser gives for a file that was cut off.
+# nvImageCodec's codes for bytes that it can't parse; 17 is an internal error, and also the code of
+# its PNG parser for a truncated file.
 _BAD_BYTES_CODES = {3, 4, 13, 14, 17, 19}
 _BAD_BYTES_NAMES = {"CODESTREAM", "CODE_STREAM", "BITSTREAM"}
 _MEMORY_CODES = {5, 15}
@@ -55,11 +54,11 @@ _MEMORY_CODES = {5, 15}
 def failing_rows(
     rows: list[int], run: Callable[[list[int]], None], *, ways: int = 2
 ) -> dict[int, str]:
-    """Which rows fail alone, and why; what fails is cut into so many parts (`ways`).
+    """Return the rows that fail alone, with reasons; every other row was in a successful run.
 
-    run: decodes these rows together; raises DALI's RuntimeError if one of them fails, and
-    DeviceError, which ends the search, if none is to blame. Every row that doesn't fail is in one
-    run that succeeded.
+    run: decodes some rows together; raises DALI's RuntimeError if one of them fails, and
+    DeviceError, which ends the search, if none is the cause. ways: number of parts into which
+    failed rows are cut.
     """
     failing: dict[int, str] = {}
     parts = deque([rows] if rows else [])
@@ -78,13 +77,12 @@ def failing_rows(
 
 
 def split_rows(rows: list[int], size: int) -> list[list[int]]:
-    """The rows in parts of `size`; the last may be smaller."""
+    """Return the rows in parts of `size`; the last one may be smaller."""
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Return the cause of a failed run by DALI's message; "unclear" for a message that isn't
-    known."""
+    """Return the cause of a failed run by DALI's message; "unclear" for an unknown message."""
     text = _message(error)
     if _MEMORY.search(text):
         return "memory"
@@ -105,7 +103,7 @@ def _codec_fault(number: str | None, name: str | None) -> Fault:
 
 
 def check_machine(error: BaseException, *, remedy: str = "a smaller batch") -> None:
-    """Raises DeviceError where no sample is to blame. remedy: what would need less memory."""
+    """Raise DeviceError if no sample is the cause. remedy: a change that needs less memory."""
     fault = fault_of(error)
     if fault == "memory":
         raise DeviceError(
@@ -115,17 +113,17 @@ def check_machine(error: BaseException, *, remedy: str = "a smaller batch") -> N
         raise machine_error(_message(error)) from error
 
 
-def machine_error(said: str) -> DeviceError:
-    """The error where the device, its driver, DALI or the recipe fails, whatever the sample."""
+def machine_error(reason: str) -> DeviceError:
+    """Return the error for a failure of the device, its driver, DALI or the recipe."""
     return DeviceError(
-        f"DALI failed, and no sample is to blame: {said}. Check `nvidia-smi` and `penstock "
+        f"DALI failed, and no sample is the cause: {reason}. Check `nvidia-smi` and `penstock "
         'doctor`. If neither reports a problem, run on the CPU (device="cpu"): if that fails too, '
         "the recipe is at fault, else the driver, the GPU or DALI's version."
     )
 
 
 def reason_of(error: BaseException) -> str:
-    """DALI's reason in one line, without its traceback of the graph's definition."""
+    """Return DALI's reason in one line, without the traceback of the graph's definition."""
     reason = _message(error)
     if not reason or reason.startswith("Failed to decode sample"):
         return "its bytes do not decode"
@@ -140,7 +138,7 @@ def is_unclear(reason: str) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    # Before that stands a traceback of the definition, with the user's own paths and lines.
+    # A traceback of the definition with the user's paths comes before it.
     text = str(error).rpartition("encountered:")[2].partition("C++ context")[0]
     lines = [line.strip(" :") for line in text.splitlines()]
     return " ".join(
@@ -153,7 +151,7 @@ def _message(error: BaseException) -> str:
 
 
 def corrupt_sample_error(culprits: dict[int, str]) -> CorruptSampleError:
-    """The error for these sample ids and reasons; at least one."""
+    """Return the error for bad samples. culprits: reasons by sample id, at least one."""
     (sample_id, reason), *others = sorted(culprits.items())
     also = ""
     if others:
@@ -161,8 +159,8 @@ def corrupt_sample_error(culprits: dict[int, str]) -> CorruptSampleError:
         more = len(others) - _NAMED_IDS
         also = f" The same holds for {named}" + (f" and {more} more." if more > 0 else ".")
     return CorruptSampleError(
-        f"Sample {sample_id} can't be decoded: {reason}.{also} Leave it out "
-        "of the dataset (a native one: dataset.subset), or mend or delete it in the source and "
-        "make its index or its pack from it again.",
+        f"Sample {sample_id} can't be decoded: {reason}.{also} Leave it out of the dataset (a "
+        "native one: dataset.subset), or repair or delete it in the source and index or pack that "
+        "again.",
         sample_id=sample_id,
     )

@@ -1,9 +1,9 @@
-"""Check the device that a graph is to run on, and try out whether it decodes windows alone.
+"""Check the device of a graph, and try if it can decode windows of images.
 
-Decoding a region of a JPEG on the GPU is broken in nvImageCodec 0.9.0: reported to end the process
-by SIGSEGV on an H100 and a B200, and to fail on an A100 and a GB200 (its issue 55; 0.8.0 worked).
-Nothing in this process may find that out by trying. So a child process does (`region_child`), once
-for each GPU. Unless it returns the right pixels, images are decoded whole and cropped afterwards.
+Decoding a region of a JPEG on the GPU is broken in nvImageCodec 0.9.0: reportedly it ends the
+process by SIGSEGV on an H100 and a B200, and fails on an A100 and a GB200 (its issue 55; 0.8.0
+worked). A trial would end this process, so a child process tries it (`region_child`), once for each
+GPU. Unless it gets the right pixels, images are decoded in full and cropped afterwards.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 
 class DeviceChoice(TypedDict):
-    """The two arguments of a `GraphPlan` that say where it runs. device_id: None on the CPU."""
+    """The device arguments of a `GraphPlan`. device_id: CUDA ordinal, None on the CPU."""
 
     device: Device
     device_id: int | None
 
 
 def checked_device(device: str, device_id: int | None) -> DeviceChoice:
-    """The device to run on. device_id: CUDA ordinal, None: torch's current one.
+    """Return the checked device. device_id: CUDA ordinal; None: torch's current one.
 
-    Raises ConfigError for a device that isn't there.
+    Raises ConfigError for a device that doesn't exist.
     """
     if device == "cpu":
         return {"device": "cpu", "device_id": None}
@@ -47,7 +47,7 @@ def checked_device(device: str, device_id: int | None) -> DeviceChoice:
 
     if not torch.cuda.is_available():
         raise ConfigError(
-            'device="cuda": torch sees no GPU here. Pass device="cpu", or check the driver and '
+            'device="cuda": torch finds no GPU. Pass device="cpu", or check the driver, '
             "CUDA_VISIBLE_DEVICES, and that torch is a CUDA build."
         )
     count = torch.cuda.device_count()
@@ -59,7 +59,7 @@ def checked_device(device: str, device_id: int | None) -> DeviceChoice:
 
 WindowDecoding = Literal["decoder", "slice"]
 
-TRIAL_TIMEOUT_S = 60.0  # importing DALI and making a CUDA context takes some seconds
+TRIAL_TIMEOUT_S = 60.0  # importing DALI and creating a CUDA context takes some seconds
 
 _LOG = logging.getLogger("penstock")
 _CHILD = Path(__file__).with_name("region_child.py")
@@ -69,16 +69,16 @@ _trial_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class WindowTrial:
-    """The result of a trial of window decoding. works: the child exited without an error; report:
-    its output in words."""
+    """The result of a trial of window decoding. works: the child succeeded. report: what it found,
+    as text."""
 
     works: bool
     report: str
 
 
 def window_decoding(recipe: CheckedRecipe, *, device: str, device_id: int | None) -> WindowDecoding:
-    """Return how windows of this recipe are decoded: as `Decode(windows=)` says; "auto" runs a
-    trial at the first use on each GPU. On the CPU the decoder decodes windows correctly."""
+    """Return how windows of this recipe are decoded: as in `Decode(windows=)`; "auto" runs a trial
+    at the first use on each GPU. On the CPU the decoder decodes windows correctly."""
     choice = recipe.decode.windows
     if choice != "auto":
         return choice
@@ -92,11 +92,11 @@ def usable_decoding(device_id: int) -> WindowDecoding:
             trial = try_window_decoding(device_id)
             decoding_by_gpu[device_id] = "decoder" if trial.works else "slice"
             if trial.works:
-                _LOG.info("cuda:%d decodes windows alone: %s", device_id, trial.report)
+                _LOG.info("cuda:%d decodes only windows: %s", device_id, trial.report)
             else:
                 _LOG.warning(
-                    "cuda:%d: images are decoded whole and cropped afterwards, as decoding windows "
-                    "alone doesn't work there: %s. Set Decode(windows=...) to override this.",
+                    "cuda:%d: images are decoded in full and cropped afterwards, as decoding only "
+                    "windows doesn't work there: %s. Set Decode(windows=...) to override this.",
                     device_id,
                     trial.report,
                 )
@@ -106,9 +106,9 @@ def usable_decoding(device_id: int) -> WindowDecoding:
 def try_window_decoding(
     device_id: int, *, child: Sequence[str] = (str(_CHILD),), timeout_s: float = TRIAL_TIMEOUT_S
 ) -> WindowTrial:
-    """Let a process of its own decode windows on a GPU. child: what Python runs there."""
+    """Try to decode windows on a GPU in a child process. child: arguments of its Python."""
     request = json.dumps({"path": sys.path, "device_id": device_id})
-    # -P: our modules' folder isn't to be where the child looks first.
+    # -P: the child must not search this module's folder first.
     command = [sys.executable, "-P", *child]
     try:
         done = subprocess.run(
@@ -121,16 +121,11 @@ def try_window_decoding(
     if done.returncode == 0:
         return WindowTrial(True, done.stdout.strip() or "it was tried")
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    said = f" ({lines[-1]})" if lines else ""
+    last_line = f" ({lines[-1]})" if lines else ""
+    end = f"with {done.returncode}"
     if done.returncode < 0:
-        return WindowTrial(
-            False, f"a process that tried it ended by {_signal_name(-done.returncode)}{said}"
-        )
-    return WindowTrial(False, f"a process that tried it ended with {done.returncode}{said}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+        try:
+            end = f"by {signal.Signals(-done.returncode).name}"
+        except ValueError:
+            end = f"by signal {-done.returncode}"
+    return WindowTrial(False, f"a process that tried it ended {end}{last_line}")

@@ -1,4 +1,4 @@
-"""Derive each random number of augmentation from its key, without any state.
+"""Derive each random number of augmentations from its key, without any state.
 
 A number in [0, 1) is a keyed hash of (seed, epoch, sample id, occurrence, entry of the recipe,
 place of the operation, number of the draw). `draw_base` alone makes the part of the key that the
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 
 class Uniform(Protocol):
-    """uniform(count): keyed draws in [0, 1), float64, shape (count, n); always the same ones."""
+    """A function of `count` that returns keyed draws in [0, 1), float64, shape (count, n), always
+    the same ones."""
 
     def __call__(self, count: int, /) -> Floats: ...
 
 
-_OCCURRENCE = 0x6F63637572  # apart from places of operations, which lie above 2^32 times as many
+_OCCURRENCE = 0x6F63637572  # keeps these hashes apart from places of operations, times 2^32
 
 
 def draw_base(
@@ -41,8 +42,8 @@ def draw_base(
 ) -> NDArray[np.uint64]:
     """Return the keys of all draws of samples, uint64, shape (n,). No other function computes them.
 
-    salt: of the recipe's entry (`entry_salts`); 0 adds nothing. occurrences: how many earlier
-    positions of the epoch deliver each id; 0 adds nothing, and None stands for zeros.
+    salt: salt of the recipe's entry (`entry_salts`); 0 adds nothing. occurrences: how many earlier
+    positions of the epoch deliver each id; 0 adds nothing, and None means zeros.
     """
     base = keyed_hash(seed, epoch, ids)
     if salt:
@@ -56,11 +57,10 @@ def draw_base(
 
 
 def entry_salts(recipes: Any) -> dict[str, int]:
-    """Return, by field, the salt that its entry of a mapping of recipes adds to the key of its
-    draws.
+    """Return by field the salt that its entry in a mapping of recipes adds to the key of draws.
 
-    A stable hash of the field's name, or of the sorted names of a tuple, whose fields share their
-    draws. Empty for a list of operations and for a mapping with one entry.
+    A salt is a stable hash of the field's name, or of the sorted names of a tuple, whose fields
+    share their draws. Empty for a list of operations and for a mapping with one entry.
     """
     if not isinstance(recipes, Mapping) or len(recipes) < 2:
         return {}
@@ -73,10 +73,10 @@ def entry_salts(recipes: Any) -> dict[str, int]:
 
 
 def keyed_draws(base: NDArray[np.uint64], index: int, numbers: list[int]) -> Floats:
-    """Draws in [0, 1) of these numbers, shape (numbers, n), for the operation at `index`.
+    """Return draws in [0, 1) for the operation at `index`, shape (numbers, n).
 
-    base: from `draw_base`. Row k is unit(keyed_hash(seed, epoch, ids, index * 2^32 + numbers[k]))
-    where salt and occurrence are 0.
+    base: from `draw_base`, shape (n,). numbers: numbers of the draws. Row k is
+    unit(keyed_hash(seed, epoch, ids, index * 2^32 + numbers[k])) if salt and occurrence are 0.
     """
     keys = np.array(numbers, np.uint64)[:, None] + np.uint64(index << 32)
     return unit(splitmix64(base ^ keys))

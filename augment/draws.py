@@ -1,14 +1,14 @@
-"""Draw every random number of a batch of images, and compute all that follows from it, in numpy.
+"""Draw the random numbers of a batch of images, and compute windows and arguments in numpy.
 
 A draw is a keyed hash (see `draw_keys`): the same sample gets the same window in any batch, on any
 rank, after any restart. DALI gets windows, and the arguments of pixel operations, as inputs and
 keeps no random state. Formulas and ranges are torchvision's (transforms.py and
 _functional_tensor.py), for many samples at once.
 
-Windows are integers inside the upright image. Where a resize is followed by a crop, the graph
-resizes only the region that the crop will show, and decodes that region plus the filter's reach.
-The pixels are those of the whole image resized and then cropped, but for float32 rounding of the
-region's corners (7 of 100,000 values differ, by 1 of 255).
+Windows are integers inside the upright image. If a crop follows a resize, the graph resizes only
+the region that the crop will show, and decodes that region plus the filter's reach. The pixels are
+those of the whole image resized and then cropped, except for float32 rounding of the region's
+corners (7 of 100,000 values differ, by 1 of 255).
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ RESIZED_CROP_ATTEMPTS = 10  # torchvision's RandomResizedCrop.get_params
 
 
 def center_windows(op: CenterCrop, height: Ints, width: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """torchvision.transforms.functional.center_crop: half to even, as Python's round()."""
+    """Return top, left, height and width of torchvision's center_crop, which rounds half to even,
+    as Python's round()."""
     rows, columns = op.height_width
     top = np.rint((height - rows) / 2).astype(np.int64)
     left = np.rint((width - columns) / 2).astype(np.int64)
@@ -72,8 +73,8 @@ def center_windows(op: CenterCrop, height: Ints, width: Ints) -> tuple[Ints, Int
 def place_windows(
     op: RandomCrop, height: Ints, width: Ints, base: NDArray[np.uint64], *, index: int
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """Top, left, height, width of torchvision's RandomCrop: draws 0 and 1 place it. With padding a
-    window may reach outside, so that top and left may be negative."""
+    """Return top, left, height and width of torchvision's RandomCrop, placed by draws 0 and 1. With
+    padding a window may reach outside the image, so top and left may be negative."""
     places = keyed_draws(base, index, [0, 1])
     rows, columns = op.height_width
     top = _placed(op, places[0], height, rows)
@@ -82,7 +83,7 @@ def place_windows(
 
 
 def _placed(op: RandomCrop, place: Floats, side: Ints, length: int) -> Ints:
-    """The first pixel of a window on one side of each image. place: a draw in [0, 1)."""
+    """Return the first pixel of a window on one side of each image. place: a draw in [0, 1)."""
     padding = np.full_like(side, op.padding)
     if op.pad_if_needed:
         padding += np.maximum(length - side - 2 * padding, 0)
@@ -92,12 +93,12 @@ def _placed(op: RandomCrop, place: Floats, side: Ints, length: int) -> Ints:
 def random_windows(
     op: RandomResizedCrop, height: Ints, width: Ints, base: NDArray[np.uint64], *, index: int
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """Top, left, height, width of torchvision's RandomResizedCrop.get_params, vectorised.
+    """Return top, left, height and width of torchvision's RandomResizedCrop, for many samples.
 
-    Up to 10 attempts draw an area and a log-uniform ratio; the first window that fits the image is
-    placed at random; if none fits, the middle of the image with the nearest ratio that is allowed.
+    Up to 10 attempts draw an area and a log-uniform ratio. The first window that fits the image is
+    placed at random; if none fits, it is the middle of the image with the nearest allowed ratio.
     Attempt k uses draws 2k and 2k + 1, the place draws 20 and 21.
-    height, width: of the images, shape (n,). base: from `draw_base`, shape (n,).
+    height, width: sizes of the images, shape (n,). base: from `draw_base`, shape (n,).
     """
     area, ratio, *place = keyed_draws(
         base, index, [0, 1, 2 * RESIZED_CROP_ATTEMPTS, 2 * RESIZED_CROP_ATTEMPTS + 1]
@@ -111,8 +112,9 @@ def random_windows(
             index,
             [*range(2, 2 * RESIZED_CROP_ATTEMPTS, 2), *range(3, 2 * RESIZED_CROP_ATTEMPTS, 2)],
         )
-        again = _first_fit(op, height[failed], width[failed], draws)
-        rows[failed], columns[failed], fits[failed] = again
+        rows[failed], columns[failed], fits[failed] = _first_fit(
+            op, height[failed], width[failed], draws
+        )
     room_y, room_x = height - rows, width - columns
     top = np.where(fits, (place[0] * (room_y + 1)).astype(np.int64), room_y >> 1)
     left = np.where(fits, (place[1] * (room_x + 1)).astype(np.int64), room_x >> 1)
@@ -122,7 +124,7 @@ def random_windows(
 def _attempted_windows(
     op: RandomResizedCrop, height: Ints, width: Ints, area: Floats, ratio: Floats
 ) -> tuple[Ints, Ints]:
-    """Heights and widths of windows that may not fit, from draws in [0, 1)."""
+    """Return heights and widths of windows that may not fit, from draws in [0, 1)."""
     low, high = math.log(op.ratio[0]), math.log(op.ratio[1])
     side = np.sqrt((op.scale[0] + (op.scale[1] - op.scale[0]) * area) * (height * width))
     # sqrt(pixels * ratio) and sqrt(pixels / ratio) with one exp: the root of the ratio.
@@ -141,9 +143,10 @@ def _fits(rows: Ints, columns: Ints, height: Ints, width: Ints) -> NDArray[np.bo
 def _first_fit(
     op: RandomResizedCrop, height: Ints, width: Ints, draws: Floats
 ) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """The first fitting window of several attempts, else the middle one; and whether one fitted.
+    """Return the height and width of the first fitting window of several attempts, or of the middle
+    one, and True if one fitted.
 
-    draws: shape (2 * attempts, n), the areas' first.
+    draws: shape (2 * attempts, n); first those of the areas.
     """
     attempts = len(draws) // 2
     rows, columns = _attempted_windows(op, height, width, draws[:attempts], draws[attempts:])
@@ -173,10 +176,10 @@ _BLUR_REACH = 4  # standard deviations; what lies beyond weighs 6e-5, 0.02 of 25
 
 @dataclass(frozen=True, slots=True)
 class DrawRule:
-    """The rule by which one type of operation gets its arguments.
+    """The argument inputs of one type of operation, and the function that draws their values.
 
-    inputs: suffix, numpy dtype and dimensions of a sample, of each argument input. draw: their
-    values, one row per sample.
+    inputs: returns the suffix, the numpy dtype and a sample's number of dimensions for each
+    argument input. draw: returns their values by suffix, one row per sample.
     """
 
     inputs: Callable[[Any], list[tuple[str, str, int]]]
@@ -184,7 +187,8 @@ class DrawRule:
 
 
 def argument_inputs(operation: PlacedOperation | Mirror) -> list[tuple[str, str, int]]:
-    """Name, numpy dtype and dimensions of a sample, of each argument input of an operation."""
+    """Return the name, the numpy dtype and a sample's number of dimensions for each argument input
+    of an operation."""
     if isinstance(operation, Mirror):
         return [(operation.name, "int32", 0)]
     inputs = DRAW_RULES[type(operation.op)].inputs(operation.op)
@@ -198,20 +202,21 @@ def argument_values(
     flipped: NDArray[np.bool_],
     uniform: Callable[[int], Uniform],
 ) -> Arrays:
-    """The argument inputs of an operation, by name, C-contiguous.
+    """Return the argument inputs of an operation by name, C-contiguous.
 
-    flipped: whether the windows flip the sample. uniform: the draws of the operation at a place.
+    flipped: True for samples that the windows flip. uniform: returns the draws of the operation at
+    a place.
     """
     if isinstance(operation, Mirror):
         flip = flipped if operation.windows else np.zeros_like(flipped)
         for index, op in operation.flips:
             flip = flip ^ (uniform(index)(1)[0] < op.p)
         return {operation.name: flip.astype(np.int32)}
-    arguments = DRAW_RULES[type(operation.op)]
-    values = arguments.draw(operation.op, uniform(operation.index), shape)
+    rule = DRAW_RULES[type(operation.op)]
+    values = rule.draw(operation.op, uniform(operation.index), shape)
     return {
         operation.name(suffix): np.ascontiguousarray(values[suffix], dtype)
-        for suffix, dtype, _ in arguments.inputs(operation.op)
+        for suffix, dtype, _ in rule.inputs(operation.op)
     }
 
 
@@ -220,12 +225,8 @@ def _between(pair: Any, draws: Floats) -> Floats:
     return np.asarray(low + (high - low) * draws)
 
 
-def _jitter_inputs(op: ColorJitter) -> list[tuple[str, str, int]]:
-    return [(name, "float32", 0) for name in active_jitters(op)]
-
-
 def _jitter_draw(op: ColorJitter, uniform: Uniform, _: ImageShape) -> Arrays:
-    # One draw for each, used or not: brightness stays the same when hue is switched on.
+    # One draw for each, used or not: so brightness stays the same if hue is added.
     draws = dict(zip(("brightness", "contrast", "saturation", "hue"), uniform(4), strict=True))
     return {name: _between(getattr(op, name), draws[name]) for name in active_jitters(op)}
 
@@ -233,16 +234,16 @@ def _jitter_draw(op: ColorJitter, uniform: Uniform, _: ImageShape) -> Arrays:
 def _blur_draw(op: GaussianBlur, uniform: Uniform, _: ImageShape) -> Arrays:
     on, width = uniform(2)
     sigma = _between(op.sigma, width)
-    # DALI takes height first; torchvision's pairs are (horizontal, vertical). A kernel's far ends
-    # weigh nothing where sigma is small, and the CPU's time is proportional to its size.
+    # DALI's kernels are (height, width), torchvision's (width, height). The ends of a kernel weigh
+    # nothing if sigma is small, and the CPU time is proportional to its size.
     kernel = np.array(op.kernel_size)[::-1]
     reach = 2 * np.ceil(_BLUR_REACH * sigma) + 1
     return {"on": on < op.p, "sigma": sigma, "window": np.minimum(kernel[None, :], reach[:, None])}
 
 
 def _erase_draw(op: RandomErasing, uniform: Uniform, shape: ImageShape) -> Arrays:
-    """torchvision's RandomErasing.get_params: the first of 10 windows that is smaller than the
-    image, at a random place; if there is none, nothing is erased."""
+    """Return the windows of torchvision's RandomErasing: the first of 10 that is smaller than the
+    image, at a random place; if there is none, an empty one."""
     on, top, left, *rest = uniform(3 + 2 * ERASING_ATTEMPTS)
     areas, ratios = np.stack(rest[:ERASING_ATTEMPTS]), np.stack(rest[ERASING_ATTEMPTS:])
     area = shape.height * shape.width * _between(op.scale, areas)
@@ -262,15 +263,16 @@ def _apply_draw(op: Apply, uniform: Uniform, _: ImageShape) -> Arrays:
     return {"draws": np.floor(uniform(op.draws).T * 2**24) / 2**24}
 
 
-def _policy_draw(op: Any, uniform: Uniform, shape: ImageShape) -> Arrays:
-    return policies.policy_draws(op, uniform, shape.height, shape.width)
+_POLICY = DrawRule(
+    policies.policy_inputs,
+    lambda op, uniform, shape: policies.policy_draws(op, uniform, shape.height, shape.width),
+)
 
-
-_POLICY = DrawRule(policies.policy_inputs, _policy_draw)
-
-# Where to add an operation: see `ops.Pixel`.
+# To add an operation, see `operations.PixelOperation`.
 DRAW_RULES: dict[type, DrawRule] = {
-    ColorJitter: DrawRule(_jitter_inputs, _jitter_draw),
+    ColorJitter: DrawRule(
+        lambda op: [(name, "float32", 0) for name in active_jitters(op)], _jitter_draw
+    ),
     RandomGrayscale: DrawRule(
         lambda _: [("on", "bool", 0)], lambda op, uniform, _: {"on": uniform(1)[0] < op.p}
     ),
@@ -294,29 +296,29 @@ DRAW_RULES: dict[type, DrawRule] = {
 # Bilinear sampling reads 2 pixels a side: shrinking by more than that skips some.
 UNFILTERED_SHRINK = 2
 
-# Decoded beyond a bilinear filter's support (1 pixel, or the scale when antialiased): half a pixel
-# of centre offset, and float32 rounding of the region's corners.
+# Pixels decoded beyond a bilinear filter's support (1 pixel, or the scale when antialiased): for
+# half a pixel of centre offset, and float32 rounding of the region's corners.
 _SPARE_PX = 2
 
 Draws = dict[str, "NDArray[Any]"]
 """Argument inputs of the graph, by name: one C-contiguous row per sample.
 
-start, shape: window to decode, (y, x) and (height, width), int32, (n, 2), inside the upright
-image. mirror: int32, (n,). lowK, highK: region that geometry K resizes, (y, x) in pixels of its
-input, float32, (n, 2). sizeK: height and width it gets, float32, (n, 2). filterK: whether it is
+start, shape: window to decode, (y, x) and (height, width), int32, (n, 2), inside the upright image.
+mirror: int32, (n,). lowK, highK: region that geometry K resizes, (y, x) in pixels of its input,
+float32, (n, 2). sizeK: height and width after the resize, float32, (n, 2). filterK: True if it is
 antialiased, bool, (n,). anchorK, extentK: (y, x) and (height, width) of a window that may reach
-outside of geometry K's input, int32, (n, 2). Of pixel operations: see `pixel_draws`. Only what
-`input_names` lists.
+outside geometry K's input, int32, (n, 2). For pixel operations see `DRAW_RULES`. `input_names`
+lists the inputs of a recipe.
 """
 
 
 @dataclass(slots=True)
 class _View:
-    """A window on one image per sample, while the operations are walked through.
+    """The current window on the image of each sample, while operations are applied one by one.
 
-    top, left, height, width: the window, relative to `image`. image: its heights and widths.
-    flip, upend: whether what the next operation sees is the window mirrored left to right, and
-    upside down; upend is None where no operation of the recipe does that.
+    image: heights and widths of the images. top, left, height, width: the window, relative to
+    `image`. flip, upend: True if the next operation gets the window mirrored left to right, and
+    upside down; upend is None if no operation of the recipe flips upside down.
     """
 
     image: tuple[Ints, Ints]
@@ -343,7 +345,7 @@ class _View:
         return _View.whole(self.height, self.width, self.flip, self.upend)
 
     def crop(self, top: Ints, left: Ints, height: Ints, width: Ints) -> None:
-        """A window relative to what the operation sees, which may be mirrored."""
+        """Crop the window, by coordinates in the mirrored window that the operation gets."""
         left = np.where(self.flip, self.width - left - width, left)
         if self.upend is not None:
             top = np.where(self.upend, self.height - top - height, top)
@@ -360,7 +362,7 @@ def draw(
     epoch: int,
     occurrences: NDArray[np.int64] | None = None,
 ) -> Draws:
-    """The graph's argument inputs for one batch; a pure function of each sample.
+    """Return the graph's argument inputs for one batch; a pure function of each sample.
 
     ids: sample ids, shape (n,). dims: upright height and width, shape (n, 2). occurrences: as in
     `draw_base`.
@@ -374,7 +376,7 @@ def draw_with_moves(
     """Return the draws of `draw`, and the moves of the images' masks, boxes and points by the same
     numbers.
 
-    For images that something follows: the moves take some microseconds a batch.
+    For images with followers: the moves take some microseconds a batch.
     """
     moves: list[Move] = []
     inputs = _draw(recipe, ids, dims, seed=seed, epoch=epoch, moves=moves)
@@ -398,7 +400,7 @@ def _draw(
     occurrences: NDArray[np.int64] | None = None,
     moves: list[Move] | None = None,
 ) -> Draws:
-    """moves: where each window, resize and flip is noted; None: nowhere."""
+    """Return the argument inputs as `draw`; append each window, resize and flip to `moves`."""
     base = None
     if recipe.random:
         base = draw_base(seed, epoch, ids, salt=recipe.salt, occurrences=occurrences)
@@ -406,7 +408,7 @@ def _draw(
     view = _View.whole(height, width, np.zeros(len(ids), np.bool_))
     inputs: Draws = {}
     for number, geometry in enumerate(recipe.geometries):
-        if number:  # its input is what the one before it has cropped
+        if number:  # its input is the output of the stage before it
             view = view.alone()
         _apply_windows(view, geometry.before, base, moves)
         if geometry.padding is not None:
@@ -430,7 +432,7 @@ def _draw(
             uniform=lambda index: _uniform(base, index),
         )
     if moves is not None:
-        _note_late_flips(recipe, inputs, view, moves)
+        _add_late_flips(recipe, inputs, view, moves)
     return inputs
 
 
@@ -441,8 +443,8 @@ def _windows_flip(view: _View, operation: PlacedOperation | Mirror) -> NDArray[n
     return view.flip
 
 
-def _note_late_flips(recipe: CheckedRecipe, inputs: Draws, view: _View, moves: list[Move]) -> None:
-    """Note the flips behind the windows: all that are made in the end, without the windows' own."""
+def _add_late_flips(recipe: CheckedRecipe, inputs: Draws, view: _View, moves: list[Move]) -> None:
+    """Append the flips after the windows: all mirrors, without the flips of the windows."""
     mirrors = [each for each in drawn_operations(recipe) if isinstance(each, Mirror)]
     for vertical in (False, True):
         some = [mirror for mirror in mirrors if mirror.vertical is vertical]
@@ -454,7 +456,7 @@ def _note_late_flips(recipe: CheckedRecipe, inputs: Draws, view: _View, moves: l
 
 
 def input_names(recipe: CheckedRecipe) -> list[str]:
-    """The names of the argument inputs that `draw` gives and the graph takes."""
+    """Return the names of the argument inputs that `draw` returns and the graph needs."""
     names = ["start", "shape"] if decodes_window(recipe) else []
     for number, geometry in enumerate(recipe.geometries):
         names += [f"anchor{number}", f"extent{number}"] if geometry.padding else []
@@ -473,7 +475,7 @@ def drawn_operations(recipe: CheckedRecipe) -> list[PlacedOperation | Mirror]:
 
 
 def _uniform(base: NDArray[np.uint64] | None, index: int) -> Callable[[int], Floats]:
-    assert base is not None  # recipe.random is true: an operation that draws is here
+    assert base is not None  # recipe.random is true: this operation draws
     return lambda count: keyed_draws(base, index, list(range(count)))
 
 
@@ -502,7 +504,7 @@ def _apply_windows(
     for window in windows:
         op, size = window.op, (view.height, view.width)
         if isinstance(op, RandomHorizontalFlip | RandomVerticalFlip):
-            assert base is not None  # recipe.random is true: an operation that draws is here
+            assert base is not None  # recipe.random is true: this operation draws
             on = keyed_draws(base, window.index, [0])[0] < op.p
             vertical = isinstance(op, RandomVerticalFlip)
             if vertical:
@@ -527,7 +529,7 @@ def _apply_windows(
 
 
 def _resized(geometry: GeometryStage, source: _View) -> tuple[Ints, Ints]:
-    """Heights and widths after the geometry's resize, before its `after` windows."""
+    """Return heights and widths after the geometry's resize, before its `after` windows."""
     size = geometry.size
     assert size is not None
     if isinstance(size, tuple):
@@ -539,14 +541,14 @@ def _resized(geometry: GeometryStage, source: _View) -> tuple[Ints, Ints]:
 def _resize_inputs(
     inputs: Draws, recipe: CheckedRecipe, number: int, source: _View, view: _View
 ) -> None:
-    """The arguments of one geometry's resize, and of the decoding in front of the first."""
+    """Add the arguments of one geometry's resize, and of decoding before the first one."""
     geometry = recipe.geometries[number]
     if geometry.out is None:
         inputs[f"size{number}"] = _pairs(view.height, view.width, np.float32)
     if geometry.antialias == "auto":
         rows, columns = (UNFILTERED_SHRINK * side for side in view.image)
         inputs[f"filter{number}"] = (source.height > rows) | (source.width > columns)
-    # What is padded is whole already; only its windows are decoded.
+    # A padded window is complete already, and `_pad_inputs` sets what is decoded.
     first = number == 0 and geometry.padding is None
     if not resizes_region(geometry):
         if first and decodes_window(recipe):
@@ -564,10 +566,11 @@ def _resize_inputs(
 
 
 def _pad_inputs(inputs: Draws, number: int, view: _View) -> None:
-    """The arguments of a crop that may reach outside, and of the decoding in front of the first."""
+    """Add the arguments of a crop that may reach outside, and of decoding before the first
+    geometry."""
     top, left, height, width = view.top, view.left, view.height, view.width
     inputs[f"extent{number}"] = _pairs(height, width, np.int32)
-    if number == 0:  # decoded is what lies inside, and one pixel at least
+    if number == 0:  # decode the part inside the image, at least one pixel
         first_y, rows = _inside(top, height, view.image[0])
         first_x, columns = _inside(left, width, view.image[1])
         _set_window(inputs, first_y, first_x, rows, columns)
@@ -576,7 +579,7 @@ def _pad_inputs(inputs: Draws, number: int, view: _View) -> None:
 
 
 def _inside(start: Ints, length: Ints, side: Ints) -> tuple[Ints, Ints]:
-    """First pixel and number of pixels of a window that lie on a side."""
+    """Return the first pixel and the number of pixels of a window that are on a side."""
     first = np.clip(start, 0, side - 1)
     return first, np.clip(start + length, first + 1, side) - first
 
@@ -593,8 +596,8 @@ def _region(
 def _reach(
     geometry: GeometryStage, start: Ints, length: Ints, resized: Ints, low: Floats, high: Floats
 ) -> tuple[Ints, Ints]:
-    """First pixel and number of pixels that resizing [low, high) of one side reads."""
-    # With "auto" some are filtered; decoding a little more for the others does no harm.
+    """Return the first pixel and the number of pixels that resizing [low, high) of a side reads."""
+    # With "auto" only some samples are filtered, and others decode a few pixels more than needed.
     support = np.ceil(np.maximum(length / resized, 1.0)) if geometry.antialias else 1.0
     first = np.maximum(np.floor(low) - support - _SPARE_PX, start).astype(np.int64)
     end = np.minimum(np.ceil(high) + support + _SPARE_PX, start + length).astype(np.int64)

@@ -1,9 +1,9 @@
 """Define the operations on whole fields, which need no image: Map, Pad, Unpack, SanitizeBoxes.
 
-Map calls a user's function on what storage holds, before anything is decoded or resized. So it
-stands in front of all other operations: behind a crop it would look as if it saw the crop. Pad
-makes fields whose samples differ in length one dense tensor. Unpack cuts packed sequences of tokens
-into their documents. SanitizeBoxes drops boxes of which a recipe leaves too little.
+Map calls a user's function on the stored values, before anything is decoded or resized. So it must
+precede all other operations: after a crop it would seem to get the crop. Pad turns fields whose
+samples differ in length into one dense tensor. Unpack cuts packed sequences of tokens into their
+documents. SanitizeBoxes drops boxes of which a recipe leaves too little.
 
 A job on arrays or tokens loads this module and none of the operations on images.
 """
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.augment.argument_checks import (
     as_tuple,
-    check_bool,
+    boolean,
+    check_argument,
     field_names,
     integer,
     is_finite_number,
@@ -48,24 +49,25 @@ _ENCODED = (Image, Audio, Video)
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class Map:
-    """A function of yours on fields of each sample; it stands in front of all other operations.
+    """Apply a function of yours to fields of each sample. It precedes all other operations.
 
-    fn: gets a positional argument a field: str of Text; bytes of Bytes and of encoded images; a
-    read-only array of Array, Mask, Boxes (as stored), Keypoints, MultiLabel and Tokens; a numpy
-    scalar of Value, ClassLabel and "id". What it returns takes their place: the value, or of
-    several fields a tuple in their order or a dict by name. With a parameter `rng` it also gets the
-    sample's own numpy.random.Generator, keyed by (seed, epoch, sample id, place among the Maps):
-    random numbers from elsewhere differ after a resume. A `BadSampleError` from it makes the sample
-    a bad one; anything else that it raises stops the loader.
-    fields: a name or several; None in the list of a field stands for that field. A field that some
-    samples lack is empty there; "<name>.present" says which.
-    returns: {name: type} of what it returns, where fields are new or change their type; None keeps
-    the types of `fields`. Other fields stay as they are; new ones come last in a batch.
-    batched: it gets all samples of a batch at once, a list or a stacked array an argument (`rngs`:
-    a list), and returns as many; it must treat each sample alone, else resuming isn't exact.
-    processes: that call it, for this loader alone; 0: the reading threads do. fn must be picklable.
+    fn: gets one positional argument for each field: a str for Text; bytes for Bytes and encoded
+    images; a read-only array for Array, Mask, Boxes (as stored), Keypoints, MultiLabel and Tokens;
+    a numpy scalar for Value, ClassLabel and "id". It returns the values that replace them: the
+    value of one field, or a tuple in their order or a dict by name for several. With a parameter
+    `rng` it also gets the sample's own numpy.random.Generator, keyed by (seed, epoch, sample id,
+    place among the Maps); other random numbers differ after a resume. If it raises
+    `BadSampleError`, the sample is a bad one; any other error stops the loader.
+    fields: one name or several; None in the list of a field: that field. A field that some samples
+    lack is empty there; "<name>.present" tells which samples have it.
+    returns: {name: type} of the returned fields, if fields are new or change their type; None:
+    the types of `fields`. Other fields aren't changed; new ones come last in a batch.
+    batched: fn gets all samples of a batch at once, as a list or a stacked array for each argument
+    (`rngs`: a list), and returns as many. It must treat each sample alone, or resuming isn't exact.
+    processes: number of this loader's processes that call fn, which must be picklable; 0: the
+    reading threads call it.
 
-    Raises RecipeError for arguments that can't be.
+    Raises RecipeError for invalid arguments.
     """
 
     fn: Callable[..., Any]
@@ -79,30 +81,23 @@ class Map:
         if not callable(self.fn):
             raise RecipeError(f"Map(fn=...): got {self.fn!r}, wanted a function.")
         if self.fields is not None:
-            object.__setattr__(self, "fields", _map_fields(self.fields))
-        check_bool("Map(batched=...)", self.batched)
-        processes = whole_number("Map(processes=...)", self.processes, low=0, high=MAX_PROCESSES)
-        object.__setattr__(self, "processes", processes)
+            check_argument(self, "fields", _map_fields)
+        check_argument(self, "batched", boolean)
+        check_argument(self, "processes", whole_number, low=0, high=MAX_PROCESSES)
         if self.returns is not None:
-            if not isinstance(self.returns, Mapping) or not self.returns:
-                raise RecipeError(
-                    f"Map(returns=...): got {self.returns!r}, wanted the type of each "
-                    'field that fn returns: {"tokens": Tokens("int64")}, say.'
-                )
-            object.__setattr__(self, "returns", dict(self.returns))
+            check_argument(self, "returns", _map_returns)
 
     @property
     def name(self) -> str:
-        """The operation in messages, by its function's name."""
+        """The name of the operation in messages, with that of its function."""
         return f"Map({getattr(self.fn, '__name__', type(self.fn).__name__)})"
 
     @property
     def takes_rng(self) -> bool:
-        """Return True if fn has a parameter for random numbers: `rng`, or `rngs` if it is
-        batched."""
+        """True if fn has a parameter for random numbers: `rng`, or `rngs` if it is batched."""
         try:
             parameters = inspect.signature(self.fn).parameters
-        except (TypeError, ValueError):  # compiled: it has no signature to look at
+        except (TypeError, ValueError):  # a compiled function has no signature
             return False
         found = parameters.get("rngs" if self.batched else "rng")
         return found is not None and found.kind in (found.KEYWORD_ONLY, found.POSITIONAL_OR_KEYWORD)
@@ -110,8 +105,11 @@ class Map:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedMap:
-    """A Map whose fields are known. index: its place among a recipe's Maps, which keys its random
-    numbers. takes: what fn gets, in order, each with its type; returns: what comes back."""
+    """A Map with the types of its fields.
+
+    index: its place among a recipe's Maps, which keys its random numbers. takes: types of the
+    fields that fn gets, in order. returns: types of the fields that it returns.
+    """
 
     op: Map
     index: int
@@ -121,7 +119,7 @@ class PlacedMap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedMaps:
-    """A recipe's Maps, in order, that fit their dataset. schema: of samples behind all of them."""
+    """The checked Maps of a recipe, in order. schema: types of the samples after all of them."""
 
     maps: tuple[PlacedMap, ...]
     schema: Schema
@@ -132,12 +130,13 @@ IsEarly = Callable[[Any, str | None], bool]
 
 
 def split_maps(recipe: Any, is_early: IsEarly = lambda *_: False) -> tuple[tuple[Map, ...], Any]:
-    """The Maps of a recipe with their fields, and the recipe without them.
+    """Return the Maps of a recipe with their fields, and the recipe without them.
 
-    recipe: a list of operations, or a mapping from field to list, in which lists of Maps alone are
-    left out of what remains; None where nothing does. What is neither comes back as it is: others
-    judge it. is_early: of operations that may stand before Maps, and mustn't behind one that has
-    their fields. Raises RecipeError for a Map behind another operation, or without fields.
+    recipe: a list of operations, or a mapping from field to list. Lists that have only Maps are
+    removed from the mapping; None remains if nothing is left. Any other value is returned as it is,
+    since `check_recipes` checks it. is_early: True for operations that may precede Maps, and must
+    precede a Map of the same fields. Raises RecipeError for a Map after another operation, or
+    without fields.
     """
     if isinstance(recipe, Map):
         recipe = (recipe,)
@@ -155,7 +154,7 @@ def split_maps(recipe: Any, is_early: IsEarly = lambda *_: False) -> tuple[tuple
 
 
 def _leading_maps(operations: Any, of: str | None, is_early: IsEarly) -> tuple[list[Map], Any]:
-    """The Maps at the front of a list of operations, and the others. of: the list's field."""
+    """Return the Maps at the front of a list of operations, and the others. of: its field."""
     if isinstance(operations, Map):
         operations = (operations,)
     if not isinstance(operations, Sequence) or isinstance(operations, str):
@@ -169,9 +168,9 @@ def _leading_maps(operations: Any, of: str | None, is_early: IsEarly) -> tuple[l
     for place, late in enumerate(operations[count:], start=count):
         if isinstance(late, Map):
             raise RecipeError(
-                f"{late.name} stands after {operations[place - 1]}: a Map works on what storage "
-                "holds, before images are decoded. Put it in front of all other operations; what "
-                "works on pixels is Apply, or code of yours on the batch."
+                f"{late.name} comes after {operations[place - 1]}: a Map works on stored values, "
+                "before images are decoded. Put it in front of all other operations. To change "
+                "pixels, use Apply, or change the batch in your own code."
             )
     maps = [_with_fields(each, of) for each in operations[early:count]]
     for late in operations[count:]:
@@ -182,14 +181,14 @@ def _leading_maps(operations: Any, of: str | None, is_early: IsEarly) -> tuple[l
 
 
 def _check_untouched(op: Any, of: str | None, maps: Sequence[Map]) -> None:
-    """An early operation behind Maps, which it is done before."""
+    """Raise RecipeError for an early operation after a Map of its fields."""
     mine = None if op.fields is None and of is None else {*(op.fields or (of,))}
     for each in maps:
         theirs = {*(each.fields or ()), *(each.returns or ())}
         if mine is None or theirs & mine:
             raise RecipeError(
-                f"{op} stands after {each.name}, and arrays are cropped before they are read: put "
-                "it in front of all else. What a Map returns its function can crop."
+                f"{op} comes after {each.name}, and arrays are cropped before they are read. Put "
+                "it in front of the Map, or crop the array in the Map's function."
             )
 
 
@@ -197,22 +196,23 @@ def _with_fields(op: Map, of: str | None) -> Map:
     if op.fields is None:
         if of is None:
             raise RecipeError(
-                f'{op.name}: got no fields, wanted fields="caption", say: what its function gets.'
+                f"{op.name}: got no fields, wanted those that its function gets, such as "
+                'fields="caption".'
             )
         return Map(op.fn, (of,), returns=op.returns, batched=op.batched, processes=op.processes)
     if of is not None and of not in op.fields:
         raise RecipeError(
-            f'{op.name} has fields={list(op.fields)} and stands in the list of "{of}". Leave its '
-            "fields out, or put it into a list of its own fields."
+            f'{op.name} has fields={list(op.fields)} and is in the list of "{of}". Leave its '
+            "fields out, or put it into the list of one of its own fields."
         )
     return op
 
 
 def check_maps(maps: Sequence[Map], schema: Schema) -> CheckedMaps:
-    """Give each Map of `split_maps` the types of its fields.
+    """Return the Maps of `split_maps` with the types of their fields.
 
-    schema: of the dataset. Raises RecipeError for fields that aren't there and types that no
-    function can return; ConfigError for masks or boxes of what is no image any more.
+    schema: types of the dataset's fields. Raises RecipeError for unknown fields and for types that
+    a function can't return; ConfigError for masks or boxes of a field that is no longer an image.
     """
     placed: list[PlacedMap] = []
     for index, op in enumerate(maps):
@@ -234,8 +234,8 @@ def _type_of(name: str, op: Map, schema: Schema) -> FieldType:
         return Value("bool")
     if name not in schema:
         raise RecipeError(
-            f'{op.name} wants the field "{name}", and there is {", ".join(schema) or "none"} (and '
-            f'"{number_name(schema)}"). Name one of these.'
+            f'{op.name}: got the unknown field "{name}", wanted one of '
+            f"{', '.join([*schema, number_name(schema)])}."
         )
     return schema[name]
 
@@ -243,30 +243,39 @@ def _type_of(name: str, op: Map, schema: Schema) -> FieldType:
 def _check_returned(op: Map, name: str, type: FieldType, schema: Schema) -> None:
     if is_number(name, schema) or name.endswith(PRESENT):
         raise RecipeError(
-            f'{op.name} would replace "{name}", which Penstock gives. Say what it returns: '
-            'returns={"tokens": Tokens("int64")}, for instance.'
+            f'{op.name} would replace "{name}", which Penstock sets. Name other fields that it '
+            'returns, such as returns={"tokens": Tokens("int64")}.'
         )
     if isinstance(type, _ENCODED):
         kind = type.__class__.__name__
         raise RecipeError(
-            f'{op.name} would put other {kind} bytes into "{name}", and those of storage were '
-            "checked and measured when the dataset was indexed. Say what else it returns, such as "
+            f'{op.name} would replace the {kind} bytes of "{name}", and only stored bytes were '
+            "checked and measured when the dataset was indexed. Return another type, such as "
             f'returns={{"{name}": Array("uint8", (None, None, 3))}} for pixels.'
         )
     if isinstance(type, Array) and not type.is_settled:
         raise RecipeError(
-            f'{op.name} returns "{name}" as {type}, wanted an Array with dtype and shape (None in '
-            'it for lengths that differ): Array("float32", (None, 3)), say.'
+            f'{op.name} returns "{name}" as {type}, wanted an Array with dtype and shape (None for '
+            'lengths that differ), such as Array("float32", (None, 3)).'
         )
 
 
-def _map_fields(fields: Any) -> tuple[str, ...]:
+def _map_fields(what: str, fields: Any) -> tuple[str, ...]:
     names = (fields,) if isinstance(fields, str) else fields
     if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
-        raise RecipeError(f"Map(fields=...): got {fields!r}, wanted a field's name, or several.")
+        raise RecipeError(f"{what}: got {fields!r}, wanted a field's name, or several.")
     if len(set(names)) < len(names):
-        raise RecipeError(f"Map(fields=...): got {list(names)}, wanted each field once.")
+        raise RecipeError(f"{what}: got {list(names)}, wanted each field once.")
     return tuple(names)
+
+
+def _map_returns(what: str, returns: object) -> dict[str, FieldType]:
+    if isinstance(returns, Mapping) and returns:
+        return dict(returns)
+    raise RecipeError(
+        f"{what}: got {returns!r}, wanted the type of each field that fn returns, such as "
+        '{"tokens": Tokens("int64")}.'
+    )
 
 
 MAX_PADDED_LENGTH = 2**31
@@ -275,15 +284,14 @@ MAX_PADDED_LENGTH = 2**31
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """Fills each sample of a field up at its end, so that a batch of it is one tensor.
+    """Pad each sample of a field at its end, so that a batch of the field is one tensor.
 
-    field: one whose samples differ in length, such as boxes or tokens. to: the first length of
-    every sample, or a tuple: its whole shape. None, also in a tuple: as long as the longest of the
-    batch. A sample that is longer is an error that names it: nothing is cut off. value: what it is
-    filled up with.
+    field: a field whose samples differ in length, such as boxes or tokens. to: the first length of
+    every padded sample, or its full shape as a tuple; None, also in a tuple: the longest of the
+    batch. A longer sample is an error that names it; nothing is cut off. value: the padding value.
 
-    Batches have it in the field's place: shape (n, to, ...), in a recipe that stands for the whole
-    loader or for the field, at any place. It touches no image.
+    The field then has the shape (n, to, ...) in a batch. Pad may be anywhere in the recipe of the
+    loader or of the field. It doesn't change images.
     """
 
     field: str
@@ -310,8 +318,8 @@ class Pad:
     def shape(self, dimensions: int) -> tuple[int | None, ...]:
         """Return each sample's padded lengths; None: the longest length of the batch.
 
-        dimensions: of a sample where several of its lengths differ, 1 where the first alone does.
-        Raises RecipeError where `to` has other ones.
+        dimensions: number of a sample's lengths that differ. Raises RecipeError if `to` has another
+        number of lengths.
         """
         if self.to is None:
             return (None,) * dimensions
@@ -328,15 +336,14 @@ class Pad:
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class Unpack:
-    """Cuts the sequences of a batch into their documents, for attention that doesn't cross them.
+    """Cut the sequences of a batch into their documents, for attention that doesn't cross them.
 
-    field: of sequences of one length, such as "tokens" or "position". by: the field of the same
-    shape that numbers the document of each token, -1 where none is: what a sequence is filled up
-    with. Both have to be selected.
+    field: a field of sequences of one length, such as "tokens" or "position". by: the field of the
+    same shape that numbers the document of each token, -1 for padding. Both must be selected.
 
-    Batches have a `Ragged` in the field's place, a sample for each document of each sequence:
-    `values` without what sequences are filled up with, `cu_seqlens` and `max_length` are what
-    kernels of attention over variable lengths take. It touches no other field.
+    The field is then a `Ragged` in a batch, with a sample for each document of each sequence:
+    `values` without padding, and the `cu_seqlens` and `max_length` that attention kernels for
+    variable lengths expect. It doesn't change other fields.
     """
 
     field: str
@@ -356,13 +363,13 @@ class Unpack:
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class SanitizeBoxes:
-    """Drops boxes of which too little is left, and with them their rows of fields `of` them.
+    """Drop boxes of which too little is left, and their rows of fields `of` them.
 
-    It stands anywhere behind what crops, resizes and flips, and looks at the boxes in the end,
-    clipped to their image, as torchvision's SanitizeBoundingBoxes does behind ClampBoundingBoxes.
-    min_size: in pixels of the result; a box of less width or height is dropped. min_area: likewise
-    of its area. fields: names of the boxes; None: all that follow an image of the recipe. Without
-    this operation boxes are only clipped, and keep their number.
+    It comes anywhere after crops, resizes and flips, and checks the final boxes, clipped to their
+    image, as torchvision's SanitizeBoundingBoxes does after ClampBoundingBoxes. min_size: minimum
+    width and height of a box in pixels of the result. min_area: minimum area in pixels. fields:
+    names of the fields of boxes; None: all that follow an image of the recipe. Without this
+    operation boxes are only clipped, and keep their number.
     """
 
     min_size: float = 1.0
@@ -371,17 +378,19 @@ class SanitizeBoxes:
     fields: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("min_size", "min_area"):
-            value = getattr(self, name)
-            if not is_finite_number(value) or value < 0:
-                raise RecipeError(
-                    f"SanitizeBoxes({name}=...): got {value!r}, wanted pixels, 0 or more."
-                )
-            object.__setattr__(self, name, float(value))
-        object.__setattr__(self, "fields", field_names("SanitizeBoxes(fields=...)", self.fields))
+        check_argument(self, "min_size", _least_pixels)
+        check_argument(self, "min_area", _least_pixels)
+        check_argument(self, "fields", field_names)
 
     def keeps(self, boxes: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Which boxes stay, bool, (k,). boxes: x1, y1, x2, y2, clipped, shape (k, 4)."""
+        """Return True for each box to keep, bool, (k,). boxes: x1, y1, x2, y2, clipped, shape
+        (k, 4)."""
         width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
         large = (width >= self.min_size) & (height >= self.min_size)
         return large & (width * height >= self.min_area)
+
+
+def _least_pixels(what: str, value: Any) -> float:
+    if is_finite_number(value) and value >= 0:
+        return float(value)
+    raise RecipeError(f"{what}: got {value!r}, wanted pixels, 0 or more.")

@@ -1,9 +1,9 @@
 """Check the recipes of all fields of a sample: its images, and the fields that follow them.
 
-A list of operations acts on every field that it concerns: each image that is selected, and the
-masks, boxes and keypoints `of` it. One operation draws the same numbers for all of them: images of
-one size get one window. A mapping has a list for each image that is to be changed, and other images
-are decoded as they are. The fields of a tuple share a list and its draws; entries draw apart.
+A list of operations applies to each selected image and to the masks, boxes and keypoints `of` it.
+One operation draws the same numbers for all of them: images of the same size get the same window. A
+mapping has a list for each image to change, and other images are only decoded. The fields of a
+tuple share a list and its draws; different entries have different draws.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 Recipes = Recipe | Mapping[str | tuple[str, ...], Recipe]
 """The type of `augment=`: one list of operations, or a list by field or by a tuple of fields."""
 FieldLists = Recipe | Mapping[str, Recipe]
-"""Recipes with a list for each field of a tuple, as `by_field` gives them."""
+"""Recipes with a list for each field of a tuple, as returned by `by_field`."""
 
 # Operations that move pixels in a way that masks, boxes and points don't follow yet.
 _UNFOLLOWED = (RandomRotation, RandAugment, TrivialAugmentWide, AutoAugment)
@@ -72,8 +72,8 @@ _log = logging.getLogger("penstock")
 
 
 def by_field(augment: Recipes | None) -> FieldLists | None:
-    """The recipes with a list for each field of a tuple. Raises RecipeError for fields that stand
-    in two entries, and for Maps of several fields in the list of a tuple."""
+    """Return the recipes with a list for each field of a tuple. Raises RecipeError for fields in
+    two entries, and for Maps of several fields in the list of a tuple."""
     if not isinstance(augment, Mapping):
         return augment
     lists: dict[str, Recipe] = {}
@@ -81,7 +81,7 @@ def by_field(augment: Recipes | None) -> FieldLists | None:
         for name in (key,) if isinstance(key, str) else key:
             if name in lists:
                 raise RecipeError(
-                    f'augment: "{name}" stands twice in the keys {list(augment)}. Give each field '
+                    f'augment: "{name}" is in several of the keys {list(augment)}. Give each field '
                     "one list."
                 )
             lists[name] = recipe
@@ -89,9 +89,9 @@ def by_field(augment: Recipes | None) -> FieldLists | None:
         maps = [each for each in operations if isinstance(each, Map) and each.fields is not None]
         if not isinstance(key, str) and maps:
             raise RecipeError(
-                f"{maps[0].name} has fields={list(maps[0].fields or ())} and stands in the list of "
-                f"{key}, which acts on each of these fields. Leave its fields out, or put it into "
-                "the list of one field."
+                f"{maps[0].name} has fields={list(maps[0].fields or ())} and is in the list of "
+                f"{key}, which applies to each of these fields. Leave its fields out, or put it "
+                "into the list of one field."
             )
     return lists
 
@@ -105,12 +105,11 @@ def check_recipes(
 ) -> FieldRecipes:
     """Check a recipe and return its operations on each field of a sample.
 
-    augment: without its Maps (see `map.split_maps`). schema: of the samples. fields: what is
-    selected, in order; "id" and "<name>.present" too. ranges: sizes of the images of each image
-    field, of those too that aren't selected but that a mask is `of`. salts: of the draws, by field
-    (`entry_salts`).
-    Raises RecipeError for operations that don't fit one another, or that a selected mask, boxes or
-    keypoints can't follow.
+    augment: the recipe without its Maps (see `split_maps`). schema: types of the samples' fields.
+    fields: selected fields in order, including "id" and "<name>.present". ranges: image sizes of
+    each image field, including images that aren't selected but have masks. salts: salts of the
+    draws by field (`entry_salts`). Raises RecipeError for operations that don't fit one another, or
+    that selected masks, boxes or keypoints can't follow.
     """
     selected = {name: schema[name] for name in fields if name in schema}
     lists = _lists(augment, schema, selected, tuple(fields))
@@ -141,15 +140,15 @@ def check_recipes(
 def _warn_of_coordinates(
     lists: Mapping[str, Sequence[Operation]], selected: Mapping[str, FieldType]
 ) -> None:
-    """Say which selected arrays seem to be boxes or points, and stay where they are."""
+    """Warn about selected arrays that may be boxes or points, and don't follow their image."""
     images = {name for name, type in selected.items() if isinstance(type, Image)}
     moving = next((op for ops in lists.values() for op in ops if _moves(op, images)), None)
     if moving is None:
         return
     for name in untyped_places(selected):
         _log.warning(
-            '"%s" is %r, and handed out as it is stored: %s moves the pixels of images, not these '
-            "numbers. If it is places in an image, say so to the Dataset: "
+            '"%s" is %r, and delivered as stored: %s moves the pixels of images, not these '
+            "numbers. If these are positions in an image, declare them to the Dataset: "
             'schema={"%s": Boxes(of=…, format=…)}, or Keypoints(of=…).',
             name,
             selected[name],
@@ -161,14 +160,14 @@ def _warn_of_coordinates(
 def _warn_of_undeclared_masks(
     lists: Mapping[str, Sequence[Operation]], selected: Mapping[str, FieldType]
 ) -> None:
-    """Say which images seem to be class numbers, and get a picture's resizing and colours."""
+    """Warn about images that may be class numbers, and are resized and changed as pictures."""
     images = [name for name, type in selected.items() if isinstance(type, Image)]
     others = [name for name in images if not is_mask_name(name, ())]
     for name in images:
         if others and name not in others and lists.get(name):
             _log.warning(
                 '"%s" is Image, and the recipe treats its pixels as colours. If they are class '
-                'numbers, say so to the Dataset: schema={"%s": Mask(of="%s")}.',
+                'numbers, declare it to the Dataset: schema={"%s": Mask(of="%s")}.',
                 name,
                 name,
                 others[0],
@@ -187,13 +186,13 @@ def _lists(
     selected: Mapping[str, FieldType],
     fields: tuple[str, ...],
 ) -> dict[str, tuple[Operation, ...]]:
-    """The operations by field, with Decode in front of each image's; of fields that have some."""
+    """Return the operations of each field that has any, with Decode at the front of an image's."""
     images = [name for name, type in selected.items() if isinstance(type, Image)]
     if not isinstance(augment, Mapping):
         ops = operations_of(augment)
         if augment is not None and not images and not _is_about_fields(ops[1:], selected):
             raise RecipeError(
-                f"augment= needs images, and fields={fields!r} has none. " + _without_images(schema)
+                f"augment= needs images, and fields={fields!r} has none. {_image_remedy(schema)}"
             )
         return {name: ops for name in images} or {"": ops}
     lists = {}
@@ -222,7 +221,7 @@ def _is_about_fields(ops: tuple[Operation, ...], selected: Mapping[str, FieldTyp
     return bool(ops) and all(isinstance(op, kinds) for op in ops)
 
 
-def _without_images(schema: Mapping[str, FieldType]) -> str:
+def _image_remedy(schema: Mapping[str, FieldType]) -> str:
     images = [name for name, type in schema.items() if isinstance(type, Image)]
     plain = [name for name, type in schema.items() if isinstance(type, Bytes)]
     if not images and plain:
@@ -236,11 +235,11 @@ def _without_images(schema: Mapping[str, FieldType]) -> str:
 
 
 def _check_list_without_image(name: str, type: FieldType, ops: tuple[Operation, ...]) -> None:
-    """Operations of a field that is no image."""
+    """Raise RecipeError for operations that a field other than an image can't have."""
     kind = type.__class__.__name__
     if isinstance(type, _FOLLOWING):
         advice = (
-            f'{kind} of "{type.of}" follows what is done to that: put them into its list, '
+            f'{kind} follows the operations on "{type.of}": put them into the list of that, '
             f'augment={{"{type.of}": [...]}}.'
         )
     else:
@@ -248,17 +247,17 @@ def _check_list_without_image(name: str, type: FieldType, ops: tuple[Operation, 
     if not ops:
         raise RecipeError(f'augment: the list of "{name}" does nothing; {advice}')
     for op in ops:
-        ours = isinstance(op, Pad | Unpack) and op.field == name
+        applies = isinstance(op, Pad | Unpack) and op.field == name
         if isinstance(op, RandomCrop | CenterCrop) and isinstance(type, Array):
-            ours = op.fields in (None, (name,))
-        if not ours and not (isinstance(op, SanitizeBoxes) and isinstance(type, Boxes)):
+            applies = op.fields in (None, (name,))
+        if not applies and not (isinstance(op, SanitizeBoxes) and isinstance(type, Boxes)):
             raise RecipeError(f'augment: got {op} for "{name}"; {advice}')
 
 
 def _checked(
     ops: tuple[Operation, ...] | None, name: str, ranges: Mapping[str, ImageRange], *, alone: bool
 ) -> CheckedRecipe:
-    """alone: there is no other image, so that messages needn't say of which they are."""
+    """Check the recipe of an image. alone: it is the only image, so that messages don't name it."""
     try:
         return check_recipe(ops, images=ranges.get(name), field=name)
     except RecipeError as error:
@@ -270,15 +269,14 @@ def _checked(
 def _check_crops(
     lists: Mapping[str, tuple[Operation, ...]], selected: Mapping[str, FieldType]
 ) -> None:
-    """The names of the images and arrays that crops are for."""
+    """Raise RecipeError for crops of fields that aren't selected images or arrays."""
     known = [name for name, type in selected.items() if isinstance(type, Image | Array)]
     for ops in lists.values():
         for op in ops:
             for name in (op.fields or ()) if isinstance(op, RandomCrop | CenterCrop) else ():
                 if name not in known:
                     raise RecipeError(
-                        f'{op}: "{name}" is no image that is selected, and no array. Selected: '
-                        f"{known}."
+                        f'{op}: "{name}" is no selected image or array. Selected: {known}.'
                     )
 
 
@@ -289,15 +287,16 @@ def _check_mixing(images: Mapping[str, CheckedRecipe], selected: Mapping[str, Fi
         op = type(recipe.mixing[0]).__name__
         if len(images) > 1:
             raise RecipeError(
-                f"{op} blends the images and labels of two samples by one share, and here are "
-                f"several images a sample ({', '.join(images)}), with one label. Select one of "
+                f"{op} blends the images and labels of two samples by one share, and each sample "
+                f"has several images ({', '.join(images)}) with one label. Select one of "
                 f"them, or leave {op} out and mix the batch in your training step."
             )
-        beside = [other for other, type in selected.items() if isinstance(type, _FOLLOWING)]
-        if beside:
+        followers = [other for other, type in selected.items() if isinstance(type, _FOLLOWING)]
+        if followers:
+            name = followers[0]
             raise RecipeError(
-                f'{op} blends the pixels of two samples, and "{beside[0]}" would then hold for '
-                f'one of them only. Leave "{beside[0]}" out of fields=, or {op} out of the recipe.'
+                f'{op} blends the pixels of two samples, and "{name}" would then be right for only '
+                f'one of them. Leave "{name}" out of fields=, or {op} out of the recipe.'
             )
 
 
@@ -337,7 +336,7 @@ def _check_followed(name: str, follower: Follower, recipe: CheckedRecipe) -> Non
     for op in recipe.ops:
         what = type(op).__name__
         if isinstance(op, _UNFOLLOWED):
-            why, or_else = "turns or shifts pixels, and", ""
+            why, or_else = "rotates or shifts pixels, and", ""
         elif isinstance(op, Apply) and op.moves:
             why = "may move pixels, and"
             or_else = ", or pass Apply(..., moves=False) if its function leaves them in place"
@@ -354,7 +353,7 @@ def _sanitized(
     selected: Mapping[str, FieldType],
     followers: Mapping[str, Follower],
 ) -> dict[str, Follower]:
-    """The followers, with what drops boxes, and with the arrays that lose rows with them."""
+    """Return the followers with their SanitizeBoxes, including arrays that lose rows with boxes."""
     found = dict(followers)
     for key, ops in lists.items():
         for op in ops:
@@ -390,20 +389,20 @@ def _boxes_of(
     selected: Mapping[str, FieldType],
     followers: Mapping[str, Follower],
 ) -> list[str]:
-    """The boxes that an operation in the list of a field acts on."""
+    """Return the boxes to which an operation in the list of a field applies."""
     boxes = [name for name, each in followers.items() if isinstance(each.type, Boxes)]
-    mine = [name for name in boxes if key in ("", name, followers[name].of)]
+    affected = [name for name in boxes if key in ("", name, followers[name].of)]
     for name in op.fields or ():
         if name not in boxes:
             known = f"fields of boxes that are selected: {boxes}"
             what = "isn't selected" if name not in selected else "isn't one of boxes"
             raise RecipeError(f'{op}: "{name}" {what}; {known}. Name one of these.')
-        if name not in mine:
+        if name not in affected:
             raise RecipeError(
-                f'{op} stands in the list of "{key}", and "{name}" is of "{followers[name].of}". '
+                f'{op} is in the list of "{key}", and "{name}" is of "{followers[name].of}". '
                 "Put it into the list of that, and select it."
             )
-    return [name for name in mine if op.fields is None or name in op.fields]
+    return [name for name in affected if op.fields is None or name in op.fields]
 
 
 def _pads(ops: Sequence[Any], selected: Mapping[str, FieldType]) -> dict[str, Pad | Unpack]:
@@ -433,14 +432,13 @@ def _pads(ops: Sequence[Any], selected: Mapping[str, FieldType]) -> dict[str, Pa
 
 
 def _check_unpack(op: Unpack, selected: Mapping[str, FieldType]) -> None:
-    """Raise RecipeError for fields that aren't of one and the same length."""
+    """Raise RecipeError unless both fields are sequences of the same length."""
     shapes = [
         each.shape if isinstance(each, Array) and not each.is_ragged else None
         for each in (selected[op.field], selected.get(op.by))
     ]
     if shapes[0] is None or shapes[0] != shapes[1] or len(shapes[0]) != 1:
         raise RecipeError(
-            f'{op}: wanted two selected fields of sequences of one length, as documents="pack" of '
-            f"a dataset of tokens gives them; got {selected[op.field]!r} and "
-            f"{selected.get(op.by)!r}."
+            f"{op}: got {selected[op.field]!r} and {selected.get(op.by)!r}, wanted two selected "
+            'fields of sequences of one length, as a dataset of tokens with documents="pack" has.'
         )

@@ -1,23 +1,24 @@
 """Run batches through the DALI graph of a checked recipe, on "cpu" or "cuda".
 
-Encoded bytes go in as views, without a copy; windows and flips go in as arguments (`draws`); torch
-tensors come out, without a copy. The graph keeps no random state and decides nothing.
+Its inputs are views of encoded bytes, without a copy, and windows and flips as arguments (`draws`);
+its outputs are torch tensors, without a copy. The graph keeps no random state and makes no
+decisions.
 
 Usually a batch is one sub-batch, which is one run of DALI. A sample that doesn't decode fails its
-whole run. Then the good samples of that run are decoded again, in a pipeline of their own, until
-the bad ones are found (`decode_failures`), and the next batches are cut into smaller runs.
+whole run. Then the good samples of that run are decoded again, in a separate pipeline, until the
+bad ones are found (`decode_failures`), and the next batches are cut into smaller runs.
 
-What shapes it, measured with DALI 2.4 on the CPU at batch 256:
-- Three small argument inputs (start, shape, mirror) cost 4.3 us a sample; one packed input that the
-  graph takes apart costs 9.4, as each subscript is an operator.
+Measurements behind this design, with DALI 2.4 on the CPU at batch 256:
+- Three small argument inputs (start, shape, mirror) take 4.3 us a sample; one packed input that the
+  graph unpacks takes 9.4, as each subscript is an operator.
 - A crop after a resize is one resize of a region: fewer pixels are decoded and fewer resized.
-- The dynamic executor with prefetch_queue_depth=1 takes one schedule_run() per feed and holds as
-  many runs as one schedules. With a depth of 2 the first one runs twice; without the dynamic
-  executor tensors that were handed out are overwritten.
-- A sample that doesn't decode fails its batch and nothing else. But a header that can't be parsed,
-  or a window outside its image, ends the run while other threads still decode into it, and most
-  trials ended in a segmentation fault. Such samples must never get here: readers compare the CRC of
-  what was verified, and check_headers=True looks at what wasn't (`image_checks`).
+- The dynamic executor with prefetch_queue_depth=1 makes one run for each schedule_run(), and any
+  number of runs may be in flight. With a depth of 2 the first one runs twice; without the dynamic
+  executor returned tensors are overwritten.
+- A sample that doesn't decode fails only its batch. But a header that can't be parsed, or a window
+  outside its image, ends the run while other threads still decode into it, and most trials ended in
+  a segmentation fault. Such samples must never reach DALI: readers compare the CRC of verified
+  bytes, and check_headers=True checks other bytes (`image_checks`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.augment import resample_operator
-from penstock.augment.dali_library import disown_pipeline, load_dali
+from penstock.augment.dali_library import disown_pipeline, load_dali, new_pipeline
 from penstock.augment.decode_failures import (
     NO_IMAGE,
     check_machine,
@@ -55,16 +56,17 @@ if TYPE_CHECKING:
     from penstock.augment.recipe import CheckedRecipe
     from penstock.readers import EncodedBatch
 
-# After a failure so many batches are fed as runs of so few samples. At 1 % bad samples a run of 128
-# fails 72 times of 100 and a run of 16 15 times, and what was decoded beside a bad one is lost.
+# Batches after a failure that are cut into small runs, and samples of a small run. With 1 % bad
+# samples 72 of 100 runs of 128 fail and 15 of 100 runs of 16, and a failed run loses its good
+# samples.
 SMALL_RUN_BATCHES = 64
 SMALL_RUN_SAMPLES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
-    """The output of a graph for one batch. images: (n, channels, height, width). bad: rows that are
-    zeros, with the reason of each."""
+    """The output of a graph for one batch. images: (n, channels, height, width). bad: rows of zeros
+    for samples that don't decode, with reasons."""
 
     images: torch.Tensor
     bad: dict[int, str]
@@ -72,7 +74,7 @@ class DecodedBatch:
 
 @dataclass(frozen=True, slots=True)
 class SubBatch:
-    """Rows of one run. inputs: what DALI reads until the run was taken."""
+    """The rows of one run. inputs: objects that DALI reads until the run is complete."""
 
     rows: list[int]
     inputs: tuple[Any, ...]
@@ -80,7 +82,7 @@ class SubBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchInFlight:
-    """A batch that DALI works on. marks: rows left out and why; runs: of the others."""
+    """A batch in flight. marks: omitted rows with reasons. runs: runs of the other rows."""
 
     batch: EncodedBatch
     draws: Draws
@@ -90,30 +92,30 @@ class BatchInFlight:
 
 @dataclass(frozen=True, slots=True)
 class FailedRun:
-    """Rows of a run that failed, and why; None if they weren't tried yet. Not the error: its
-    traceback would hold the batch in a cycle."""
+    """The rows of a failed run. reason: why it failed; None if it wasn't tried yet. It doesn't keep
+    the error, whose traceback would hold the batch in a cycle."""
 
     rows: list[int]
     reason: str | None
 
 
 class SubBatchSizer:
-    """Decides how batches are cut into sub-batches: small ones while samples fail, else one."""
+    """The division of batches into sub-batches: small ones after failures, otherwise one."""
 
     def __init__(self) -> None:
-        self._batches = 0  # to be cut small yet
-        self._suspects: set[int] = set()  # ids that once failed: another window may yet decode
+        self._batches = 0  # next batches to cut into small runs
+        self._suspects: set[int] = set()  # ids that failed once; another window may decode
 
-    def heighten(self) -> None:
-        """A run has failed: the next batches are cut small."""
+    def use_small_runs(self) -> None:
+        """Cut the next batches into small runs, since a run has failed."""
         self._batches = SMALL_RUN_BATCHES
 
-    def suspect(self, ids: Iterable[int]) -> None:
-        """These samples failed: from now on each of them is a sub-batch of its own."""
+    def isolate(self, ids: Iterable[int]) -> None:
+        """Make each of these samples a sub-batch of its own from now on, since they failed."""
         self._suspects.update(ids)
 
     def cut(self, batch: EncodedBatch, marks: dict[int, str]) -> list[list[int]]:
-        """The rows of each sub-batch, without those in marks. DALI knows no empty one."""
+        """Return the rows of each sub-batch, without those in marks; DALI supports no empty one."""
         rows = [row for row in range(len(batch.encoded)) if row not in marks]
         alone: list[int] = []
         if self._suspects:
@@ -126,7 +128,7 @@ class SubBatchSizer:
 
 
 def select_rows(batch: EncodedBatch, draws: Draws, rows: list[int]) -> tuple[EncodedBatch, Draws]:
-    """These rows of a batch and of its draws; all of them are the same objects."""
+    """Return some rows of a batch and of its draws; for all rows the same objects."""
     if len(rows) == len(batch.encoded):
         return batch, draws
     encoded = [batch.encoded[row] for row in rows]
@@ -135,7 +137,7 @@ def select_rows(batch: EncodedBatch, draws: Draws, rows: list[int]) -> tuple[Enc
 
 
 def failure_reason(error: RuntimeError) -> str:
-    """The reason of a run that failed. Raises DeviceError where no sample is to blame."""
+    """Return the reason of a failed run. Raises DeviceError if no sample is the cause."""
     check_machine(error, remedy="a smaller batch, or a smaller prefetch_factor")
     return reason_of(error)
 
@@ -144,7 +146,7 @@ _LOG = logging.getLogger("penstock")
 
 
 class DaliPipeline:
-    """Runs batches through DALI, first in, first out. One thread schedules and takes."""
+    """A DALI pipeline whose runs are first in, first out. One thread uses it."""
 
     def __init__(self, plan: GraphPlan) -> None:
         dali = load_dali()
@@ -152,39 +154,34 @@ class DaliPipeline:
         self._names = input_names(plan.recipe)
         self._tensor = dali.tensors.TensorCPU
         self._tensors = dali.tensors.TensorListCPU
-        self._resident = dali.tensors.TensorListGPU if _on_gpu(plan) else None
-        self._constant = self._blank(plan.batch_size) if plan.constant else None
-        self._pipe = dali.Pipeline(
-            batch_size=plan.batch_size,
-            num_threads=plan.threads,
-            device_id=plan.device_id,
-            prefetch_queue_depth=1,
-            exec_dynamic=True,
-        )
+        on_gpu = plan.resident and plan.device == "cuda"
+        self._resident = dali.tensors.TensorListGPU if on_gpu else None
+        self._constant = self.empty(plan.batch_size).zero_() if plan.constant else None
+        self._pipe = new_pipeline(plan.batch_size, threads=plan.threads, device_id=plan.device_id)
         with self._pipe:
             self._pipe.set_outputs(*define_outputs(plan))
         self._pipe.build()
         watch(self)
 
     def disown(self) -> None:
-        """Leave the pipeline alone in a forked child, where DALI's threads aren't."""
+        """Never destroy the pipeline in a forked child, which doesn't have DALI's threads."""
         disown_pipeline(self._pipe)
 
     def schedule(self, batch: EncodedBatch, draws: Draws) -> tuple[Any, ...]:
-        """Start one run. Returns what must stay alive until after the next take()."""
+        """Start one run. Returns objects that must stay alive until the run is taken."""
         if self._resident is not None:
             encoded = self._resident(batch.encoded, layout="HWC", contiguous=False)
         else:
             tensor = self._tensor
-            # Naming a layout, even an empty one, costs as much as the rest of wrapping a view.
+            # An explicit layout, even an empty one, doubles the time of wrapping a view.
             if self._plan.pixels:
                 views = [tensor(view, layout="HWC") for view in batch.encoded]
             else:
                 views = [tensor(view) for view in batch.encoded]
             encoded = self._tensors(views, contiguous=False)
         arguments = [self._tensors(draws[name]) for name in self._names]
-        # What lies scattered in the GPU's memory DALI copies into a batch: by one kernel, not by a
-        # copy each.
+        # DALI copies images that are scattered in the GPU's memory into a batch: by one kernel
+        # instead of one copy for each.
         self._pipe.feed_input("encoded", encoded, use_copy_kernel=self._resident is not None)
         for name, argument in zip(self._names, arguments, strict=True):
             self._pipe.feed_input(name, argument)
@@ -192,25 +189,25 @@ class DaliPipeline:
         return (encoded, *arguments)
 
     def take(self, samples: int) -> torch.Tensor:
-        """The oldest run's tensor. Raises RuntimeError as DALI does."""
+        """Return the oldest run's tensor. Raises DALI's RuntimeError."""
         import torch
         from torch.utils.dlpack import from_dlpack
 
-        # On CUDA the tensor is ordered after the stream that is current here, without a wait.
+        # On CUDA the current stream waits for the tensor, and the host doesn't.
         on_cuda = self._plan.device == "cuda"
         stream = torch.cuda.current_stream(self._plan.device_id) if on_cuda else None
         images = from_dlpack(self._pipe.outputs(cuda_stream=stream)[0].as_tensor())
         return images if self._constant is None else self._constant[:samples]
 
     def skip(self) -> None:
-        """Wait for the oldest run and drop what it gives, an error too."""
+        """Wait for the oldest run and drop its tensor or error."""
         try:
             self._pipe.outputs()
         except RuntimeError as error:
             _LOG.debug("dropped a batch that failed in DALI: %s", reason_of(error))
 
     def empty(self, samples: int) -> torch.Tensor:
-        """Room for images."""
+        """Return uninitialised memory for images."""
         import torch
 
         plan = self._plan
@@ -218,28 +215,17 @@ class DaliPipeline:
         dtype: torch.dtype = getattr(torch, plan.recipe.dtype)
         return torch.empty((samples, *plan.recipe.shape), dtype=dtype, device=device)
 
-    def _blank(self, samples: int) -> torch.Tensor:
-        """Zeros in place of images."""
-        return self.empty(samples).zero_()
 
-
-def _on_gpu(plan: GraphPlan) -> bool:
-    """Return True if samples are tensors in the GPU's memory."""
-    return plan.resident and plan.device == "cuda"
-
-
-_SPLIT_WAYS = (
-    4  # sub-batches of a small run that failed: 20 decodes to find one of 16; halving takes 30
-)
+_SPLIT_WAYS = 4  # parts of a small failed run: 20 decodes find one bad sample of 16; halving: 30
 _SIDE_THREADS = 4
 
 
 class FailedRunDecoder:
-    """Decodes samples of failed runs in a pipeline of its own, which keeps the runs that are in
-    flight out of this. It is built once, at the first failure: building failing ones anew leaks."""
+    """A decoder for samples of failed runs. It has its own pipeline, so that runs in flight aren't
+    affected, and builds it once, at the first failure: building pipelines that fail leaks."""
 
-    def __init__(self, plan: GraphPlan, caution: SubBatchSizer) -> None:
-        self._plan, self._caution = plan, caution
+    def __init__(self, plan: GraphPlan, sizer: SubBatchSizer) -> None:
+        self._plan, self._sizer = plan, sizer
         self._side: DaliPipeline | None = None
         self._copies: deque[_PendingCopy] = deque()
 
@@ -250,20 +236,20 @@ class FailedRunDecoder:
         images: torch.Tensor,
         taken: list[torch.Tensor],
     ) -> DecodedBatch:
-        """Fill in the images of failed runs, zeros where a sample is bad.
+        """Fill in the images of failed runs, with zeros for bad samples.
 
-        taken: tensors whose copies into images are under way. Raises DeviceError where no sample
-        is to blame.
+        taken: tensors that are being copied into images. Raises DeviceError if no sample is the
+        cause.
         """
         bad = dict(flight.marks)
         for run in failed:
             rows, reason = run.rows, run.reason
             if reason is not None:
-                self._caution.heighten()
+                self._sizer.use_small_runs()
             if len(rows) == 1 and reason is not None:
                 bad[rows[0]] = reason
                 continue
-            # What failed as a small run is cut further at once; a large one into small runs.
+            # A small failed run is cut into parts, a large one into small runs.
             size = SMALL_RUN_SAMPLES
             if reason is not None and len(rows) <= size:
                 size = -(-len(rows) // _SPLIT_WAYS)
@@ -274,7 +260,7 @@ class FailedRunDecoder:
         self._check_blame(flight, {row: why for row, why in bad.items() if row not in flight.marks})
         if bad:
             images[list(bad)] = 0
-            self._caution.suspect(int(flight.batch.ids[row]) for row in bad)
+            self._sizer.isolate(int(flight.batch.ids[row]) for row in bad)
         self._keep_for_copies(taken)
         return DecodedBatch(images, bad)
 
@@ -305,8 +291,8 @@ class FailedRunDecoder:
         del inputs  # DALI read it until here
 
     def _check_blame(self, flight: BatchInFlight, bad: dict[int, str]) -> None:
-        """Raises DeviceError where samples would be blamed that show no fault: a codec's failure
-        over a header that can be read, or one unknown reason for a whole batch."""
+        """Raise DeviceError if the samples aren't the likely cause: a codec fails although it can
+        read the header, or a whole batch fails for an unknown reason."""
         encoded = flight.batch.encoded
         if not self._plan.pixels:
             for row, why in bad.items():
@@ -320,7 +306,7 @@ class FailedRunDecoder:
             raise machine_error(f"all {tried} samples of a batch fail ({next(iter(bad.values()))})")
 
     def _keep_for_copies(self, taken: list[torch.Tensor]) -> None:
-        """On CUDA copies run on behind us: keep what they read until they are done."""
+        """Keep tensors on CUDA until the copies that read them are complete."""
         while self._copies and self._copies[0].is_done():
             self._copies.popleft()
         if taken and self._plan.device == "cuda":
@@ -333,7 +319,7 @@ class FailedRunDecoder:
 
 @dataclass(frozen=True, slots=True)
 class _PendingCopy:
-    """Tensors of DALI's that copies still read until the event."""
+    """Tensors of DALI that copies read until the event."""
 
     event: torch.cuda.Event
     tensors: list[torch.Tensor]
@@ -346,10 +332,11 @@ _VALUE_RANGE_SAMPLES = 64  # images of the first batch, for the range of their v
 
 
 class Graph:
-    """Decodes and augments batches. One thread feeds and takes; close() is safe to call twice.
+    """The graph that decodes and augments batches. One thread uses it; close() is safe to call
+    twice.
 
-    Every feed() is one run; outputs() takes the oldest. How many are in flight is the caller's
-    choice; batches may be of any size up to batch_size, 0 too.
+    feed() schedules a batch, and outputs() returns the oldest one. The caller decides how many
+    batches are in flight; they may have any size up to batch_size, including 0.
     """
 
     def __init__(
@@ -366,19 +353,18 @@ class Graph:
         pixels: bool = False,
         resident: bool = False,
     ) -> None:
-        """Build the graph; nothing runs yet.
+        """Build the graph without running it.
 
-        batch_size: the largest batch. threads: CPU threads that decode. device_id: CUDA ordinal,
-        None: torch's current one. deterministic: on CUDA decode without the hardware decoder, so
-        that pixels don't depend on which decoder a sample falls to; on the CPU they never do.
-        check_headers: read each sample's header before DALI sees it, for 4 us a sample: needed for
-        bytes that no `ImageVerifier` has seen or whose checksum was not compared since.
-        constant_decode: for benchmarks: take the same inputs, decode nothing and hand out a
-        constant; what is left is the cost of everything but decoding.
-        pixels: samples come decoded instead, RGB, uint8 of shape (height, width, 3).
-        resident: samples come as `whole.WholeDecoder` gave them: uint8 of shape (height, width,
-        channels) in the recipe's colours; on CUDA as what `whole.resident_tensor` made of them.
-        Raises ConfigError (no such device), MissingDependencyError (no DALI).
+        batch_size: the largest batch. threads: CPU threads that decode. device_id: CUDA ordinal;
+        None: torch's current one. deterministic: decode without the hardware decoder on CUDA, so
+        that pixels don't depend on the decoder that a sample gets; on the CPU they never do.
+        check_headers: read each sample's header before DALI decodes it, in 4 us a sample; necessary
+        for bytes that no `ImageVerifier` has checked, or whose checksum wasn't compared since.
+        constant_decode: for benchmarks: use the same inputs, decode nothing and return a constant,
+        which leaves the cost of everything but decoding. pixels: samples are decoded already: RGB,
+        uint8, shape (height, width, 3). resident: samples come from a `FullImageDecoder`: uint8,
+        shape (height, width, channels), in the recipe's colours; on CUDA each as a
+        `resident_tensor`. Raises ConfigError (no such device), MissingDependencyError (no DALI).
         """
         if batch_size < 1 or threads < 1:
             raise ConfigError(
@@ -403,11 +389,11 @@ class Graph:
         )
         self._pipe: DaliPipeline | None = DaliPipeline(self._plan)
         self._flights: deque[BatchInFlight] = deque()
-        # DALI may still read the batch that was just taken.
+        # DALI may still read the batch that was just returned.
         self._last: BatchInFlight | None = None
-        self._caution = SubBatchSizer()
-        self._rescue = FailedRunDecoder(self._plan, self._caution)
-        self._values_seen = self._plan.pixels or constant_decode
+        self._sizer = SubBatchSizer()
+        self._failed_runs = FailedRunDecoder(self._plan, self._sizer)
+        self._values_checked = self._plan.pixels or constant_decode
 
     @property
     def in_flight(self) -> int:
@@ -417,10 +403,10 @@ class Graph:
     def feed(
         self, batch: EncodedBatch, draws: Draws, *, bad: Mapping[int, str] | None = None
     ) -> None:
-        """Schedule one batch; returns before it is decoded. draws: of `draws.draw`.
+        """Schedule one batch, and return before it is decoded. draws: from `draws.draw`.
 
-        bad: rows known to be bad and why; they are left out, and their images are zeros.
-        Raises ConfigError for a batch larger than batch_size, ClosedError after close().
+        bad: rows that are known to be bad, with reasons; they aren't decoded, and their images are
+        zeros. Raises ConfigError for a batch larger than batch_size, ClosedError after close().
         """
         samples = len(batch.encoded)
         if samples > self._plan.batch_size:
@@ -432,13 +418,13 @@ class Graph:
         marks = dict(bad or {})
         if self._plan.check_headers:
             marks |= bad_headers(batch)
-        if not self._values_seen:
-            self._values_seen = True
+        if not self._values_checked:
+            self._values_checked = True
             good = [each for row, each in enumerate(batch.encoded) if row not in marks]
             warn_of_values(good[:_VALUE_RANGE_SAMPLES])
         runs = [
             SubBatch(rows, pipe.schedule(*select_rows(batch, draws, rows)))
-            for rows in self._caution.cut(batch, marks)
+            for rows in self._sizer.cut(batch, marks)
         ]
         self._flights.append(BatchInFlight(batch, draws, marks, runs))
 
@@ -446,9 +432,9 @@ class Graph:
         """Return the oldest batch that was fed, (n, channels, height, width). Blocks until it is
         complete.
 
-        The tensor is the caller's: no later run overwrites it. On CUDA it belongs to the stream
-        that is current now. Raises CorruptSampleError if samples don't decode; that batch is then
-        gone, and the graph goes on with the next. Raises ClosedError after close().
+        The tensor is the caller's: no later run overwrites it. On CUDA it belongs to the current
+        stream. Raises CorruptSampleError if samples don't decode; that batch is then lost, and the
+        next call returns the next batch. Raises ClosedError after close().
         """
         ids = self._flights[0].batch.ids if self._flights else None
         decoded = self.outputs_marked()
@@ -461,7 +447,7 @@ class Graph:
         """Return the oldest batch as `outputs` does; samples that don't decode are zeros, listed
         with their reasons.
 
-        Raises DeviceError if memory was short or the device fails, ClosedError after close().
+        Raises DeviceError if memory is short or the device fails, ClosedError after close().
         """
         pipe = self._open_pipe()
         if not self._flights:
@@ -473,13 +459,13 @@ class Graph:
             try:
                 return DecodedBatch(pipe.take(samples), {})
             except RuntimeError as error:
-                whole = FailedRun(flight.runs[0].rows, failure_reason(error))
-                return self._rescue.decode(flight, [whole], pipe.empty(samples), [])
+                failure = FailedRun(flight.runs[0].rows, failure_reason(error))
+                return self._failed_runs.decode(flight, [failure], pipe.empty(samples), [])
         images = pipe.empty(samples)
         failed: list[FailedRun] = []
         taken: list[torch.Tensor] = []
         broken: DeviceError | None = None
-        for run in flight.runs:  # all of them, so that runs and batches stay in step
+        for run in flight.runs:  # all of them, or later batches would get their results
             try:
                 taken.append(pipe.take(len(run.rows)))
             except RuntimeError as error:
@@ -491,18 +477,18 @@ class Graph:
                 images[run.rows] = taken[-1]
         if broken is not None:
             raise broken
-        return self._rescue.decode(flight, failed, images, taken)
+        return self._failed_runs.decode(flight, failed, images, taken)
 
     def decode(self, batch: EncodedBatch, draws: Draws) -> DecodedBatch:
-        """Decode a few samples out of turn, now: what is in flight stays there. As
-        `outputs_marked`."""
+        """Decode a few samples immediately, as `outputs_marked`; batches in flight aren't
+        affected."""
         pipe, rows = self._open_pipe(), list(range(len(batch.encoded)))
         flight = BatchInFlight(batch, draws, {}, [])
         untried = [FailedRun(rows, None)] if rows else []
-        return self._rescue.decode(flight, untried, pipe.empty(len(rows)), [])
+        return self._failed_runs.decode(flight, untried, pipe.empty(len(rows)), [])
 
     def drain(self) -> None:
-        """Drop what is in flight, with its errors: nobody will see those batches."""
+        """Drop the batches in flight and their errors."""
         pipe = self._open_pipe()
         while self._flights:
             self._last = self._flights.popleft()
@@ -510,13 +496,13 @@ class Graph:
                 pipe.skip()
 
     def close(self) -> None:
-        """Wait for what runs and release DALI's threads and memory."""
+        """Wait for the batches in flight and release DALI's threads and memory."""
         if self._pipe is not None:
             self.drain()
             self._pipe = self._last = None
-            self._rescue.close()
+            self._failed_runs.close()
 
     def _open_pipe(self) -> DaliPipeline:
         if self._pipe is None:
-            raise ClosedError("This graph is closed; make a new loader.")
+            raise ClosedError("This graph is closed. Create a new loader.")
         return self._pipe

@@ -1,29 +1,29 @@
-"""Define the DALI operators that carry out a checked recipe.
+"""Define the DALI operators of a checked recipe.
 
-All of it is called inside a pipeline's definition; nothing runs here.
+Pipeline definitions call these functions; they only connect DALI's nodes.
 
-Measured with DALI 2.4 on the CPU: an arithmetic operator is no part of a fused expression but a
-pass over memory of its own, so int16 takes half of what float32 takes; rounding float32 to uint8
-takes 1.1 ms an image of 224 x 224, int16 to uint8 0.3, and uint8 times a factor to int16 0.1.
+Measured with DALI 2.4 on the CPU: each arithmetic operator is a pass over memory of its own, not a
+part of a fused expression, so int16 takes half as long as float32; rounding float32 to uint8 takes
+1.1 ms for an image of 224 x 224, int16 to uint8 0.3, and uint8 times a factor to int16 0.1.
 
-In a learnt policy (`policies`) each sample goes through the operators of its own operation only: a
-round splits the batch by kind in a binary tree and merges it again, which hands pixels on without a
-copy. Milliseconds that the operations take of a core for a 224 x 224 image (DALI 2.4, CPU): color
-2.0, autocontrast 0.9, affine and solarize 0.5, the others 0.1 to 0.2. What is slow is float pixels
-to uint8, 1.7 in fn.cast: so contrast and autocontrast go through operators that compute inside.
-Blending with the grey image by arithmetic is no faster than fn.saturation.
+In a learnt policy (`policies`) each sample passes only the operators of its own operation: a round
+splits the batch by kind in a binary tree and merges it again, without copying pixels. Milliseconds
+of a core for a 224 x 224 image (DALI 2.4, CPU): color 2.0, autocontrast 0.9, affine and solarize
+0.5, the others 0.1 to 0.2. Casting float pixels to uint8 is slow, 1.7 in fn.cast, so contrast and
+autocontrast use operators that cast internally. Blending with the grey image by arithmetic is no
+faster than fn.saturation.
 
-Where a policy's pixels differ from torchvision's on Pillow images, in units of 0..255:
-- affine: nearest neighbours at float32 points, where Pillow's are of 16.16 fixed point: at most 1 %
-  of the pixels come from the neighbour.
-- brightness, contrast, color, autocontrast: rounded, where torchvision cuts off: by 1 at most
-  (color 2, whose grey image Pillow rounds too).
-- sharpness: by 1 at most, but for the outermost pixels, which torchvision leaves as they are; here
-  the filter sees the image mirrored at its edge.
+Differences of a policy's pixels from torchvision's on Pillow images, in units of 0..255:
+- affine: nearest neighbours at float32 points, Pillow's at 16.16 fixed point: at most 1 % of the
+  pixels come from the neighbour.
+- brightness, contrast, color, autocontrast: rounded, torchvision truncates: by 1 at most (color 2,
+  since Pillow also rounds the grey image).
+- sharpness: by 1 at most, except for the outermost pixels, which torchvision doesn't change; this
+  filter mirrors the image at its edge.
 - equalize is OpenCV's: level v becomes 255 (c(v) - c(first)) / (n - c(first)), c counting pixels up
-  to v, where Pillow counts those below v and steps in whole pixels: on photographs by 2 on average,
-  and by more where few levels hold most pixels.
-- posterize, solarize, invert: not at all.
+  to v, whereas Pillow counts those below v and steps in whole pixels: on photographs by 2 on
+  average, and by more if few levels have most pixels.
+- posterize, solarize, invert: none.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.augment import resample_operator
+from penstock.augment.dali_library import new_pipeline
 from penstock.augment.decode_failures import check_machine, reason_of
 from penstock.augment.draws import (
     DRAW_RULES,
@@ -66,57 +67,46 @@ if TYPE_CHECKING:
     Nodes = dict[str, Any]
     OperationNode = Callable[[Any, Any, dict[str, Any], ImageShape], Any]
 
-_SEXTANTS = (5.0, 3.0, 1.0)  # of red, green and blue on the circle of hues, 6 for once round
-
-
-def flip(images: Any, mirror: Any, *, vertical: bool = False) -> Any:
-    """Mirror images left to right where `mirror` is 1; vertical: upside down."""
-    from nvidia.dali import fn
-
-    if vertical:
-        return fn.flip(images, horizontal=0, vertical=mirror)
-    return fn.flip(images, horizontal=mirror, vertical=0)
+_SEXTANTS = (5.0, 3.0, 1.0)  # of red, green and blue on the circle of hues, whose length is 6
 
 
 def jitter(_: ColorJitter, images: Any, inputs: Nodes, shape: ImageShape) -> Any:
-    """adjust_brightness, _contrast, _saturation and _hue of torchvision, in this order."""
+    """Adjust brightness, contrast, saturation and hue as torchvision, in this order."""
     from nvidia.dali import fn
 
     if (factor := inputs.get("brightness")) is not None:
         images = fn.brightness_contrast(images, brightness=factor)
     if (factor := inputs.get("contrast")) is not None:
-        gray = _gray(images) if shape.channels == 3 else images
+        gray = luma(images) if shape.channels == 3 else images
         images = contrast(images, factor, gray)
     if (factor := inputs.get("saturation")) is not None:
-        gray = _rgb(_gray(images))
-        # Of opposite signs, if not both small: they can't overflow together.
+        gray = _rgb(luma(images))
+        # The factors have opposite signs, or are small: the sum can't overflow.
         images = _uint8(_int16(images, factor) + _int16(gray, 1.0 - factor))
     if (shift := inputs.get("hue")) is not None:
         images = _shift_hue(images, shift, shape)
     return images
 
 
-def contrast(images: Any, factor: Any, gray: Any) -> Any:
-    """Blend with the mean of the grey image, or away from it. factor: on the CPU."""
+def contrast(images: Any, factor: Any, gray: Any, *, arithmetic: bool | None = None) -> Any:
+    """Blend with the mean of the grey image, or away from it. factor: on the CPU.
+
+    arithmetic: compute with arithmetic operators; None: if the images are on the GPU. Arguments of
+    other operators come from the CPU, so with an argument computed from pixels on the GPU the host
+    would wait for the device in each batch.
+    """
     from nvidia.dali import fn
 
-    if images.device == "gpu":
-        return contrast_by_arithmetic(images, factor.gpu(), gray)
+    if arithmetic or (arithmetic is None and images.device == "gpu"):
+        factor = _on_their_device(images, factor)
+        middle = fn.reductions.mean(gray, axes=[0, 1], keep_dims=True)
+        return _uint8(images * factor + middle * (1 - factor))
     middle = fn.reductions.mean(gray)
     return fn.brightness_contrast(images, contrast=factor, contrast_center=middle)
 
 
-def contrast_by_arithmetic(images: Any, factor: Any, gray: Any) -> Any:
-    """Do the same on one device. Argument inputs come from the CPU: a value computed from pixels on
-    the GPU would, as an argument, make the host wait for the device in each batch."""
-    from nvidia.dali import fn
-
-    middle = fn.reductions.mean(gray, axes=[0, 1], keep_dims=True)
-    return _uint8(images * factor + middle * (1 - factor))
-
-
-def _gray(images: Any) -> Any:
-    """One channel: 0.299 R + 0.587 G + 0.114 B."""
+def luma(images: Any) -> Any:
+    """Return the luma, one channel: 0.299 R + 0.587 G + 0.114 B."""
     from nvidia.dali import fn, types
 
     return fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
@@ -129,19 +119,19 @@ def _rgb(gray: Any) -> Any:
 
 
 def _uint8(images: Any) -> Any:
-    """Rounded and clipped to 0..255."""
+    """Return pixels that are rounded and clipped to 0..255."""
     from nvidia.dali import fn, types
 
     return fn.cast(images, dtype=types.UINT8)
 
 
 def _shift_hue(images: Any, shift: Any, shape: ImageShape) -> Any:
-    """RGB to HSV, hue + shift (1 for once round), and back: exact to rounding, not DALI's own hue,
-    which turns the colours in YIQ and so changes value and saturation.
+    """Add to the hue in HSV (1 is the full circle), exact to rounding. DALI's own hue operator
+    rotates the colours in YIQ, which changes value and saturation.
 
-    With c = max - min and a hue H of 6 for once round, a channel is
-    max - c * clamp(|distance of H + n from 3, round the circle| - 1, 0, 1); everything is computed
-    times c, so that there is no division and int16 is enough.
+    With c = max - min and a hue H on a circle of length 6, a channel is
+    max - c * clamp(|distance of H + n from 3 on the circle| - 1, 0, 1); everything is computed
+    times c, so that no division is needed and int16 is enough.
     """
     from nvidia.dali import fn, math, types
 
@@ -166,55 +156,61 @@ def _shift_hue(images: Any, shift: Any, shape: ImageShape) -> Any:
 
 
 def _hue(red: Any, green: Any, blue: Any, high: Any, chroma: Any) -> Any:
-    """(hue - 2) * chroma, int16, for a hue of -1 to 5: -3 to 3 times chroma."""
+    """Return (hue - 2) * chroma, int16, for a hue of -1 to 5: -3 to 3 times chroma."""
     r, g, b = _int16(red), _int16(green), _int16(blue)
     twice = _int16(chroma, 2.0)
     is_blue, is_green, is_red = r - g + twice, b - r, g - b - twice
-    # No `where` in DALI's arithmetic.
+    # DALI's arithmetic has no `where`.
     hue = is_blue + (green == high) * (is_green - is_blue)
     return hue + (red == high) * (is_red - hue)
 
 
 def _int16(pixels: Any, factor: Any = 1.0) -> Any:
-    """factor * pixels, rounded."""
+    """Return factor * pixels, rounded."""
     from nvidia.dali import fn, types
 
     return fn.brightness_contrast(pixels, brightness=factor, dtype=types.INT16)
 
 
-def _change_some(nodes: Nodes, which: Any, change: Any) -> Any:
-    """nodes["images"], changed by change(**nodes) where `which` is true; the others cost nothing.
+def _if_else(
+    nodes: Nodes, predicate: Any, then: Callable[[Nodes], Any], other: Callable[[Nodes], Any]
+) -> Any:
+    """Return then(nodes) for samples for which `predicate` is true, and other(nodes) for the rest.
 
-    What DALI's own `if` is made of, as in `nodes`.
+    It splits and merges batches as DALI's own `if`, without copying pixels.
     """
     from nvidia.dali import fn
 
     conditional: Any = fn._conditional  # type: ignore[attr-defined]  # made at import time
-    changed, rest = {}, None
+    true, false = {}, {}
     for name, node in nodes.items():
-        changed[name], other = conditional.split(node, predicate=which, _if_stmt=True)
-        rest = other if name == "images" else rest
-    return conditional.merge(change(**changed), rest, predicate=which)
+        true[name], false[name] = conditional.split(node, predicate=predicate, _if_stmt=True)
+    return conditional.merge(then(true), other(false), predicate=predicate)
+
+
+def _images(nodes: Nodes) -> Any:
+    return nodes["images"]
 
 
 def grayscale(_: Any, images: Any, inputs: Nodes, __: ImageShape) -> Any:
-    """Put the luma into all three channels, where "on"."""
-    return _change_some({"images": images}, inputs["on"], lambda images: _rgb(_gray(images)))
+    """Put the luma into all three channels of images that are "on"."""
+    nodes = {"images": images}
+    return _if_else(nodes, inputs["on"], lambda nodes: _rgb(luma(nodes["images"])), _images)
 
 
 def blur(_: GaussianBlur, images: Any, inputs: Nodes, __: ImageShape) -> Any:
-    """Blur by a Gaussian; beyond its edge an image is mirrored, the edge itself not repeated."""
+    """Blur by a Gaussian; the image is mirrored at its edge without repeating the edge."""
     from nvidia.dali import fn
 
-    def change(images: Any, sigma: Any, window: Any) -> Any:
-        return fn.gaussian_blur(images, sigma=sigma, window_size=window)
+    def change(nodes: Nodes) -> Any:
+        return fn.gaussian_blur(nodes["images"], sigma=nodes["sigma"], window_size=nodes["window"])
 
     nodes = {"images": images, "sigma": inputs["sigma"], "window": inputs["window"]}
-    return _change_some(nodes, inputs["on"], change)
+    return _if_else(nodes, inputs["on"], change, _images)
 
 
 def rotate(op: RandomRotation, images: Any, inputs: Nodes, _: ImageShape) -> Any:
-    """Turn images counter-clockwise about the middle."""
+    """Rotate images counter-clockwise about the middle."""
     from nvidia.dali import fn, types
 
     kinds = {"nearest": types.INTERP_NN, "bilinear": types.INTERP_LINEAR}
@@ -237,11 +233,11 @@ def erase(op: RandomErasing, images: Any, inputs: Nodes, _: ImageShape) -> Any:
 
 
 def apply_function(op: Apply, images: Any, inputs: Nodes, shape: ImageShape) -> Any:
-    """The user's function. Raises RecipeError if what it gives back is no image of this shape."""
+    """Apply the user's function. Raises RecipeError unless it returns images of this shape."""
     from nvidia.dali import fn
 
     _try_function(op, images.device, shape)
-    # A function may ignore its draws, but DALI drops an input that nothing uses.
+    # The function may ignore its draws, but DALI drops unused inputs.
     fn.copy(inputs["draws"], preserve=True)
     size = [shape.height, shape.width, shape.channels]
     changed = _call_function(op, images, inputs["draws"])
@@ -259,19 +255,12 @@ def _call_function(op: Apply, images: Any, draws: Any) -> Any:
 
 
 def _try_function(op: Apply, device: str, shape: ImageShape) -> None:
-    """Run the function on one black image with draws of 0: in the graph itself a function that
-    fails would look like samples that don't decode."""
+    """Run the function on one black image with draws of 0. In the graph itself a failing function
+    would look like samples that don't decode."""
     from nvidia.dali import Pipeline, fn, types
 
     size = (shape.height, shape.width, shape.channels)
-    outer = Pipeline.current()
-    trial = Pipeline(
-        batch_size=1,
-        num_threads=1,
-        device_id=outer.device_id,
-        prefetch_queue_depth=1,
-        exec_dynamic=True,
-    )
+    trial = new_pipeline(1, threads=1, device_id=Pipeline.current().device_id)
     with trial:
         images = fn.reshape(fn.zeros(shape=list(size), dtype=types.UINT8), layout="HWC")
         draws = fn.zeros(shape=[op.draws], dtype=types.FLOAT)
@@ -279,7 +268,7 @@ def _try_function(op: Apply, device: str, shape: ImageShape) -> None:
     try:
         (changed,) = trial.run()
     except RuntimeError as error:
-        if device == "gpu":  # what fails on the CPU is the function, whatever it says
+        if device == "gpu":  # on the CPU the function fails, whatever the message
             check_machine(error)
         raise RecipeError(
             f"{op}: the function fails on one image of {size} (height, width, channels): "
@@ -288,8 +277,8 @@ def _try_function(op: Apply, device: str, shape: ImageShape) -> None:
     got, layout = tuple(changed[0].shape()), changed.layout()
     if got != size or layout not in ("HWC", ""):
         raise RecipeError(
-            f"{op}: the function made {got} in layout {layout!r} of {size}, wanted the same shape, "
-            'in layout "HWC". Put what crops and resizes into the recipe.'
+            f"{op}: the function returned {got} in layout {layout!r} for {size}, wanted the same "
+            'shape, in layout "HWC". Put operations that crop and resize into the recipe.'
         )
 
 
@@ -297,7 +286,7 @@ _MAX_LEVEL = 255
 
 
 def apply_policy(op: Policy, images: Any, inputs: Mapping[str, Any]) -> Any:
-    """The images after a policy: uint8, HWC, RGB, in and out, on the device where they are.
+    """Apply a policy to images: uint8, HWC, RGB, in and out, on their device.
 
     inputs: nodes on the CPU by the suffixes of `policies.policy_inputs`.
     """
@@ -308,116 +297,77 @@ def apply_policy(op: Policy, images: Any, inputs: Mapping[str, Any]) -> Any:
 
 
 def _split_by_kind(nodes: dict[str, Any], low: int, high: int, *, fill: float) -> Any:
-    """The images after the kinds [low, high), one each."""
-    from nvidia.dali import fn
-
+    """Apply to each sample its operation, which is one of KINDS[low:high]."""
     if high - low == 1:
         return _policy_operation(KINDS[low], nodes, fill)
-    # What DALI's own `if` is made of, as in `nodes`.
-    conditional: Any = fn._conditional  # type: ignore[attr-defined]  # made at import time
     middle = (low + high) // 2
-    first = nodes["kind"] < middle
-    left, right = {}, {}
-    for name, node in nodes.items():
-        left[name], right[name] = conditional.split(node, predicate=first, _if_stmt=True)
-    return conditional.merge(
-        _split_by_kind(left, low, middle, fill=fill),
-        _split_by_kind(right, middle, high, fill=fill),
-        predicate=first,
+    return _if_else(
+        nodes,
+        nodes["kind"] < middle,
+        lambda nodes: _split_by_kind(nodes, low, middle, fill=fill),
+        lambda nodes: _split_by_kind(nodes, middle, high, fill=fill),
     )
 
 
 def _policy_operation(kind: str, nodes: dict[str, Any], fill: float) -> Any:
+    from nvidia.dali import fn, types
+
     images, value = nodes["images"], nodes["value"]
     if kind == "identity":
         return images
     if kind == "affine":
-        return _affine(images, nodes["matrix"], fill)
-    return _OPERATORS[kind](images, value)
-
-
-def _affine(images: Any, matrix: Any, fill: float) -> Any:
-    from nvidia.dali import fn, types
-
-    return fn.warp_affine(images, matrix=matrix, fill_value=fill, interp_type=types.INTERP_NN)
-
-
-def _brightness(images: Any, factor: Any) -> Any:
-    from nvidia.dali import fn
-
-    return fn.brightness_contrast(images, brightness=factor)
-
-
-def _contrast(images: Any, factor: Any) -> Any:
-    """Towards, or away from, the mean of the grey image."""
-    return contrast(images, factor, _gray(images))
-
-
-def _color(images: Any, factor: Any) -> Any:
-    """Towards, or away from, the grey image."""
-    from nvidia.dali import fn
-
-    return fn.saturation(images, saturation=factor)
+        options = {"fill_value": fill, "interp_type": types.INTERP_NN}
+        return fn.warp_affine(images, matrix=nodes["matrix"], **options)
+    if kind == "brightness":
+        return fn.brightness_contrast(images, brightness=value)
+    if kind == "contrast":
+        return contrast(images, value, luma(images))
+    if kind == "color":  # towards, or away from, the grey image
+        return fn.saturation(images, saturation=value)
+    if kind == "equalize":
+        return fn.equalize(images)
+    if kind == "posterize":
+        return images & _level(images, value)
+    if kind == "autocontrast":
+        return autocontrast(images)
+    return {"sharpness": _sharpness, "solarize": _solarize}[kind](images, value)
 
 
 def _sharpness(images: Any, factor: Any) -> Any:
-    """Towards, or away from, the image smoothed by [1 1 1; 1 5 1; 1 1 1] / 13."""
+    """Blend with the image smoothed by [1 1 1; 1 5 1; 1 1 1] / 13, or away from it."""
     from nvidia.dali import fn
 
-    # From numbers: an array would be a batch of its own, and here is only a part of the batch.
+    # From numbers, since an array has the batch size, and this is a part of the batch.
     around = (1 - factor) / 13.0
     middle = factor + 5 * around
     kernel = fn.reshape(fn.stack(*[around] * 4, middle, *[around] * 4), shape=[3, 3])
     return fn.filter(images, _on_their_device(images, kernel))
 
 
-def _posterize(images: Any, mask: Any) -> Any:
-    return images & _level(images, mask)
-
-
 def _solarize(images: Any, threshold: Any) -> Any:
-    """x becomes 255 - x, which is x ^ 255, where it is at least the threshold."""
+    """Replace values x of at least the threshold by 255 - x, which is x ^ 255."""
     from nvidia.dali import types
 
     bright = images >= _level(images, threshold)
     return images ^ (bright * types.Constant(_MAX_LEVEL, dtype=types.UINT8))
 
 
-def _autocontrast(images: Any, _: Any) -> Any:
-    """Each channel stretched to 0..255; one of a single level stays as it is."""
-    from nvidia.dali import fn, types
-
-    low, spread = _low_and_spread(images)
-    if images.device == "gpu":
-        return _autocontrast_by_arithmetic(images, low, spread)
-    low, spread = (fn.cast(node, dtype=types.FLOAT) for node in (low, spread))
-    return fn.normalize(
-        images, axes=[0, 1], mean=low, stddev=spread, scale=float(_MAX_LEVEL), dtype=types.UINT8
-    )
-
-
-def _autocontrast_by_arithmetic(images: Any, low: Any, spread: Any) -> Any:
-    """Do the same where a value that was computed from pixels can't be an argument."""
-    from nvidia.dali import types
-
-    return _uint8((images - low) * (types.Constant(float(_MAX_LEVEL)) / spread))
-
-
-def _low_and_spread(images: Any) -> tuple[Any, Any]:
-    """A channel's lowest level and how far the highest is above; 0 and 255 if they are one."""
+def autocontrast(images: Any, *, arithmetic: bool | None = None) -> Any:
+    """Stretch each channel to 0..255; a channel of a single level isn't changed. arithmetic: as in
+    `contrast`."""
     from nvidia.dali import fn, types
 
     low = fn.reductions.min(images, axes=[0, 1], keep_dims=True)
     spread = fn.reductions.max(images, axes=[0, 1], keep_dims=True) - low
     full = types.Constant(_MAX_LEVEL, dtype=types.UINT8)
-    # There is no `if` in DALI's arithmetic.
-    return low * (spread > 0), spread + (spread == 0) * full
-
-
-def _equalize(images: Any, _: Any) -> Any:
-    from nvidia.dali import fn
-
-    return fn.equalize(images)
+    # DALI's arithmetic has no `if`: 0 and 255 for a single level.
+    low, spread = low * (spread > 0), spread + (spread == 0) * full
+    if arithmetic or (arithmetic is None and images.device == "gpu"):
+        return _uint8((images - low) * (types.Constant(float(_MAX_LEVEL)) / spread))
+    low, spread = (fn.cast(node, dtype=types.FLOAT) for node in (low, spread))
+    return fn.normalize(
+        images, axes=[0, 1], mean=low, stddev=spread, scale=float(_MAX_LEVEL), dtype=types.UINT8
+    )
 
 
 def _level(images: Any, value: Any) -> Any:
@@ -432,24 +382,16 @@ def _on_their_device(images: Any, node: Any) -> Any:
     return node.gpu() if images.device == "gpu" else node
 
 
-_OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "brightness": _brightness,
-    "contrast": _contrast,
-    "color": _color,
-    "sharpness": _sharpness,
-    "posterize": _posterize,
-    "solarize": _solarize,
-    "autocontrast": _autocontrast,
-    "equalize": _equalize,
-}
-
-
 def operation_node(
     operation: PlacedOperation | Mirror, images: Any, inputs: dict[str, Any], shape: ImageShape
 ) -> Any:
-    """The images after an operation. inputs: of the whole graph, by name."""
+    """Apply an operation to images. inputs: the inputs of the whole graph, by name."""
     if isinstance(operation, Mirror):
-        return flip(images, inputs[operation.name], vertical=operation.vertical)
+        from nvidia.dali import fn
+
+        mirror = inputs[operation.name]
+        horizontal, vertical = (0, mirror) if operation.vertical else (mirror, 0)
+        return fn.flip(images, horizontal=horizontal, vertical=vertical)
     op = operation.op
     own = {
         suffix: inputs[operation.name(suffix)] for suffix, _, _ in DRAW_RULES[type(op)].inputs(op)
@@ -461,7 +403,7 @@ def _policy(op: Any, images: Any, inputs: dict[str, Any], _: ImageShape) -> Any:
     return apply_policy(op, images, inputs)
 
 
-# Where to add an operation: see `ops.Pixel`.
+# To add an operation, see `operations.PixelOperation`.
 OPERATION_NODES: dict[type, OperationNode] = {
     ColorJitter: jitter,
     RandomGrayscale: grayscale,
@@ -473,18 +415,20 @@ OPERATION_NODES: dict[type, OperationNode] = {
     Apply: apply_function,
     RandomErasing: erase,
 }
-"""The function of each type: (operation, images, its inputs by suffix, shape) to images, uint8 HWC
-in and out (RandomErasing: CHW of the batch's dtype)."""
+"""The function of each type of operation: from (operation, images, its inputs by suffix, shape) to
+images, uint8, HWC in and out (RandomErasing: CHW, in the batch's dtype)."""
 
 Device = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPlan:
-    """All that a DALI pipeline is built from; the Graph's arguments, checked. pixels: samples come
-    decoded, RGB, uint8 of shape (height, width, 3); resident: as `define_full_decode` decodes them.
-    compiled: resize on the CPU by `resample_kernels`. windows: "decoder" decodes them alone,
-    "slice" crops them out of whole images."""
+    """The checked arguments of a `Graph`, from which its pipeline is built.
+
+    pixels: samples are already decoded: RGB, uint8, shape (height, width, 3). resident: they were
+    decoded by `define_full_decode`. compiled: resize on the CPU by `resample_kernels`. windows:
+    "decoder" decodes only the windows, "slice" crops them from full images.
+    """
 
     recipe: CheckedRecipe
     batch_size: int
@@ -501,7 +445,7 @@ class GraphPlan:
 
 
 def define_outputs(plan: GraphPlan) -> tuple[Any, ...]:
-    """The pipeline's outputs; called inside its definition."""
+    """Return the pipeline's outputs; called inside its definition."""
     from nvidia.dali import fn, types
 
     def source(name: str, dtype: Any, ndim: int) -> Any:
@@ -528,14 +472,16 @@ def define_outputs(plan: GraphPlan) -> tuple[Any, ...]:
     inputs = {
         name: source(name, *kinds.get(name, (types.FLOAT, 1))) for name in input_names(plan.recipe)
     }
-    if plan.constant:  # as small as DALI's outputs get, and every input is used
+    if plan.constant:  # DALI's smallest outputs, with every input in use
         return (encoded.shape(), *inputs.values())
     images = (_from_pixels if plan.pixels else _from_encoded)(plan, encoded, inputs)
     last = len(plan.recipe.geometries) - 1
     one_pass = _is_one_pass(plan)
     for number, geometry in enumerate(plan.recipe.geometries):
-        if geometry.padding is not None:
-            images = _padded(images, number, inputs, geometry.padding.fill)
+        if geometry.padding is not None:  # a window that may reach outside the image
+            window = inputs[f"anchor{number}"], inputs[f"extent{number}"]
+            fill: Any = {"out_of_bounds_policy": "pad", "fill_values": [geometry.padding.fill]}
+            images = fn.slice(images, *window, axes=[0, 1], **fill)
         if geometry.size is not None:
             to_the_end = one_pass and number == last
             images = _resized(plan, images, number, inputs, to_the_end=to_the_end)
@@ -551,13 +497,13 @@ def define_outputs(plan: GraphPlan) -> tuple[Any, ...]:
 
 
 def last_pass_dtype(recipe: CheckedRecipe) -> DType:
-    """The dtype of the images behind the last pass: on the GPU DALI's Erase knows no float16, so
-    what is erased becomes that behind it."""
+    """Return the dtype of the images after the last pass: DALI's Erase doesn't support float16 on
+    the GPU, so images are cast to it afterwards."""
     return "float32" if recipe.erasing and recipe.dtype == "float16" else recipe.dtype
 
 
 def _from_pixels(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
-    """Pixels that came decoded: on the device, in the recipe's colours, and only the window."""
+    """Return the window of decoded images, on the device and in the recipe's colours."""
     from nvidia.dali import fn, types
 
     if plan.device == "cuda" and not plan.resident:
@@ -580,7 +526,7 @@ def define_full_decode(plan: GraphPlan) -> Any:
 
 
 def _from_encoded(plan: GraphPlan, encoded: Any, inputs: dict[str, Any]) -> Any:
-    """Upright pixels, HWC; only the window where there is one."""
+    """Decode upright images, HWC; only the window if the recipe has one."""
     from nvidia.dali import fn
 
     options = decode_options(plan)
@@ -593,6 +539,7 @@ def _from_encoded(plan: GraphPlan, encoded: Any, inputs: dict[str, Any]) -> Any:
 
 
 def decode_options(plan: GraphPlan) -> dict[str, Any]:
+    """Return the arguments of DALI's decoders."""
     from nvidia.dali import types
 
     # Never ANY_DATA: on the CPU it corrupts the heap on a grey JPEG (DALI 2.4).
@@ -610,8 +557,7 @@ def decode_options(plan: GraphPlan) -> dict[str, Any]:
             height, width = decode.preallocate
             options |= {"preallocate_height_hint": height, "preallocate_width_hint": width}
         if plan.deterministic:
-            # All by one decoder, and then with the CPU's chroma upsampling, as it costs nothing
-            # that the hardware decoder would have saved.
+            # One decoder for all, with the CPU's chroma upsampling.
             options |= {"hw_decoder_load": 0.0, "jpeg_fancy_upsampling": True}
     return options
 
@@ -632,7 +578,8 @@ def _is_compiled(plan: GraphPlan, geometry: GeometryStage) -> bool:
 def _resized(
     plan: GraphPlan, images: Any, number: int, inputs: dict[str, Any], *, to_the_end: bool
 ) -> Any:
-    """to_the_end: flipped, normalised and CHW too."""
+    """Resize images by the geometry of a number. to_the_end: flip, normalise and turn to CHW,
+    too."""
     from nvidia.dali import fn, types
 
     recipe, geometry = plan.recipe, plan.recipe.geometries[number]
@@ -652,7 +599,7 @@ def _resized(
         mirror=inputs[recipe.mirror.name] if recipe.mirror else None,
         normalize=recipe.normalize,
     )
-    if recipe.erasing:  # which asks for the axes by name; what numba gives has none
+    if recipe.erasing:  # it needs names of axes, which numba's output doesn't have
         images = fn.reshape(images, layout="CHW")
     if last_pass_dtype(recipe) == "float16":
         images = fn.cast(images, dtype=types.FLOAT16)
@@ -676,30 +623,11 @@ def _resized_by_dali(
     arguments = {option: inputs[name] for option, name in names.items()}
     if geometry.antialias != "auto":
         return resize(images, arguments, antialias=geometry.antialias)
-    # What DALI's own `if` is made of; splitting and merging hand pixels on without a copy.
-    which = inputs[f"filter{number}"]
-    conditional: Any = fn._conditional  # type: ignore[attr-defined]  # made at import time
-    filtered, plain = {}, {}
-    for option, node in {"images": images, **arguments}.items():
-        filtered[option], plain[option] = conditional.split(node, predicate=which, _if_stmt=True)
-    return conditional.merge(
-        resize(filtered.pop("images"), filtered, antialias=True),
-        resize(plain.pop("images"), plain, antialias=False),
-        predicate=which,
-    )
-
-
-def _padded(images: Any, number: int, inputs: dict[str, Any], fill: float) -> Any:
-    """A window that may reach outside of an image."""
-    from nvidia.dali import fn
-
-    return fn.slice(
-        images,
-        inputs[f"anchor{number}"],
-        inputs[f"extent{number}"],
-        axes=[0, 1],
-        out_of_bounds_policy="pad",
-        fill_values=[fill],
+    return _if_else(
+        {"images": images, **arguments},
+        inputs[f"filter{number}"],
+        lambda nodes: resize(nodes.pop("images"), nodes, antialias=True),
+        lambda nodes: resize(nodes.pop("images"), nodes, antialias=False),
     )
 
 

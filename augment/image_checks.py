@@ -1,18 +1,18 @@
 """Examine encoded images before DALI decodes them: headers, damage, and the range of values.
 
-Headers: a sample whose header can't be parsed, or whose window lies outside its image, doesn't fail
-a batch of DALI but ends the process (see `graph`), and so do some damaged JPEG 2000 files.
+Headers: a sample whose header can't be parsed, or whose window is outside its image, ends the
+process instead of failing a batch of DALI (see `graph`), and so do some damaged JPEG 2000 files.
 
-Damage: nvImageCodec 0.9 tries a further decoder where one refuses a file. OpenCV's reads damaged
-TIFF and WebP files and animated PNGs into memory that it leaves unwritten where rows are missing,
-so that pixels differ from run to run, and its own bitmap decoder takes run-length codes and
-palettes for pixels. Its OpenJPEG ends the process at some damaged JPEG 2000 files: SIGSEGV in
-`opj_jp2_read_header`, depending on what its heap held before. So Pillow decodes these kinds first.
-Plain JPEG and PNG need none of this: their decoders refuse what is damaged, but for JPEG scans.
+Damage: nvImageCodec 0.9 tries another decoder if one rejects a file. OpenCV's decodes damaged TIFF
+and WebP files and animated PNGs, and leaves the memory of missing rows unwritten, so that pixels
+differ from run to run. nvImageCodec's own bitmap decoder reads run-length codes and palettes as
+pixels. Its OpenJPEG ends the process at some damaged JPEG 2000 files: SIGSEGV in
+`opj_jp2_read_header`, depending on the earlier contents of its heap. So Pillow decodes these kinds
+first. Plain JPEG and PNG don't need it: their decoders reject damaged files, except for JPEG scans.
 
-Values: DALI divides 16 bits by 257, whatever the largest value is, and takes floats for shares of
-white; of PNM files it ignores the maximum that they state. So there is a warning of images that
-become all black, or all white.
+Values: DALI divides 16 bits by 257, whatever the largest value is, and treats floats as shares of
+white; it ignores the maximum that a PNM file states. So there is a warning of images that become
+almost black, or white.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.augment.dali_library import load_dali
+from penstock.augment.dali_library import new_pipeline
 from penstock.cache import MissingDependencyError, PenstockWarning
 from penstock.cache.base import machine_remedy
 from penstock.readers import MAX_PIXELS, Rejection, pixel_refusal
@@ -36,31 +36,31 @@ if TYPE_CHECKING:
 
 _JPEG2000_HEAD_BYTES = 8
 _REASON_CHARACTERS = 200
-_PNG_CHUNKS_BYTES = 2**16  # in which a PNG says that it is animated, before its pixels
+_PNG_CHUNKS_BYTES = 2**16  # a PNG's chunk for animations comes within these, before its pixels
 _SAMPLES_PER_PIXEL, _PLANES, _SEPARATE = 277, 284, 2
 _BMP_COMPRESSION = slice(30, 34)
-# What Pillow says of missing or broken data; it also refuses whole files that it doesn't know.
+# Pillow's messages about missing or broken data; it also rejects good files of unknown kinds.
 _DAMAGE = re.compile(r"truncated|broken|decoder error -2|decoder object|next frame")
 
 
 def is_jpeg2000(sample: Encoded) -> bool:
-    """Return True if bytes begin roughly as a JP2 file or a raw code stream: decoders differ in how
-    much of the signature they check."""
+    """Return True if bytes begin approximately as a JP2 file or a raw code stream: decoders check
+    different parts of the signature."""
     head = sample[:_JPEG2000_HEAD_BYTES].tobytes()
     return head[4:8] == b"jP  " or head.startswith(b"\xff\x4f")
 
 
 def jpeg2000_refusal(sample: Encoded, *, max_pixels: int) -> Rejection | None:
-    """Why a JPEG 2000 file mustn't go to DALI; None for one that Pillow decodes whole.
+    """Return why DALI mustn't decode a JPEG 2000 file; None if Pillow decodes it completely.
 
-    Raises MissingDependencyError where Pillow was built without OpenJPEG.
+    Raises MissingDependencyError if Pillow was built without OpenJPEG.
     """
     from PIL import Jpeg2KImagePlugin, features
 
     if not features.check_codec("jpg_2000"):
         raise MissingDependencyError(
-            "Checking JPEG 2000 images takes a Pillow with OpenJPEG, and this one was built "
-            "without. Install Pillow's own wheel (pip install --force-reinstall pillow), or "
+            "Checking JPEG 2000 images needs a Pillow with OpenJPEG, and this one was built "
+            "without it. Install Pillow's own wheel (pip install --force-reinstall pillow), or "
             "convert these images to JPEG, PNG or WebP."
         )
     try:
@@ -89,17 +89,18 @@ def needs_pillow_check(sample: Encoded) -> bool:
 
 
 def pillow_refusal(sample: Encoded) -> Rejection | None:
-    """Decode a file for which `needs_pillow_check` is true; say why DALI mustn't, or None.
+    """Decode a file by Pillow if `needs_pillow_check` is true for it, and return why DALI mustn't
+    decode it.
 
-    None too for what Pillow doesn't know: DALI decides then. Raises MemoryError.
+    None: DALI may decode it, or Pillow doesn't know the format. Raises MemoryError.
     """
     found = _pillow_plugin(sample)
     if found is None:
         return None
     codec, plugin = found
-    said: list[str] = []
+    messages: list[str] = []
     try:
-        with strict_pillow() as said, plugin(io.BytesIO(sample.data)) as image:
+        with strict_pillow() as messages, plugin(io.BytesIO(sample.data)) as image:
             if codec == "TIFF" and _has_alpha_plane(image.tag_v2):
                 return Rejection(
                     "a TIFF of separate planes with an alpha channel, which DALI blends in: "
@@ -109,7 +110,7 @@ def pillow_refusal(sample: Encoded) -> Rejection | None:
     except Exception as error:  # each layer of Pillow raises its own kinds
         if machine_remedy(error) is not None:
             raise
-        reason = " ".join("; ".join([str(error), *said]).split())[:_REASON_CHARACTERS]
+        reason = " ".join("; ".join([str(error), *messages]).split())[:_REASON_CHARACTERS]
         if isinstance(error, OSError) and _DAMAGE.search(reason):
             return Rejection(
                 f"truncated or damaged: a {codec} file that Pillow can't decode ({reason})"
@@ -137,8 +138,8 @@ def _pillow_plugin(sample: Encoded) -> tuple[str, Any] | None:
     return None
 
 
-_SMALLEST_FILE_BYTES = 16  # below that no image format has a header
-# Sample types that DALI 2.4 was seen to decode; int32 (TIFF) ends a run half-way.
+_SMALLEST_FILE_BYTES = 16  # no image format has a smaller header
+# Sample types that DALI 2.4 decodes, by trial; int32 (TIFF) ends a run half-way.
 _DECODABLE_DTYPES = ("uint8", "uint16", "float32")
 
 
@@ -171,9 +172,9 @@ def read_header(sample: Encoded) -> Header | Rejection:
         header = Header(
             stream.height, stream.width, stream.num_channels, stream.codec_name, dtype != "uint8"
         )
-    except (RuntimeError, ValueError):  # what nvImageCodec raises for bytes that it can't parse
+    except (RuntimeError, ValueError):  # nvImageCodec can't parse the bytes
         return Rejection("not an image of a format that DALI decodes")
-    except Exception as error:  # and what its binding does for files that it parses half-way
+    except Exception as error:  # its binding's errors for partly parsed files
         if machine_remedy(error) is not None:
             raise
         return Rejection(
@@ -184,7 +185,7 @@ def read_header(sample: Encoded) -> Header | Rejection:
         return Rejection(f"its samples are {dtype}; DALI decodes {', '.join(_DECODABLE_DTYPES)}")
     if header.codec == "tiff" and header.channels == 2:
         return Rejection(
-            "a TIFF of 2 channels, which DALI takes for colours: convert it to PNG, or drop its "
+            "a TIFF of 2 channels, which DALI reads as colours: convert it to PNG, or drop its "
             "alpha channel"
         )
     return header
@@ -206,12 +207,15 @@ def capped_header(sample: Encoded, *, max_pixels: int) -> Header | Rejection:
 
 
 def bad_headers(batch: EncodedBatch, *, max_pixels: int | None = None) -> dict[int, str]:
-    """Rows that would crash DALI, and why: no header, one of another size than was stored, or a
-    JPEG 2000 file that Pillow can't decode. max_pixels: more are bad too; None: the images
-    were verified when they were indexed or packed."""
+    """Return the rows that would crash DALI, with reasons: no header, another size than the stored
+    one, or a JPEG 2000 file that Pillow can't decode.
+
+    max_pixels: larger images are bad, too; None: the images were verified when they were indexed or
+    packed.
+    """
     bad: dict[int, str] = {}
     for row, (sample, dims) in enumerate(zip(batch.encoded, batch.dims.tolist(), strict=True)):
-        # Of what was verified the stored size was within the limit then.
+        # Verified images were within the limit at that time.
         most = max_pixels or max(MAX_PIXELS, dims[0] * dims[1])
         header = capped_header(sample, max_pixels=most)
         if isinstance(header, Rejection):
@@ -224,7 +228,7 @@ def bad_headers(batch: EncodedBatch, *, max_pixels: int | None = None) -> dict[i
 
 
 _MAX_SAMPLES = 8
-_MAX_TOTAL_PIXELS = 2**24  # of them all: 200 MB as floats
+_MAX_TOTAL_PIXELS = 2**24  # of all samples together: 200 MB as floats
 WHITE = 65535
 _DARK = 0.25  # of white: 14 bits of 16
 _PNM = re.compile(rb"P[2356]\s+(?:#[^\n]*\n\s*)*[0-9]+\s+[0-9]+\s+([0-9]+)\s")
@@ -235,15 +239,15 @@ def warn_of_values(samples: Sequence[Encoded], *, rounded: bool = False) -> None
     """Decode the first few images of more than 8 bits; warn if all their values are small or some
     are too large for DALI.
 
-    samples: whose headers DALI can parse; of those that don't decode nothing is said. rounded: name
-    a whole number of bits, so that the same is said of other samples of the dataset.
+    samples: images whose headers DALI can parse; those that don't decode are ignored. rounded:
+    report a whole number of bits, so that other samples of the dataset give the same warning.
     """
     wide = _wide_samples(samples)
     if not wide:
         return
     try:
         least, most = _value_range(wide)
-    except RuntimeError:  # whoever decodes the samples says so
+    except RuntimeError:  # the pipeline that decodes the samples reports it
         return
     if most > 1:
         seen = "more than 1" if rounded else f"{least:g} to {most:g}"
@@ -256,9 +260,9 @@ def warn_of_values(samples: Sequence[Encoded], *, rounded: bool = False) -> None
 
 
 def warn_of_dark(least: float, most: float, *, rounded: bool) -> None:
-    """Warn if images of 16 bits use so few of them that 8 bits keep next to nothing.
+    """Warn if images of 16 bits use so few of these that 8 bits keep almost nothing.
 
-    least, most: of their values, as shares of white. rounded: as of `warn_of_values`.
+    least, most: smallest and largest value, as shares of white. rounded: as in `warn_of_values`.
     """
     if not 0 < most <= _DARK:
         return
@@ -274,16 +278,16 @@ def warn_of_dark(least: float, most: float, *, rounded: bool) -> None:
 
 def _warn(what: str, remedy: str) -> None:
     warnings.warn(
-        f"The images that were looked at are {what}. {remedy} and write the files again, or decode "
-        'them yourself: Map(fn, fields="image", returns={"image": Array("float32", (height, '
-        "width))}).",
+        f"The checked images are {what}. {remedy} and write the files again, or decode them "
+        'yourself: Map(fn, fields="image", returns={"image": Array("float32", (height, width))}).',
         PenstockWarning,
         stacklevel=3,
     )
 
 
 def _wide_samples(samples: Sequence[Encoded]) -> list[Encoded]:
-    """The first images of more than 8 bits, or of another maximum than 255; not the largest."""
+    """Return the first images of more than 8 bits, or of another maximum than 255, up to a number
+    of pixels."""
     found: list[Encoded] = []
     pixels = 0
     for sample in samples:
@@ -307,17 +311,10 @@ def _wide_samples(samples: Sequence[Encoded]) -> list[Encoded]:
 
 
 def _value_range(samples: list[Encoded]) -> tuple[float, float]:
-    """The least and the largest value, as shares of white. Raises RuntimeError as DALI does."""
-    dali = load_dali()
+    """Return the smallest and the largest value, as shares of white. Raises DALI's RuntimeError."""
+    pipe = new_pipeline(len(samples), threads=1)
     from nvidia.dali import fn, types
 
-    pipe: Any = dali.Pipeline(
-        batch_size=len(samples),
-        num_threads=1,
-        device_id=None,
-        prefetch_queue_depth=1,
-        exec_dynamic=True,
-    )
     with pipe:
         encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
         images = fn.decoders.image(encoded, output_type=types.RGB, dtype=types.FLOAT)

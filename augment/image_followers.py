@@ -1,14 +1,14 @@
 """Move the masks, boxes, keypoints and rows of boxes of an image as its recipe moves the pixels.
 
-Every move is torchvision's operation of that name with numbers that `draws` has drawn, one after
-the other as the recipe has them. Numpy only, and cheap beside decoding: a mask is looked up by two
-index maps, one an axis; boxes and points are a few sums a batch.
+Each move is torchvision's operation of that name with the numbers of `draws`, in the order of the
+recipe. It uses only numpy, and is cheap compared with decoding: a mask needs a look-up by an index
+map for each axis, boxes and points need a few sums a batch.
 
-The rules are those of torchvision.transforms.v2: a mask takes the nearest pixel by
-floor(index * old / new), computed in float32 (never the neighbour that a filter would weigh most);
-a box is four edges between pixels, mirrored at the width, a point is the middle of a pixel,
-mirrored at the width - 1; boxes are clipped by every crop and points never. Boxes are clipped at
-the end too, so that none leaves its image even where nothing is cropped.
+The rules are those of torchvision.transforms.v2: a mask gets the nearest pixel by
+floor(index * old / new), computed in float32 (never the neighbour with the largest weight of a
+filter); a box is four edges between pixels, mirrored at the width, a point is the middle of a
+pixel, mirrored at the width - 1; every crop clips boxes, and none clips points. Boxes are also
+clipped at the end, so that they are inside their image even without a crop.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     Samples = Column | Sequence[NDArray[Any]]
 
 OUTSIDE = -1
-"""In an index map: nothing of the mask is shown there."""
+"""The index of positions outside the mask in an index map."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CropMove:
-    """A window of each image, int64, shape (n,); it may reach outside. size: (height, width)
-    that the window lies on."""
+    """A crop of each image, int64, shape (n,); the window may reach outside. size: (height, width)
+    of the images before it."""
 
     size: tuple[Ints, Ints]
     top: Ints
@@ -60,7 +60,7 @@ class CropMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScaleMove:
-    """A resize of each image. size, to: (height, width) before and behind it, int64, (n,)."""
+    """A resize of each image. size, to: (height, width) before and after it, int64, (n,)."""
 
     size: tuple[Ints, Ints]
     to: tuple[Ints, Ints]
@@ -68,8 +68,8 @@ class ScaleMove:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FlipMove:
-    """Mirrors some images. size: (height, width). on: which ones, bool, (n,). vertical: top and
-    bottom change places, not left and right."""
+    """A flip of some images. size: (height, width). on: True for flipped images, bool, (n,).
+    vertical: flip upside down, not left to right."""
 
     size: tuple[Ints, Ints]
     on: NDArray[np.bool_]
@@ -83,8 +83,8 @@ Move = CropMove | ScaleMove | FlipMove
 class ImageMoves:
     """The moves of the n images of a batch, in order.
 
-    size: heights and widths of the images as stored, upright, int64, (n,) each. shape: height and
-    width of all of them in the end. mask_fill: what masks show where a window reaches outside.
+    size: heights and widths of the images as stored, upright, int64, (n,) each. shape: final height
+    and width of all images. mask_fill: value of masks outside the image.
     """
 
     size: tuple[Ints, Ints]
@@ -97,9 +97,9 @@ class ImageMoves:
 
 
 def index_maps(moves: ImageMoves) -> tuple[Ints, Ints]:
-    """Which row and which column of its mask each row and column of a sample shows.
+    """Return the row and the column of the mask for each row and column of a sample.
 
-    int64, shapes (n, height) and (n, width); OUTSIDE where there is none.
+    int64, shapes (n, height) and (n, width); OUTSIDE for positions outside the mask.
     """
     found = []
     for axis, length in enumerate(moves.shape):
@@ -123,7 +123,8 @@ def index_maps(moves: ImageMoves) -> tuple[Ints, Ints]:
 
 
 def _nearest(index: Ints, side: Ints, resized: Ints) -> Ints:
-    """torchvision's and torch's "nearest": in float32, else another pixel for some sizes."""
+    """Return the source of each index by torch's and torchvision's "nearest", in float32; with more
+    precision it would be another pixel for some sizes."""
     scale = side.astype(np.float32) / resized.astype(np.float32)
     return np.minimum((index.astype(np.float32) * scale).astype(np.int64), side - 1)
 
@@ -131,11 +132,11 @@ def _nearest(index: Ints, side: Ints, resized: Ints) -> Ints:
 def move_masks(
     moves: ImageMoves, masks: Sequence[NDArray[Any]], *, dtype: DTypeLike | None = None
 ) -> NDArray[Any]:
-    """The masks as their images look now: shape (n, height, width).
+    """Return the moved masks, shape (n, height, width).
 
-    masks: of each image, (its height, its width), integers; one without any pixel is a missing one
-    and becomes zeros. dtype: of the result; None: of all these masks together. Raises DatasetError
-    for a mask of another size, RecipeError where masks can't hold `mask_fill`.
+    masks: mask of each image, shape (its height, its width), integers; a missing one has no pixels
+    and becomes zeros. dtype: dtype of the result; None: the common one of these masks. Raises
+    DatasetError for a mask of another size, RecipeError if the dtype can't hold `mask_fill`.
     """
     if len(masks) != len(moves):
         raise ValueError(f"got {len(masks)} masks of {len(moves)} images")
@@ -147,7 +148,7 @@ def move_masks(
             "hold it. Choose another number, or store the masks in a wider type."
         )
     rows, columns = index_maps(moves)
-    beside: list[Any] = [(index < 0).any(axis=1) for index in (rows, columns)]
+    is_outside: list[Any] = [(index < 0).any(axis=1) for index in (rows, columns)]
     heights, widths = (side.tolist() for side in moves.size)
     for place, mask in enumerate(masks):
         if not mask.size:
@@ -155,14 +156,14 @@ def move_masks(
         if mask.shape != (heights[place], widths[place]):
             raise DatasetError(
                 f"A mask of shape {mask.shape} belongs to an image of {heights[place]} x "
-                f"{widths[place]} (height x width): wanted the same size. Index the dataset anew."
+                f"{widths[place]} (height x width): wanted the same size. Index the dataset again."
             )
-        # Rows first: whole lines are copied, and what is gathered then is small.
+        # Rows first: full lines are copied, and fewer pixels are gathered by column.
         shown = mask.take(rows[place], axis=0, mode="clip")
         out[place] = shown.take(columns[place], axis=1, mode="clip")
-        if beside[0][place]:
+        if is_outside[0][place]:
             out[place][rows[place] < 0] = fill
-        if beside[1][place]:
+        if is_outside[1][place]:
             out[place][:, columns[place] < 0] = fill
     return out
 
@@ -174,9 +175,9 @@ def common_dtype(masks: Sequence[NDArray[Any]]) -> np.dtype[Any]:
 
 
 def move_boxes(moves: ImageMoves, boxes: NDArray[Any], owner: Ints) -> NDArray[np.float32]:
-    """Boxes where their pixels are now, clipped to their images: float32, shape (k, 4).
+    """Return the moved boxes, clipped to their images: float32, shape (k, 4).
 
-    boxes: x1, y1, x2, y2, shape (k, 4). owner: the row of each one's image, int64, (k,).
+    boxes: x1, y1, x2, y2, shape (k, 4). owner: row of each box's image, int64, (k,).
     """
     moved = np.array(boxes, np.float64).reshape(-1, 4)
     for move in moves.moves:
@@ -196,9 +197,9 @@ def move_boxes(moves: ImageMoves, boxes: NDArray[Any], owner: Ints) -> NDArray[n
 
 
 def move_points(moves: ImageMoves, points: NDArray[Any], owner: Ints) -> NDArray[np.float32]:
-    """Points where their pixels are now, outside of their images too: float32, shape (k, 2).
+    """Return the moved points, which may be outside their images: float32, shape (k, 2).
 
-    points: x, y, shape (k, 2). owner: the row of each one's image, int64, (k,).
+    points: x, y, shape (k, 2). owner: row of each point's image, int64, (k,).
     """
     moved = np.array(points, np.float64).reshape(-1, 2)
     for move in moves.moves:
@@ -224,14 +225,14 @@ def follow(
     *,
     dtypes: Mapping[str, DTypeLike | None] | None = None,
 ) -> dict[str, DenseColumn | RaggedColumn]:
-    """All followers of a batch, by field.
+    """Return the moved followers of a batch by field: masks as (n, height, width), boxes as x1, y1,
+    x2, y2, float32, keypoints as x, y, float32.
 
-    moves: of each image in `recipes.followed`, by `draws.draw_with_moves` for the same samples.
-    columns: the followers' columns as stored (boxes in the format of their type); masks decoded,
-    (height, width) each, one of no pixels where it is missing. dtypes: of masks, so that they don't
-    depend on what else is in a batch; None: the widest of the batch.
-    Masks come as (n, height, width), boxes as x1, y1, x2, y2, float32, keypoints as x, y, float32.
-    Raises DatasetError where a mask isn't of its image's size, or an array hasn't a row a box.
+    moves: moves of each image in `recipes.followed`, from `draws.draw_with_moves` for the same
+    samples. columns: the followers' columns as stored (boxes in the format of their type); masks
+    are decoded, (height, width) each, without pixels if missing. dtypes: dtypes of masks, so that
+    they don't depend on the rest of the batch; None: the widest of the batch. Raises DatasetError
+    if a mask doesn't have its image's size, or an array doesn't have a row for each box.
     """
     found: dict[str, DenseColumn | RaggedColumn] = {}
     kept: dict[str, _KeptBoxes] = {}
@@ -253,7 +254,7 @@ def follow(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _KeptBoxes:
-    """The kept boxes, bool, (total,), and the number of boxes that each sample had, (n,)."""
+    """The kept boxes of a batch. keep: bool, (total,). counts: boxes of each sample, (n,)."""
 
     keep: NDArray[np.bool_]
     counts: Ints
@@ -281,7 +282,7 @@ def _masks(
         if mask.shape != follower.shape:
             raise DatasetError(
                 f"A mask of shape {mask.shape} in a dataset of {follower.shape} (height, width). "
-                "Index the dataset anew."
+                "Index the dataset again."
             )
         out[place] = mask
     return out
@@ -303,7 +304,7 @@ def _boxes(
     boxes = to_xyxy(stored, type.format)
     if type.is_normalised:
         if moves is None:
-            assert follower.shape is not None  # `check_recipes` refuses an unknown one
+            assert follower.shape is not None  # checked by `check_recipes`
             boxes *= np.array([*follower.shape[::-1]] * 2, np.float32)
         else:
             sides = np.stack([moves.size[1], moves.size[0]] * 2, axis=1)
@@ -328,7 +329,7 @@ def _points(column: Samples, moves: ImageMoves | None) -> DenseColumn | RaggedCo
 
 
 def _rows(column: Samples, width: int) -> tuple[NDArray[Any], Ints]:
-    """All rows of so many numbers, (total, width), and how many each sample has, (n,)."""
+    """Return all rows, (total, width), and the number of rows of each sample, (n,)."""
     if isinstance(column, DenseColumn):
         counts = np.full(len(column), column.values[:1].size // width, np.int64)
         return column.values.reshape(-1, width), counts
@@ -346,8 +347,8 @@ def _offsets(counts: Ints) -> Ints:
 
 
 def _kept_rows(name: str, column: Samples, kept: _KeptBoxes) -> RaggedColumn:
-    """An array's rows of those boxes that stay."""
-    if isinstance(column, DenseColumn):  # of as many rows in every sample
+    """Return an array's rows of the kept boxes."""
+    if isinstance(column, DenseColumn):  # equally many rows in every sample
         values = column.values.reshape(-1, *column.values.shape[2:])
         lengths = np.full(len(column), column.values.shape[1], np.int64)
         column = RaggedColumn(values, _offsets(lengths))
@@ -358,7 +359,7 @@ def _kept_rows(name: str, column: Samples, kept: _KeptBoxes) -> RaggedColumn:
         at = wrong[0]
         raise DatasetError(
             f'"{name}" has {lengths[at]} rows in a sample of {counts[at]} boxes: wanted a row for '
-            "each box. Mend the data, or leave `of=` out of its type."
+            "each box. Correct the data, or leave `of=` out of its type."
         )
     if several is None:
         return RaggedColumn(column.values[kept.keep], kept.offsets)

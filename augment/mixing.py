@@ -1,10 +1,10 @@
 """Mix the images and class numbers of a batch by MixUp and CutMix, into soft targets.
 
 The order chooses the partners (`penstock.pipeline.plan.job_order`): they are neighbours in it, so
-that a rank reads at most two samples more than its own. (A batch turned around, as torchvision's
-is, would make every rank read twice as much.) The shares are keyed by (seed, epoch, sample id), so
-a sample's mixed pixels are the same at any world size, and after any restart, for the same global
-batches.
+that a rank reads at most two samples in addition to its own. (With a reversed batch, as in
+torchvision, every rank would read twice as much.) The shares are keyed by (seed, epoch, sample id),
+so a sample's mixed pixels are the same at any world size, and after any restart, for the same
+global batches.
 
 The draws are made in numpy; torch is imported where pixels are mixed.
 """
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 MIX_DRAWS = 5
-"""Uniform draws that a sample takes: which operation, two of the share, row and column of a box."""
+"""Uniform draws of a sample: one for the operation, two for the share, row and column of a box."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """The parameters by which one rank's n samples are mixed.
+    """The parameters with which one rank's n samples are mixed.
 
-    partner: row of each sample's partner, int64, (n,); rows from n on are read for this only.
-    share: of the sample itself in its target, float32, (n,); the partner's is 1 - share.
-    box: top, left, bottom, right of the window that comes from the partner, int64, (n, 4).
-    boxed: whether it is CutMix, bool, (n,); else all pixels are blended by `share`.
+    partner: row of each sample's partner, int64, (n,); rows from n on are read only as partners.
+    share: the sample's own share in its target, float32, (n,); the partner's is 1 - share. box:
+    top, left, bottom, right of the window from the partner, int64, (n, 4). boxed: True for CutMix,
+    bool, (n,); False: all pixels are blended by `share`.
     """
 
     partner: Ints
@@ -53,10 +53,10 @@ class Mix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixer:
-    """The mixing of a recipe, for one dataset. index: place of the first of ops in the recipe.
+    """The mixing operations of a recipe, for one dataset.
 
-    classes: of the soft targets. height, width: of the batch's images. seed: of the draws. salt: of
-    their key.
+    index: place of the first of `ops` in the recipe. classes: number of classes of the soft
+    targets. height, width: size of the batch's images. seed, salt: parts of the key of the draws.
     """
 
     ops: tuple[MixingOperation, ...]
@@ -80,7 +80,7 @@ class Mixer:
 def mixer_of(recipe: CheckedRecipe, *, classes: int | None, seed: int) -> Mixer | None:
     """Return the mixer of a recipe's batches; None for a recipe without MixUp and CutMix.
 
-    classes: as the dataset knows them. Raises ConfigError as `class_count` does.
+    classes: the dataset's number of classes; None if unknown. Raises ConfigError as `class_count`.
     """
     if not recipe.mixing:
         return None
@@ -104,10 +104,10 @@ def draw_mix(
     height: int,
     width: int,
 ) -> Mix:
-    """Shares and boxes for one rank's samples; a pure function of each sample.
+    """Return shares and boxes for one rank's samples; a pure function of each sample.
 
-    ops: MixUp, CutMix or both; of both, each sample gets one with probability 1/2.
-    uniform: uniform(MIX_DRAWS) gives keyed draws in [0, 1), shape (MIX_DRAWS, n).
+    ops: MixUp, CutMix or both; with both, each sample gets one with probability 1/2. uniform:
+    uniform(MIX_DRAWS) returns keyed draws in [0, 1), shape (MIX_DRAWS, n).
     """
     which, *rest = uniform(MIX_DRAWS)
     chosen = (which * len(ops)).astype(np.int64)
@@ -121,14 +121,14 @@ def draw_mix(
 
 
 def symmetric_beta(alpha: Floats, first: Floats, second: Floats) -> Floats:
-    """Beta(alpha, alpha) from two uniforms in [0, 1), elementwise; exact for any alpha > 0.
+    """Return Beta(alpha, alpha) from two uniforms in [0, 1), elementwise; exact for any alpha > 0.
 
     If T is Student's t with 2 alpha degrees of freedom, then (1 + T / sqrt(2 alpha + T^2)) / 2 is
     Beta(alpha, alpha) (Devroye: "Random variate generation in one line of code", 1996), and T =
     sqrt(2 alpha (U^(-1/alpha) - 1)) cos(2 pi V) (Bailey: "Polar generation of random variates with
     the t-distribution", 1994). No attempt is ever rejected, so two draws are always enough.
     """
-    # U^(-1/alpha) overflows for small alpha, where T is infinite and the share 0 or 1.
+    # U^(-1/alpha) overflows for small alpha; then T is infinite and the share 0 or 1.
     with np.errstate(over="ignore", divide="ignore"):
         cosine = np.cos(2 * np.pi * second)
         squared = np.expm1(-np.log1p(-first) / alpha) * cosine**2  # T^2 / (2 alpha)
@@ -136,11 +136,11 @@ def symmetric_beta(alpha: Floats, first: Floats, second: Floats) -> Floats:
 
 
 def cutmix_boxes(share: Floats, row: Floats, column: Floats, height: int, width: int) -> Ints:
-    """CutMix's windows: top, left, bottom, right, int64, (n, 4); some may be empty.
+    """Return CutMix's windows: top, left, bottom, right, int64, (n, 4); some may be empty.
 
     The middle is uniform over the pixels, the sides are those of the image times sqrt(1 - share),
-    and what lies outside the image is clipped (Yun et al. 2019; torchvision's CutMix).
-    row, column: draws in [0, 1).
+    and windows are clipped to the image (Yun et al. 2019; torchvision's CutMix). row, column: draws
+    in [0, 1).
     """
     half = 0.5 * np.sqrt(1 - share)
     y, x = (row * height).astype(np.int64), (column * width).astype(np.int64)
@@ -157,18 +157,18 @@ def cutmix_boxes(share: Floats, row: Floats, column: Floats, height: int, width:
 
 
 def class_count(ops: Sequence[MixingOperation], known: int | None) -> int:
-    """Classes of the soft targets: what an operation says, else what the dataset knows.
+    """Return the number of classes of the soft targets: an operation's, else the dataset's.
 
-    Raises ConfigError if neither does, or two operations disagree.
+    Raises ConfigError if it is unknown, or if two operations disagree.
     """
-    said = {op.num_classes for op in ops if op.num_classes is not None}
-    if len(said) > 1:
+    given = {op.num_classes for op in ops if op.num_classes is not None}
+    if len(given) > 1:
         raise ConfigError(
-            f"MixUp and CutMix of one recipe have num_classes={sorted(said)}: pass the same to "
+            f"MixUp and CutMix of one recipe have num_classes={sorted(given)}: pass the same to "
             "both."
         )
-    if said:
-        return said.pop()
+    if given:
+        return given.pop()
     if known is None:
         name = type(ops[0]).__name__
         raise ConfigError(
@@ -179,10 +179,11 @@ def class_count(ops: Sequence[MixingOperation], known: int | None) -> int:
 
 
 def mix_images(images: torch.Tensor, mix: Mix) -> torch.Tensor:
-    """Mixed images of the n own samples, (n, channels, height, width), on the device of `images`.
+    """Return the mixed images of the n own samples, (n, channels, height, width), on the device of
+    `images`.
 
-    images: the n own samples, then those that are partners only. It may be overwritten. Blends are
-    computed in float32 and rounded to the type of the batch (uint8: half to even).
+    images: the n own samples, then samples that are only partners. It may be overwritten. Blends
+    are computed in float32 and rounded to the type of the batch (uint8: half to even).
     """
     if not len(mix.partner):
         return images[:0]
@@ -193,13 +194,14 @@ def mix_images(images: torch.Tensor, mix: Mix) -> torch.Tensor:
 
 
 def _mix_in_place(images: NDArray[Any], mix: Mix) -> None:
-    """In place, in what fits a core's cache: half the time of whole batches on the CPU.
+    """Mix images in place, one by one, so that they fit into a core's cache: half the time of whole
+    batches on the CPU.
 
-    In numpy: torch would share each of these small steps out among threads that wait for one
-    another in a busy loop, beside the threads that decode (9 ms of CPU time an image, not 0.3).
+    It uses numpy, since torch would divide each of these small steps among threads that wait for
+    one another in a busy loop, while others decode (9 ms of CPU time an image instead of 0.3).
     """
     last_use = {partner: row for row, partner in enumerate(mix.partner.tolist())}
-    unmixed: dict[int, NDArray[Any]] = {}  # of rows that are mixed and still someone's partner
+    unmixed: dict[int, NDArray[Any]] = {}  # mixed rows that are partners of later ones
     room = np.empty((2, *images.shape[1:]), np.float32)
     for row, partner in enumerate(mix.partner.tolist()):
         own, other = images[row], unmixed.get(partner, images[partner])
@@ -217,18 +219,18 @@ def _mix_in_place(images: NDArray[Any], mix: Mix) -> None:
 def _blend(
     own: NDArray[Any], other: NDArray[Any], share: np.float32, room: NDArray[np.float32]
 ) -> None:
-    """own becomes share * own + (1 - share) * other. room: for two images."""
-    # Products and a sum, each rounded: fused, a vector loop and its rest differ in the last bit,
-    # and so might a sample's pixels on another machine.
+    """Set own to share * own + (1 - share) * other. room: memory for two images."""
+    # Products and a sum are rounded separately. Fused, a vector loop and its remainder differ in
+    # the last bit, so a sample's pixels might differ on another machine.
     rest = np.multiply(other, np.float32(1) - share, out=room[1], dtype=np.float32)
-    # An image may be its own partner: it is written only once all of it was read.
+    # An image may be its own partner, so it is written after all of it was read.
     mixed = np.multiply(own, share, out=room[0], dtype=np.float32)
     mixed += rest
     own[...] = mixed if own.dtype.kind == "f" else np.rint(mixed, out=mixed)
 
 
 def mix_in_kernels(images: torch.Tensor, mix: Mix) -> torch.Tensor:
-    """In a few kernels for the whole batch: one by one takes some for each sample."""
+    """Return the mixed images, computed in a few kernels for the whole batch."""
     import torch
 
     def moved(values: NDArray[Any]) -> torch.Tensor:
@@ -248,10 +250,11 @@ def mix_in_kernels(images: torch.Tensor, mix: Mix) -> torch.Tensor:
 
 
 def soft_targets(labels: Ints, mix: Mix, *, classes: int) -> NDArray[np.float32]:
-    """Target of each own sample: its share at its class and the rest at its partner's.
+    """Return the target of each own sample, shape (n, classes): its share at its class and the rest
+    at its partner's.
 
-    labels: class numbers of the own samples, then of those that are partners only. Returns shape
-    (n, classes). Raises ConfigError for a label outside [0, classes).
+    labels: class numbers of the own samples, then of samples that are only partners. Raises
+    ConfigError for a label outside [0, classes).
     """
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         wrong = labels.min() if labels.min() < 0 else labels.max()

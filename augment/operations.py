@@ -1,8 +1,8 @@
-"""Define the operations on images as frozen values, and the recipes that have a name.
+"""Define the operations on images as frozen values, and a few usual recipes.
 
-An operation knows nothing of DALI, of torch or of a dataset. It checks its own arguments when it is
-made; `recipe.check_recipe` checks whether several fit one another and their data. Names and
-meanings are torchvision's, so that published recipes carry over.
+An operation doesn't depend on DALI, torch or a dataset. It checks its own arguments when it is
+created; `recipe.check_recipe` checks if several fit one another and their data. Names and meanings
+are torchvision's, so that published recipes can be used.
 
 Geometric operations (windows, resizes, flips) move pixels, and masks, boxes and keypoints follow
 them (`image_followers`). Pixel operations change values and come after all geometric ones.
@@ -18,19 +18,20 @@ from penstock.augment.argument_checks import (
     MAX_SIZE_PX,
     as_tuple,
     axis_lengths,
-    check_bool,
-    check_one_of,
-    check_single_value,
+    boolean,
+    check_argument,
+    enum_name,
     field_names,
     fill_value,
     height_width,
     integer,
-    interpolation_name,
     numbers,
+    one_of,
     pixels,
     positive_range,
     probability,
     range_around,
+    single_value,
     whole_number,
 )
 from penstock.augment.field_operations import Map, Pad, SanitizeBoxes, Unpack
@@ -42,15 +43,15 @@ Size = int | tuple[int, int]
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Bilinear resize, as torchvision's.
+    """Resize images bilinearly, as torchvision does.
 
-    size: an int is the short side in pixels, the long side being int(size * long / short); a pair
-    is the exact (height, width). interpolation: "bilinear" is the only one. max_size: None is the
-    only value, as a batch has one size. antialias: filter when shrinking, as Pillow and
-    torchvision do; without it shrinking costs less CPU (a fifth of a training sample's) and
-    aliases. On the CPU pixels are torchvision's to 1 of 255. DALI's own operators (on a GPU, or
-    without numba, or where images leave in sizes of their own) repeat the edge: the outermost
-    pixels of an image or a window may differ by 20 of 255.
+    size: an int is the short side in pixels, and the long side is int(size * long / short); a pair
+    is the exact (height, width). interpolation: only "bilinear". max_size: only None, as a batch
+    has one size. antialias: filter when shrinking, as Pillow and torchvision do; without it
+    shrinking saves a fifth of a training sample's CPU time, and causes aliasing. On the CPU pixels
+    differ from torchvision's by at most 1 of 255. DALI's own operators (on a GPU, without numba, or
+    if images keep different sizes) repeat the edge: the outermost pixels of an image or a window
+    may differ by 20 of 255.
     """
 
     size: Size
@@ -59,26 +60,21 @@ class Resize:
     antialias: bool = True
 
     def __post_init__(self) -> None:
-        what = "Resize(interpolation=...)"
-        name = interpolation_name(what, self.interpolation, ("bilinear",))
-        object.__setattr__(self, "interpolation", name)
-        check_single_value(
-            "Resize(max_size=...)", self.max_size, None, "crop or pad to one size instead"
-        )
-        sides = as_tuple(self.size)
-        check = height_width if len(sides) == 2 else pixels
-        size = check("Resize(size=...)", sides[0] if len(sides) == 1 else self.size)
-        object.__setattr__(self, "size", size)
-        check_bool("Resize(antialias=...)", self.antialias)
+        check_argument(self, "interpolation", enum_name, allowed=("bilinear",))
+        remedy = "crop or pad to one size instead"
+        check_argument(self, "max_size", single_value, only=None, remedy=remedy)
+        check_argument(self, "size", _resize_size)
+        check_argument(self, "antialias", boolean)
 
 
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class CenterCrop:
-    """The middle window. size: an int is a square, a pair is (height, width), in pixels.
+    """Crop the middle of images or arrays.
 
-    An image must be at least as large (torchvision would pad it with black). Of arrays it takes the
-    middle part, and no more is read of them: size, fields: as in `RandomCrop`.
+    size: an int is a square, a pair is (height, width), in pixels. An image must be at least as
+    large (torchvision would pad it with black). Only the middle part of an array is read; size and
+    fields for arrays: as in `RandomCrop`.
     """
 
     size: int | Sequence[int | None]
@@ -86,38 +82,38 @@ class CenterCrop:
     fields: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", axis_lengths("CenterCrop(size=...)", self.size))
-        object.__setattr__(self, "fields", field_names("CenterCrop(fields=...)", self.fields))
+        check_argument(self, "size", axis_lengths)
+        check_argument(self, "fields", field_names)
 
     @property
     def lengths(self) -> tuple[int | None, ...]:
-        """Lengths of the last axes of arrays, None for all of one."""
+        """Lengths of the last axes of arrays, None for a full axis."""
         return cast("tuple[int | None, ...]", self.size)
 
     @property
     def height_width(self) -> tuple[int, int]:
         """Height and width in pixels."""
-        return _height_width("CenterCrop", self.lengths)
+        return height_width("CenterCrop(size=...)", self.size)
 
 
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class RandomCrop:
-    """A window of a fixed size at a random place: torchvision's operation.
+    """Crop a window of a fixed size at a random position, as torchvision does.
 
-    size: an int is a square, a pair is (height, width), in pixels. padding: pixels that are put
-    around the image on all four sides first; None: none. pad_if_needed: where an image is still
-    smaller than the window, what it lacks is put on both of its sides, so that it may lie anywhere
-    in the window; else such images are an error. fill: what is put there, 0..255, for all channels.
-    padding_mode: "constant" is the only one. mask_fill: likewise in the masks of the image, such
-    as 255 for what no loss counts. fields:
-    names of the images that it crops, with what is of them; None: all of its recipe.
+    size: an int is a square, a pair is (height, width), in pixels. padding: pixels that are added
+    to all four sides of the image first; None: none. pad_if_needed: add the missing pixels to both
+    sides of an image that is still smaller than the window, so that it may be anywhere in the
+    window; otherwise such images are an error. fill: value of added pixels, 0..255, for all
+    channels. padding_mode: only "constant". mask_fill: value of added pixels in the masks of the
+    image, such as 255 for pixels that the loss ignores. fields: names of the images to crop, whose
+    masks, boxes and keypoints follow; None: all images of the recipe.
 
-    Arrays are cropped before they are read, so that of chunked ones only what the part touches is
-    fetched and decoded: RandomCrop((64, 128, 128), fields=("x", "y")). size is then the lengths of
-    the last axes of a sample, None for all of one; axes in front of them stay whole. All fields of
-    one operation have the same corner. Without fields=, a recipe that has no images crops all
-    arrays of as many axes. It stands before Maps of these fields.
+    Arrays are cropped before they are read, so that only the chunks of that part are fetched and
+    decoded: RandomCrop((64, 128, 128), fields=("x", "y")). size then has the lengths of the last
+    axes of a sample, None for a full axis; the axes before them aren't cropped. All fields of one
+    operation have the same corner. Without fields=, a recipe without images crops all arrays that
+    have enough axes. The operation must come before Maps of these fields.
     """
 
     size: int | Sequence[int | None]
@@ -130,16 +126,13 @@ class RandomCrop:
     fields: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        name = "RandomCrop"
-        object.__setattr__(self, "size", axis_lengths(f"{name}(size=...)", self.size))
-        object.__setattr__(self, "padding", _padding(f"{name}(padding=...)", self.padding))
-        check_one_of(f"{name}(padding_mode=...)", self.padding_mode, ("constant",))
-        check_bool(f"{name}(pad_if_needed=...)", self.pad_if_needed)
-        object.__setattr__(self, "fill", fill_value(f"{name}(fill=...)", self.fill))
-        what = f"{name}(mask_fill=...)"
-        mask_fill = whole_number(what, self.mask_fill, low=-(2**31), high=2**31 - 1)
-        object.__setattr__(self, "mask_fill", mask_fill)
-        object.__setattr__(self, "fields", field_names(f"{name}(fields=...)", self.fields))
+        check_argument(self, "size", axis_lengths)
+        check_argument(self, "padding", _padding)
+        check_argument(self, "padding_mode", one_of, allowed=("constant",))
+        check_argument(self, "pad_if_needed", boolean)
+        check_argument(self, "fill", fill_value)
+        check_argument(self, "mask_fill", whole_number, low=-(2**31), high=2**31 - 1)
+        check_argument(self, "fields", field_names)
 
     @property
     def padding_px(self) -> int:
@@ -148,26 +141,25 @@ class RandomCrop:
 
     @property
     def lengths(self) -> tuple[int | None, ...]:
-        """Lengths of the last axes of arrays, None for all of one."""
+        """Lengths of the last axes of arrays, None for a full axis."""
         return cast("tuple[int | None, ...]", self.size)
 
     @property
     def height_width(self) -> tuple[int, int]:
         """Height and width in pixels."""
-        return _height_width("RandomCrop", self.lengths)
+        return height_width("RandomCrop(size=...)", self.size)
 
 
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop:
-    """A random window of random area and aspect ratio, resized: torchvision's operation.
+    """Crop a window of random area and aspect ratio and resize it, as torchvision does.
 
     size: an int is a square, a pair is (height, width), in pixels. scale: range of the window's
     share of the image. ratio: range of width / height, uniform in its logarithm. interpolation:
-    "bilinear" is the only one. antialias: filter when shrinking, as in `Resize` (torchvision's
-    default is True); "auto" filters the windows that shrink by more than 2, where
-    plain bilinear sampling begins to skip pixels, and saves a fifth of the CPU time of photographs
-    of ImageNet's size.
+    only "bilinear". antialias: filter when shrinking, as in `Resize` (torchvision's default is
+    True); "auto" filters only windows that shrink by more than 2, from which on plain bilinear
+    sampling skips pixels, and saves a fifth of the CPU time of photographs of ImageNet's size.
     """
 
     size: Size
@@ -177,18 +169,12 @@ class RandomResizedCrop:
     antialias: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        name = "RandomResizedCrop"
-        object.__setattr__(self, "size", height_width(f"{name}(size=...)", self.size))
-        scale = positive_range(f"{name}(scale=...)", self.scale, most=1.0)
-        object.__setattr__(self, "scale", scale)
-        object.__setattr__(
-            self, "ratio", positive_range(f"{name}(ratio=...)", self.ratio, most=1e4)
-        )
-        what = f"{name}(interpolation=...)"
-        kind = interpolation_name(what, self.interpolation, ("bilinear",))
-        object.__setattr__(self, "interpolation", kind)
+        check_argument(self, "size", height_width)
+        check_argument(self, "scale", positive_range, most=1.0)
+        check_argument(self, "ratio", positive_range, most=1e4)
+        check_argument(self, "interpolation", enum_name, allowed=("bilinear",))
         if self.antialias != "auto":
-            check_bool(f"{name}(antialias=...)", self.antialias)
+            check_argument(self, "antialias", boolean)
 
     @property
     def height_width(self) -> tuple[int, int]:
@@ -199,40 +185,56 @@ class RandomResizedCrop:
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class RandomHorizontalFlip:
-    """Mirrors left and right with probability p."""
+    """Mirror images left to right with probability p, as torchvision does."""
 
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "p", probability("RandomHorizontalFlip(p=...)", self.p))
+        check_argument(self, "p", probability)
 
 
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class RandomVerticalFlip:
-    """Turns top and bottom round with probability p: torchvision's operation."""
+    """Flip images upside down with probability p, as torchvision does."""
 
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "p", probability("RandomVerticalFlip(p=...)", self.p))
+        check_argument(self, "p", probability)
 
 
 FlipOperation = RandomHorizontalFlip | RandomVerticalFlip
 GeometricOperation = Resize | CenterCrop | RandomCrop | RandomResizedCrop | FlipOperation
 
 
+def _resize_size(what: str, value: object) -> Size:
+    sides = as_tuple(value)
+    if len(sides) == 2:
+        return height_width(what, value)
+    return pixels(what, sides[0] if len(sides) == 1 else value)
+
+
 def _padding(what: str, value: object) -> int:
-    """Return the pixels of padding on each side; torchvision's lists are equal on all of them."""
+    """Return the pixels of padding on each side; a list must have equal numbers."""
     sides = (0,) if value is None else as_tuple(value) or (value,)
     if len({integer(side) for side in sides}) == 1:
         return whole_number(what, sides[0], low=0, high=MAX_SIZE_PX)
     raise RecipeError(f"{what}: got {value!r}, wanted one number of pixels for all four sides.")
 
 
-def _height_width(name: str, size: tuple[int | None, ...]) -> tuple[int, int]:
-    """Return height and width in pixels of a crop of images; a single length is used for both."""
-    return height_width(f"{name}(size=...)", size)
+def _blur_kernel(what: str, value: object) -> tuple[int, int]:
+    kernel = height_width(what, value)
+    if not all(side % 2 for side in kernel):
+        raise RecipeError(
+            f"{what}: got {value!r}, wanted odd numbers of pixels, so that the kernel has a middle."
+        )
+    return kernel
+
+
+def _blur_sigma(what: str, value: object) -> tuple[float, float]:
+    sigma = numbers(what, value)
+    return positive_range(what, sigma * 2 if len(sigma) == 1 else sigma, most=1e4)
 
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -246,7 +248,7 @@ WindowMode = Literal["auto", "decoder", "slice"]
 DType = Literal["float32", "float16", "uint8"]
 LearntPolicy = Literal["imagenet", "cifar10", "svhn"]
 
-# Of a jitter's brightness, contrast and saturation, which are computed in 16 bits.
+# Limit of a jitter's brightness, contrast and saturation, which are computed in 16 bits.
 MAX_FACTOR = 100.0
 MAX_DRAWS = 1024
 MAX_CLASSES = 2**24
@@ -255,14 +257,15 @@ MAX_CLASSES = 2**24
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Encoded bytes to pixels, turned upright by EXIF, alpha dropped, 16 bit scaled to 8.
+    """Decode encoded images: upright by EXIF, without alpha, 16 bits scaled to 8.
 
-    color: "rgb" (3 channels) or "gray" (1 channel, luma). The others don't change what is shown,
-    and pixels on a GPU by rounding at most. windows: "decoder" decodes a crop's window alone,
-    "slice" the whole image and crops it: slower, for GPUs where the first doesn't work; "auto"
-    tries it out in a process of its own, once for each GPU. hw_decoder_load: share of a batch for
-    the GPU's JPEG unit, None: DALI's own. preallocate: (height, width) of the largest image, which
-    its decoder makes room for beforehand; None: as images come. What is best was not measured yet.
+    color: "rgb" (3 channels) or "gray" (1 channel, luma). The other arguments change pixels on a
+    GPU by rounding at most. windows: "decoder" decodes only the window of a crop; "slice" decodes
+    the full image and crops it, which is slower, for GPUs on which the first doesn't work; "auto"
+    tries it in a process of its own, once for each GPU. hw_decoder_load: share of a batch for the
+    GPU's JPEG unit; None: DALI's default. preallocate: (height, width) of the largest image, for
+    which the GPU's decoder allocates memory in advance; None: it grows with the images. The best
+    values haven't been measured.
     """
 
     color: Color = "rgb"
@@ -272,14 +275,12 @@ class Decode:
     preallocate: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        check_one_of("Decode(color=...)", self.color, get_args(Color))
-        check_one_of("Decode(windows=...)", self.windows, get_args(WindowMode))
+        check_argument(self, "color", one_of, allowed=get_args(Color))
+        check_argument(self, "windows", one_of, allowed=get_args(WindowMode))
         if self.hw_decoder_load is not None:
-            load = probability("Decode(hw_decoder_load=...)", self.hw_decoder_load)
-            object.__setattr__(self, "hw_decoder_load", load)
+            check_argument(self, "hw_decoder_load", probability)
         if self.preallocate is not None:
-            size = height_width("Decode(preallocate=...)", self.preallocate)
-            object.__setattr__(self, "preallocate", size)
+            check_argument(self, "preallocate", height_width)
 
     @property
     def channels(self) -> int:
@@ -290,13 +291,13 @@ class Decode:
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class ColorJitter:
-    """Random brightness, contrast, saturation and hue: torchvision's operation and its formulas.
+    """Change brightness, contrast, saturation and hue randomly, by torchvision's formulas.
 
     brightness, contrast, saturation: a number x draws a factor from max(0, 1 - x) to 1 + x, a pair
-    draws from low to high; 1 changes nothing. hue: a number x, at most 0.5, draws a shift of the
-    hue's circle from -x to x, a pair from low to high; 0 and None change nothing. They are applied
-    in this order; torchvision shuffles it for each image. Grey recipes take brightness and contrast
-    only.
+    draws from low to high; 1 changes nothing. hue: a number x, at most 0.5, draws a shift from -x
+    to x of the circle of hues, a pair from low to high; 0 and None change nothing. They are applied
+    in this order; torchvision shuffles it for each image. Grey recipes support only brightness and
+    contrast.
     """
 
     brightness: float | tuple[float, float] | None = None
@@ -306,32 +307,29 @@ class ColorJitter:
 
     def __post_init__(self) -> None:
         for name in ("brightness", "contrast", "saturation"):
-            what = f"ColorJitter({name}=...)"
-            pair = range_around(what, getattr(self, name), around=1.0, low=0.0, high=MAX_FACTOR)
-            object.__setattr__(self, name, pair)
-        hue = range_around("ColorJitter(hue=...)", self.hue, around=0.0, low=-0.5, high=0.5)
-        object.__setattr__(self, "hue", hue)
+            check_argument(self, name, range_around, around=1.0, low=0.0, high=MAX_FACTOR)
+        check_argument(self, "hue", range_around, around=0.0, low=-0.5, high=0.5)
 
 
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class RandomGrayscale:
-    """Takes the colour away with probability p; the image keeps its 3 channels."""
+    """Turn images grey with probability p; they keep their 3 channels."""
 
     p: float = 0.1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "p", probability("RandomGrayscale(p=...)", self.p))
+        check_argument(self, "p", probability)
 
 
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class GaussianBlur:
-    """Blurs with probability p, by a Gaussian of random width: torchvision's operation.
+    """Blur images with probability p, by a Gaussian of random width, as torchvision does.
 
     kernel_size: odd, in pixels; an int is a square, a pair is (horizontal, vertical), as in
-    torchvision. sigma: standard deviation in pixels, one number or a range that is drawn from
-    uniformly. p: torchvision's always blurs (1.0).
+    torchvision. sigma: standard deviation in pixels, one number or the range of a uniform draw.
+    p: 1.0 by default, as torchvision always blurs.
     """
 
     kernel_size: int | tuple[int, int]
@@ -339,28 +337,19 @@ class GaussianBlur:
     p: float = 1.0
 
     def __post_init__(self) -> None:
-        kernel = height_width("GaussianBlur(kernel_size=...)", self.kernel_size)
-        if not all(side % 2 for side in kernel):
-            raise RecipeError(
-                f"GaussianBlur(kernel_size=...): got {self.kernel_size!r}, wanted odd numbers of "
-                "pixels, so that a kernel has a middle."
-            )
-        sigma = numbers("GaussianBlur(sigma=...)", self.sigma)
-        pair = sigma * 2 if len(sigma) == 1 else sigma
-        object.__setattr__(self, "kernel_size", kernel)
-        checked = positive_range("GaussianBlur(sigma=...)", pair, most=1e4)
-        object.__setattr__(self, "sigma", checked)
-        object.__setattr__(self, "p", probability("GaussianBlur(p=...)", self.p))
+        check_argument(self, "kernel_size", _blur_kernel)
+        check_argument(self, "sigma", _blur_sigma)
+        check_argument(self, "p", probability)
 
 
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class RandomRotation:
-    """Turns the image about its middle, keeping its size: torchvision's operation.
+    """Rotate images about their middle, in their size, as torchvision does.
 
     degrees: a number x draws an angle from -x to x, a pair from low to high; counter-clockwise.
-    interpolation: "nearest" or "bilinear". expand, center: False and None are the only values.
-    fill: of what the image doesn't reach, 0..255, for all channels.
+    interpolation: "nearest" or "bilinear". expand, center: only False and None. fill: value of
+    pixels outside the rotated image, 0..255, for all channels.
     """
 
     degrees: float | tuple[float, float]
@@ -370,26 +359,22 @@ class RandomRotation:
     fill: float | None = 0.0
 
     def __post_init__(self) -> None:
-        check_single_value("RandomRotation(expand=...)", self.expand, False, "a batch has one size")
-        check_single_value(
-            "RandomRotation(center=...)", self.center, None, "images turn by their middle"
-        )
-        what = "RandomRotation(degrees=...)"
-        pair = range_around(what, self.degrees, around=0.0, low=-36_000.0, high=36_000.0)
-        object.__setattr__(self, "degrees", pair)
-        object.__setattr__(self, "fill", fill_value("RandomRotation(fill=...)", self.fill))
-        kinds, where = ("nearest", "bilinear"), "RandomRotation(interpolation=...)"
-        name = interpolation_name(where, self.interpolation, kinds)
-        object.__setattr__(self, "interpolation", name)
+        check_argument(self, "expand", single_value, only=False, remedy="a batch has one size")
+        remedy = "images turn about their middle"
+        check_argument(self, "center", single_value, only=None, remedy=remedy)
+        check_argument(self, "degrees", range_around, around=0.0, low=-36_000.0, high=36_000.0)
+        check_argument(self, "fill", fill_value)
+        check_argument(self, "interpolation", enum_name, allowed=("nearest", "bilinear"))
 
 
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class RandAugment:
-    """num_ops random operations of one magnitude each: Cubuk et al. 2019, torchvision's table.
+    """Apply `num_ops` random operations of the same magnitude (Cubuk et al. 2019), from
+    torchvision's table.
 
-    magnitude: from 0 to num_magnitude_bins - 1. interpolation: "nearest" is the only one. fill: as
-    in `RandomRotation`.
+    magnitude: from 0 to num_magnitude_bins - 1. interpolation: only "nearest". fill: as in
+    `RandomRotation`.
     """
 
     num_ops: int = 2
@@ -399,22 +384,17 @@ class RandAugment:
     fill: float | None = None
 
     def __post_init__(self) -> None:
-        name = "RandAugment"
-        count = whole_number(f"{name}(num_ops=...)", self.num_ops, low=1, high=16)
-        bins = whole_number(
-            f"{name}(num_magnitude_bins=...)", self.num_magnitude_bins, low=2, high=1000
-        )
-        magnitude = whole_number(f"{name}(magnitude=...)", self.magnitude, low=0, high=bins - 1)
-        object.__setattr__(self, "num_ops", count)
-        object.__setattr__(self, "num_magnitude_bins", bins)
-        object.__setattr__(self, "magnitude", magnitude)
-        _check_policy_warp(name, self)
+        check_argument(self, "num_ops", whole_number, low=1, high=16)
+        check_argument(self, "num_magnitude_bins", whole_number, low=2, high=1000)
+        check_argument(self, "magnitude", whole_number, low=0, high=self.num_magnitude_bins - 1)
+        _check_policy_warp(self)
 
 
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class TrivialAugmentWide:
-    """One random operation of a random magnitude: Müller and Hutter 2021, torchvision's table.
+    """Apply one random operation of a random magnitude (Müller and Hutter 2021), from torchvision's
+    table.
 
     interpolation, fill: as in `RandAugment`.
     """
@@ -424,20 +404,17 @@ class TrivialAugmentWide:
     fill: float | None = None
 
     def __post_init__(self) -> None:
-        name = "TrivialAugmentWide"
-        bins = whole_number(
-            f"{name}(num_magnitude_bins=...)", self.num_magnitude_bins, low=2, high=1000
-        )
-        object.__setattr__(self, "num_magnitude_bins", bins)
-        _check_policy_warp(name, self)
+        check_argument(self, "num_magnitude_bins", whole_number, low=2, high=1000)
+        _check_policy_warp(self)
 
 
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class AutoAugment:
-    """A random pair of operations of a learnt policy: Cubuk et al. 2018, torchvision's tables.
+    """Apply a random pair of operations of a learnt policy (Cubuk et al. 2018), from torchvision's
+    tables.
 
-    policy: the data set that it was learnt on. interpolation, fill: as in `RandAugment`.
+    policy: the dataset on which it was learnt. interpolation, fill: as in `RandAugment`.
     """
 
     policy: LearntPolicy = "imagenet"
@@ -445,30 +422,27 @@ class AutoAugment:
     fill: float | None = None
 
     def __post_init__(self) -> None:
-        policy = getattr(self.policy, "value", self.policy)  # of torchvision's AutoAugmentPolicy
-        check_one_of("AutoAugment(policy=...)", policy, get_args(LearntPolicy))
-        object.__setattr__(self, "policy", policy)
-        _check_policy_warp("AutoAugment", self)
+        check_argument(self, "policy", enum_name, allowed=get_args(LearntPolicy))
+        _check_policy_warp(self)
 
 
-def _check_policy_warp(name: str, op: RandAugment | TrivialAugmentWide | AutoAugment) -> None:
-    kind = interpolation_name(f"{name}(interpolation=...)", op.interpolation, ("nearest",))
-    object.__setattr__(op, "interpolation", kind)
-    object.__setattr__(op, "fill", fill_value(f"{name}(fill=...)", op.fill))
+def _check_policy_warp(op: RandAugment | TrivialAugmentWide | AutoAugment) -> None:
+    check_argument(op, "interpolation", enum_name, allowed=("nearest",))
+    check_argument(op, "fill", fill_value)
 
 
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Your own DALI function: everything that DALI can do stays reachable.
+    """Apply a DALI function of yours, so that all of DALI's operators can be used.
 
-    fn: called when a graph is built, a few times, as fn(images, draws) with DALI nodes: the images,
-    uint8, (height, width, channels), layout "HWC"; and per sample `draws` numbers, float32, in
-    [0, 1), that depend on (seed, epoch, sample id) only. It returns images of the same shape and
-    layout; another type than uint8 is rounded and clipped to 0..255. It may have no name and is
-    never pickled. draws: how many numbers a sample gets. An operator of DALI that draws by itself
-    would not repeat after a restart: use `draws`. moves: whether fn may move pixels, which masks,
-    boxes and keypoints beside the image couldn't follow: False says that it leaves them in place.
+    fn: called a few times when a graph is built, as fn(images, draws) with DALI nodes: the images,
+    uint8, (height, width, channels), layout "HWC"; and for each sample `draws` numbers, float32, in
+    [0, 1), which depend only on (seed, epoch, sample id). It returns images of the same shape and
+    layout; any type but uint8 is rounded and clipped to 0..255. It may be a lambda and is never
+    pickled. draws: how many numbers a sample gets. Random operators of DALI don't repeat their
+    numbers after a restart, so use `draws` instead. moves: True if fn may move pixels, which masks,
+    boxes and keypoints can't follow; False: it leaves them in place.
     """
 
     fn: Callable[[Any, Any], Any]
@@ -477,22 +451,22 @@ class Apply:
     moves: bool = True
 
     def __post_init__(self) -> None:
-        check_bool("Apply(moves=...)", self.moves)
+        check_argument(self, "moves", boolean)
         if not callable(self.fn):
             raise RecipeError(
                 f"Apply(fn=...): got {self.fn!r}, wanted a function of DALI nodes (images, draws)."
             )
-        draws = whole_number("Apply(draws=...)", self.draws, low=1, high=MAX_DRAWS)
-        object.__setattr__(self, "draws", draws)
+        check_argument(self, "draws", whole_number, low=1, high=MAX_DRAWS)
 
 
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """(x / 255 - mean) / std per channel, to float32: torchvision's Normalize after its ToTensor.
+    """Convert pixels to float32 (x / 255 - mean) / std by channel, as torchvision's ToTensor and
+    Normalize do.
 
-    mean, std: one number per channel, in units of 0..1. Without arguments: ImageNet's. inplace: no
-    difference here; it is there for recipes that pass it to torchvision's.
+    mean, std: one number per channel, in units of 0..1; ImageNet's by default. inplace: has no
+    effect; it exists for recipes that pass it to torchvision's.
     """
 
     mean: tuple[float, ...] = IMAGENET_MEAN
@@ -500,8 +474,9 @@ class Normalize:
     inplace: bool = False
 
     def __post_init__(self) -> None:
-        mean = numbers("Normalize(mean=...)", self.mean)
-        std = numbers("Normalize(std=...)", self.std)
+        check_argument(self, "mean", numbers)
+        check_argument(self, "std", numbers)
+        mean, std = self.mean, self.std
         if len(mean) != len(std):
             raise RecipeError(
                 f"Normalize: got {len(mean)} means and {len(std)} standard deviations, wanted "
@@ -514,20 +489,18 @@ class Normalize:
                 f"Normalize: got mean {mean} and std {std}, which look like units of 0..255; "
                 "wanted units of 0..1. Divide them by 255."
             )
-        check_bool("Normalize(inplace=...)", self.inplace)
-        object.__setattr__(self, "mean", mean)
-        object.__setattr__(self, "std", std)
+        check_argument(self, "inplace", boolean)
 
 
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class RandomErasing:
-    """Fills a random window with `value`, with probability p: torchvision's operation.
+    """Fill a random window with `value`, with probability p, as torchvision does.
 
-    It stands after Normalize where there is one, and `value` is in the units of the batch: one
-    number, or one per channel. scale: range of the window's share of the image. ratio: range of
-    height / width, uniform in its logarithm. torchvision's value="random" doesn't exist here.
-    inplace: as in `Normalize`.
+    It comes after Normalize, if the recipe has one. scale: range of the window's share of the
+    image. ratio: range of height / width, uniform in its logarithm. value: one number, or one per
+    channel, in the units of the batch; torchvision's "random" isn't supported. inplace: as in
+    `Normalize`.
     """
 
     p: float = 0.5
@@ -537,76 +510,71 @@ class RandomErasing:
     inplace: bool = False
 
     def __post_init__(self) -> None:
-        name = "RandomErasing"
-        check_bool(f"{name}(inplace=...)", self.inplace)
-        object.__setattr__(self, "p", probability(f"{name}(p=...)", self.p))
-        object.__setattr__(self, "scale", positive_range(f"{name}(scale=...)", self.scale, most=1))
-        object.__setattr__(
-            self, "ratio", positive_range(f"{name}(ratio=...)", self.ratio, most=1e4)
-        )
+        check_argument(self, "inplace", boolean)
+        check_argument(self, "p", probability)
+        check_argument(self, "scale", positive_range, most=1)
+        check_argument(self, "ratio", positive_range, most=1e4)
         if isinstance(self.value, str):
             raise RecipeError(
                 f"RandomErasing(value=...): got {self.value!r}, wanted a number, or one per "
-                "channel: noise that DALI draws by itself would not repeat after a restart."
+                "channel: noise that DALI draws itself would not repeat after a restart."
             )
-        object.__setattr__(self, "value", numbers(f"{name}(value=...)", self.value))
+        check_argument(self, "value", numbers)
 
 
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """The dtype of the batch. It changes the type, never the scale: pixels stay 0..255."""
+    """Convert the batch to a dtype. It changes the type, never the scale: pixels stay 0..255."""
 
     dtype: DType
 
     def __post_init__(self) -> None:
-        check_one_of("Cast(dtype=...)", self.dtype, get_args(DType))
+        check_argument(self, "dtype", one_of, allowed=get_args(DType))
 
 
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class MixUp:
-    """Blends each image and label with a partner's: Zhang et al. 2017. Last in a recipe.
+    """Blend each image and label with a partner's (Zhang et al. 2017). It comes last in a recipe.
 
-    alpha: of the Beta(alpha, alpha) that the shares come from. num_classes: how many there are, for
-    labels that are class numbers; None: as many as the dataset names.
+    alpha: parameter of the distribution of the shares, Beta(alpha, alpha). num_classes: number of
+    classes, for labels that are class numbers; None: the dataset's number.
     """
 
     alpha: float = 1.0
     num_classes: int | None = None
 
     def __post_init__(self) -> None:
-        _check_mixing("MixUp", self)
+        _check_mixing(self)
 
 
 @explain_arguments(RecipeError)
 @dataclass(frozen=True, slots=True)
 class CutMix:
-    """Puts a window of a partner into each image, labels by area: Yun et al. 2019.
+    """Replace a window of each image by its partner's, and blend labels by area (Yun et al. 2019).
 
-    Last in a recipe. alpha, num_classes: as in `MixUp`.
+    It comes last in a recipe. alpha, num_classes: as in `MixUp`.
     """
 
     alpha: float = 1.0
     num_classes: int | None = None
 
     def __post_init__(self) -> None:
-        _check_mixing("CutMix", self)
+        _check_mixing(self)
 
 
-def _check_mixing(name: str, op: MixUp | CutMix) -> None:
-    alpha = positive_range(f"{name}(alpha=...)", (op.alpha, op.alpha), most=1e4)[0]
-    object.__setattr__(op, "alpha", alpha)
+def _check_mixing(op: MixUp | CutMix) -> None:
+    check_argument(op, "alpha", lambda what, x: positive_range(what, (x, x), most=1e4)[0])
     if op.num_classes is not None:
-        classes = whole_number(f"{name}(num_classes=...)", op.num_classes, low=1, high=MAX_CLASSES)
-        object.__setattr__(op, "num_classes", classes)
+        check_argument(op, "num_classes", whole_number, low=1, high=MAX_CLASSES)
 
 
-# Where to add an operation that changes pixels: its value here and in `PixelOperation` (and in
-# `__init__`);
-# how its draws become arguments in `pixel_draws.ARGUMENTS`; what it does to pixels in
-# `operation_nodes.NODES`; in `pixels` whether flips commute with it and whether it needs colours.
-# tests/augment/test_tables.py holds that each has all of these. WindowMode and resizes: `draws`.
+# To add an operation that changes pixels: add its class here, to `PixelOperation` and to
+# `__init__.pyi`; its draws to `draws.DRAW_RULES`; its DALI nodes to
+# `graph_definition.OPERATION_NODES`; and to `recipe` if it commutes with flips or needs colours.
+# tests/augment/test_tables.py checks that each has all of these. For windows and resizes see
+# `draws`.
 PixelOperation = (
     ColorJitter
     | RandomGrayscale
@@ -641,18 +609,21 @@ CIFAR_STD = (0.2470, 0.2435, 0.2616)
 
 @explain_arguments(RecipeError)
 def imagenet_train(size: Size = 224) -> tuple[Operation, ...]:
-    """The usual training recipe: decode, random window to `size`, flip, normalise. float32, CHW."""
+    """Return the usual training recipe: decode, random window of `size`, flip, normalise. float32,
+    CHW."""
     return (Decode(), RandomResizedCrop(size), RandomHorizontalFlip(), Normalize())
 
 
 @explain_arguments(RecipeError)
 def imagenet_eval(size: Size = 224, resize: Size = 256) -> tuple[Operation, ...]:
-    """The usual evaluation recipe: decode, short side to `resize`, middle `size`, normalise."""
+    """Return the usual evaluation recipe: decode, short side to `resize`, middle of `size`,
+    normalise."""
     return (Decode(), Resize(resize), CenterCrop(size), Normalize())
 
 
 @explain_arguments(RecipeError)
 def cifar_train(size: Size = 32, *, padding: int = 4) -> tuple[Operation, ...]:
-    """The usual recipe for CIFAR: decode, random window of the padded image, flip, normalise."""
+    """Return the usual recipe for CIFAR: decode, random window of the padded image, flip,
+    normalise."""
     crop = RandomCrop(size, padding=padding)
     return (Decode(), crop, RandomHorizontalFlip(), Normalize(CIFAR_MEAN, CIFAR_STD))

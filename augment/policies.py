@@ -2,11 +2,11 @@
 
 The tables are torchvision's (transforms/autoaugment.py, v0.13 and later), which follow RandAugment
 (Cubuk et al. 2019), TrivialAugment (Müller and Hutter 2021) and AutoAugment (Cubuk et al. 2018).
-A policy works in *rounds*, one after the other; in each a sample gets one operation. What is
-decided here, `graph_definition` does to the pixels.
+A policy has *rounds*, one after the other; in each a sample gets one operation. `graph_definition`
+applies the chosen operations to the pixels.
 
-Strengths are computed in float64, where torchvision's are float32, so a translation by what is
-nearly a whole number of pixels may differ by one pixel.
+Strengths are float64 and torchvision's are float32, so a translation by nearly a whole number of
+pixels may differ by one pixel.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ solarization from 0 on."""
 
 @dataclass(frozen=True, slots=True)
 class SpaceEntry:
-    """One operation of a space. low, high: its strength in the first and the last bin.
+    """One operation that a policy chooses from.
 
-    signed: the strength is negated for half of the samples. whole: rounded to a whole number.
+    low, high: its strength in the first and the last bin. signed: the strength is negated for half
+    of the samples. whole: the strength is rounded to a whole number.
     """
 
     kind: str
@@ -62,8 +63,8 @@ class SpaceEntry:
     whole: bool = False
 
     def strength(self, bins: NDArray[np.int64], count: int) -> Floats:
-        """The strengths of these bins out of `count` evenly spaced ones; multiplied first: 32 * 15
-        / 30 is 16."""
+        """Return the strengths of these bins out of `count` evenly spaced ones. It multiplies
+        first, so that 32 * 15 / 30 is 16."""
         value: Floats = self.low + (self.high - self.low) * bins / (count - 1)
         return np.rint(value) if self.whole else value
 
@@ -75,10 +76,10 @@ _ENHANCE |= {"Sharpness": "sharpness"}
 def _space(
     *, shear: float, across: float, down: float, angle: float, enhance: float, bits: int
 ) -> tuple[SpaceEntry, ...]:
-    """A space in torchvision's order, by the largest strengths.
+    """Return the operations in torchvision's order, with these largest strengths.
 
-    across, down: of the translations, in pixels. angle: in degrees. bits: that posterize keeps in
-    the last bin.
+    across, down: translations in pixels. angle: degrees. bits: bits that posterize keeps in the
+    last bin.
     """
     return (
         SpaceEntry("identity", "Identity"),
@@ -96,13 +97,13 @@ def _space(
 
 
 _INVERT = SpaceEntry("solarize", "Invert")
-_TRANSLATE = 150 / 331  # of the image's side, in AutoAugment and RandAugment
+_TRANSLATE = 150 / 331  # share of the image's side, in AutoAugment and RandAugment
 _AUTO_BINS = 10
 _IDENTITY = 0  # its place in every space
 
 
 def operation_space(op: Policy, height: int, width: int) -> tuple[SpaceEntry, ...]:
-    """The operations that a policy chooses from, for images of this size."""
+    """Return the operations that a policy chooses from, for images of this size."""
     if isinstance(op, TrivialAugmentWide):
         return _space(shear=0.99, across=32, down=32, angle=135, enhance=0.99, bits=2)
     across, down = _TRANSLATE * width, _TRANSLATE * height
@@ -110,7 +111,7 @@ def operation_space(op: Policy, height: int, width: int) -> tuple[SpaceEntry, ..
     return (*usual, _INVERT) if isinstance(op, AutoAugment) else usual
 
 
-# Pairs of operation, probability, bin of ten ("-": it has no strength), as the papers print them.
+# Pairs of operation, probability and bin of ten ("-": no strength), as printed in the papers.
 _LEARNT = {
     "imagenet": """
         Posterize 0.4 8, Rotate 0.6 9 | Solarize 0.6 5, AutoContrast 0.6 -
@@ -158,21 +159,22 @@ _LEARNT = {
 
 
 def learnt_pairs(policy: str) -> tuple[tuple[tuple[str, float, int], ...], ...]:
-    """The pairs of an AutoAugment policy: (operation, probability, bin) twice each."""
+    """Return the pairs of an AutoAugment policy: each has (operation, probability, bin) twice."""
+
+    def rule(text: str) -> tuple[str, float, int]:
+        name, probability, at = text.split()
+        return name, float(probability), 0 if at == "-" else int(at)
+
     pairs = _LEARNT[policy].strip().replace("\n", "|").split("|")
-    return tuple(tuple(_rule(text) for text in pair.split(",")) for pair in pairs)
-
-
-def _rule(text: str) -> tuple[str, float, int]:
-    name, probability, at = text.split()
-    return name, float(probability), 0 if at == "-" else int(at)
+    return tuple(tuple(rule(text) for text in pair.split(",")) for pair in pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyChoice:
-    """One round's choice per sample, (n,) each.
+    """The choices of one round for each sample, shape (n,) each.
 
-    entry: place in the space. at: bin of the strength. negated: whether its sign is, if it has one.
+    entry: index of the operation in the space. at: bin of the strength. negated: True if the
+    strength is negated, if it has a sign.
     """
 
     entry: NDArray[np.int64]
@@ -195,9 +197,9 @@ def bin_count(op: Policy) -> int:
 def choose(op: Policy, uniform: Uniform, height: int, width: int) -> list[PolicyChoice]:
     """Choose each sample's operation in each round, for images of this size.
 
-    Draws, in their order: RandAugment takes an operation and a sign for each round;
+    Draws, in their order: RandAugment uses an operation and a sign for each round;
     TrivialAugmentWide an operation, a bin and a sign; AutoAugment a pair, then for each of its two
-    rounds whether it happens and a sign.
+    rounds one for its probability and a sign.
     """
     if isinstance(op, AutoAugment):
         return _learnt_choices(op, uniform)
@@ -231,7 +233,7 @@ def _learnt_choices(op: AutoAugment, uniform: Uniform) -> list[PolicyChoice]:
 
 @lru_cache(maxsize=8)
 def _learnt_table(op: AutoAugment) -> tuple[NDArray[np.int64], Floats, NDArray[np.int64]]:
-    """Place in the space, probability and bin, shape (pairs, 2) each."""
+    """Return index in the space, probability and bin, shape (pairs, 2) each."""
     place = {entry.name: number for number, entry in enumerate(operation_space(op, 1, 1))}
     pairs = learnt_pairs(op.policy)
     entry = np.array([[place[name] for name, _, _ in pair] for pair in pairs])
@@ -243,14 +245,11 @@ def _pick(draws: Floats, count: int) -> NDArray[np.int64]:
     return (draws * count).astype(np.int64)
 
 
-# -- arguments of the graph
-
-
 def policy_inputs(op: Policy) -> list[tuple[str, str, int]]:
-    """Suffix, dtype and dimensions of a sample, for each argument input of a policy.
+    """Return suffix, dtype and a sample's number of dimensions for each argument input of a policy.
 
-    kindK: place in KINDS of round K's operation, int32. matrixK: output pixels to input pixels,
-    float32, (2, 3). valueK: of the operation, float32; see `_VALUES`.
+    kindK: index in KINDS of round K's operation, int32. matrixK: matrix from output pixels to input
+    pixels, float32, (2, 3). valueK: value of the operation, float32; see `_VALUES`.
     """
     return [
         (f"{name}{number}", dtype, dimensions)
@@ -264,9 +263,9 @@ def policy_inputs(op: Policy) -> list[tuple[str, str, int]]:
 
 
 def policy_draws(op: Policy, uniform: Uniform, height: int, width: int) -> dict[str, NDArray[Any]]:
-    """The argument inputs that `policy_inputs` lists, one row per sample.
+    """Return the argument inputs that `policy_inputs` lists, one row per sample.
 
-    uniform: keyed draws. height, width: of all images that the policy sees, in pixels.
+    uniform: keyed draws. height, width: size in pixels of all images that the policy gets.
     """
     table = tabulate(op, height, width)
     inputs: dict[str, NDArray[Any]] = {}
@@ -280,10 +279,10 @@ def policy_draws(op: Policy, uniform: Uniform, height: int, width: int) -> dict[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTable:
-    """The operation of each (entry of the space, bin, negated). A look-up costs 1 us per sample.
+    """The arguments for each (operation, bin, negated). A look-up takes 1 us per sample.
 
-    kind: int32, (entries,). strength: float64, (entries, bins, 2). value: of the graph, float32, of
-    the same shape. matrix: float32, (entries, bins, 2, 2, 3).
+    kind: int32, (entries,). strength: float64, (entries, bins, 2). value: the graph's argument,
+    float32, of the same shape. matrix: float32, (entries, bins, 2, 2, 3).
     """
 
     kind: NDArray[np.int32]
@@ -294,7 +293,7 @@ class PolicyTable:
 
 @lru_cache(maxsize=32)
 def tabulate(op: Policy, height: int, width: int) -> PolicyTable:
-    """A policy's table for images of this size."""
+    """Return a policy's table for images of this size."""
     entries = operation_space(op, height, width)
     strengths = [_strengths(entry, bin_count(op)) for entry in entries]
     pairs = list(zip(entries, strengths, strict=True))
@@ -310,7 +309,7 @@ def tabulate(op: Policy, height: int, width: int) -> PolicyTable:
 
 
 def _strengths(entry: SpaceEntry, count: int) -> Floats:
-    """(bins, 2): as it is, and negated where the entry has a sign."""
+    """Return the strengths, (bins, 2): positive, and negated if the entry has a sign."""
     strength = entry.strength(np.arange(count), count)
     return np.stack([strength, -strength if entry.signed else strength], axis=-1)
 
@@ -320,7 +319,7 @@ _VALUES: Mapping[str, Callable[[Floats], Floats]] = {
     **dict.fromkeys(_ENHANCE.values(), lambda strength: 1 + strength),
     # The mask that keeps the upper bits.
     "posterize": lambda bits: 256 - 2.0 ** (8 - bits),
-    # What is at least the threshold is inverted: the smallest whole number that is.
+    # Values of at least the threshold are inverted, so it is rounded up.
     "solarize": np.ceil,
 }
 
@@ -331,10 +330,11 @@ def _value(entry: SpaceEntry, strength: Floats) -> Floats:
 
 
 def _matrices(name: str, strength: Floats, height: int, width: int) -> Floats:
-    """(x, y, 1) of an output point to (x, y) of the input; pixel k covers [k, k + 1).
+    """Return matrices from (x, y, 1) of an output point to (x, y) of the input; pixel k covers
+    [k, k + 1).
 
-    As torchvision's affine and rotate: shears about the upper left corner, translations by whole
-    pixels towards 0, rotations counterclockwise about the middle of the image.
+    As in torchvision's affine and rotate: shears about the upper left corner, translations by whole
+    pixels (rounded towards 0), counterclockwise rotations about the middle of the image.
     """
     if name == "Rotate":
         return rotation(strength, height, width)
@@ -352,7 +352,8 @@ def _matrices(name: str, strength: Floats, height: int, width: int) -> Floats:
 
 
 def rotation(degrees: Floats, height: int, width: int) -> Floats:
-    """Output to input points for counterclockwise turns about the middle, shape (..., 2, 3)."""
+    """Return matrices from output to input points for counterclockwise rotations about the middle,
+    shape (..., 2, 3)."""
     radians = degrees * (math.pi / 180)
     cos, sin = np.cos(radians), np.sin(radians)
     x, y = width / 2, height / 2

@@ -1,14 +1,14 @@
-"""Check that operations fit one another and their images, and plan what they do to one image.
+"""Check that operations fit one another and their images, and plan their stages.
 
-A recipe is taken apart into geometry stages (windows and flips of an image, then one resize), pixel
-operations, the last pass over the pixels, and what is done to whole batches.
+A recipe is divided into geometry stages (windows and flips of an image, then one resize), pixel
+operations, the last pass over the pixels, and operations on whole batches.
 
 All sizes follow from the stored height and width. So numpy computes every window before a byte is
 decoded, and the graph decodes only what the last window will show (see `draws`).
 
-Pixel operations come behind the windows, on images that all have one size. Flips are folded into
-the last pass over the pixels, which mirrors for nothing, as long as no operation stands between
-that treats left and right differently; else they are made in their place.
+Pixel operations come after the windows, on images that all have one size. The last pass over the
+pixels mirrors without additional cost, so flips are done there, unless an operation after them
+treats left and right differently. Then they are done in their own place.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Antialias = bool | Literal["auto"]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window or a flip, from the operation at `index` of the recipe."""
+    """A window or a flip by the operation at `index` of the recipe."""
 
     index: int
     op: CenterCrop | RandomCrop | RandomResizedCrop | FlipOperation
@@ -68,10 +68,10 @@ class Window:
 class GeometryStage:
     """Windows of an image, then one resize, then windows of its result.
 
-    antialias: "auto": per sample, where it shrinks by more than 2. size: as in `Resize`; None: no
-    resize (then `after` is empty). out: height and width that leave it, None if they differ
-    between samples. padding: the crop of `before` that may reach outside, if any; then what all of
-    `before` show is padded before it is resized.
+    size: as in `Resize`; None: no resize, and `after` is empty. antialias: filter when shrinking;
+    "auto": only samples that shrink by more than 2. out: height and width of the result; None if
+    they differ between samples. padding: the crop of `before` that may reach outside the image, if
+    any; the window that `before` shows is then padded before it is resized.
     """
 
     before: tuple[Window, ...] = ()
@@ -83,7 +83,7 @@ class GeometryStage:
 
     @property
     def crops(self) -> bool:
-        """Return True if the output is a part of the input or has another size."""
+        """True if the output is a part of the input or has another size."""
         crop = CenterCrop, RandomCrop, RandomResizedCrop
         return self.size is not None or any(isinstance(w.op, crop) for w in self.before)
 
@@ -91,7 +91,7 @@ class GeometryStage:
 def plan_geometries(
     geometric: list[tuple[int, GeometricOperation]], images: ImageRange
 ) -> tuple[tuple[GeometryStage, ...], ImageRange]:
-    """The geometries, and the sizes that leave the last one."""
+    """Return the geometry stages, and the sizes of the images after the last one."""
     geometries = [GeometryStage(out=images.fixed)]
     sizes = images
     for index, op in geometric:
@@ -100,7 +100,7 @@ def plan_geometries(
                 geometries = _with_padding(geometries, op)
             sizes = _cropped(op, sizes, is_known=images != ANY_SIZE)
             geometries[-1] = _with_window(geometries[-1], Window(index, op), sizes)
-        elif isinstance(op, RandomHorizontalFlip | RandomVerticalFlip):
+        elif isinstance(op, FlipOperation):
             geometries[-1] = _with_window(geometries[-1], Window(index, op), sizes)
         elif isinstance(op, RandomResizedCrop):
             geometries[-1] = _with_window(geometries[-1], Window(index, op), None)
@@ -125,7 +125,7 @@ def _with_padding(geometries: list[GeometryStage], op: RandomCrop) -> list[Geome
     if any(geometry.padding for geometry in geometries):
         raise RecipeError("Two RandomCrop that pad in one recipe: keep one.")
     if geometries[-1].crops:
-        # What it shows outside is padding, though the image went on there before it was cropped.
+        # Outside the earlier crop it shows padding, although the image continues there.
         return [*geometries, GeometryStage(padding=op)]
     return [*geometries[:-1], replace(geometries[-1], padding=op)]
 
@@ -151,7 +151,7 @@ def _cropped(op: CenterCrop | RandomCrop, sizes: ImageRange, *, is_known: bool) 
     found = (
         f"as small as {sizes.min_height} x {sizes.min_width}"
         if is_known
-        else "of sizes that nobody knows before they are read"
+        else "of sizes that aren't known before they are read"
     )
     remedies = ["Put a Resize in front of it"]
     remedies += ["crop less"] if is_known else []
@@ -184,7 +184,7 @@ def _resized(op: Resize, sizes: ImageRange) -> ImageRange:
 
 
 def short_side(short: int, *, height: int, width: int) -> tuple[int, int]:
-    """Height and width after a resize of the short side, rounded as torchvision rounds."""
+    """Return height and width after a resize of the short side, rounded as torchvision rounds."""
     if height <= width:
         return short, short * width // height
     return short * height // width, short
@@ -194,7 +194,7 @@ PIXEL_OPERATIONS: tuple[type, ...] = get_args(PixelOperation)
 """The types of pixel operations."""
 
 FLIP_INVARIANT = (ColorJitter, RandomGrayscale, GaussianBlur)
-"""Those that give the same whether the image is flipped before or after."""
+"""Pixel operations with the same result if the image is flipped before or after them."""
 
 _NEED_COLOURS = (RandomGrayscale, RandAugment, TrivialAugmentWide, AutoAugment)
 
@@ -210,20 +210,23 @@ class ImageShape:
 
 @dataclass(frozen=True, slots=True)
 class PlacedOperation:
-    """A pixel operation, or RandomErasing, from place `index` of the recipe."""
+    """A pixel operation, or RandomErasing, at place `index` of the recipe."""
 
     index: int
     op: Any
 
     def name(self, suffix: str) -> str:
-        """The name of one of its argument inputs."""
+        """Return the name of one of its argument inputs."""
         return f"{type(self.op).__name__}{self.index}.{suffix}"
 
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """Flips that are made here, as one. windows: those among the windows too. vertical: top and
-    bottom change places, not left and right."""
+    """Flips that are done as one, in this place.
+
+    name: of its argument input. flips: places and operations. windows: True if it includes the
+    flips among the windows. vertical: flip upside down, not left to right.
+    """
 
     name: str
     flips: tuple[tuple[int, FlipOperation], ...]
@@ -232,29 +235,35 @@ class Mirror:
 
 
 def active_jitters(op: ColorJitter) -> list[str]:
-    """Which of the four an operation changes, in the order in which it does."""
-    still = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
-    return [name for name, value in still.items() if getattr(op, name) != (value, value)]
+    """Return the names of the arguments that change anything, in the order of their application."""
+    neutral = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
+    return [name for name, value in neutral.items() if getattr(op, name) != (value, value)]
 
 
 def needs_colours(op: Any) -> bool:
-    """Return True if an operation has no meaning for images of one channel."""
+    """Return True if an operation needs images of three channels."""
     if isinstance(op, ColorJitter):
         return not {"saturation", "hue"}.isdisjoint(active_jitters(op))
     return isinstance(op, _NEED_COLOURS)
 
 
 def check_pixels(placed: Iterable[PlacedOperation], shape: ImageShape) -> None:
-    """Raises RecipeError where an operation can't work on images of this shape."""
+    """Raise RecipeError for an operation that can't work on images of this shape."""
     for each in placed:
         op = each.op
         if shape.channels == 1 and needs_colours(op):
             raise RecipeError(
-                f'{op} stands in a recipe of Decode("gray") and works on colours. Leave it out, or '
-                'decode to "rgb"; of ColorJitter, brightness= and contrast= work on grey images.'
+                f'{op} needs colours, and the recipe has Decode("gray"). Leave it out, or decode '
+                'to "rgb"; of ColorJitter, brightness= and contrast= work on grey images.'
             )
         if isinstance(op, GaussianBlur):
-            _check_kernel(op, shape)
+            columns, rows = op.kernel_size  # type: ignore[misc]  # checked when it was created
+            if rows // 2 >= shape.height or columns // 2 >= shape.width:
+                raise RecipeError(
+                    f"GaussianBlur(kernel_size=...): got {columns} x {rows} (width x height) for "
+                    f"images of {shape.width} x {shape.height}, wanted less than twice their size: "
+                    "beyond the edge the image is mirrored once."
+                )
         if isinstance(op, RandomErasing):
             count = len(op.value) if isinstance(op.value, tuple) else 1
             if count not in (1, shape.channels):
@@ -264,23 +273,14 @@ def check_pixels(placed: Iterable[PlacedOperation], shape: ImageShape) -> None:
                 )
 
 
-def _check_kernel(op: GaussianBlur, shape: ImageShape) -> None:
-    columns, rows = op.kernel_size  # type: ignore[misc]  # a pair since its birth
-    if rows // 2 >= shape.height or columns // 2 >= shape.width:
-        raise RecipeError(
-            f"GaussianBlur(kernel_size=...): got {columns} x {rows} (width x height) for images of "
-            f"{shape.width} x {shape.height}, wanted less than twice their size: beyond the edge "
-            "the image is mirrored once."
-        )
-
-
 def place_mirrors(
     flips: bool, operations: Sequence[PlacedOperation], *, upends: bool = False
 ) -> tuple[tuple[PlacedOperation | Mirror, ...], Mirror | None]:
-    """The operations with their flips put where they are to be made, and the flip of the last pass.
+    """Return the operations with their flips in the places where they are done, and the flip of the
+    last pass.
 
-    flips, upends: whether the windows before may flip, left to right and upside down. The last pass
-    does only the first.
+    flips, upends: True if earlier windows may flip left to right, and upside down. The last pass
+    flips only left to right.
     """
     placed: list[PlacedOperation | Mirror] = []
     if upends:
@@ -315,13 +315,14 @@ _KNOWN_OPERATIONS: tuple[type, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRecipe:
-    """A recipe that fits its data. Made by `check_recipe` only.
+    """A recipe that fits its data. Only `check_recipe` creates it.
 
-    ops: the recipe with Decode at its front, operations on fields too. geometries: at least one.
-    shape: (channels, height, width) of one sample of the batch. dtype: of the batch. normalize: the
-    Normalize of the recipe, if any. pixels: what follows the geometries, with the flips that can't
-    wait. mirror: the flip of the last pass, if any. erasing: what follows that pass. mixing: what
-    is left to do with whole batches; the graph does nothing of it. salt: of its draws' key.
+    ops: the recipe with Decode at its front, including operations on fields. geometries: its
+    geometry stages, at least one. shape: (channels, height, width) of one sample of the batch.
+    dtype: dtype of the batch. normalize: the recipe's Normalize, if any. pixels: pixel operations
+    after the geometry stages, and flips that the last pass can't do. mirror: the flip of the last
+    pass, if any. erasing: operations after that pass. mixing: operations on whole batches, which
+    the graph doesn't do. salt: part of the key of its draws.
     """
 
     ops: tuple[Operation, ...]
@@ -338,18 +339,18 @@ class CheckedRecipe:
 
     @property
     def image(self) -> ImageShape:
-        """The images that the pixel operations work on."""
+        """The shape of the images that pixel operations get."""
         channels, height, width = self.shape
         return ImageShape(height, width, channels)
 
     @property
     def flips(self) -> bool:
-        """Return True if a sample may be mirrored."""
+        """True if a sample may be mirrored."""
         return any(isinstance(op, _FLIPS) for op in self.ops)
 
     @property
     def random(self) -> bool:
-        """Return True if a sample's view differs from epoch to epoch."""
+        """True if a sample's view differs from epoch to epoch."""
         random = (*_FLIPS, RandomCrop, RandomResizedCrop, RandomErasing, *PIXEL_OPERATIONS)
         return any(isinstance(op, random) for op in self.ops)
 
@@ -359,10 +360,10 @@ def check_recipe(
 ) -> CheckedRecipe:
     """Check a recipe and plan its stages for images of these sizes.
 
-    images: the dataset's sizes; None: it holds no images. field: the images' name; operations that
-    are for other fields are left out then, but keep their place. A recipe without Decode gets one
-    at its front. None or an empty recipe decodes to uint8, CHW, if all images share one size.
-    Raises RecipeError if the operations don't fit one another or the images.
+    images: the dataset's sizes; None: it holds no images. field: name of the image field;
+    operations for other fields are then ignored, but count for the places. A recipe without Decode
+    gets one at its front. None and an empty recipe decode to uint8, CHW, if all images have one
+    size. Raises RecipeError if the operations don't fit one another or the images.
     """
     if images is None:
         raise RecipeError(
@@ -385,7 +386,7 @@ def check_recipe(
         if len(ops) == 1:
             what = "The images are" if field is None else f'The images of "{field}" are'
         found = (
-            f"{what} of sizes that nobody knows before they are read: the format, or the torch "
+            f"{what} of sizes that aren't known before they are read: the format, or the torch "
             "dataset, doesn't list them"
             if images == ANY_SIZE
             else f"{what} of different sizes: heights {out.min_height} to {out.max_height}, widths "
@@ -422,22 +423,23 @@ def _check_uint8(recipe: CheckedRecipe) -> None:
         return
     if recipe.mixing:
         raise RecipeError(
-            f"{recipe.mixing[0]} blends numbers and labels, and the recipe ends in uint8. Add "
+            f"{recipe.mixing[0]} blends numbers and labels, and the recipe's result is uint8. Add "
             'Normalize() or Cast("float32") in front of it.'
         )
     for erasing in recipe.erasing:
         if not all(0 <= value <= 255 and value == int(value) for value in erasing.op.value):
             raise RecipeError(
-                f"RandomErasing(value=...): got {erasing.op.value} in a recipe that ends in uint8, "
-                "wanted whole numbers from 0 to 255."
+                f"RandomErasing(value=...): got {erasing.op.value} in a recipe whose result is "
+                "uint8, wanted whole numbers from 0 to 255."
             )
 
 
 def operations_of(recipe: Recipe | None) -> tuple[Operation, ...]:
-    """A recipe's operations with Decode at their front. Raises RecipeError for what is none."""
+    """Return a recipe's operations with Decode at their front. Raises RecipeError for anything that
+    isn't a recipe."""
     if recipe is None:
         return (Decode(),)
-    if isinstance(recipe, _KNOWN_OPERATIONS):  # one operation is a slip that can be understood
+    if isinstance(recipe, _KNOWN_OPERATIONS):  # accept one operation instead of a list
         recipe = cast("Recipe", (recipe,))
     if not isinstance(recipe, Sequence) or isinstance(recipe, str):
         raise RecipeError(
@@ -453,7 +455,7 @@ def operations_of(recipe: Recipe | None) -> tuple[Operation, ...]:
 def _unknown_operation(op: Any) -> str:
     names = ", ".join(kind.__name__ for kind in _KNOWN_OPERATIONS)
     if isinstance(op, type) and issubclass(op, _KNOWN_OPERATIONS):
-        return f"augment: got the class {op.__name__}, wanted a value: {op.__name__}(...)."
+        return f"augment: got the class {op.__name__}, wanted an instance: {op.__name__}(...)."
     if type(op).__module__.startswith("torchvision."):
         return (
             f"augment: got torchvision's {type(op).__name__}, wanted operations of `penstock`: "
@@ -464,7 +466,7 @@ def _unknown_operation(op: Any) -> str:
 
 @dataclass(slots=True)
 class _OperationGroups:
-    """The operations by what they work on; those with draws with their place."""
+    """The operations of a recipe by kind; those with draws have their place."""
 
     geometric: list[tuple[int, GeometricOperation]] = field(default_factory=list)
     pixels: list[PlacedOperation] = field(default_factory=list)
@@ -475,14 +477,13 @@ class _OperationGroups:
     sanitize: SanitizeBoxes | None = None
 
     def latest(self) -> Operation | None:
-        """Return an operation after which none may move or change pixels; None if there is none so
-        far."""
+        """Return an operation after which none may move or change pixels; None without one."""
         erased = self.erasing[0].op if self.erasing else None
         return self.normalize or erased or self.cast or (self.mixing[0] if self.mixing else None)
 
 
 def _group_operations(ops: tuple[Operation, ...], name: str | None) -> _OperationGroups:
-    """Group operations by kind. Raises RecipeError for another order than a recipe must have."""
+    """Group operations by kind. Raises RecipeError for a wrong order of operations."""
     groups = _OperationGroups()
     for index, op in enumerate(ops):
         if isinstance(op, _FIELD_OPERATIONS):
@@ -494,13 +495,15 @@ def _group_operations(ops: tuple[Operation, ...], name: str | None) -> _Operatio
                 continue
             height_width(f"{type(op).__name__}(size=...)", op.size)
         if groups.mixing and not isinstance(op, (Decode, *_MIXING)):
+            mixing = groups.mixing[0]
             raise RecipeError(
-                f"{op} stands after {groups.mixing[0]}: whole batches are mixed, so put it last."
+                f"{op} comes after {mixing}, which mixes whole batches: put that last."
             )
         if isinstance(op, Decode):
             if index:
+                got = f"{op}, twice" if ops[0] == op else f"{ops[0]} and {op}"
                 raise RecipeError(
-                    _second_decode(op) if ops[0] == op else _second_decode(op, ops[0])
+                    f"Decode belongs once, at the front of a recipe; got {got}. Keep one."
                 )
         elif isinstance(op, Normalize):
             _add_normalize(groups, op)
@@ -508,7 +511,7 @@ def _group_operations(ops: tuple[Operation, ...], name: str | None) -> _Operatio
             _add_cast(groups, op)
         elif isinstance(op, RandomErasing):
             if groups.cast is not None:
-                raise RecipeError(f"{op} stands after {groups.cast}: put Cast after it.")
+                raise RecipeError(f"{op} comes after {groups.cast}: put Cast after it.")
             groups.erasing.append(PlacedOperation(index, op))
         elif isinstance(op, _MIXING):
             if any(isinstance(other, type(op)) for other in groups.mixing):
@@ -517,8 +520,8 @@ def _group_operations(ops: tuple[Operation, ...], name: str | None) -> _Operatio
         else:
             if isinstance(op, _GEOMETRIC) and groups.sanitize:
                 raise RecipeError(
-                    f"{op} stands after {groups.sanitize}, which looks at what is left of boxes in "
-                    "the end: put it behind all that crops, resizes and flips."
+                    f"{op} comes after {groups.sanitize}, which checks the final boxes: put that "
+                    "after all operations that crop, resize and flip."
                 )
             _add_image_operation(groups, index, op)
     return groups
@@ -529,11 +532,11 @@ def _add_normalize(groups: _OperationGroups, op: Normalize) -> None:
         raise RecipeError(f"Two Normalize in one recipe ({groups.normalize}, {op}): keep one.")
     if groups.erasing:
         raise RecipeError(
-            f"{op} stands after {groups.erasing[0].op}: put RandomErasing behind it, as "
-            "torchvision does; its value is in the units of the batch."
+            f"{op} comes after {groups.erasing[0].op}: put RandomErasing after it, as in "
+            "torchvision; its value is in the units of the batch."
         )
     if groups.cast is not None:
-        raise RecipeError(f"{op} stands after {groups.cast}: put Cast last, or leave it out.")
+        raise RecipeError(f"{op} comes after {groups.cast}: put Cast last, or leave it out.")
     groups.normalize = op
 
 
@@ -542,8 +545,8 @@ def _add_cast(groups: _OperationGroups, op: Cast) -> None:
         raise RecipeError(f"Two Cast in one recipe ({groups.cast}, {op}): keep one.")
     if groups.normalize is not None and op.dtype == "uint8":
         raise RecipeError(
-            'Cast("uint8") after Normalize would round normalised numbers, about -2 to 3, '
-            "to nothing. Leave out one of the two."
+            'Cast("uint8") after Normalize would round normalised numbers, about -2 to 3, to whole '
+            "numbers. Leave out one of the two."
         )
     groups.cast = op
 
@@ -551,20 +554,15 @@ def _add_cast(groups: _OperationGroups, op: Cast) -> None:
 def _add_image_operation(groups: _OperationGroups, index: int, op: Any) -> None:
     if (late := groups.latest()) is not None:
         raise RecipeError(
-            f"{op} stands after {late}: put what moves or changes pixels first, then Normalize, "
-            "then RandomErasing, then Cast."
+            f"{op} comes after {late}: put operations that move or change pixels first, then "
+            "Normalize, then RandomErasing, then Cast."
         )
     if isinstance(op, PIXEL_OPERATIONS) or (groups.pixels and isinstance(op, _FLIPS)):
         groups.pixels.append(PlacedOperation(index, op))
     elif groups.pixels:
         raise RecipeError(
-            f"{op} stands after {groups.pixels[0].op}: put what crops and resizes first. Then "
-            "fewer pixels are changed, and all images have one size."
+            f"{op} comes after {groups.pixels[0].op}: put operations that crop and resize first. "
+            "Then fewer pixels are changed, and all images have one size."
         )
     else:
         groups.geometric.append((index, op))
-
-
-def _second_decode(op: Decode, first: Operation | None = None) -> str:
-    where = f"{first} and {op}" if first else f"{op}, twice"
-    return f"Decode belongs once, at the front of a recipe; got {where}. Keep one."

@@ -1,7 +1,8 @@
-"""Decode windows on one GPU, as a process of its own, and compare them with whole images, cropped.
+"""Decode windows on one GPU in a process of its own, and compare them with crops of full images.
 
-`devices` runs it. It takes {"path": sys.path, "device_id": n} on standard input; None for a device
-is the CPU. It ends with 0 if the pixels agree. It imports nothing of ours: it is run by its path.
+`devices` runs it by its path, so it imports no other module of Penstock. It reads {"path":
+sys.path, "device_id": n} from standard input; null as device is the CPU. It exits with 0 if the
+pixels agree.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ import resource
 import sys
 from typing import Any
 
-# Sizes, qualities and chroma subsampling as photographs have them, sides that are no multiples of
-# the blocks among them.
+# Sizes, qualities and chroma subsampling of usual photographs, some with sides that aren't a
+# multiple of the blocks.
 SIZES = ((375, 500), (500, 333), (256, 256), (480, 641), (97, 203), (768, 1024))
 QUALITIES = (75, 90, 95)
 BATCHES = 3
-# Levels of 255: the hardware's, CUDA's and the CPU's decoders round and upsample differently.
+# Largest mean difference, of 255: the hardware's, CUDA's and the CPU's decoders round and upsample
+# differently.
 MOST_MEAN = 6.0
 
 
 def images(numpy: Any, image_module: Any) -> list[Any]:
-    """Encoded JPEGs, uint8 arrays."""
+    """Return encoded JPEGs as uint8 arrays."""
     made = []
     for number, (height, width) in enumerate(SIZES * len(QUALITIES)):
         y, x = numpy.mgrid[:height, :width]
@@ -41,7 +43,7 @@ def images(numpy: Any, image_module: Any) -> list[Any]:
 
 
 def windows(numpy: Any, seed: int) -> tuple[Any, Any]:
-    """(start, shape) of a window in each image, int32, (n, 2)."""
+    """Return (start, shape) of a window in each image, int32, (n, 2) each."""
     draws = numpy.random.default_rng(seed)
     sizes = numpy.array(SIZES * len(QUALITIES))
     shape = (sizes * draws.uniform(0.3, 1.0, sizes.shape)).astype(numpy.int32)
@@ -50,8 +52,8 @@ def windows(numpy: Any, seed: int) -> tuple[Any, Any]:
 
 
 def main() -> int:
-    """Decode both ways and compare."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it may well crash: that's what it is for
+    """Decode both ways, compare, and return the exit code."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump: it may crash
     request = json.loads(sys.stdin.read())
     sys.path[:] = request["path"]
     import numpy

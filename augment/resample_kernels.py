@@ -1,22 +1,22 @@
 """Resize, mirror, normalise and turn HWC to CHW in one pass over the pixels, compiled by numba.
 
-What DALI does in three passes takes about half of the time that it spends on an image; this pass
-takes a fifth of that, as nothing is written between and only the rows that are needed are blended.
-The only module that imports numba. Compiled when it is first imported on a machine (some seconds)
-and kept by numba beside this file, or in the user's cache folder where that can't be written.
+DALI's three passes take about half of the time that it spends on an image; this pass takes a fifth
+of theirs, since it writes no intermediate images and blends only the necessary rows. This is the
+only module that imports numba. It is compiled at the first import on a machine (some seconds), and
+numba keeps the result next to this file, or in the user's cache folder if this one is read-only.
 
 A resize blends the source pixels around the output pixel's centre c = low + (i + 0.5) * scale - 0.5
 with a triangle's weights max(0, 1 - |j - c| / radius), radius = max(1, scale) with antialiasing
 and 1 without. Pixels beyond the edge have no weight, and the weights of the others are divided by
-their sum: so do torchvision, torch's `interpolate` and Pillow's BILINEAR. DALI's
+their sum, as in torchvision, torch's `interpolate` and Pillow's BILINEAR. DALI's
 `fn.resize(interp_type=INTERP_LINEAR)` repeats the edge pixel instead, which gives the outermost
 pixels of an image or a window other values. Sums are float32, the tables float64.
 
-The functions that DALI's threads call get what its NumbaFunction hands to compiled code: addresses
-of arrays of addresses. Inputs, by place: image (uint8, HWC); low and high, the region of the image
-that is resized (float32, (y, x) in pixels; high of 0: all of it); filtered (bool): antialias;
-mirror (int32); like: float32 of the output's shape, of which the first row holds, for each channel,
-the factor and then the summand that normalise it.
+The functions that DALI's threads call have the arguments of its NumbaFunction: addresses of arrays
+of addresses. The inputs in their order: image (uint8, HWC); low and high, the region of the image
+to resize (float32, (y, x) in pixels; high of 0: the full image); filtered (bool): antialias; mirror
+(int32); like: float32 of the output's shape, whose first values are, for each channel, the factor
+and the summand that normalise it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from numba.extending import intrinsic
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Multiplying and adding in one instruction; nothing else of what numba calls fast, so that infinite
-# values and the order of sums are as written.
+# Multiply and add in one instruction; no other part of numba's fastmath, so that infinite values
+# and the order of sums are kept.
 _MATH = {"contract", "nsz"}
 _RUN = types.void(*[types.uint64, types.uint64, types.uint64, types.int32] * 2)
 _SETUP = types.void(
@@ -45,7 +45,7 @@ def _compiled(signature: Any) -> Callable[[Any], Any]:
     def compile_it(function: Any) -> Any:
         try:
             return cfunc(signature, cache=True)(function)
-        except RuntimeError:  # no folder to keep it in: it is compiled in each process
+        except RuntimeError:  # no writable folder: each process compiles
             return cfunc(signature)(function)
 
     return compile_it
@@ -69,8 +69,8 @@ def _words(address: Any, count: Any) -> Any:
 
 @njit
 def _taps(low: Any, high: Any, size: Any, resized: Any, filtered: Any) -> Any:
-    """For each output pixel its first source pixel, int64 (resized,), and the weights of it and
-    those behind it, float32 (taps, resized); never more taps than there are source pixels."""
+    """Return for each output pixel its first source pixel, int64 (resized,), and the weights of
+    this and the following ones, float32 (taps, resized); at most as many taps as source pixels."""
     scale = (high - low) / resized
     radius = max(1.0, scale) if filtered else 1.0
     count = 2 if radius == 1.0 else int(np.ceil(2 * radius)) + 1
@@ -110,7 +110,7 @@ def _add(row: Any, source: Any, weight: Any) -> None:
 
 @njit(fastmath=_MATH)
 def _across(out: Any, row: Any, at: Any, weights: Any, step: Any) -> None:
-    """One channel: out[i] = sum over k of row[at[i] + k * step] * weights[k, i]."""
+    """Compute one channel: out[i] = sum over k of row[at[i] + k * step] * weights[k, i]."""
     first = weights[0]
     for i in range(out.size):
         out[i] = row[at[i]] * first[i]
@@ -122,7 +122,7 @@ def _across(out: Any, row: Any, at: Any, weights: Any, step: Any) -> None:
 
 @njit(fastmath=_MATH)
 def _across_rgb(red: Any, green: Any, blue: Any, row: Any, at: Any, left: Any, right: Any) -> None:
-    """Two taps, three channels: by far the most frequent case."""
+    """Compute three channels with two taps, by far the most frequent case."""
     one, two, three = np.uint64(1), np.uint64(2), np.uint64(3)
     four, five = np.uint64(4), np.uint64(5)
     for i in range(red.size):
@@ -140,8 +140,8 @@ def _scaled(out: Any, values: Any, factor: Any, summand: Any) -> None:
 
 @njit(fastmath=_MATH)
 def _rounded(out: Any, values: Any, channel: Any, channels: Any) -> None:
-    """Into every `channels`th byte, half up; weights that sum to 1 can't leave 0..255 by more than
-    rounding."""
+    """Write values into every `channels`th byte, rounded half up. Weights sum to 1, so values
+    leave 0..255 only by rounding."""
     for i in range(values.size):
         out[i * channels + channel] = np.uint8(np.int32(np.rint(values[i])))
 
@@ -150,7 +150,8 @@ def _rounded(out: Any, values: Any, channel: Any, channels: Any) -> None:
 def _resample(
     image: Any, region: Any, filtered: Any, mirror: Any, planes: Any, pixels: Any, norm: Any
 ) -> None:
-    """Into planes (float32, CHW, normalised) or, where that is empty, pixels (uint8, HW by C)."""
+    """Resample into planes (float32, CHW, normalised), or into pixels (uint8, HW by C) if planes is
+    empty."""
     height, width, channels = image.shape
     in_planes = planes.size > 0
     rows = planes.shape[1] if in_planes else pixels.shape[0]
@@ -168,7 +169,7 @@ def _resample(
             at[channel, i] = np.uint64(from_x[j] * channels - begin + channel)
         for k in range(taps_x):
             across[k, i] = weights_x[k, j]
-    flat = image.reshape(image.size)  # its slices are known to be contiguous, rows of 2 aren't
+    flat = image.reshape(image.size)  # numba knows that its slices are contiguous
     row = np.empty(length, np.float32)
     lines = np.empty((channels, columns), np.float32)
     for y in range(rows):
@@ -203,7 +204,7 @@ def _image(address: Any, shape: Any) -> Any:
 
 @njit
 def _region(low: Any, high: Any, image: Any) -> Any:
-    """(low y, low x, high y, high x), float64."""
+    """Return (low y, low x, high y, high x), float64."""
     start = carray(_pointer(low), 2, np.float32)
     end = carray(_pointer(high), 2, np.float32)
     region = np.empty(4)
@@ -271,7 +272,7 @@ def shape_like(
     ins: Any,
     samples: Any,
 ) -> None:
-    """Each sample's output gets the shape of its last input."""
+    """Set the shape of each sample's output to that of its last input."""
     shapes, given = _words(out_shapes, samples), _words(in_shapes, ins * samples)
     for i in range(samples):
         shape, like = _words(shapes[i], 3), _words(given[_LIKE * samples + i], 3)

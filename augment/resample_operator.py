@@ -1,8 +1,8 @@
-"""Offer the compiled pass of `resample_kernels` as a DALI operator, where numba is installed.
+"""Offer the compiled pass of `resample_kernels` as a DALI operator, if numba is installed.
 
-DALI's NumbaFunction compiles Python functions and hands their addresses to its operator; ours are
-compiled and kept already, so the two methods that compile are replaced. DALI calls them in its
-decode threads, without the GIL.
+DALI's NumbaFunction compiles Python functions and passes their addresses to its operator. These
+functions are already compiled, so the two methods that compile are replaced. DALI calls the
+functions in its decode threads, without the GIL.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _LOG = logging.getLogger("penstock")
 
 @functools.cache
 def _operators() -> tuple[type[Any], type[Any]] | None:
-    """The operators that make planes and pixels; None where they can't be had."""
+    """Return the operators that write planes and pixels; None if they aren't available."""
     try:
         from nvidia.dali.plugin.numba import NumbaFunction
 
         from penstock.augment import resample_kernels as kernels
-    except ImportError as error:  # numba is optional, and refuses a numpy that it doesn't know
+    except ImportError as error:  # numba is optional, and rejects unknown versions of numpy
         _LOG.info("resizing by DALI's own operators: the compiled pass isn't available (%s)", error)
         return None
-    except Exception:  # a compiler that fails costs speed, never the job; but the log says so
+    except Exception:  # a failing compiler must not stop the job
         _LOG.warning(
             "The compiled resize failed to compile, so DALI's own operators resize, at about half "
             "the speed. Try another version of numba.",
@@ -60,8 +60,8 @@ def is_compiled() -> bool:
 
 
 def fits_planes(shape: tuple[int, int, int]) -> bool:
-    """Return True if `planes` supports this shape: an input of the output's shape holds its
-    factors."""
+    """Return True if `resize_to_planes` supports this shape: an input of the output's shape holds
+    the factors and summands of all channels."""
     return shape[1] * shape[2] >= 2
 
 
@@ -74,10 +74,10 @@ def resize_to_planes(
     mirror: Any,
     normalize: Normalize | None,
 ) -> Any:
-    """Resize, mirror and normalise: (channels, height, width) of `shape`, float32.
+    """Resize, mirror and normalise images to `shape` (channels, height, width), float32.
 
-    images: uint8, HWC, on the CPU. region: (low, high), float32 (y, x) in pixels; None: all.
-    filtered: antialias, a bool or a bool node. mirror: an int32 node, or None.
+    images: uint8, HWC, on the CPU. region: (low, high), float32 (y, x) in pixels; None: the full
+    image. filtered: antialias, a bool or a bool node. mirror: an int32 node, or None.
     """
     like = np.zeros(shape, np.float32)
     norm = np.array([[1.0, 0.0]] * shape[0])
@@ -91,7 +91,8 @@ def resize_to_planes(
 def resize_to_pixels(
     images: Any, shape: tuple[int, int, int], *, region: tuple[Any, Any] | None, filtered: Any
 ) -> Any:
-    """Resize: (height, width, channels) of `shape`, uint8, rounded half up; else as `planes`."""
+    """Resize images to `shape` (height, width, channels), uint8, rounded half up. Arguments: as in
+    `resize_to_planes`."""
     from nvidia.dali import fn
 
     like = np.zeros(shape, np.uint8)
@@ -114,7 +115,7 @@ def _resample(
         return types.Constant(value, device="cpu", **kind)
 
     found = _operators()
-    assert found is not None  # is_compiled() was asked
+    assert found is not None  # the caller has checked is_compiled()
     whole = constant(np.zeros(2, np.float32))
     low, high = region or (whole, whole)
     if isinstance(filtered, bool):

@@ -1,9 +1,9 @@
-"""Decode full images, upright and in a recipe's colours, to be kept: no resize, no window.
+"""Decode full images, upright and in a recipe's colours, to keep them in memory.
 
-The decoder has the graph's own options, so that a window of what it gives holds the same bits as
-the same window decoded by the graph (on the CPU; measured with DALI 2.4, and held by a test).
-Samples are decoded in runs, two of them in flight: one is copied away while the next is decoded,
-and what is in flight stays bounded however large the batch is.
+The decoder has the graph's own options, so that a window of its output has the same bits as the
+same window decoded by the graph (on the CPU; measured with DALI 2.4, and checked by a test).
+Samples are decoded in runs, two of them in flight: one is copied while the next is decoded, and
+memory in flight is bounded for batches of any size.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from penstock.augment.dali_library import disown_pipeline, load_dali
+from penstock.augment.dali_library import disown_pipeline, load_dali, new_pipeline
 from penstock.augment.decode_failures import check_machine
 from penstock.augment.devices import checked_device
 from penstock.augment.graph_definition import GraphPlan, define_full_decode
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 RUN_SAMPLES = 64  # as many as `ImageVerifier` decodes at once: more are not faster
 RUN_PIXELS = 2**24  # 50 MB of RGB
 RUNS_IN_FLIGHT = 2
-HELD_RUNS = 1  # whose memory goes back to DALI when what copies it away was waited for
+HELD_RUNS = 1  # runs whose memory returns to DALI after the copies of their images are complete
 
 
 class FullImageDecoder:
-    """Decodes samples whose headers were read (see `graph`). One thread calls.
+    """A decoder of samples whose headers were checked (see `graph`). One thread calls it.
 
-    threads: CPU threads that decode. The other arguments, and what is raised: as for `Graph`.
+    threads: CPU threads that decode. The other arguments and errors are those of `Graph`.
     """
 
     def __init__(
@@ -55,31 +55,24 @@ class FullImageDecoder:
         )
         dali = load_dali()
         self._tensor, self._tensors = dali.tensors.TensorCPU, dali.tensors.TensorListCPU
-        self.pipeline = dali.Pipeline(
-            batch_size=RUN_SAMPLES,
-            num_threads=threads,
-            device_id=self._plan.device_id,
-            prefetch_queue_depth=1,
-            exec_dynamic=True,
-        )
+        self.pipeline = new_pipeline(RUN_SAMPLES, threads=threads, device_id=self._plan.device_id)
         with self.pipeline:
             self.pipeline.set_outputs(define_full_decode(self._plan))
         self.pipeline.build()
         watch(self)
 
     def disown(self) -> None:
-        """Leave the pipeline alone in a forked child, where DALI's threads aren't."""
+        """Never destroy the pipeline in a forked child, which doesn't have DALI's threads."""
         disown_pipeline(self.pipeline)
 
     def __call__(
         self, samples: Sequence[Encoded], pixels: Sequence[int]
     ) -> Iterator[list[tuple[int, Any]]]:
-        """Runs of (row, image) of the samples that decode, in any order; the others are left out.
+        """Yield runs of (row, image) of the samples that decode, in any order.
 
-        pixels: of each sample, height times width. An image is uint8 of shape (height, width,
-        channels), a torch tensor on the device, valid until the next run is asked for. Take all of
-        them: the decoder is in step again at the end only. Raises DeviceError if memory was short
-        or the device fails.
+        pixels: height times width of each sample. An image is a torch tensor on the device, uint8,
+        shape (height, width, channels), valid until the next run. The caller must consume all runs
+        before the next call. Raises DeviceError if memory is short or the device fails.
         """
         failed: list[int] = []
         flying: deque[tuple[list[int], Any]] = deque()
@@ -89,7 +82,7 @@ class FullImageDecoder:
                 yield from self._taken(flying.popleft()[0], failed)
         while flying:
             yield from self._taken(flying.popleft()[0], failed)
-        # One at a time: a run that fails takes the good ones of its samples with it.
+        # One at a time, since a failed run loses its good samples, too.
         for row in failed:
             alone = self._schedule([samples[row]])
             yield from self._taken([row], [])
@@ -117,7 +110,7 @@ class FullImageDecoder:
 
 
 def decode_runs(pixels: Sequence[int]) -> Iterator[list[int]]:
-    """Rows to decode together: RUN_SAMPLES and RUN_PIXELS at most, and at least one."""
+    """Yield the rows to decode together: at most RUN_SAMPLES and RUN_PIXELS, and at least one."""
     run: list[int] = []
     held = 0
     for row, count in enumerate(pixels):

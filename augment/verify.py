@@ -1,25 +1,22 @@
 """Verify images by decoding them in full, before they may enter a dataset.
 
-The header is read first: a file that claims 65,535 x 65,535 pixels is turned away before anything
-of that size is reserved, and one without a readable header would crash DALI (see `graph`), as
-would some damaged JPEG 2000 files, which Pillow therefore decodes first, as it does those whose
-damage DALI passes over (see `image_checks`). The rest is decoded whole, in groups that are bounded
-in pixels; a group that fails is halved until each bad image stands alone, so good images are never
-lost with bad ones. Formats that DALI decodes by other code where a recipe asks for a window are
-decoded by halves too.
+The header is read first: a file that claims 65,535 x 65,535 pixels is rejected before memory of
+that size is allocated, and a file without a readable header would crash DALI (see `graph`). Pillow
+first decodes kinds of files that may crash DALI, or whose damage DALI ignores (see
+`image_checks`). The other images are decoded in full, in groups with a limit of pixels; a failed
+group is halved until each bad image is alone, so no good image is rejected with a bad one. Formats
+whose windows DALI decodes by other code are also decoded by halves.
 
-What no decode can find: damage inside a compressed stream that keeps its structure decodes to wrong
-pixels.
+A decode can't find damage that keeps the structure of a compressed stream, such as other pixels.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.dali_library import disown_pipeline, load_dali
+from penstock.augment.dali_library import disown_pipeline, load_dali, new_pipeline
 from penstock.augment.decode_failures import failing_rows
 from penstock.augment.image_checks import (
     Header,
@@ -44,15 +41,14 @@ _HALVED_CODECS = ("bmp", "tiff", "webp")
 
 
 class ImageVerifier:
-    """Decodes images to find out whether they decode. Build once, call often; one thread calls."""
+    """A verifier that decodes images in full. Create it once and call it often, from one thread.
+
+    threads: threads that decode; None: all usable cores. max_pixels: larger images are rejected.
+    Raises ConfigError for invalid arguments or without DALI.
+    """
 
     def __init__(self, *, threads: int | None = None, max_pixels: int = MAX_PIXELS) -> None:
-        """threads: that decode, None: all usable cores. max_pixels: a larger image is rejected.
-
-        Raises ConfigError (no DALI).
-        """
-        cores = usable_cores()
-        self._threads = cores if threads is None else threads
+        self._threads = usable_cores() if threads is None else threads
         if self._threads < 1 or max_pixels < 1:
             raise ConfigError(
                 f"ImageVerifier: got threads={threads} and max_pixels={max_pixels}, wanted at "
@@ -61,20 +57,20 @@ class ImageVerifier:
         self._max_pixels = max_pixels
         dali = load_dali()
         self._tensor, self._tensors = dali.tensors.TensorCPU, dali.tensors.TensorListCPU
-        self._build = functools.partial(_decoder, dali, self._threads)
-        self._pipe: Any = self._build()
+        self._pipe: Any = _decoder(self._threads)
         self._windows: Any = None  # built when needed
         watch(self)
 
     def disown(self) -> None:
-        """Close this verifier in a forked child, where DALI's threads aren't."""
+        """Close this verifier in a forked child, which doesn't have DALI's threads."""
         pipe, windows = self._pipe, self._windows
         self.close()
         disown_pipeline(pipe)
         disown_pipeline(windows)
 
     def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
-        """Facts of each sample that decodes, else why not; in the order of `samples`.
+        """Return the facts of each sample that decodes, or why it doesn't, in the order of
+        `samples`.
 
         Never raises for a bad sample. Raises ClosedError after close().
         """
@@ -98,7 +94,11 @@ class ImageVerifier:
             ]
             if halves:
                 self._decode_halves(*zip(*halves, strict=True))
-            verdicts.update((row, _facts(shapes[i], good[row])) for i, row in enumerate(rows))
+            for row, (height, width) in zip(rows, shapes, strict=True):
+                channels, codec = good[row].channels, good[row].codec
+                verdicts[row] = ImageFacts(
+                    height=height, width=width, channels=channels, codec=codec
+                )
 
         for group in self._groups(good):
             verdicts.update(self._refused(group, samples))
@@ -120,7 +120,7 @@ class ImageVerifier:
         self.close()
 
     def _groups(self, headers: dict[int, Header]) -> Iterator[list[int]]:
-        """Samples to decode together: max_pixels at most, so memory is bounded by one image's."""
+        """Yield the rows to decode together: at most max_pixels, so that memory is bounded."""
         group: list[int] = []
         pixels = 0
         for i, header in headers.items():
@@ -135,26 +135,26 @@ class ImageVerifier:
             yield group
 
     def _refused(self, rows: list[int], samples: Sequence[Encoded]) -> dict[int, Rejection]:
-        """Those that DALI mustn't see, among the samples of these rows."""
+        """Return the rows whose samples DALI mustn't decode, with reasons."""
         doubtful = [row for row in rows if needs_pillow_check(samples[row])]
-        looks = ordered(
+        refusals = ordered(
             lambda row: pillow_refusal(samples[row]),
             doubtful,
             workers=self._threads,
             ahead=_GROUP_SAMPLES,
         )
-        found = zip(doubtful, looks, strict=True) if doubtful else ()
+        found = zip(doubtful, refusals, strict=True) if doubtful else ()
         return {row: why for row, why in found if why is not None}
 
     def decoded_shapes(self, encoded: list[Encoded]) -> list[tuple[int, int]]:
-        """Decode images and return their (height, width). Raises RuntimeError as DALI does."""
+        """Decode images and return their (height, width). Raises DALI's RuntimeError."""
         shapes = self._run(self._pipe, encoded).as_array()
         return [(int(height), int(width)) for height, width, _ in shapes]
 
     def _decode_halves(self, encoded: Sequence[Encoded], shapes: Sequence[tuple[int, int]]) -> None:
-        """Decode windows of images, as training does. Raises RuntimeError as DALI does."""
+        """Decode two windows of each image, as training does. Raises DALI's RuntimeError."""
         if self._windows is None:
-            self._windows = self._build(windows=True)
+            self._windows = _decoder(self._threads, windows=True)
         sides = np.array(shapes, np.int32)
         rows = np.arange(len(sides))
         longer = sides.argmax(axis=1)
@@ -175,29 +175,24 @@ class ImageVerifier:
 def verify_images(
     samples: Sequence[Encoded], *, threads: int | None = None, max_pixels: int = MAX_PIXELS
 ) -> list[ImageFacts | Rejection]:
-    """Facts of each image that decodes fully, else why not; in the order of `samples`.
+    """Return the facts of each image that decodes in full, or why it doesn't, in the order of
+    `samples`.
 
-    samples: uint8 of shape (bytes,) each. `ImageVerifier` saves building the decoder, some
-    milliseconds, for each call. Raises ConfigError; never for a bad sample.
+    samples: uint8 of shape (bytes,) each. Each call builds a decoder, which takes some
+    milliseconds; an `ImageVerifier` builds it once. Raises ConfigError; never for a bad sample.
     """
     with ImageVerifier(threads=threads, max_pixels=max_pixels) as verifier:
         return verifier(samples)
 
 
-def _decoder(dali: Any, threads: int, *, windows: bool = False) -> Any:
-    """A DALI pipeline from encoded bytes to the shapes of decoded pixels."""
+def _decoder(threads: int, *, windows: bool = False) -> Any:
+    """Return a DALI pipeline from encoded bytes to the shapes of decoded pixels."""
     from nvidia.dali import fn, types
 
-    pipe = dali.Pipeline(
-        batch_size=_GROUP_SAMPLES,
-        num_threads=threads,
-        device_id=None,
-        prefetch_queue_depth=1,
-        exec_dynamic=True,
-    )
+    pipe = new_pipeline(_GROUP_SAMPLES, threads=threads)
     with pipe:
         encoded = fn.external_source(name="encoded", no_copy=True, dtype=types.UINT8, ndim=1)
-        # RGB for grey ones too: it is what recipes ask for, and ANY_DATA corrupts the heap.
+        # RGB even for grey images, as in recipes; ANY_DATA corrupts the heap.
         options = {"output_type": types.RGB, "adjust_orientation": True}
         if windows:
             window = {
@@ -210,8 +205,3 @@ def _decoder(dali: Any, threads: int, *, windows: bool = False) -> Any:
         pipe.set_outputs(images.shape())
     pipe.build()
     return pipe
-
-
-def _facts(shape: tuple[int, int], header: Header) -> ImageFacts:
-    height, width = shape
-    return ImageFacts(height=height, width=width, channels=header.channels, codec=header.codec)

@@ -76,11 +76,11 @@ def test_images_are_cropped_where_there_are_some() -> None:
     ("recipe", "why"),
     [
         ([RandomCrop((2, 13, 5), fields="x")], r"wanted 13 along axis 1 of \"x\""),
-        ([RandomCrop((8, 8, 8, 8), fields="x")], "4 lengths, of the last axes"),
+        ([RandomCrop((8, 8, 8, 8), fields="x")], "4 lengths for the last axes"),
         ([RandomCrop(4), CenterCrop(4, fields="y")], 'both crop "y"'),
-        ([RandomCrop(4, padding=1, fields="x")], "padding is for images"),
-        ([RandomCrop((None, 4), fields="r")], "Say a length there"),
-        ([RandomCrop((1, 1, 1, 1))], "no array that is selected has 4 axes"),
+        ([RandomCrop(4, padding=1, fields="x")], "only images can be padded"),
+        ([RandomCrop((None, 4), fields="r")], "Pass a length for that axis"),
+        ([RandomCrop((1, 1, 1, 1))], "no selected array has 4 axes"),
     ],
 )
 def test_crops_that_dont_fit_are_refused(recipe: Any, why: str) -> None:
@@ -90,7 +90,7 @@ def test_crops_that_dont_fit_are_refused(recipe: Any, why: str) -> None:
 
 def test_fields_of_one_crop_have_one_corner() -> None:
     types: dict[str, FieldType] = {"a": Array("uint8", (8, 6)), "b": Array("uint8", (8, 7))}
-    with pytest.raises(RecipeError, match="takes the same part of all its fields"):
+    with pytest.raises(RecipeError, match="crops the same part of all its fields"):
         crops([RandomCrop(4)], Schema(types))
     assert list(crops([RandomCrop((4, None))], Schema(types))) == ["a", "b"]
     rows: dict[str, FieldType] = {
@@ -98,7 +98,7 @@ def test_fields_of_one_crop_have_one_corner() -> None:
         "boxes": Boxes(of="image", format="xyxy"),
         "kept": Array("int64", (None,), of="boxes"),
     }
-    with pytest.raises(RecipeError, match="goes with them"):
+    with pytest.raises(RecipeError, match="follows them"):
         crops([RandomCrop((1,), fields="kept")], Schema(rows))
 
 

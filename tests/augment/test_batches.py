@@ -27,11 +27,11 @@ def batch(samples: int) -> EncodedBatch:
 def test_every_row_is_in_one_sub_batch(
     samples: int, marks: set[int], suspects: set[int], is_careful: bool
 ) -> None:
-    caution = SubBatchSizer()
-    caution.suspect(suspects)
+    sizer = SubBatchSizer()
+    sizer.isolate(suspects)
     if is_careful:
-        caution.heighten()
-    runs = caution.cut(batch(samples), dict.fromkeys(marks, "why"))
+        sizer.use_small_runs()
+    runs = sizer.cut(batch(samples), dict.fromkeys(marks, "why"))
     assert sorted(row for run in runs for row in run) == sorted(set(range(samples)) - marks)
     assert all(runs)  # DALI knows no empty batch
     for run in runs:
@@ -42,12 +42,12 @@ def test_every_row_is_in_one_sub_batch(
 
 
 def test_caution_lasts_for_some_batches() -> None:
-    caution, whole = SubBatchSizer(), batch(3 * SMALL_RUN_SAMPLES)
-    assert len(caution.cut(whole, {})) == 1
-    caution.heighten()
+    sizer, whole = SubBatchSizer(), batch(3 * SMALL_RUN_SAMPLES)
+    assert len(sizer.cut(whole, {})) == 1
+    sizer.use_small_runs()
     for _ in range(SMALL_RUN_BATCHES):
-        assert [len(run) for run in caution.cut(whole, {})] == [SMALL_RUN_SAMPLES] * 3
-    assert len(caution.cut(whole, {})) == 1
+        assert [len(run) for run in sizer.cut(whole, {})] == [SMALL_RUN_SAMPLES] * 3
+    assert len(sizer.cut(whole, {})) == 1
 
 
 def test_selected_rows_come_with_their_draws() -> None:

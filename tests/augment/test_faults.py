@@ -185,9 +185,9 @@ UNKNOWN = "Something that no version reports"
     ("text", "message", "calls"),
     [
         # No other call searches for a bad sample.
-        (MACHINE[0], "no sample is to blame", 1),
-        (MACHINE[2], "no sample is to blame", 1),
-        ("nvImageCodec failure: '#8'", "no sample is to blame", 1),
+        (MACHINE[0], "no sample is the cause", 1),
+        (MACHINE[2], "no sample is the cause", 1),
+        ("nvImageCodec failure: '#8'", "no sample is the cause", 1),
         (MEMORY[0], "ran out of memory", 1),
         ("nvImageCodec failure: '#17'", "whose header it can read", None),
         (UNKNOWN, rf"all 8 samples.*{UNKNOWN}", None),

@@ -319,8 +319,8 @@ def test_points_are_turned_as_pixels_are() -> None:
         ((RandomCrop(33),), "RandomCrop: wanted 33 x 33.*pad_if_needed=True"),
         ((RandomCrop((32, 41), padding=4),), "RandomCrop: wanted 32 x 41"),
         ((RandomCrop(32, padding=4), RandomCrop(32, padding=4)), "Two RandomCrop that pad"),
-        ((Normalize(), RandomCrop(32)), "stands after Normalize"),
-        ((RandomRotation(1), RandomCrop(32)), "put what crops and resizes first"),
+        ((Normalize(), RandomCrop(32)), "comes after Normalize"),
+        ((RandomRotation(1), RandomCrop(32)), "put operations that crop and resize first"),
     ],
 )
 def test_windows_that_cannot_be(recipe: Any, message: str) -> None:

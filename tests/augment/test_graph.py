@@ -257,7 +257,7 @@ def test_wrong_use_is_refused(samples):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_without_a_gpu_is_a_clear_error():
-    with pytest.raises(ConfigError, match="torch sees no GPU"):
+    with pytest.raises(ConfigError, match="torch finds no GPU"):
         Bench(imagenet_train(32), device="cuda")
 
 

@@ -94,7 +94,7 @@ class TestPlace:
         self, others: list[Any], in_mapping: bool
     ) -> None:
         recipe = [*others, Map(upper, "caption")]
-        with pytest.raises(RecipeError, match=r"Map\(upper\) stands after"):
+        with pytest.raises(RecipeError, match=r"Map\(upper\) comes after"):
             split_maps({"caption": recipe} if in_mapping else recipe)
 
     def test_in_a_mapping_the_list_names_the_field(self) -> None:
@@ -108,7 +108,7 @@ class TestPlace:
             assert split_maps(recipe) == ((), recipe)
 
     def test_fields_have_to_be_said(self) -> None:
-        with pytest.raises(RecipeError, match='wanted fields="caption"'):
+        with pytest.raises(RecipeError, match='such as fields="caption"'):
             split_maps([Map(upper)])
         with pytest.raises(RecipeError, match='in the list of "label"'):
             split_maps({"label": [Map(upper, "caption")]})
@@ -139,11 +139,11 @@ class TestFields:
     @pytest.mark.parametrize(
         ("op", "words"),
         [
-            (Map(upper, "captoin"), 'wants the field "captoin", and there is image, caption'),
-            (Map(upper, "image"), 'other Image bytes into "image"'),
+            (Map(upper, "captoin"), 'unknown field "captoin", wanted one of image, caption'),
+            (Map(upper, "image"), 'replace the Image bytes of "image"'),
             (Map(upper, "id"), 'would replace "id"'),
             (Map(upper, "caption", returns={"x": Array()}), "wanted an Array with dtype and shape"),
-            (Map(upper, "caption", returns={"x": Image()}), 'other Image bytes into "x"'),
+            (Map(upper, "caption", returns={"x": Image()}), 'replace the Image bytes of "x"'),
             (Map(upper, "caption", returns={"x": Boxes(of="y")}), '"y" is no field of type Image'),
             (Map(upper, "caption", returns={"x": cast("Any", int)}), "wanted a field type"),
             (Map(upper, "image", returns={"image": Array("uint8", (None,))}), "no field of type"),

@@ -253,9 +253,9 @@ def outside(images, _):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (flat, r"made \(5, 6, 3\).*wanted the same shape"),
+        (flat, r"returned \(5, 6, 3\).*wanted the same shape"),
         (planes, "in layout 'CHW'"),
-        (lambda images, _: images[:, :, 0:1], r"made \(37, 48, 1\)"),
+        (lambda images, _: images[:, :, 0:1], r"returned \(37, 48, 1\)"),
         (outside, "fails on one image"),
         (lambda images, draws: images * draws[1], "fails on one image"),
         (lambda *_: None, r"Apply.*returned.*one DALI node"),

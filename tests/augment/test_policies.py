@@ -1,4 +1,4 @@
-"""Test policies: the published tables, the draws, and pixels compared with Pillow's operations.
+"""Policies: the published tables, what is drawn, and pixels against Pillow's own operations.
 
 The reference is Pillow, called as torchvision calls it for Pillow images.
 """
@@ -373,8 +373,7 @@ def test_autoaugment_takes_each_operation_as_often_as_its_table_says(policy: Any
         )
 
 
-def test_what_cuda_runs_in_place_of_operators_gives_their_pixels() -> None:
-    """By arithmetic, on the CPU here: on CUDA nothing computed from pixels can be an argument."""
+def test_arithmetic_gives_the_pixels_of_the_operators_that_it_replaces_on_cuda() -> None:
     from nvidia.dali import Pipeline, fn, types
 
     images = [*photographs(8), np.full((9, 5, 3), 77, np.uint8)]
@@ -383,13 +382,12 @@ def test_what_cuda_runs_in_place_of_operators_gives_their_pixels() -> None:
     with pipe:
         pixels = fn.external_source(name="images", layout="HWC", dtype=types.UINT8, ndim=3)
         factor = fn.external_source(name="factor", dtype=types.FLOAT, ndim=0)
+        gray = graph_definition.luma(pixels)
         pipe.set_outputs(
-            graph_definition._contrast(pixels, factor),
-            graph_definition.contrast_by_arithmetic(pixels, factor, graph_definition._gray(pixels)),
-            graph_definition._autocontrast(pixels, factor),
-            graph_definition._autocontrast_by_arithmetic(
-                pixels, *graph_definition._low_and_spread(pixels)
-            ),
+            graph_definition.contrast(pixels, factor, gray),
+            graph_definition.contrast(pixels, factor, gray, arithmetic=True),
+            graph_definition.autocontrast(pixels),
+            graph_definition.autocontrast(pixels, arithmetic=True),
         )
     pipe.build()
     pipe.feed_input("images", images)

@@ -210,7 +210,7 @@ def told(root: Path) -> list[str]:
             for _ in range(2):
                 list(loader)
     messages = [str(each.message) for each in caught if each.category is PenstockWarning]
-    return [each for each in messages if "looked at" in each]
+    return [each for each in messages if "checked images" in each]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -236,7 +236,7 @@ def test_others_are_silent(tmp_path: Path, numbers: np.ndarray) -> None:
     assert told(folder(tmp_path, data, kind)) == []
 
 
-@pytest.mark.filterwarnings("ignore:The images that were looked at")
+@pytest.mark.filterwarnings("ignore:The checked images")
 def test_the_remedies_work(tmp_path: Path) -> None:
     def shares(data: bytes) -> np.ndarray:
         return np.asarray(Image.open(io.BytesIO(data))).astype(np.float32) / 4095

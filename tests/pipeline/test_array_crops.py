@@ -257,7 +257,7 @@ def test_a_map_gets_the_part_and_stands_behind_the_crop(tmp_path: Path) -> None:
                 wanted = parts(batch["id"].numpy(), 0)
                 assert (batch["x"].numpy() == wanted["x"]).all()
                 assert (batch["y"].numpy() == wanted["y"] // 2).all()
-        with pytest.raises(RecipeError, match=r"RandomCrop.* stands after Map\(halve\)"):
+        with pytest.raises(RecipeError, match=r"RandomCrop.* comes after Map\(halve\)"):
             loader(dataset, augment=[Map(halve, fields="y"), CROP])
         with loader(dataset, augment=[Map(halve, fields="y"), RandomCrop(3, fields="x")]) as loaded:
             pass
@@ -267,7 +267,7 @@ def test_a_map_gets_the_part_and_stands_behind_the_crop(tmp_path: Path) -> None:
     ("recipe", "why"),
     [
         ([RandomCrop((30, 3), fields="x")], "wanted 30"),
-        ([RandomCrop(3, fields="z")], '"z" is no image that is selected, and no array'),
+        ([RandomCrop(3, fields="z")], '"z" is no selected image or array'),
         ({"x": [RandomCrop(3, fields="y")]}, "got RandomCrop"),
     ],
 )

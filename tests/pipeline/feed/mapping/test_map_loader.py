@@ -188,15 +188,15 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("maps", "options", "error", "words"),
         [
-            ([Map(length, "caption")], {}, RecipeError, "wants the field .caption."),
+            ([Map(length, "caption")], {}, RecipeError, "unknown field .caption."),
             (
                 [Map(abs, "id", returns={"label": Value("int64")})],
                 {"fields": ("image",)},
                 RecipeError,
                 'returns "label", a field of the dataset .* leaves out',
             ),
-            ([Map(length, "image")], {}, RecipeError, "other Image bytes"),
-            ([Resize(8), Map(length, "label")], {}, RecipeError, "stands after Resize"),
+            ([Map(length, "image")], {}, RecipeError, "replace the Image bytes"),
+            ([Resize(8), Map(length, "label")], {}, RecipeError, "comes after Resize"),
             ([Map(length)], {}, RecipeError, "wanted fields="),
             ([Map(lambda x: x, "label", processes=1)], {}, NotPicklableError, "can't be sent"),
             (

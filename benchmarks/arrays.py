@@ -158,7 +158,7 @@ def _rounds(paths: tuple[Path, Path, Path], batch: int, *, rounds: int, epochs: 
                 rate, cpu_us = _play(plays[side], epochs)
                 rates[side].append(rate)
                 cpu[side].append(cpu_us)
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         side: {
             "samples_per_s": round(statistics.median(rates[side])),
             "cpu_us_per_sample": round(statistics.median(cpu[side]), 3),
@@ -167,8 +167,8 @@ def _rounds(paths: tuple[Path, Path, Path], batch: int, *, rounds: int, epochs: 
     }
     for side in SIDES[1:]:
         pairs = zip(rates["penstock"], rates[side], strict=True)
-        told[f"over {side}"] = asdict(Figure.of([mine / other for mine, other in pairs]))
-    return told
+        report[f"over {side}"] = asdict(Figure.of([mine / other for mine, other in pairs]))
+    return report
 
 
 def _play(make: Callable[[], Iterator[Any]], epochs: int) -> tuple[float, float]:

@@ -117,7 +117,7 @@ def measure(
         found["slow"] = bench.slow(local)
     for name, part in found.items():
         console.print(_table(name, part["summary"]))
-    told = {
+    report = {
         "dataset": prepared.record(),
         "pack": {"bytes": bench.pack_bytes, "shard_bytes": str(shard_bytes)},
         "batch_size": batch_size,
@@ -126,7 +126,7 @@ def measure(
         name: part | {"summary": {what: asdict(f) for what, f in part["summary"].items()}}
         for name, part in found.items()
     }
-    return write_result("cache", told | plain, folder=results)
+    return write_result("cache", report | plain, folder=results)
 
 
 class _CacheBench:

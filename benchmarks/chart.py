@@ -33,19 +33,19 @@ def draw(result: Path, *pictures: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    told = json.loads(result.read_text())
-    names = ordered(told["summary"])
+    report = json.loads(result.read_text())
+    names = ordered(report["summary"])
     height = _ROOM_INCHES + _ROW_INCHES * len(names)
     figure = Figure(figsize=(11.0, height), dpi=120, facecolor=PAPER)
     axes = figure.subplots(1, 2, sharey=True)
     for axis, (what, label, form) in zip(axes, _PANELS, strict=True):
-        _draw_panel(axis, [told["summary"][name][what] for name in names], form)
+        _draw_panel(axis, [report["summary"][name][what] for name in names], form)
         axis.set_xlabel(label, fontsize=10, color=INK)
     axes[0].set_yticks(range(len(names)), [TITLES[name] for name in names], fontsize=10)
     axes[0].set_ylim(len(names) - 0.45, -0.55)
     for label, name in zip(axes[0].get_yticklabels(), names, strict=True):
         label.set_weight("bold" if name == names[0] else "normal")
-    heading, details = words(told)
+    heading, details = words(report)
     figure.text(0.012, 1 - 0.12 / height, heading, fontsize=13, color=INK, va="top", weight="bold")
     figure.text(0.012, 1 - 0.42 / height, details, fontsize=9, color=FAINT, va="top")
     figure.tight_layout(rect=(0, 0, 1, 1 - 0.86 / height), w_pad=2.0)
@@ -55,15 +55,15 @@ def draw(result: Path, *pictures: Path) -> None:
         figure.savefig(picture, metadata=metadata)
 
 
-def words(told: Mapping[str, Any]) -> tuple[str, str]:
+def words(report: Mapping[str, Any]) -> tuple[str, str]:
     """Return the heading, and a line on the data and the machine."""
-    here, data, work = told["machine"], told["dataset"], told["work"]
+    here, data, work = report["machine"], report["dataset"], report["work"]
     short = f", short side {data['short_side']}" if data.get("short_side") else ""
     details = (
-        f"{told['date'][:10]} on {here['cores']} cores, {here['processor']}. {data['images']:,} "
+        f"{report['date'][:10]} on {here['cores']} cores, {here['processor']}. {data['images']:,} "
         f"JPEGs of {data['mean_bytes'] / 1000:.0f} kB{short}: decode, random crop to "
         f"{work['size']} x {work['size']}, flip, normalise; batch {work['batch_size']}, "
-        f"{work['workers']} workers. Medians of {told['rounds_played']} interleaved rounds; thin "
+        f"{work['workers']} workers. Medians of {report['rounds_played']} interleaved rounds; thin "
         "lines: lowest to highest."
     )
     return "The same images, the same work", "\n".join(textwrap.wrap(details, 150))

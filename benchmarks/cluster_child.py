@@ -58,7 +58,7 @@ class Steps:
             yield self.fed
             asked = time.perf_counter()
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Return the measurements: AU in percent, seconds."""
         compute_s = (self.fed - 1) * self.step_s
         return {
@@ -87,12 +87,12 @@ def main() -> None:
         free = [_free(options)]
         while loader.epoch < options.epochs:
             before = loader.statistics()
-            told = _epoch(loader, options, ids)
+            report = _epoch(loader, options, ids)
             after = loader.statistics()
-            told["bytes_remote"] = after.bytes_remote - before.bytes_remote
-            told["bytes_peers"] = after.bytes_peers - before.bytes_peers
-            told["peer_failed"] = after.peer_failed - before.peer_failed
-            epochs.append(told)
+            report["bytes_remote"] = after.bytes_remote - before.bytes_remote
+            report["bytes_peers"] = after.bytes_peers - before.bytes_peers
+            report["peer_failed"] = after.peer_failed - before.peer_failed
+            epochs.append(report)
         free.append(_free(options))
         if rank == 0:
             _write(state, loader.state_dict())
@@ -149,7 +149,7 @@ def _epoch(loader: DataLoader, options: argparse.Namespace, ids: TextIO) -> dict
         every = options.state_every
         if every and fed % every == 0 and dist.get_rank() == 0:
             _write(Path(options.state), loader.state_dict())
-    return {"epoch": epoch, **steps.told()}
+    return {"epoch": epoch, **steps.report()}
 
 
 def _free(options: argparse.Namespace) -> float:
@@ -162,7 +162,7 @@ def _free(options: argparse.Namespace) -> float:
         steps = Steps(options.step_s, null)
         for _ in steps.run([nothing] * options.free_steps, epoch=-1):
             pass
-    return float(steps.told()["au"])
+    return float(steps.report()["au"])
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -199,10 +199,10 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _write(path: Path, told: object) -> None:
+def _write(path: Path, report: object) -> None:
     """Write a file atomically."""
     half = path.with_suffix(".half")
-    half.write_text(json.dumps(told))
+    half.write_text(json.dumps(report))
     half.replace(path)
 
 

@@ -213,8 +213,8 @@ class Cluster:
         for path in out.glob("ids-*.jsonl"):
             for line in path.read_text().splitlines():
                 with contextlib.suppress(json.JSONDecodeError):  # of a rank that was killed
-                    told = json.loads(line)
-                    self.delivered.setdefault(told["epoch"], Counter()).update(told["ids"])
+                    report = json.loads(line)
+                    self.delivered.setdefault(report["epoch"], Counter()).update(report["ids"])
 
     def _tell(self, outcome: Outcome) -> None:
         share = outcome.remote_bytes / self.data_bytes

@@ -31,11 +31,11 @@ _LIMIT = timedelta(seconds=240)
 class Member:
     """A member, identified by the number of its node, until the job is over."""
 
-    def __init__(self, options: argparse.Namespace, loader: DataLoader, told: TextIO) -> None:
+    def __init__(self, options: argparse.Namespace, loader: DataLoader, report: TextIO) -> None:
         host, _, port = options.manager.rpartition(":")
         self._store = TCPStore(host, int(port), None, False, timeout=_LIMIT)
         self._node, self._step_s = options.node, options.step_s
-        self._loader, self._told = loader, told
+        self._loader, self._told = loader, report
 
     def run(self) -> None:
         """Take part in the quorums that include this node."""
@@ -118,8 +118,8 @@ def main() -> None:
     parser.add_argument("--node", type=int, required=True)
     options = parser.parse_args()
     path = Path(options.out) / f"member-{options.node}-{os.getpid()}.jsonl"
-    with make_loader(options, World(0, 1)) as loader, path.open("a", buffering=1) as told:
-        Member(options, loader, told).run()
+    with make_loader(options, World(0, 1)) as loader, path.open("a", buffering=1) as report:
+        Member(options, loader, report).run()
 
 
 if __name__ == "__main__":

@@ -77,8 +77,8 @@ def _judged(judge: Judge, trial: Odd, job: Cluster, run: Outcome) -> dict[str, A
         for line in lines:
             print(f"      node {node}: {line[:180]}")
     if trial.says:
-        told = any(trial.says in line for lines in said.values() for line in lines)
-        judge.holds(f"{trial.name}: a node says {trial.says!r}", held=told)
+        report = any(trial.says in line for lines in said.values() for line in lines)
+        judge.holds(f"{trial.name}: a node says {trial.says!r}", held=report)
     if not trial.begins:
         judge.at_most(f"{trial.name}: the job ended, s", run.seconds, 60.0)
         judge.holds(f"{trial.name}: with an error", held=any(run.statuses))

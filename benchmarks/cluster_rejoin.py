@@ -72,16 +72,16 @@ class Manager:
                 if member.poll() is not None:
                     raise RuntimeError(f"node {node} ended: {member.poll()}\n{self.logs()}")
             if time.monotonic() > until:
-                raise RuntimeError(f"{key} wasn't told within {_LIMIT_S:.0f} s\n{self.logs()}")
+                raise RuntimeError(f"{key} wasn't set within {_LIMIT_S:.0f} s\n{self.logs()}")
             time.sleep(0.05)
 
     def quorum(self, members: Sequence[int], *, step: int, new: Sequence[int] = ()) -> int:
         """Announce the members from a step on; return the number of this quorum."""
         number = len(self.quorums)
         tells = next((node for node in members if node not in new), None)
-        told = {"members": members, "step": step, "new": new, "tells": tells}
-        self.quorums.append(told)
-        self.ask("set", f"quorum-{number}", json.dumps(told))
+        report = {"members": members, "step": step, "new": new, "tells": tells}
+        self.quorums.append(report)
+        self.ask("set", f"quorum-{number}", json.dumps(report))
         return number
 
     def make_steps(self, count: int) -> None:
@@ -117,7 +117,7 @@ class Manager:
         self.ask("set", f"quorum-{len(self.quorums)}", "null")
         return [member.wait(_LIMIT_S) for member in self.members.values()]
 
-    def told(self) -> list[dict[str, Any]]:
+    def report(self) -> list[dict[str, Any]]:
         """Return the records of all members, including killed ones."""
         lines = []
         for path in sorted(self.out.glob("member-*.jsonl")):
@@ -220,18 +220,18 @@ class _Past:
 def _judged(members: Manager, past: _Past) -> dict[str, Any]:
     """Return the recorded facts."""
     judge, job, share = Judge(), past.job, past.shares()
-    statuses, told = members.end(), members.told()
+    statuses, report = members.end(), members.report()
     judge.holds("all members that weren't killed ended well", held=not any(statuses))
-    judge.holds("committed steps' ids are an uninterrupted job's", held=_is_exact(job, told))
+    judge.holds("committed steps' ids are an uninterrupted job's", held=_is_exact(job, report))
     lost = [one / job.data_bytes for one in past.lost]
     bounds = [1.02 * lost[0], 0.02, 1.02 * lost[1], 1.02 * lost[2]]
     for (what, got), most in zip(list(share.items())[2:], bounds, strict=True):
         judge.at_most(f"{what}: remote, x dataset", got, most)
     judge.at_most("all, remote, x dataset", sum(share.values()), 1.05 + sum(lost))
-    quorums = [line for line in told if "rejoin_s" in line]
+    quorums = [line for line in report if "rejoin_s" in line]
     joined = sum(line["peers"] for line in quorums if line["quorum"] == 2) / job.data_bytes
     judge.at_least("dealt anew, from peers, x dataset", joined, 0.2)
-    goes_on = [_next_step(told, at) - at for at in past.kills]
+    goes_on = [_next_step(report, at) - at for at in past.kills]
     for what, seconds in zip(("killed", "killed and cut off"), goes_on, strict=True):
         judge.at_most(f"{what}: the next step, s later", seconds, _GOES_ON_S)
     found = [
@@ -260,16 +260,16 @@ def _rounded(figures: Sequence[float]) -> str:
     return " ".join(f"{one:.2f}" for one in figures)
 
 
-def _next_step(told: Sequence[dict[str, Any]], at: float) -> float:
-    steps = (line["at"] for line in told if "committed" in line and line["at"] > at)
+def _next_step(report: Sequence[dict[str, Any]], at: float) -> float:
+    steps = (line["at"] for line in report if "committed" in line and line["at"] > at)
     return min(steps, default=1e9)
 
 
-def _is_exact(job: Cluster, told: Sequence[dict[str, Any]]) -> bool:
+def _is_exact(job: Cluster, report: Sequence[dict[str, Any]]) -> bool:
     """Return True if the committed steps are the global batches of an undisturbed job."""
-    committed = {(line["quorum"], line["committed"]) for line in told if "committed" in line}
+    committed = {(line["quorum"], line["committed"]) for line in report if "committed" in line}
     steps: dict[int, Counter[int]] = {}
-    for line in told:
+    for line in report:
         if "step" in line and (line["quorum"], line["step"]) in committed:
             steps.setdefault(line["step"], Counter()).update(line["ids"])
     found = [sorted(steps[step].elements()) for step in sorted(steps)]

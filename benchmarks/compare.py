@@ -89,12 +89,12 @@ def short_side_256(prepared: Prepared, place: Path) -> Case:
     with Dataset(packed) as dataset:
         export_files(dataset, folder)
     sizes = [path.stat().st_size for path in folder.rglob("*.jpg")]
-    told = {"short_side": SHORT_SIDE, "mean_bytes": round(sum(sizes) / len(sizes))}
+    report = {"short_side": SHORT_SIDE, "mean_bytes": round(sum(sizes) / len(sizes))}
     return Case(
         name=f"throughput-{SHORT_SIDE}",
         folder=folder.absolute(),
         pack=packed.absolute(),
-        record=prepared.record() | told,
+        record=prepared.record() | report,
     )
 
 
@@ -145,9 +145,9 @@ def measure(
     for line in ratio_lines(done):
         console.print(line, highlight=False)
     decoder = f"{fastest()} + OpenCV" if has_opencv() else fastest()
-    told = comparison_record(done, work, case.record)
-    told |= {"not_installed": missing, "decoder_of_the_rest": decoder, "rounds_played": rounds}
-    path = write_result(case.name, told, folder=results, distributions=distributions)
+    report = comparison_record(done, work, case.record)
+    report |= {"not_installed": missing, "decoder_of_the_rest": decoder, "rounds_played": rounds}
+    path = write_result(case.name, report, folder=results, distributions=distributions)
     draw(path, results / f"{case.name}.png", results / f"{case.name}.svg")
     if readme is not None:
         rewrite(readme, case.name, table(path))

@@ -140,11 +140,11 @@ def _pack(src: Path, dst: Path, console: Console) -> Path:
         raise ConfigError(
             f"`{' '.join(words)}` ended with {done.returncode}, wanted 0; see the output above."
         )
-    told = json.loads(done.stdout)
+    report = json.loads(done.stdout)
     console.print(
-        f"   {told['samples']:,} images, each decoded once to check it, in {told['shards']} "
-        f"shards ({format_size(told['bytes'])}), {told['quarantined']} quarantined, "
-        f"{told['seconds']:.1f} s"
+        f"   {report['samples']:,} images, each decoded once to check it, in {report['shards']} "
+        f"shards ({format_size(report['bytes'])}), {report['quarantined']} quarantined, "
+        f"{report['seconds']:.1f} s"
     )
     return dst
 

@@ -69,10 +69,10 @@ def measure(
     for workload in WORKLOADS:
         if workload.name in names:
             asked = _shrunk(workload) if quick else workload
-            record[workload.name] = told = _measure_one(
+            record[workload.name] = report = _measure_one(
                 asked, data, rounds=rounds, seconds=seconds, console=console
             )
-            console.print(_line(workload.name, told), highlight=False)
+            console.print(_line(workload.name, report), highlight=False)
     console.print(_table(record))
     written = {"rounds": rounds, "disk_share": DISK_SHARE, "quick": quick, "workloads": record}
     return write_result("dlio", written, folder=results)
@@ -176,9 +176,9 @@ def _players(names: Sequence[str], task: Task) -> Iterator[dict[str, Child]]:
     """Start one process per loader, kept over the rounds, so that imports happen
     before the first."""
     with contextlib.ExitStack() as stack:
-        told = json.dumps(asdict(task))
+        report = json.dumps(asdict(task))
         players = {
-            name: stack.enter_context(Child("benchmarks.dlio_child", [name, told]))
+            name: stack.enter_context(Child("benchmarks.dlio_child", [name, report]))
             for name in names
         }
         for player in players.values():
@@ -214,25 +214,26 @@ def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: asdict(Figure.of([run[name] for run in runs])) for name in _FIGURES}
 
 
-def _line(name: str, told: Mapping[str, Any]) -> str:
+def _line(name: str, report: Mapping[str, Any]) -> str:
     """Return the parameters of a workload, and whether the claim holds."""
-    au = told["summary"]["penstock"]["au"]["median"]
+    au = report["summary"]["penstock"]["au"]["median"]
     return (
-        f"{name}: steps {told['k']:g} times as long as published ({1e3 * told['step_s']:.1f} ms "
-        f"over {told['batch_size']}), which demands {told['required_bytes_per_s'] / 1e6:.0f} MB/s "
-        f"of the {told['raw_bytes_per_s'] / 1e6:.0f} that the disk provides. AU {au:.2f} %"
+        f"{name}: steps {report['k']:g} times as long as published "
+        f"({1e3 * report['step_s']:.1f} ms over {report['batch_size']}), "
+        f"which demands {report['required_bytes_per_s'] / 1e6:.0f} MB/s "
+        f"of the {report['raw_bytes_per_s'] / 1e6:.0f} that the disk provides. AU {au:.2f} %"
         + (
             "."
             if au >= CLAIM_AU
-            else f": below {CLAIM_AU:g}, which it reaches at k = {told['fed_at_k']}."
+            else f": below {CLAIM_AU:g}, which it reaches at k = {report['fed_at_k']}."
         )
     )
 
 
 def _table(record: Mapping[str, Any]) -> Table:
     table = Table("job", "loader", "AU %", "low..high", "samples/s", "MB/s", "CPU-s/1000")
-    for name, told in record.items():
-        for loader, summary in told["summary"].items():
+    for name, report in record.items():
+        for loader, summary in report["summary"].items():
             au = summary["au"]
             table.add_row(
                 name,

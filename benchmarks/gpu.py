@@ -389,13 +389,13 @@ def in_a_process(case: Case) -> Answer:
 def play_here(case: Case) -> dict[str, Any]:
     """Run a case in this process: JSON values in and out."""
     name, size = case["name"], Size(**case["size"])
-    told = case["job"]
+    report = case["job"]
     work = GpuWork(
         **{
-            **told,
-            "folder": Path(told["folder"]),
-            "pack": Path(told["pack"]),
-            "largest": tuple(told["largest"]),
+            **report,
+            "folder": Path(report["folder"]),
+            "pack": Path(report["pack"]),
+            "largest": tuple(report["largest"]),
         }
     )
     if case["do"] == "rate":
@@ -413,8 +413,10 @@ def _work_values(work: GpuWork) -> dict[str, Any]:
     return {**asdict(work), "folder": str(work.folder), "pack": str(work.pack)}
 
 
-def _tensor_facts(told: Mapping[str, Any]) -> TensorFacts:
-    found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in told.items()}
+def _tensor_facts(report: Mapping[str, Any]) -> TensorFacts:
+    found: dict[str, Any] = {
+        key: tuple(v) if isinstance(v, list) else v for key, v in report.items()
+    }
     return TensorFacts(**found)
 
 

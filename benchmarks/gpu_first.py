@@ -223,10 +223,10 @@ def _decoding(case: Case) -> dict[str, Any]:
 def _operations(case: Case) -> dict[str, Any]:
     before = _free_bytes(case)
     if case["name"] == "nothing decoded":
-        told = _rate(_undecoded(case), case, lambda _: None)
+        report = _rate(_undecoded(case), case, lambda _: None)
     else:
-        told = _decoding(case)
-    return {**told, "free_before": before, "free_after": _free_bytes(case)}
+        report = _decoding(case)
+    return {**report, "free_before": before, "free_after": _free_bytes(case)}
 
 
 def _undecoded(case: Case) -> Iterator[Any]:
@@ -300,12 +300,12 @@ def measure(
     timed, largest. play: for tests. Returns the record's path."""
     play = play or (lambda case, budget: ask("benchmarks.gpu_first", case, budget=budget))
     budget = Budget(60 * (MINUTES[what] if minutes is None else minutes))
-    told: list[dict[str, Any]] = []
+    report: list[dict[str, Any]] = []
 
     def played(case: Case) -> Answer:
         answer = play(case, budget)
         shown = {key: value for key, value in case.items() if key not in base and key != "what"}
-        told.append({"case": shown, **answer.record()})
+        report.append({"case": shown, **answer.record()})
         console.print(shown, answer.record(), highlight=False)
         return answer
 
@@ -325,7 +325,7 @@ def measure(
             played(case)
     chosen = {key: value for key, value in (best or {}).items() if key not in base}
     work = {key: value for key, value in base.items() if key != "pack"}
-    record = {"gpu": facts(), "work": work, "cases": told, "best": chosen}
+    record = {"gpu": facts(), "work": work, "cases": report, "best": chosen}
     return write_result(f"gpu-{what}", record, folder=results)
 
 

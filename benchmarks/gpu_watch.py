@@ -45,11 +45,11 @@ def watched(fields: Sequence[str]) -> Iterator[dict[str, float]]:
         found.update(busy_medians(watcher.communicate()[0], fields))
 
 
-def busy_medians(told: str, fields: Sequence[str] = _QUERY) -> dict[str, float]:
+def busy_medians(report: str, fields: Sequence[str] = _QUERY) -> dict[str, float]:
     """Return per cent by name from nvidia-smi's lines of comma-separated numbers, without fields
     that it can't report ("[N/A]"). Lines of other GPUs count too: run with one visible. Pure."""
     columns: dict[str, list[float]] = {}
-    for line in told.splitlines():
+    for line in report.splitlines():
         values = [value.strip() for value in line.split(",")]
         if len(values) != len(fields):  # cut off
             continue

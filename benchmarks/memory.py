@@ -104,16 +104,16 @@ def measure(
         console.status(f"{epochs} epochs of {images:,} images"),
         Child("benchmarks.memory", words) as child,
     ):
-        told = child.receive()
-    slopes = growth(told["resident_mib"])
+        report = child.receive()
+    slopes = growth(report["resident_mib"])
     console.print(
         f"{slopes['least_squares']:+.3f} MiB an epoch over {epochs} epochs of {images:,} images "
         f"(pairwise median {slopes['pairwise_median']:+.3f}, last half {slopes['last_half']:+.3f}, "
-        f"last minus first {slopes['end_to_end']:+.3f}); before and after: {told['before']} "
-        f"{told['after']}",
+        f"last minus first {slopes['end_to_end']:+.3f}); before and after: {report['before']} "
+        f"{report['after']}",
         highlight=False,
     )
-    measured = told | {"epochs": epochs, "images": images, "mib_per_epoch": slopes}
+    measured = report | {"epochs": epochs, "images": images, "mib_per_epoch": slopes}
     return write_result("memory", measured, folder=results)
 
 

@@ -150,7 +150,7 @@ def _rounds(folder: Path, case: Case, rounds: int, seconds: float) -> dict[str, 
         for number in range(rounds):
             for side in sides if number % 2 == 0 else sides[::-1]:
                 figures[side].append(_play(plays[side], case, seconds))
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         side: {what: _rounded([play[what] for play in each]) for what in each[0]}
         for side, each in figures.items()
     }
@@ -159,8 +159,8 @@ def _rounds(folder: Path, case: Case, rounds: int, seconds: float) -> dict[str, 
             for other in OTHERS:
                 pairs = zip(figures[side], figures[other], strict=True)
                 ratios = [mine["gb_per_s"] / theirs["gb_per_s"] for mine, theirs in pairs]
-                told[f"{side} over {other}"] = asdict(Figure.of(ratios))
-    return told
+                report[f"{side} over {other}"] = asdict(Figure.of(ratios))
+    return report
 
 
 def _rounded(each: list[float]) -> float:

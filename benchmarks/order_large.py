@@ -92,14 +92,14 @@ def first_ids(
     return {"first_s": wall_s, "first_cpu_s": cpu_s, "plan_mib": (peak - before) / 1024}
 
 
-def in_a_child(**told: Any) -> dict[str, float]:
+def in_a_child(**report: Any) -> dict[str, float]:
     """Run `first_ids` in a process of its own."""
     code = (
         "import json, sys\n"
         "from benchmarks.order_large import first_ids\n"
         "print(json.dumps(first_ids(**json.loads(sys.argv[1]))))"
     )
-    command = [sys.executable, "-c", code, json.dumps(told)]
+    command = [sys.executable, "-c", code, json.dumps(report)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     found: dict[str, float] = json.loads(done.stdout)
     return found
@@ -142,7 +142,7 @@ def moves_s() -> float:
 def main() -> None:
     """Measure, print and write the result."""
     result = {
-        "plan": [{**told, **in_a_child(**told)} for told in PLANS],
+        "plan": [{**report, **in_a_child(**report)} for report in PLANS],
         "readers": [
             {"shards": s, "nodes": n, **dict(zip(("lanes", "readers"), readers(s, n), strict=True))}
             for s in SHARDS

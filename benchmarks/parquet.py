@@ -232,14 +232,14 @@ def measure(
             console.print(work, found[work], highlight=False)
         size = sum(path.stat().st_size for path in files.iterdir())
     settings = {"rounds": rounds, "batch": BATCH, "row_group": ROWS, "pool": POOL}
-    told = settings | {
+    report = settings | {
         "samples": samples,
         "bytes": size,
         "cores": machine()["cores"],
         "works": found,
     }
     return write_result(
-        "parquet", told, folder=results, distributions=("pyarrow", "datasets", "litdata")
+        "parquet", report, folder=results, distributions=("pyarrow", "datasets", "litdata")
     )
 
 
@@ -257,7 +257,7 @@ def _rounds(playing: dict[str, Side], rounds: int) -> dict[str, Any]:
     finally:
         for side in playing.values():
             side.close()
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         name: {
             "samples_per_s": round(statistics.median(rates[name])),
             "cpu_s_per_1000": round(statistics.median(cpu[name]), 4),
@@ -266,10 +266,12 @@ def _rounds(playing: dict[str, Side], rounds: int) -> dict[str, Any]:
     }
     for name in list(playing)[1:]:
         ours = zip(cpu[name], cpu["penstock"], strict=True)
-        told[f"CPU of {name} over ours"] = asdict(Figure.of([other / mine for other, mine in ours]))
+        report[f"CPU of {name} over ours"] = asdict(
+            Figure.of([other / mine for other, mine in ours])
+        )
         fast = zip(rates["penstock"], rates[name], strict=True)
-        told[f"rate over {name}"] = asdict(Figure.of([mine / other for mine, other in fast]))
-    return told
+        report[f"rate over {name}"] = asdict(Figure.of([mine / other for mine, other in fast]))
+    return report
 
 
 def main(argv: list[str] | None = None) -> None:

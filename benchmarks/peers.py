@@ -265,11 +265,11 @@ def measure(*, rounds: int, total_bytes: int, results: Path, console: Console) -
                 ranges = RANGES if case.name.startswith("nginx") else RANGES | TOGETHER
                 for name, (size, together) in ranges.items():
                     least = total_bytes if size >= MIB else total_bytes // 4
-                    told = play(case, size, together, least)
-                    played.setdefault((case.name, name), []).append(told)
+                    report = play(case, size, together, least)
+                    played.setdefault((case.name, name), []).append(report)
                 if case.fill is not None:
-                    told = play_fill(case, folder)
-                    played.setdefault((case.name, "filling"), []).append(told)
+                    report = play_fill(case, folder)
+                    played.setdefault((case.name, "filling"), []).append(report)
     found: dict[str, dict[str, Any]] = {}
     for (case_name, name), runs in played.items():
         figures = {what: Figure.of([run[what] for run in runs]) for what in runs[0]}

@@ -325,13 +325,13 @@ def _some(files: list[Path], most: int, rng: np.random.Generator) -> list[Path]:
 
 
 def _write_record(record: Path, settings: dict[str, int], made: ImageSet) -> None:
-    told = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(made).items()}
+    report = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(made).items()}
     partial = record.with_suffix(".part")
-    partial.write_text(json.dumps({"settings": settings, "made": told}, indent=1))
+    partial.write_text(json.dumps({"settings": settings, "made": report}, indent=1))
     partial.rename(record)
 
 
 def _read_record(record: Path) -> ImageSet:
-    told: dict[str, Any] = json.loads(record.read_text())["made"]
+    report: dict[str, Any] = json.loads(record.read_text())["made"]
     folders = {"train": record.parent / "train", "eval": record.parent / "eval"}
-    return ImageSet(**(told | folders | {"classes": tuple(told["classes"])}))
+    return ImageSet(**(report | folders | {"classes": tuple(report["classes"])}))

@@ -48,14 +48,14 @@ def train(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def kill_and_resume(
-    job: Job, whole: Job, *, kill_at: int, told: Callable[[dict[str, Any]], None] | None = None
+    job: Job, whole: Job, *, kill_at: int, report: Callable[[dict[str, Any]], None] | None = None
 ) -> Verdict:
     """Run `job`, kill it after step kill_at, run it again to its end; compare with `whole`.
 
     whole: the same job with another out folder, which has run without a break at least as far.
-    told: receives the events of both processes.
+    report: receives the events of both processes.
     """
-    tell = told or (lambda _: None)
+    tell = report or (lambda _: None)
     with Child("benchmarks.train", arguments(job)) as child:
         for event in child.messages():
             tell(event)

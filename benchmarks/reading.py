@@ -106,13 +106,13 @@ def measure(pack: Path, *, rounds: int, epochs: int, results: Path, console: Con
                         reading_us(dataset, mode, passes=1)
                         read[mode].append(reading_us(dataset, mode))
             found[what] = {mode: _summary(played, read, mode) for mode in MODES}
-            for mode, told in found[what].items():
-                console.print(what, mode, told, highlight=False)
+            for mode, report in found[what].items():
+                console.print(what, mode, report, highlight=False)
         cache.close()
     with Dataset(pack) as dataset:
         mean_bytes = round(float(dataset.index.shard_bytes.sum()) / len(dataset))
-        told = {"images": len(dataset), "mean_bytes": mean_bytes}
-    settings = {"rounds": rounds, "epochs": epochs, "batch": BATCH, "dataset": told}
+        report = {"images": len(dataset), "mean_bytes": mean_bytes}
+    settings = {"rounds": rounds, "epochs": epochs, "batch": BATCH, "dataset": report}
     return write_result("reading", settings | {"modes": found}, folder=results)
 
 

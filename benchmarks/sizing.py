@@ -249,20 +249,20 @@ class Bench:
 def compare(wanted: SetUp, bench: Bench, rounds: int) -> dict[str, Any]:
     """Return a set-up's plan and its measured epochs, of which the median counts."""
     plan = planned(wanted, *bench.pack(wanted.shape))
-    told = plan[wanted.epoch]
+    report = plan[wanted.epoch]
     runs = [bench.measured(wanted) for _ in range(rounds)]
     seconds = statistics.median(run["seconds"] for run in runs)
     return {
         "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "epoch": wanted.epoch,
-        "limit": max(told["tiers_s"], key=lambda tier: told["tiers_s"][tier]),
-        "planned_s": told["seconds"],
+        "limit": max(report["tiers_s"], key=lambda tier: report["tiers_s"][tier]),
+        "planned_s": report["seconds"],
         "measured_s": seconds,
-        "ratio": seconds / told["seconds"],
-        "planned_au": told["au"],
+        "ratio": seconds / report["seconds"],
+        "planned_au": report["au"],
         "measured_au": statistics.median(run["au"] for run in runs),
-        "planned_remote_bytes": told["bytes_by_tier"]["remote"],
-        "planned_peer_bytes": told["bytes_by_tier"]["peer"],
+        "planned_remote_bytes": report["bytes_by_tier"]["remote"],
+        "planned_peer_bytes": report["bytes_by_tier"]["peer"],
         "runs": runs,
         "plan": plan["command"],
     }

@@ -129,7 +129,7 @@ def _rounds(paths: list[Path], sequences: int, *, rounds: int) -> dict[str, Any]
                 rate, rate_cpu = _play(plays[side])
                 rates[side].append(rate)
                 cpu[side].append(rate_cpu)
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         side: {
             "tokens_per_s": round(statistics.median(rates[side])),
             "tokens_per_cpu_s": round(statistics.median(cpu[side])),
@@ -139,8 +139,10 @@ def _rounds(paths: list[Path], sequences: int, *, rounds: int) -> dict[str, Any]
     for side in SIDES[1:]:
         for what, found in (("", rates), (" by CPU", cpu)):
             pairs = zip(found["penstock"], found[side], strict=True)
-            told[f"over {side}{what}"] = asdict(Figure.of([mine / other for mine, other in pairs]))
-    return told
+            report[f"over {side}{what}"] = asdict(
+                Figure.of([mine / other for mine, other in pairs])
+            )
+    return report
 
 
 def _play(make: Callable[[], Iterator[Any]]) -> tuple[float, float]:

@@ -170,8 +170,8 @@ class Side:
                 f"{what} {case} in {self.checkout} ended with {done.returncode}. Its stderr ends:\n"
                 + done.stderr[-2000:]
             )
-        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return told
+        report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return report
 
 
 def _link(source: str, target: str) -> None:
@@ -188,7 +188,7 @@ def versus(
     cases: Sequence[str] = CASES,
     pairs: int = PAIRS,
     load: Load,
-    told: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> dict[str, list[tuple[dict[str, float], dict[str, float]]]]:
     """Play the pairs; return (ours, theirs) of each, by case. Raises ConfigError,
     ChildFailedError."""
@@ -197,12 +197,12 @@ def versus(
         theirs = Side(other, images, Path(scratch) / "theirs", load)
         for side in (ours, theirs):
             if set(cases) - {"torch"}:  # it reads the files as they are
-                told(f"preparing {side.checkout.name}")
+                report(f"preparing {side.checkout.name}")
                 side.prepare()
         played: dict[str, list[tuple[dict[str, float], dict[str, float]]]] = {c: [] for c in cases}
         for number in range(pairs):
             for case in cases:
-                told(f"{case}, pair {number + 1} of {pairs}")
+                report(f"{case}, pair {number + 1} of {pairs}")
                 if number % 2:
                     second = theirs.play(case)
                     played[case].append((ours.play(case), second))
@@ -271,7 +271,7 @@ def main(argv: list[str] | None = None, *, console: Console | None = None) -> in
             ).train
         with console.status("") as status:
             played = versus(
-                other, images, cases=options.cases, pairs=pairs, load=load, told=status.update
+                other, images, cases=options.cases, pairs=pairs, load=load, report=status.update
             )
     except PenstockError as error:
         console.print(str(error), markup=False, highlight=False)

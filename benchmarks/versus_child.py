@@ -126,8 +126,8 @@ def main() -> None:
     """Run the task."""
     task = json.loads(sys.argv[1])
     checkout = Path(task["checkout"]).resolve()
-    told = {"prepare": prepare, "play": play}[task["what"]](task, checkout)
-    sys.stdout.write(f"\n{json.dumps(told)}\n")
+    report = {"prepare": prepare, "play": play}[task["what"]](task, checkout)
+    sys.stdout.write(f"\n{json.dumps(report)}\n")
 
 
 if __name__ == "__main__":

@@ -195,9 +195,9 @@ def measure(*, samples: int, rounds: int, chunks: tuple[int, ...], results: Path
                 found[name] = _rounds(path, samples, chunk, is_sharded=is_sharded, rounds=rounds)
                 console.print(name, found[name], highlight=False)
     settings = {"samples": samples, "batch": BATCH, "rounds": rounds, "workers": WORKERS}
-    told = settings | {"left_out": sorted(set(SIDES) - set(installed())), "arrays": found}
+    report = settings | {"left_out": sorted(set(SIDES) - set(installed())), "arrays": found}
     others = ("zarr", "numcodecs", "tensorstore")
-    return write_result("zarr_chunks", told, folder=results, distributions=others)
+    return write_result("zarr_chunks", report, folder=results, distributions=others)
 
 
 def _rounds(path: Path, samples: int, chunk: int, *, is_sharded: bool, rounds: int) -> Any:
@@ -206,7 +206,7 @@ def _rounds(path: Path, samples: int, chunk: int, *, is_sharded: bool, rounds: i
     from penstock import DataLoader, Dataset
 
     sides = installed()
-    told = spans(path, samples=samples, chunk=chunk, is_sharded=is_sharded)
+    report = spans(path, samples=samples, chunk=chunk, is_sharded=is_sharded)
     few = max(BATCH, samples // _SLOW_SHARE)
     by_sample: Any = BySample(path, few)
     with (
@@ -223,7 +223,7 @@ def _rounds(path: Path, samples: int, chunk: int, *, is_sharded: bool, rounds: i
         )
         plays: dict[str, Callable[[], Iterator[int]]] = {
             "penstock": lambda: (len(batch) for (batch,) in loader),
-            "bare": lambda: bare(told, chunk),
+            "bare": lambda: bare(report, chunk),
             "tensorstore": lambda: by_tensorstore(path, samples, chunk),
             "zarr": lambda: by_zarr(path, few, chunk),
             "zarr by sample": lambda: (len(batch) for batch in theirs),
@@ -247,14 +247,14 @@ def _rounds(path: Path, samples: int, chunk: int, *, is_sharded: bool, rounds: i
 
 def _figures(played: dict[str, list[tuple[float, float]]], decoded: list[float]) -> dict[str, Any]:
     """Summarise the rounds. decoded: share of the samples that the loader decoded, by round."""
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         side: {
             "samples_per_s": round(statistics.median(rate for rate, _ in runs)),
             "cpu_s_per_1000": round(statistics.median(cpu for _, cpu in runs), 4),
         }
         for side, runs in played.items()
     }
-    told["decoded"] = round(statistics.median(decoded), 3)
+    report["decoded"] = round(statistics.median(decoded), 3)
     mine = played["penstock"]
     for side, runs in played.items():
         if side == "penstock":
@@ -265,10 +265,12 @@ def _figures(played: dict[str, list[tuple[float, float]]], decoded: list[float])
                 ours[1] / other[1] + 1 - share
                 for (ours, other), share in zip(pairs, decoded, strict=True)
             ]
-            told["cpu over bare"] = asdict(Figure.of(ratios))
+            report["cpu over bare"] = asdict(Figure.of(ratios))
         else:
-            told[f"over {side}"] = asdict(Figure.of([ours[0] / other[0] for ours, other in pairs]))
-    return told
+            report[f"over {side}"] = asdict(
+                Figure.of([ours[0] / other[0] for ours, other in pairs])
+            )
+    return report
 
 
 def _play(make: Callable[[], Iterator[int]]) -> tuple[float, float]:

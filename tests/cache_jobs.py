@@ -40,7 +40,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 # One server serves all tests of a process: torch's workers too, which need torch.
 CONTEXT.set_forkserver_preload(["__main__", "tests.cache_jobs", "tests.torch_datasets"])
 
-# Rounds of a retry cost time and tell nothing here: the server of these tests doesn't fail.
+# Retries only cost time: the server of these tests doesn't fail.
 # Hedges cost bytes, which these tests count.
 POLICY = FetchPolicy(
     retry_timeout_s=20,
@@ -158,7 +158,7 @@ class Reader:
                 yield name, wrong
 
 
-def run(job: Job, told: Connection | None = None) -> None:
+def run(job: Job, report: Connection | None = None) -> None:
     """Run a job: fill or read, then send (wrong samples, traffic, warnings). Exit with 3 if a byte
     is wrong."""
     if job.user is not None:
@@ -174,8 +174,8 @@ def run(job: Job, told: Connection | None = None) -> None:
                     reader.fill()
                 wrong += sum(bad for _, bad in reader.epoch(number))
             traffic = reader.remote.traffic()
-    if told is not None:
-        told.send((wrong, traffic, tuple(str(each.message) for each in warned)))
+    if report is not None:
+        report.send((wrong, traffic, tuple(str(each.message) for each in warned)))
     if wrong:
         os._exit(3)
 

@@ -9,8 +9,8 @@ from penstock.pipeline.bench import send_to_parent
 from penstock.pipeline.bench.adapters import Work, build, imports, prepare
 
 
-def main(name: str, told: str, batches: int) -> None:
-    work = Work.from_json(told)
+def main(name: str, report: str, batches: int) -> None:
+    work = Work.from_json(report)
     imports(name)
     prepare(name, work)
     loader = build(name, work)

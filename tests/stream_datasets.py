@@ -312,7 +312,7 @@ class _Buffered(torch.utils.data.IterableDataset[Any]):
         self.start = state
 
 
-# What it is told apart by: the class it stands for.
+# It is recognised by the name of its class.
 _Buffered.__module__, _Buffered.__qualname__ = "datasets.iterable_dataset", "IterableDataset"
 
 

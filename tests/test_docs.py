@@ -86,7 +86,7 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-")
 
 
-def test_parts_of_a_dataset_are_taken_as_the_document_says(
+def test_parts_of_a_dataset_are_taken_as_the_document_states(
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

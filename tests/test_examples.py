@@ -71,7 +71,7 @@ def test_their_flags_are_ours(path: Path) -> None:
     assert '--seed "$SEED"' in text
     for flag in re.findall(r"--state|--if-empty", text):
         assert flag in known
-    # A node's number follows from its launcher, or is anew each time.
+    # A node's number comes from its launcher, or is new each time.
     assert ("--state" in text) is ("--node-rank=" in text)
     from torch.distributed.run import get_args_parser
 
@@ -98,11 +98,11 @@ def test_the_manifest_is_one_of_kubernetes() -> None:
     assert service["spec"]["selector"].items() <= spec["template"]["metadata"]["labels"].items()
     volumes = {one["name"] for one in pod["volumes"]}
     for container in (*pod["initContainers"], *pod["containers"]):
-        told = {one["name"]: one.get("value") for one in container["env"]}
-        assert told["NODES"] == str(spec["completions"])
+        report = {one["name"]: one.get("value") for one in container["env"]}
+        assert report["NODES"] == str(spec["completions"])
         assert {one["name"] for one in container["volumeMounts"]} <= volumes
         used = set(re.findall(r"\$\(?\(?([A-Z_]+)", " ".join(container["args"])))
-        assert used <= {*told, "JOB_COMPLETION_INDEX"}
+        assert used <= {*report, "JOB_COMPLETION_INDEX"}
 
 
 def test_the_manifest_fits_the_api_s_schema() -> None:
@@ -133,7 +133,7 @@ def test_what_prometheus_scrapes_has_names_that_are_served() -> None:
     assert names <= {*fields, "penstock_job_slowest_wait_share"}
 
 
-def test_training_goes_on_with_other_ranks(pack: Path, tmp_path: Path) -> None:
+def test_training_continues_with_other_ranks(pack: Path, tmp_path: Path) -> None:
     """Stop two processes under torchrun within an epoch; one process resumes from
     their checkpoint."""
     train = [
@@ -141,12 +141,12 @@ def test_training_goes_on_with_other_ranks(pack: Path, tmp_path: Path) -> None:
         *("--global-batch-size", "40", "--checkpoint", str(tmp_path / "state.pt")),
     ]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    told = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    report = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
 
     def run(command: list[str]) -> str:
         done = subprocess.run(
-            command, env={**kept, **told}, capture_output=True, text=True, timeout=PATIENCE_S
+            command, env={**kept, **report}, capture_output=True, text=True, timeout=PATIENCE_S
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

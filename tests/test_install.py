@@ -153,7 +153,7 @@ def test_the_sdist_holds_what_its_readme_names(unpacked: Path) -> None:
         assert (unpacked / name).exists(), name
 
 
-def test_a_job_beside_modules_with_the_names_of_our_layers(
+def test_a_job_with_modules_that_have_the_names_of_our_layers(
     python: Path, their_folder: Path, folder: Path
 ) -> None:
     printed = run(python, "train.py", folder, their_folder / "packed", cwd=their_folder)
@@ -168,9 +168,9 @@ def test_a_job_beside_modules_with_the_names_of_our_layers(
 def test_the_command_there(
     python: Path, their_folder: Path, pack: Path, command: list[str]
 ) -> None:
-    told = [part.format(bin=python.parent) for part in command]
-    assert run(python, *told, "--version", cwd=their_folder) == "penstock 0.1.0\n"
-    assert '"samples": 203' in run(python, *told, "inspect", pack, "--json", cwd=their_folder)
+    report = [part.format(bin=python.parent) for part in command]
+    assert run(python, *report, "--version", cwd=their_folder) == "penstock 0.1.0\n"
+    assert '"samples": 203' in run(python, *report, "inspect", pack, "--json", cwd=their_folder)
 
 
 def test_a_checkout_shows_no_layer_by_its_bare_name() -> None:

@@ -192,7 +192,7 @@ def test_dali_is_imported_in_augment_alone() -> None:
 
 
 def test_all_imports_say_penstock() -> None:
-    """A bare `cache` or `pipeline` may be anybody's."""
+    """A bare `cache` or `pipeline` may belong to another project."""
     for path in all_sources():
         for name, line in imported_names(path):
             assert name.split(".")[0] not in LAYERS, f"{path}:{line} imports {name}"

@@ -1,4 +1,4 @@
-"""What the README prints runs as it is printed."""
+"""Test that the code in the README runs as it is printed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, pack: Path) -> Path:
-    """Where `make demo` and `penstock pack` ran."""
+    """Return the folder in which `make demo` and `penstock pack` ran."""
     (tmp_path / "demo" / "photographs").mkdir(parents=True)
     (tmp_path / "demo" / "photographs" / "train").symlink_to(folder)
     (tmp_path / "packs").mkdir()
@@ -29,7 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, pack: P
     return tmp_path
 
 
-def test_the_training_loop_runs_and_goes_on_from_its_checkpoint(
+def test_the_training_loop_runs_and_continues_from_its_checkpoint(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (code,) = (text for text in blocks("python") if "checkpoint" in text)
@@ -37,14 +37,14 @@ def test_the_training_loop_runs_and_goes_on_from_its_checkpoint(
     code = code.replace("batch_size=256", "batch_size=32, order=Order(lanes=1)")
     code = code.replace("import DataLoader", "import DataLoader, Order")
     shorter = code.replace("range(loader.epoch, 3)", "range(loader.epoch, 1)")
-    told = []
+    report = []
     for text in (shorter, code):
         exec(compile(text, str(README), "exec"), {})
-        told.append(capsys.readouterr().out)
+        report.append(capsys.readouterr().out)
         state = torch.load(place / "checkpoint.pt")["loader"]
         assert (state["epoch"], state["position"]) == (1 if text is shorter else 3, 0)
-    assert f"{192:,} samples in 6 batches" in told[0]
-    assert f"{2 * 192:,} samples in 12 batches" in told[1]
+    assert f"{192:,} samples in 6 batches" in report[0]
+    assert f"{2 * 192:,} samples in 12 batches" in report[1]
 
 
 @pytest.mark.parametrize("name", ["pack", "inspect", "bench", "doctor"])

@@ -76,7 +76,7 @@ COMPUTES = "end = time.process_time() + 2.5\nwhile time.process_time() < end: pa
     ],
     ids=["itself", "in a child"],
 )
-def test_a_test_that_computes_longer_goes_on(code: str, tmp_path: Path) -> None:
+def test_a_test_that_computes_longer_continues(code: str, tmp_path: Path) -> None:
     """Also one that other programs leave little of a core."""
     code = f"import subprocess, sys, time\nCOMPUTES = {COMPUTES!r}\n{code}"
     assert run(tmp_path, code, "-o", "step_timeout=2").returncode == 0

@@ -29,7 +29,7 @@ _lock = threading.Lock()
 _parent: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
 
-def _ask(told: dict[str, Any], fds: list[int]) -> int:
+def _ask(report: dict[str, Any], fds: list[int]) -> int:
     """Return the process id of a new child."""
     global _parent
     with _lock:
@@ -47,7 +47,7 @@ def _ask(told: dict[str, Any], fds: list[int]) -> int:
             theirs.close()
             _parent = (process, mine)
         link = _parent[1]
-        socket.send_fds(link, [json.dumps(told).encode()], fds)
+        socket.send_fds(link, [json.dumps(report).encode()], fds)
         return int(link.recv(64))
 
 
@@ -77,14 +77,14 @@ class Warm:
         self.args = [str(word) for word in words]
         place = str(cwd or Path.cwd())
         first, *rest = self.args
-        told: dict[str, Any] = {"module": None, "file": None, "code": None, "path": place}
+        report: dict[str, Any] = {"module": None, "file": None, "code": None, "path": place}
         if first in ("-c", "-m"):
-            told["code" if first == "-c" else "module"], *rest = rest
+            report["code" if first == "-c" else "module"], *rest = rest
         else:
-            told |= {"file": first, "code": Path(place, first).read_text()}
-            told["path"] = str(Path(place, first).parent)
-        told |= {"argv": [first, *rest], "cwd": place, "new_session": start_new_session}
-        told["env"] = dict(os.environ if env is None else env)
+            report |= {"file": first, "code": Path(place, first).read_text()}
+            report["path"] = str(Path(place, first).parent)
+        report |= {"argv": [first, *rest], "cwd": place, "new_session": start_new_session}
+        report["env"] = dict(os.environ if env is None else env)
         self.returncode: int | None = None
         out, theirs_out = os.pipe()
         err, theirs_err = os.pipe()
@@ -92,7 +92,7 @@ class Warm:
         nothing = os.open(os.devnull, os.O_RDONLY)
         theirs = [nothing, theirs_out, theirs_err, theirs_status]
         try:
-            self.pid = _ask(told, theirs)
+            self.pid = _ask(report, theirs)
         finally:
             for fd in theirs:
                 os.close(fd)
@@ -107,8 +107,8 @@ class Warm:
             poll = select.poll()
             poll.register(self._status, select.POLLIN)
             if poll.poll(timeout_s * 1000):
-                told = os.read(self._status, 16)
-                self.returncode = int(told) if told else -signal.SIGKILL
+                report = os.read(self._status, 16)
+                self.returncode = int(report) if report else -signal.SIGKILL
                 os.close(self._status)
         return self.returncode
 

@@ -47,7 +47,7 @@ def serve(link: socket.socket) -> dict[str, Any]:
                 os.close(fd)
                 pid, status = running.pop(fd)
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+                with contextlib.suppress(BrokenPipeError):  # its reader has ended
                     os.write(status, str(code).encode())
                 os.close(status)
                 continue
@@ -69,21 +69,21 @@ def serve(link: socket.socket) -> dict[str, Any]:
             link.send(str(pid).encode())
 
 
-def become(told: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+def become(report: dict[str, Any], fds: list[int]) -> dict[str, Any]:
     """Take over the input and outputs, the folder, variables and arguments of a message."""
-    if told["new_session"]:
+    if report["new_session"]:
         os.setsid()
     for fd, one in enumerate(fds[:3]):
         os.dup2(one, fd)
     for one in fds:
         os.close(one)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.chdir(told["cwd"])
+    os.chdir(report["cwd"])
     os.environ.clear()
-    os.environ.update(told["env"])
-    sys.argv[:] = told["argv"]
-    sys.path[0] = told["path"]
-    return told
+    os.environ.update(report["env"])
+    sys.argv[:] = report["argv"]
+    sys.path[0] = report["path"]
+    return report
 
 
 if __name__ == "__main__":

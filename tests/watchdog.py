@@ -77,9 +77,9 @@ class Watchdog:
         self._over.set()
         self.step()
 
-    def say(self, told: str) -> None:
+    def say(self, report: str) -> None:
         """Write a message to where tracebacks are written."""
-        os.write(self._stderr, told.encode())
+        os.write(self._stderr, report.encode())
 
     def _wind(self) -> None:
         if self._step_s:
@@ -170,8 +170,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         except ProcessLookupError:
             continue
     if left:
-        told = "\n".join(f"  {pid}: {command}" for pid, command in left.items())
-        session.config.stash[_DOG].say(f"\nProcesses that tests left behind, killed now:\n{told}\n")
+        report = "\n".join(f"  {pid}: {command}" for pid, command in left.items())
+        session.config.stash[_DOG].say(
+            f"\nProcesses that tests left behind, killed now:\n{report}\n"
+        )
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -1,4 +1,4 @@
-"""Test failed batches: faults of the sample and of the machine are told apart by
+"""Test failed batches: faults of the sample and of the machine are distinguished by
 DALI's messages."""
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ SAMPLE = [
         ("unclear", "Something that no version has said yet"),
     ],
 )
-def test_a_message_says_whose_fault_it_is(fault: str, text: str, wrapped: bool) -> None:
+def test_a_message_states_whose_fault_it_is(fault: str, text: str, wrapped: bool) -> None:
     message = dali_says(text) if wrapped else f"Critical error in pipeline:\n{text}"
     assert fault_of(RuntimeError(message)) == fault
 
@@ -129,7 +129,7 @@ def test_the_search_for_culprits_ends_with_the_machine() -> None:
     assert tried == [list(range(8))]
 
 
-# -- the graph, with a DALI that fails as told
+# -- the graph, with a DALI that fails on demand
 
 
 @pytest.fixture

@@ -192,7 +192,7 @@ def test_followers_of_what_is_not_selected_are_as_they_are() -> None:
         (None, ("mask",), 'select "image" too'),
     ],
 )
-def test_what_cannot_be_says_so(augment: Any, fields: tuple[str, ...], message: str) -> None:
+def test_invalid_recipes_are_reported(augment: Any, fields: tuple[str, ...], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         checked(augment, *fields)
 
@@ -233,7 +233,7 @@ def test_what_cannot_be_followed_is_an_error(op: Any, field: str) -> None:
     assert checked(lists, image, other, field).followed == {image}
 
 
-def test_what_leaves_pixels_in_place_may_stand_beside_masks() -> None:
+def test_what_leaves_pixels_in_place_may_stand_next_to_masks() -> None:
     still = Apply(lambda images, _: images, moves=False)
     recipe = (Decode(), *CROP, ColorJitter(0.1), GaussianBlur(3), still, Normalize())
     assert checked((*recipe, RandomErasing()), "image", "mask", "boxes").followed == {"image"}
@@ -392,24 +392,24 @@ def test_undeclared_boxes_cause_a_warning(
     schema = Schema({"image": Image(), name: type})
     ranges = {"image": SAME}
 
-    def told(*ops: Any) -> bool:
+    def is_logged(*ops: Any) -> bool:
         caplog.clear()
         check_recipes(list(ops), schema, ("image", name), ranges)
         return f'"{name}" is ' in caplog.text
 
-    assert told(RandomResizedCrop(16)) is is_told
-    assert told(Resize((16, 16)), Normalize()) is is_told
-    assert not told(Normalize())
+    assert is_logged(RandomResizedCrop(16)) is is_told
+    assert is_logged(Resize((16, 16)), Normalize()) is is_told
+    assert not is_logged(Normalize())
 
 
-def test_images_with_a_masks_name_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    def told(schema: Schema, augment: Any) -> bool:
+def test_images_with_a_masks_name_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    def is_logged(schema: Schema, augment: Any) -> bool:
         caplog.clear()
         check_recipes(augment, schema, tuple(schema), dict.fromkeys(schema, SAME))
         return 'schema={"gt_mask": Mask(of="image")}' in caplog.text
 
     pictures = Schema({"image": Image(), "gt_mask": Image()})
-    assert told(pictures, [Normalize()])
-    assert not told(pictures, {"image": [Normalize()]})
-    assert not told(Schema({"image": Image(), "gt_mask": Mask(of="image")}), [Normalize()])
-    assert not told(Schema({"gt_mask": Image()}), [Normalize()])
+    assert is_logged(pictures, [Normalize()])
+    assert not is_logged(pictures, {"image": [Normalize()]})
+    assert not is_logged(Schema({"image": Image(), "gt_mask": Mask(of="image")}), [Normalize()])
+    assert not is_logged(Schema({"gt_mask": Image()}), [Normalize()])

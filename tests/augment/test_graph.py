@@ -166,7 +166,7 @@ def truncated(encoded, share=0.5):
     return encoded[: int(len(encoded) * share)].copy()
 
 
-def test_samples_that_do_not_decode_are_named_and_the_graph_goes_on(samples):
+def test_samples_that_do_not_decode_are_named_and_the_graph_continues(samples):
     broken = take(samples, range(20))
     for row in (11, 3):
         broken.encoded[row] = truncated(broken.encoded[row])
@@ -271,7 +271,7 @@ def test_a_missing_dali_names_the_remedy(monkeypatch, platform, remedy):
         Bench(imagenet_train(32))
 
 
-def test_constant_decode_hands_out_the_right_shape(samples):
+def test_constant_decode_delivers_the_right_shape(samples):
     with Bench(imagenet_train(32), constant_decode=True) as bench:
         images = bench(take(samples, range(10)))
         assert images.shape == (10, 3, 32, 32)

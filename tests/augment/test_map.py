@@ -103,11 +103,11 @@ class TestPlace:
         assert [each.fields for each in maps] == [("caption",), ("label",)]
         assert rest == {"image": [Resize(8)]}
 
-    def test_what_is_no_recipe_is_for_others_to_judge(self) -> None:
+    def test_other_checks_judge_invalid_recipes(self) -> None:
         for recipe in (None, 3, "Map", Resize(8)):
             assert split_maps(recipe) == ((), recipe)
 
-    def test_fields_have_to_be_said(self) -> None:
+    def test_fields_are_required(self) -> None:
         with pytest.raises(RecipeError, match='such as fields="caption"'):
             split_maps([Map(upper)])
         with pytest.raises(RecipeError, match='in the list of "label"'):
@@ -115,7 +115,7 @@ class TestPlace:
 
 
 class TestFields:
-    def test_types_stay_or_are_what_returns_says(self) -> None:
+    def test_types_stay_or_are_what_returns_states(self) -> None:
         maps, _ = split_maps(
             [
                 Map(upper, "caption"),

@@ -232,7 +232,7 @@ def test_a_label_outside_the_classes_is_refused(label: int) -> None:
         soft_targets(np.array([0, label]), mix, classes=3)
 
 
-def test_classes_are_said_or_known() -> None:
+def test_classes_are_given_or_known() -> None:
     assert class_count([MixUp(num_classes=7)], None) == 7
     assert class_count([MixUp(), CutMix(num_classes=7)], 10) == 7
     assert class_count([MixUp()], 10) == 10

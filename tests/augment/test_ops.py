@@ -140,7 +140,7 @@ def test_no_recipe_decodes_images_of_one_size(recipe):
 
 
 @pytest.mark.parametrize("recipe", [None, (Resize(256),), (CenterCrop(9),), (RandomCrop(9),)])
-def test_sizes_that_nobody_knows_are_not_shown_as_bounds(recipe):
+def test_unknown_sizes_are_not_shown_as_bounds(recipe):
     with pytest.raises(RecipeError, match="of sizes that aren't known") as refused:
         check_recipe(recipe, images=ANY_SIZE)
     assert not re.search(r"65,?535|1 x 1\b|16776960", str(refused.value))
@@ -197,7 +197,7 @@ def test_resize_of_the_short_side_rounds_as_torchvision(short, height, width):
     assert short_side(short, height=height, width=width) == wanted
 
 
-ANY: Any = penstock  # what a call says isn't checked before it runs
+ANY: Any = penstock  # calls aren't type-checked
 
 
 # Arguments of torchvision 0.29's operations, in their order, without labels_getter.

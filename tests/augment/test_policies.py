@@ -356,7 +356,7 @@ def test_trivialaugment_draws_operations_and_bins_evenly() -> None:
 
 
 @pytest.mark.parametrize("policy", ["imagenet", "cifar10", "svhn"])
-def test_autoaugment_takes_each_operation_as_often_as_its_table_says(policy: Any) -> None:
+def test_autoaugment_uses_each_operation_as_often_as_in_its_table(policy: Any) -> None:
     pairs = learnt_pairs(policy)
     assert len(pairs) == 25
     op = AutoAugment(policy)

@@ -42,7 +42,7 @@ CHILD = Path(devices.__file__).with_name("region_child.py")
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "message"),
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
         ("import os; os.abort()", "SIGABRT"),
@@ -51,10 +51,10 @@ CHILD = Path(devices.__file__).with_name("region_child.py")
         ("import nothing_of_that_name", "nothing_of_that_name"),
     ],
 )
-def test_a_child_that_fails_says_how(code: str, told: str) -> None:
+def test_a_child_that_fails_reports_why(code: str, message: str) -> None:
     trial = try_window_decoding(0, child=("-c", code))
     assert not trial.works
-    assert told in trial.report
+    assert message in trial.report
 
 
 def test_a_child_that_hangs_is_ended() -> None:
@@ -69,7 +69,7 @@ def test_a_child_that_cant_be_started_is_no_crash(monkeypatch: pytest.MonkeyPatc
     assert "could be started" in try_window_decoding(0).report
 
 
-def test_a_child_is_told_the_gpu_and_where_packages_are() -> None:
+def test_a_child_gets_the_gpu_and_the_paths_of_packages() -> None:
     code = "import sys; told = sys.stdin.read(); print(told)"
     trial = try_window_decoding(3, child=("-c", code))
     assert trial.works
@@ -102,21 +102,21 @@ def test_the_real_child_on_a_gpu_ends_in_time() -> None:
     assert "didn't end" not in try_window_decoding(0).report
 
 
-# -- what is made of it
+# -- the use of the answer
 
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """GPUs that were tried; those of an odd number crash."""
-    told: list[int] = []
+    report: list[int] = []
 
     def trial(device_id: int) -> WindowTrial:
-        told.append(device_id)
+        report.append(device_id)
         return WindowTrial(device_id % 2 == 0, f"trial of {device_id}")
 
     monkeypatch.setattr(devices, "try_window_decoding", trial)
     monkeypatch.setattr(devices, "decoding_by_gpu", {})
-    return told
+    return report
 
 
 def test_each_gpu_is_tried_once_and_what_was_found_is_logged(

@@ -58,7 +58,7 @@ ONE_OF_EACH: dict[type, Any] = {
     Apply: Apply(lambda images, _: images),
     RandomErasing: RandomErasing(),
 }
-# What is made of windows (`draws`), of whole batches (`mixing`), or takes no draw (`nodes`).
+# Operations on windows (`draws`) or on whole batches (`mixing`), or without draws (`nodes`).
 ELSEWHERE = {
     *get_args(GeometricOperation),
     *get_args(MixingOperation),

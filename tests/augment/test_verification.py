@@ -68,7 +68,7 @@ DAMAGED = {
     "overflow.bmp": images.rle_bmp([bytes((9, 50))] * 5, 7),
     "cut.bmp": WHOLE["grey.bmp"][:-200],
     "cut.tif": images.encoded(NOISE, "TIFF")[:-99],
-    # DALI hands out rows that nobody wrote.
+    # DALI returns uninitialised rows.
     "hole-lzw.tif": holed(WHOLE["lzw.tif"]),
     "hole-zip.tif": holed(WHOLE["zip.tif"]),
     "hole-film.png": holed(WHOLE["film.png"], 0.2),
@@ -202,7 +202,7 @@ def folder(root: Path, data: bytes, kind: str) -> Path:
     return images.write_folder(root / "set", {f"{i}.{kind}": data for i in range(6)})
 
 
-def told(root: Path) -> list[str]:
+def value_warnings(root: Path) -> list[str]:
     """Return the warnings about values while an index is built and in two epochs."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -215,7 +215,7 @@ def told(root: Path) -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_twelve_bits_of_sixteen_are_warned_of(tmp_path: Path, kind: str) -> None:
-    indexed, message = told(folder(tmp_path, KINDS[kind], kind))
+    indexed, message = value_warnings(folder(tmp_path, KINDS[kind], kind))
     assert "0 to 4,095" in indexed or kind == "pgm"
     assert "almost black" in message
     assert ("3,835" in message) == (kind != "pgm")
@@ -223,7 +223,7 @@ def test_twelve_bits_of_sixteen_are_warned_of(tmp_path: Path, kind: str) -> None
 
 def test_floats_beyond_one_are_warned_of(tmp_path: Path) -> None:
     floats = images.encoded(Image.fromarray(np.float32(NUMBERS) / 15), "TIFF")
-    _, message = told(folder(tmp_path, floats, "tif"))
+    _, message = value_warnings(folder(tmp_path, floats, "tif"))
     assert "becomes white" in message
 
 
@@ -233,7 +233,7 @@ def test_floats_beyond_one_are_warned_of(tmp_path: Path) -> None:
 def test_others_are_silent(tmp_path: Path, numbers: np.ndarray) -> None:
     kind = "tif" if numbers.dtype == np.float32 else "png"
     data = images.encoded(Image.fromarray(numbers), {"tif": "TIFF", "png": "PNG"}[kind])
-    assert told(folder(tmp_path, data, kind)) == []
+    assert value_warnings(folder(tmp_path, data, kind)) == []
 
 
 @pytest.mark.filterwarnings("ignore:The checked images")

@@ -107,12 +107,12 @@ def test_rounds_are_played_and_written(prepared: Prepared, tmp_path: Path) -> No
         results=tmp_path,
         console=Console(file=io.StringIO(), width=200),
     )
-    told = json.loads(path.read_text())
-    assert set(told["summary"]) == set(NAMES)
-    assert told["summary"]["synthetic"]["training_ratio"]["median"] == 1
-    assert told["summary"]["penstock"]["speed_ratio"]["median"] == 1
-    assert told["summary"]["dali"]["speed_ratio"]["median"] > 0
-    assert all(len(rounds) == 2 for rounds in told["rounds"].values())
+    report = json.loads(path.read_text())
+    assert set(report["summary"]) == set(NAMES)
+    assert report["summary"]["synthetic"]["training_ratio"]["median"] == 1
+    assert report["summary"]["penstock"]["speed_ratio"]["median"] == 1
+    assert report["summary"]["dali"]["speed_ratio"]["median"] > 0
+    assert all(len(rounds) == 2 for rounds in report["rounds"].values())
     assert str(tmp_path) not in path.read_text()
     assert str(prepared.pack.parent) not in path.read_text()
 
@@ -120,8 +120,8 @@ def test_rounds_are_played_and_written(prepared: Prepared, tmp_path: Path) -> No
 def test_different_work_is_not_compared(job: GpuWork) -> None:
     looks = {}
     for name, size in (("penstock", 16), ("dali", 32)):
-        told = here(case_of("look", name, replace(job, size=size))).told
-        looks[name] = gpu._tensor_facts(told)
+        report = here(case_of("look", name, replace(job, size=size))).told
+        looks[name] = gpu._tensor_facts(report)
     with pytest.raises(NotTheSameWorkError, match="shape"):
         gpu.check_same_work(looks)  # type: ignore[arg-type]
 
@@ -130,7 +130,7 @@ def case_of(do: str, name: str, job: GpuWork) -> dict[str, Any]:
     return {"do": do, "name": name, "job": gpu._work_values(job), "size": asdict(TINY)}
 
 
-def test_a_loader_that_crashes_is_told_and_the_others_go_on(
+def test_a_loader_that_crashes_is_reported_and_the_others_continue(
     prepared: Prepared, tmp_path: Path
 ) -> None:
     asked: list[tuple[str, str]] = []
@@ -154,10 +154,10 @@ def test_a_loader_that_crashes_is_told_and_the_others_go_on(
         results=tmp_path,
         console=(console := Console(file=io.StringIO(), width=200)),
     )
-    told = json.loads(path.read_text())
-    assert told["failed"] == {"dali": "crashed by SIGSEGV"}
-    assert set(told["summary"]) == {"synthetic", "penstock"}
-    assert len(told["rounds"]["penstock"]) == 3
+    report = json.loads(path.read_text())
+    assert report["failed"] == {"dali": "crashed by SIGSEGV"}
+    assert set(report["summary"]) == {"synthetic", "penstock"}
+    assert len(report["rounds"]["penstock"]) == 3
     assert asked.count(("round", "dali")) == 2
     assert "crashed by SIGSEGV" in console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -208,28 +208,28 @@ def test_ratios_are_paired_inside_rounds(
     assert "speed_ratio" not in summary["synthetic"]
 
 
-def test_busy_medians_are_of_what_the_driver_tells() -> None:
-    told = "90, 40, [N/A], 0\n80, 30, [N/A], 0\n70, 20, 11, 0\nNo devices were found\n60, 1"
-    assert gpu_watch.busy_medians(told) == {"gpu": 80, "memory": 30, "jpeg": 11, "decoder": 0}
+def test_busy_medians_come_from_the_driver() -> None:
+    report = "90, 40, [N/A], 0\n80, 30, [N/A], 0\n70, 20, 11, 0\nNo devices were found\n60, 1"
+    assert gpu_watch.busy_medians(report) == {"gpu": 80, "memory": 30, "jpeg": 11, "decoder": 0}
     assert gpu_watch.busy_medians("") == {}
 
 
 @pytest.mark.parametrize("knows_jpeg", [True, False])
-def test_what_the_driver_tells_is_read_while_it_runs(
+def test_the_output_of_the_driver_is_read_while_it_runs(
     knows_jpeg: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver, told = tmp_path / "nvidia-smi", tmp_path / "told"
-    os.mkfifo(told)
+    driver, report = tmp_path / "nvidia-smi", tmp_path / "told"
+    os.mkfifo(report)
     line = "50, 10, 5, 0" if knows_jpeg else "50, 10"
     refuses = "" if knows_jpeg else 'case "$*" in *jpeg*) exit 2;; esac\n'
-    tells = f'case "$*" in *loop*) echo > {told};; esac\n'
+    tells = f'case "$*" in *loop*) echo > {report};; esac\n'
     driver.write_text(f"#!/bin/sh\n{refuses}echo {line}\n{tells}")
     driver.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     fields = gpu_watch.known_fields()
     with gpu_watch.watched(fields) as busy:
         assert busy == {}
-        told.read_bytes()  # returns when the line was written
+        report.read_bytes()  # returns when the line was written
     wanted = {"gpu": 50, "memory": 10, "jpeg": 5, "decoder": 0}
     assert busy == dict(list(wanted.items())[: len(fields)])
     assert len(fields) == (4 if knows_jpeg else 2)
@@ -245,13 +245,13 @@ def test_without_a_driver_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_on_a_gpu_the_hardware_decodes_with_room_made_beforehand(job: GpuWork) -> None:
     assert dali_decoding(job) == {}
-    told = dali_decoding(replace(job, device="cuda", hw_load=0.8, largest=(400, 500)))
-    assert told["device"] == "mixed"
-    assert told["hw_decoder_load"] == 0.8
-    assert (told["preallocate_height_hint"], told["preallocate_width_hint"]) == (400, 500)
+    report = dali_decoding(replace(job, device="cuda", hw_load=0.8, largest=(400, 500)))
+    assert report["device"] == "mixed"
+    assert report["hw_decoder_load"] == 0.8
+    assert (report["preallocate_height_hint"], report["preallocate_width_hint"]) == (400, 500)
 
 
-def test_without_a_gpu_it_says_so(
+def test_without_a_gpu_that_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu, "has_cuda", lambda: False)
@@ -329,6 +329,6 @@ def test_the_benchmark_runs_on_cuda(prepared: Prepared, tmp_path: Path) -> None:
         results=tmp_path,
         console=Console(file=io.StringIO(), width=200),
     )
-    told = json.loads(path.read_text())
-    assert told["gpu"]["name"]
-    assert set(told["summary"]) == {*NAMES, "penstock-resident"}
+    report = json.loads(path.read_text())
+    assert report["gpu"]["name"]
+    assert set(report["summary"]) == {*NAMES, "penstock-resident"}

@@ -40,7 +40,7 @@ def test_every_job_has_its_default_and_its_whole_lane(tmp_path: Path) -> None:
 
 def test_docs_tell_what_was_measured() -> None:
     rows = rows_of(RESULTS / "order.json")
-    told = DOCS.read_text()
+    report = DOCS.read_text()
     for ranks in RANKS:
         found = [
             next(r for r in rows if r["default"] and (r["shards"], r["ranks"]) == (shards, ranks))
@@ -56,11 +56,11 @@ def test_docs_tell_what_was_measured() -> None:
             " / ".join(f"{r['open_bytes'] / 2**30:.0f}" for r in found) + " GiB",
             " / ".join(f"{r['readers']:.2f}" for r in found),
         )
-        assert f"| {' | '.join(cells)} |" in told
+        assert f"| {' | '.join(cells)} |" in report
 
 
 def test_the_defaults_are_those_of_the_results() -> None:
-    """Else the table tells of other windows: measure again."""
+    """Otherwise the table is outdated: measure again."""
     for row in rows_of(RESULTS / "order.json"):
         job = JobSize(shards=row["shards"], ranks=row["ranks"])
         assert job.lanes == row["lanes"]

@@ -243,7 +243,7 @@ def test_few_samples_may_differ_by_chance(samples: int, refused: bool) -> None:
         check_same_work({"penstock": [ours], "ffcv": [other]}, pooled=True)
 
 
-def test_a_child_that_fails_tells_why() -> None:
+def test_a_child_that_fails_reports_why() -> None:
     with (
         Child("penstock.pipeline.bench.player", ["penstock", "not json"]) as child,
         pytest.raises(ChildFailedError, match="JSONDecodeError"),
@@ -252,11 +252,11 @@ def test_a_child_that_fails_tells_why() -> None:
 
 
 def test_results_say_when_where_and_with_what(tmp_path: Path) -> None:
-    told = json.loads(write_result("what", {"x": 1}, folder=tmp_path).read_text())
-    assert told["x"] == 1
-    assert told["machine"]["cores"] == machine()["cores"]
-    assert {"python", "torch", "penstock"} <= told["versions"].keys()
-    assert "T" in told["date"]
+    report = json.loads(write_result("what", {"x": 1}, folder=tmp_path).read_text())
+    assert report["x"] == 1
+    assert report["machine"]["cores"] == machine()["cores"]
+    assert {"python", "torch", "penstock"} <= report["versions"].keys()
+    assert "T" in report["date"]
 
 
 # --- the proof of an exact resumption ------------------------------------------------------------
@@ -313,8 +313,8 @@ def test_the_demo_shows_everything(tmp_path: Path) -> None:
     for name in ("batch.png", "where-time-went.png"):
         with Image.open(tmp_path / "demo" / name) as picture:
             assert picture.width > 600
-    told = json.loads((tmp_path / "demo" / "demo.json").read_text())
-    assert set(told["summary"]) == {"penstock", "torch"}
+    report = json.loads((tmp_path / "demo" / "demo.json").read_text())
+    assert set(report["summary"]) == {"penstock", "torch"}
 
 
 @pytest.mark.timed
@@ -336,9 +336,9 @@ def test_the_comparison_writes_figures_chart_and_the_readmes_table(
         readme=readme,
         console=console,
     )
-    told = json.loads(path.read_text())
-    assert list(told["summary"]) == ["penstock", "dali"]
-    assert told["summary"]["dali"]["cpu_ratio"]["median"] > 0
+    report = json.loads(path.read_text())
+    assert list(report["summary"]) == ["penstock", "dali"]
+    assert report["summary"]["dali"]["cpu_ratio"]["median"] > 0
     assert "Penstock (pack) to DALI" in written(console)
     assert str(tmp_path) not in path.read_text()
     with Image.open(tmp_path / "throughput.png") as picture:
@@ -348,14 +348,14 @@ def test_the_comparison_writes_figures_chart_and_the_readmes_table(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [(["--rounds", "2"], "at least 5"), (["--quick", "--loaders", "dali", "tourch"], "webdataset")],
 )
 def test_the_comparison_refuses_what_it_cannot_show_before_it_works(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert compare.main([*words, "--work", str(tmp_path)]) == 2
-    assert told in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 
@@ -394,17 +394,17 @@ def test_the_cache_is_measured_on_stores_of_this_machine(
     assert counted["whole"] <= 1.2 * found["pack"]["bytes"]
 
 
-def test_overhead_tells_microseconds(prepared: Prepared, tmp_path: Path) -> None:
+def test_overhead_reports_microseconds(prepared: Prepared, tmp_path: Path) -> None:
     path = overhead.measure(
         prepared, batch_size=16, batches=4, rounds=1, results=tmp_path, console=quiet()
     )
     assert json.loads(path.read_text())["cpu_us_per_sample"]["process"] > 0
 
 
-def test_resume_tells_every_start(tmp_path: Path) -> None:
+def test_resume_reports_every_start(tmp_path: Path) -> None:
     path = resume.measure(samples=10**5, shards=100, rounds=1, results=tmp_path, console=quiet())
-    told = json.loads(path.read_text())
-    assert [s["rows"] for s in told["starts"][:2]] == [resume.GLOBAL_BATCH] * 2
+    report = json.loads(path.read_text())
+    assert [s["rows"] for s in report["starts"][:2]] == [resume.GLOBAL_BATCH] * 2
 
 
 def test_synthetic_shards_are_uneven_and_complete() -> None:
@@ -414,7 +414,7 @@ def test_synthetic_shards_are_uneven_and_complete() -> None:
     assert len(set(sizes.tolist())) > 50
 
 
-def test_native_arrays_are_played_beside_torch_and_a_loop(tmp_path: Path) -> None:
+def test_native_arrays_are_compared_with_torch_and_a_loop(tmp_path: Path) -> None:
     native_arrays.main(["--quick", "--results", str(tmp_path)])
     found = json.loads((tmp_path / "native_arrays.json").read_text())
     assert len(found["cases"]) == 3
@@ -425,7 +425,7 @@ def test_native_arrays_are_played_beside_torch_and_a_loop(tmp_path: Path) -> Non
             assert case[f"penstock files over {other}"]["median"] > 0
 
 
-def test_tokens_are_played_beside_slices_and_torch(tmp_path: Path) -> None:
+def test_tokens_are_compared_with_slices_and_torch(tmp_path: Path) -> None:
     tokens.main(["--quick", "--results", str(tmp_path)])
     found = json.loads((tmp_path / "tokens.json").read_text())
     for other in tokens.SIDES[1:]:
@@ -435,23 +435,23 @@ def test_tokens_are_played_beside_slices_and_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_zarr_is_played_beside_those_who_read_it_too(tmp_path: Path) -> None:
+def test_zarr_is_compared_with_other_readers(tmp_path: Path) -> None:
     pytest.importorskip("zarr")
     zarr_chunks.main(["--quick", "--chunks", "8", "--results", str(tmp_path)])
     found = json.loads((tmp_path / "zarr_chunks.json").read_text())
     assert set(found["arrays"]) == {"8 a chunk", "8 a chunk, in shards"}
-    for told in found["arrays"].values():
-        assert set(told) >= {"penstock", "bare", "zarr", "cpu over bare", "over zarr by sample"}
-        assert all(told[side]["samples_per_s"] > 0 for side in ("penstock", "bare", "zarr"))
+    for report in found["arrays"].values():
+        assert set(report) >= {"penstock", "bare", "zarr", "cpu over bare", "over zarr by sample"}
+        assert all(report[side]["samples_per_s"] > 0 for side in ("penstock", "bare", "zarr"))
 
 
-def test_memory_tells_a_slope(tmp_path: Path) -> None:
+def test_memory_reports_a_slope(tmp_path: Path) -> None:
     path = memory.measure(tmp_path / "data", images=32, epochs=3, results=tmp_path, console=quiet())
     assert len(json.loads(path.read_text())["resident_mib"]) == 3
 
 
 def test_docs_tell_what_was_measured_of_resident_datasets() -> None:
-    """One measurement is kept; both texts tell it."""
+    """Both texts quote the one recorded measurement."""
     kept = json.loads((RESULTS / "resident.json").read_text())["medians"]
     table = (RESULTS.parents[1] / "docs" / "datasets.md").read_text()
     times: dict[str, list[str]] = {"images_per_s_later": [], "cpu_s_per_1000_first": []}
@@ -485,15 +485,15 @@ def test_growth_that_stops_is_not_in_the_last_half() -> None:
     assert slopes["least_squares"] > 1
 
 
-def test_both_sides_costs_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_sides_costs_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "NGINX", None)
     monkeypatch.setattr(peers, "BLOB_BYTES", 20 * peers.MIB)  # ranges of 16 MiB lie in it
     place = peers.measure(
         rounds=1, total_bytes=peers.MIB, results=tmp_path, console=Console(quiet=True)
     )
-    told = json.loads(place.read_text())["cpu_s_per_gb"]
-    assert set(told) == {"penstock, plain", "penstock, TLS"}
-    for figures in told.values():
+    report = json.loads(place.read_text())["cpu_s_per_gb"]
+    assert set(report) == {"penstock, plain", "penstock, TLS"}
+    for figures in report.values():
         assert set(figures) >= set(peers.RANGES)
         for one in figures.values():
             assert one["both"]["median"] > 0

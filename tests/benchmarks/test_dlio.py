@@ -53,7 +53,7 @@ def test_a_job_is_slowed_down_by_no_more_than_needed(raw: float) -> None:
     pace = dlio_jobs.pace_of(RESNET, raw_bytes_per_s=raw, decode_samples_per_s=0.0)
     needed = max(1.0, RESNET.bytes_per_s / (dlio_jobs.DISK_SHARE * raw))
     assert pace.k <= 1.1 * needed + 1e-9
-    assert float(f"{pace.k:.1e}") == pytest.approx(pace.k)  # two digits, so that it can be told
+    assert float(f"{pace.k:.1e}") == pytest.approx(pace.k)  # two digits, for the report
 
 
 def test_a_disk_that_gives_nothing_has_no_pace() -> None:
@@ -86,9 +86,9 @@ def test_every_workload_makes_enough_samples() -> None:
 @given(missing=st.integers(0, 300_000), number=st.integers(0, 10**6))
 def test_a_filled_jpeg_has_exactly_its_bytes_and_the_same_pixels(missing: int, number: int) -> None:
     size = len(PICTURE) + missing
-    told = filled(PICTURE, size, number=number)
-    assert len(told) == (size if missing >= 4 else len(PICTURE))
-    with Image.open(io.BytesIO(told)) as image, Image.open(io.BytesIO(PICTURE)) as plain:
+    report = filled(PICTURE, size, number=number)
+    assert len(report) == (size if missing >= 4 else len(PICTURE))
+    with Image.open(io.BytesIO(report)) as image, Image.open(io.BytesIO(PICTURE)) as plain:
         assert np.array_equal(np.asarray(image), np.asarray(plain))
 
 
@@ -151,9 +151,9 @@ def test_a_tiny_run_is_written(tmp_path: Path) -> None:
         results=tmp_path,
         console=Console(file=io.StringIO(), width=200),
     )
-    told = json.loads(path.read_text())
-    assert {"date", "machine", "versions", "disk_share"} <= told.keys()
-    found = told["workloads"]["resnet50"]
+    report = json.loads(path.read_text())
+    assert {"date", "machine", "versions", "disk_share"} <= report.keys()
+    found = report["workloads"]["resnet50"]
     assert set(found["summary"]) == {"penstock", "torch", "floor"}
     assert all(0 < summary["au"]["median"] <= 100 for summary in found["summary"].values())
     assert found["raw_bytes_per_s"] > 0
@@ -182,8 +182,8 @@ def test_every_loader_reads_arrays(
         workers=0,
         kind=kind,
     )
-    told = run(name, task, step_s=0.001, seconds=0.02)
-    assert told["samples"] == 2 * told["batches"]
+    report = run(name, task, step_s=0.001, seconds=0.02)
+    assert report["samples"] == 2 * report["batches"]
 
 
 def test_torchs_row_groups_are_each_read_once(tmp_path: Path) -> None:

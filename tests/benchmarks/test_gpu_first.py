@@ -42,11 +42,11 @@ def test_everything_plays_on_the_cpu(what: Any, base: gpu_first.Case, tmp_path: 
     path = gpu_first.measure(
         what, base, threads=(2,), results=tmp_path, console=Console(file=io.StringIO()), play=here
     )
-    told = json.loads(path.read_text())
+    report = json.loads(path.read_text())
     assert path.name == f"gpu-{what}.json"
-    assert told["cases"]
-    assert all(case["images_per_s"] > 0 for case in told["cases"])
-    assert {"date", "machine", "versions", "gpu"} <= set(told)
+    assert report["cases"]
+    assert all(case["images_per_s"] > 0 for case in report["cases"])
+    assert {"date", "machine", "versions", "gpu"} <= set(report)
     assert base["pack"] not in path.read_text()
 
 
@@ -109,7 +109,7 @@ def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "message"),
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed by SIGSEGV"),
         ("raise ValueError('no such decoder')", "failed: ValueError: no such decoder"),
@@ -117,12 +117,12 @@ def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         ("pass", "ended without an answer"),
     ],
 )
-def test_a_case_that_fails_says_how(child: Any, code: str, told: str) -> None:
+def test_a_case_that_fails_reports_why(child: Any, code: str, message: str) -> None:
     child(code)
-    assert ask("some.module", {}, budget=Budget(None), timeout_s=1.0).failed == told
+    assert ask("some.module", {}, budget=Budget(None), timeout_s=1.0).failed == message
 
 
-def test_a_case_that_answers_is_heard(child: Any) -> None:
+def test_the_answer_of_a_case_is_read(child: Any) -> None:
     child(f"print('noise'); print({MARK!r} + '{{\"rate\": 3}}')")
     assert ask("some.module", {}, budget=Budget(None)) == Answer(told={"rate": 3})
 
@@ -133,7 +133,7 @@ def test_what_is_over_time_is_left_out(child: Any) -> None:
 
 
 @pytest.mark.parametrize("what", get_args(gpu_first.What))
-def test_without_a_gpu_it_says_so(
+def test_without_a_gpu_that_is_reported(
     what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu_first, "has_cuda", lambda: False)

@@ -24,7 +24,7 @@ def figures(**more: float) -> dict[str, float]:
     return usual | more
 
 
-def test_a_ratio_is_this_checkouts_gain_whatever_the_figure() -> None:
+def test_a_ratio_is_this_checkouts_gain_for_every_figure() -> None:
     fast = figures(samples_per_s=200.0, cpu_s_per_1000=50.0, first_batch_s=25.0)
     found = gains([(fast, figures()), (figures(), figures()), (fast, figures())])
     assert found["samples_per_s"].ratio.median == 2.0
@@ -53,10 +53,10 @@ def test_this_checkout_plays_against_itself(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=160)
     words = [str(HERE), "--quick", "--cases", "torch", "--work", str(tmp_path)]
     assert versus.main([*words, "--results", str(tmp_path)], console=console) == 0
-    told = json.loads((tmp_path / "versus.json").read_text())
-    assert told["pairs"] == 1
-    assert set(told["gains"]["torch"]) == set(FIGURES)
-    ((ours, theirs),) = told["played"]["torch"]
+    report = json.loads((tmp_path / "versus.json").read_text())
+    assert report["pairs"] == 1
+    assert set(report["gains"]["torch"]) == set(FIGURES)
+    ((ours, theirs),) = report["played"]["torch"]
     assert ours["samples"] == theirs["samples"] == 16
     assert "CPU s/1,000" in console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -66,8 +66,8 @@ def test_every_case_is_played_by_both(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=160)
     words = [str(HERE), "--quick", "--work", str(tmp_path), "--results", str(tmp_path)]
     assert versus.main(words, console=console) == 0
-    told = json.loads((tmp_path / "versus.json").read_text())
-    assert list(told["gains"]) == list(versus.CASES)
+    report = json.loads((tmp_path / "versus.json").read_text())
+    assert list(report["gains"]) == list(versus.CASES)
 
 
 @pytest.mark.parametrize("case", ["pack", "folder"])
@@ -96,19 +96,19 @@ def test_a_checkout_that_python_would_not_import_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [(["nowhere"], "isn't a checkout"), (["nowhere", "--pairs", "3"], "at least 9")],
 )
 def test_what_cant_be_played_is_refused(
-    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versus, "make_photographs", lambda *_, **__: pytest.fail("worked first"))
     console = Console(file=io.StringIO(), width=160)
     assert versus.main([*words, "--work", str(tmp_path)], console=console) == 2
-    assert told in console.file.getvalue()  # type: ignore[attr-defined]
+    assert message in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_side_that_fails_says_so(tmp_path: Path) -> None:
+def test_a_side_that_fails_reports_it(tmp_path: Path) -> None:
     images = tmp_path / "images"
     images.mkdir()
     (tmp_path / "other" / "readers").mkdir(parents=True)
@@ -124,7 +124,7 @@ def test_a_side_finds_its_own_entry_points(tmp_path: Path) -> None:
     (tmp_path / "other" / "pyproject.toml").write_text(project)
     found = versus.write_entry_points(tmp_path / "other", tmp_path / "metadata")
     code = "from importlib.metadata import entry_points as e; print(*e(group='penstock.verify'))"
-    told = subprocess.run(
+    report = subprocess.run(
         [sys.executable, "-P", "-c", code],
         env=os.environ | {"PYTHONPATH": str(found)},
         cwd=tmp_path,
@@ -133,8 +133,8 @@ def test_a_side_finds_its_own_entry_points(tmp_path: Path) -> None:
         check=True,
         timeout=PATIENCE_S,
     ).stdout
-    assert "its_own:verify" in told
-    assert told.count("value=") == 1
+    assert "its_own:verify" in report
+    assert report.count("value=") == 1
 
 
 OLD_LAYOUT = """
@@ -152,7 +152,7 @@ def test_a_release_before_the_move_is_played_by_its_own_names(tmp_path: Path) ->
         f"child = runpy.run_path({str(Path(versus_child.__file__))!r})\n"
         "print(child['public']('Dataset', pathlib.Path(sys.argv[1]))('there').place)"
     )
-    told = subprocess.run(
+    report = subprocess.run(
         [sys.executable, "-P", "-c", code, str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         cwd=tmp_path,
@@ -161,4 +161,4 @@ def test_a_release_before_the_move_is_played_by_its_own_names(tmp_path: Path) ->
         check=True,
         timeout=PATIENCE_S,
     ).stdout
-    assert told.split() == ["there"]
+    assert report.split() == ["there"]

@@ -75,7 +75,7 @@ KEYED_BY_DATA = {"left_out", "labels", "passed_over"}
 
 
 class Material:
-    """A folder with the inputs, and what is made of them there.
+    """A folder with the inputs and the files made from them.
 
     The process works in that folder: of a relative path a pack notes the same everywhere.
     """

@@ -73,10 +73,10 @@ def described(path: Path) -> Any:
         return f"{len(data)} {hashlib.sha256(data).hexdigest()}"
     table = pa.ipc.open_file(data).read_all()
     facts = {key.decode(): value for key, value in table.schema.metadata.items()}
-    told = json.loads(facts.pop("penstock"))
-    told["source"] = str(Path(told["source"]).relative_to(Path.cwd()))
+    report = json.loads(facts.pop("penstock"))
+    report["source"] = str(Path(report["source"]).relative_to(Path.cwd()))
     rows = [list(map(str, row.values())) for row in table.to_pylist()]
-    return {"keys": sorted(facts), **told, "columns": table.column_names, "rows": digest(rows)}
+    return {"keys": sorted(facts), **report, "columns": table.column_names, "rows": digest(rows)}
 
 
 def packed(name: str, material: Material) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def test_a_kept_cache_serves_all_samples(name: str, kept: Material) -> None:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_kept_state_goes_on_as_it_did(name: str, material: Material, kept: Material) -> None:
+def test_a_kept_state_continues_as_it_did(name: str, material: Material, kept: Material) -> None:
     was: dict[str, Any] = json.loads((kept.root / "states.json").read_text("utf-8"))[name]
     with quiet():
         found = go_on(name, material, was["state"])

@@ -45,8 +45,10 @@ def forked(script: str, children: Sequence[tuple[list[str], dict[str, str]]]) ->
     with contextlib.ExitStack() as running:
         yield Forked(
             [
-                running.enter_context(Warm(["-c", script, *words], cwd=ROOT, env={**kept, **told}))
-                for words, told in children
+                running.enter_context(
+                    Warm(["-c", script, *words], cwd=ROOT, env={**kept, **report})
+                )
+                for words, report in children
             ]
         )
 

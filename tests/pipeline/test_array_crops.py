@@ -37,8 +37,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockW
 
 
 def zarr_of(root: Path, **chunks: tuple[int, ...]) -> Path:
-    told = {"x": (2, 1, 5, 6), "y": (1, 4, 24), **chunks}
-    return write_group(root, {"x": X, "y": Y}, chunks=told, compressors={"x": None, "y": None})
+    report = {"x": (2, 1, 5, 6), "y": (1, 4, 24), **chunks}
+    return write_group(root, {"x": X, "y": Y}, chunks=report, compressors={"x": None, "y": None})
 
 
 def tar_of(root: Path) -> Path:
@@ -81,8 +81,8 @@ def check(batches: list[Mapping[str, Any]], epoch: int = 0) -> list[int]:
 
 
 def loader(dataset: Any, **options: Any) -> DataLoader:
-    told: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": SEED, "augment": [CROP]}
-    return DataLoader(dataset, **{**told, "as_dict": True, "drop_last": True, **options})
+    report: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": SEED, "augment": [CROP]}
+    return DataLoader(dataset, **{**report, "as_dict": True, "drop_last": True, **options})
 
 
 @pytest.fixture(params=["zarr local", "zarr remote", "tar", "pack", "pack remote", "npy", "subset"])
@@ -103,8 +103,8 @@ def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
             (tmp_path / "npy").mkdir()
             for name, values in (("x", X), ("y", Y)):
                 np.save(tmp_path / "npy" / f"{name}.npy", values)
-            told: Any = {"x": "x.npy", "y": "y.npy"}
-            with Dataset(tmp_path / "npy", format="npy", fields=told) as found:
+            report: Any = {"x": "x.npy", "y": "y.npy"}
+            with Dataset(tmp_path / "npy", format="npy", fields=report) as found:
                 yield found.select(*fields)
         elif kind == "tar":
             with Dataset(tar_of(tmp_path / "tars"), fields=fields) as found:
@@ -271,7 +271,7 @@ def test_a_map_gets_the_part_and_stands_behind_the_crop(tmp_path: Path) -> None:
         ({"x": [RandomCrop(3, fields="y")]}, "got RandomCrop"),
     ],
 )
-def test_what_cant_be_is_told_at_the_start(recipe: Any, why: str, tmp_path: Path) -> None:
+def test_invalid_crops_are_reported_at_the_start(recipe: Any, why: str, tmp_path: Path) -> None:
     with (
         Dataset(zarr_of(tmp_path / "set.zarr"), fields=("x", "y")) as dataset,
         pytest.raises(ConfigError, match=why),

@@ -73,9 +73,9 @@ def test_arrays_that_differ_between_shards_name_both(tmp_path: Path, second: Any
         {f"{i}.npy": npy(np.zeros(3, "f4")) for i in range(N)},
         {f"{N + i}.npy": npy(second) for i in range(N)},
     )
-    with pytest.raises(DatasetError, match=r"0\.tar/0\.npy.*1\.tar/6\.npy.*schema=") as told:
+    with pytest.raises(DatasetError, match=r"0\.tar/0\.npy.*1\.tar/6\.npy.*schema=") as report:
         Dataset(place, allow_left_out=1).open()
-    assert "float32 of shape (3,)" in str(told.value)
+    assert "float32 of shape (3,)" in str(report.value)
     kept = Dataset(place, allow_left_out=1, schema={"array": Array("float32", (3,))})
     assert [len(batch["array"]) for batch in batches(kept)] == [3, 3]
 
@@ -87,15 +87,15 @@ def test_keys_that_differ_between_shards_are_left_out_and_named_once(tmp_path: P
         {f"{N + i}.json": json.dumps({"a": "x", "b": i}).encode() for i in range(N)},
     )
     dataset = Dataset(place, allow_left_out=1)
-    with pytest.warns(match='keys of json are left out: "a"') as told:
+    with pytest.warns(match='keys of json are left out: "a"') as report:
         assert list(dataset.schema) == ["b"]
-    (words,) = {str(each.message) for each in told}
+    (words,) = {str(each.message) for each in report}
     assert words.count(str(place)) == 1
     assert ".." not in words
     dataset.close()
 
 
-def test_fields_that_one_shard_lacks_are_chosen_by_nobody(tmp_path: Path) -> None:
+def test_fields_that_one_shard_lacks_are_never_chosen(tmp_path: Path) -> None:
     place = archives(
         tmp_path / "set",
         {f"{i}.npy": npy(np.zeros(3, "f4")) for i in range(N)},
@@ -130,9 +130,9 @@ RIGHT: dict[str, Any] = {"vector": [1.0, 2.0], "label": "dog", "boxes": [[1, 1, 
 
 
 @pytest.mark.filterwarnings("ignore:.*are left out because of their values")
-@pytest.mark.parametrize(("field", "kind", "wrong", "told"), WRONG)
+@pytest.mark.parametrize(("field", "kind", "wrong", "message"), WRONG)
 def test_a_row_that_does_not_fit_is_left_out_by_name(
-    tmp_path: Path, field: str, kind: Any, wrong: Any, told: str
+    tmp_path: Path, field: str, kind: Any, wrong: Any, message: str
 ) -> None:
     values = [RIGHT[field] if i != 2 else wrong for i in range(N)]
     place = pictures(tmp_path / "set", rows=rows(field, values))
@@ -141,7 +141,7 @@ def test_a_row_that_does_not_fit_is_left_out_by_name(
         (reason,) = quarantine(dataset.index.place).values()
         assert list(quarantine(dataset.index.place)) == ["2.png"]
         assert reason.startswith(f"{field}: ")
-        assert re.search(told, reason), reason
+        assert re.search(message, reason), reason
     assert (
         sum(
             len(b["image"]) for b in batches(Dataset(place, allow_left_out=1, schema={field: kind}))
@@ -203,7 +203,7 @@ def plain(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (
             {"fields": ("image", "caption")},
@@ -215,8 +215,8 @@ def plain(tmp_path: Path) -> Path:
         ({"manifest": "nowhere.csv"}, "nowhere.csv"),
     ],
 )
-def test_unknown_fields_are_one_error(plain: Path, options: Any, told: str) -> None:
-    with pytest.raises(PenstockError, match=told):
+def test_unknown_fields_are_one_error(plain: Path, options: Any, message: str) -> None:
+    with pytest.raises(PenstockError, match=message):
         batches(Dataset(plain, **options))
 
 
@@ -234,12 +234,12 @@ MAPS: list[tuple[Callable[[Any], Any], Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "kind", "told"), MAPS)
+@pytest.mark.parametrize(("function", "kind", "message"), MAPS)
 def test_a_map_that_returns_something_else_names_the_sample(
-    plain: Path, function: Any, kind: Any, told: str
+    plain: Path, function: Any, kind: Any, message: str
 ) -> None:
     recipe = [Map(function, fields="y", returns={"made": kind})]
-    with pytest.raises(MapError, match=rf"At sample 0 \(0\.png\): .*{told}"):
+    with pytest.raises(MapError, match=rf"At sample 0 \(0\.png\): .*{message}"):
         batches(Dataset(plain, fields=("y",)), augment=recipe)
 
 
@@ -247,13 +247,13 @@ def floats(y: Any) -> Any:
     return np.float64(y)
 
 
-def test_a_map_in_a_process_says_the_same(plain: Path) -> None:
+def test_a_map_in_a_process_states_the_same(plain: Path) -> None:
     recipe = [Map(floats, fields="y", returns={"made": Value("int64")}, processes=1)]
     with pytest.raises(MapError, match=r"At sample 0 \(0\.png\): .*wanted one int64"):
         batches(Dataset(plain, fields=("y",)), augment=recipe)
 
 
-def test_a_map_that_changes_what_it_got_is_told_to_copy_it(tmp_path: Path) -> None:
+def test_a_map_that_changes_its_input_is_advised_to_copy_it(tmp_path: Path) -> None:
     place = archives(tmp_path / "set", {f"{i}.npy": npy(np.full(2, i, "f4")) for i in range(3)})
     before = (place / "0.tar").read_bytes()
     recipe = [Map(one_more, fields="array", returns={"more": Array("float32", (2,))})]
@@ -273,6 +273,6 @@ def test_commands_say_it_in_one_line(
         tmp_path / "set", {"0.npy": npy(np.zeros(3, "f4"))}, {"1.npy": npy(np.zeros(3, "f8"))}
     )
     assert main([command, str(place)]) == 1
-    told = capsys.readouterr().err
-    assert 'The field "array" is float32' in told
-    assert "Traceback" not in told
+    report = capsys.readouterr().err
+    assert 'The field "array" is float32' in report
+    assert "Traceback" not in report

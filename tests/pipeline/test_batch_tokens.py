@@ -86,7 +86,7 @@ def resumed(dataset: Dataset, state: Any, tokens: int, size: int, *, bound: int 
     return [flat(each) for each in zip(*rest, strict=True)]
 
 
-def test_ranks_take_whole_bins_and_another_world_goes_on(dataset: Dataset) -> None:
+def test_ranks_take_whole_bins_and_another_world_continues(dataset: Dataset) -> None:
     def begun(stop: int) -> Any:
         with loader(dataset, 12, World(0, 4)) as first:
             batches = iter(first)
@@ -103,7 +103,7 @@ def test_ranks_take_whole_bins_and_another_world_goes_on(dataset: Dataset) -> No
             assert resumed(dataset, state, tokens, size, bound=bound) == wanted[stop:]
 
 
-def test_a_state_without_bins_goes_on_in_slices(dataset: Dataset) -> None:
+def test_a_state_without_bins_continues_in_slices(dataset: Dataset) -> None:
     with loader(dataset, 48) as first:
         state, wanted = first.state_dict(), handed_out(first)
     assert "bins" not in state["plan"]["buckets"]
@@ -152,12 +152,14 @@ def test_parts_and_selections_have_lengths(dataset: Dataset) -> None:
         ({"augment": [Pad("tokens", to=9)]}, "all samples are of one length"),
     ],
 )
-def test_what_cant_be_is_said(dataset: Dataset, options: dict[str, Any], words: str) -> None:
+def test_invalid_arguments_are_reported(
+    dataset: Dataset, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         loader(dataset, **options)
 
 
-def test_a_batch_shorter_than_its_longest_sample_is_said_at_the_start(dataset: Dataset) -> None:
+def test_a_batch_shorter_than_its_longest_sample_is_reported_at_the_start(dataset: Dataset) -> None:
     with pytest.raises(PlanError, match=r"got 4 a rank \(4 on 1\).* has 5.* Pass 5 or more"):
         loader(dataset, 4)
     with pytest.raises(PlanError, match="Pass 10 or more"):

@@ -89,21 +89,23 @@ KINDS = ["torch", "shuffled", "in-order"]
 @pytest.mark.parametrize("end", ["killed", "raises"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_that_is_killed_or_fails_ends_the_others(pack: Path, kind: str, end: str) -> None:
-    for told in run(pack, kind, end):
-        assert told["seen"] == 2
-        assert str(told["failed"]).startswith("0: Rank 0 failed, so every rank stops here: it was")
-        assert not told["said"]
+    for report in run(pack, kind, end):
+        assert report["seen"] == 2
+        assert str(report["failed"]).startswith(
+            "0: Rank 0 failed, so every rank stops here: it was"
+        )
+        assert not report["said"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_that_is_killed_between_epochs_ends_the_others_behind_theirs(
     pack: Path, kind: str
 ) -> None:
-    whole = {int(str(told["seen"])) for told in run(pack, kind, "finished")}
+    whole = {int(str(report["seen"])) for report in run(pack, kind, "finished")}
     assert len(whole) == 1
-    for told in run(pack, kind, "between"):
-        assert int(str(told["seen"])) >= min(whole)
-        assert str(told["failed"]).startswith("0: Rank 0 failed")
+    for report in run(pack, kind, "between"):
+        assert int(str(report["seen"])) >= min(whole)
+        assert str(report["failed"]).startswith("0: Rank 0 failed")
 
 
 DONE = [(kind, end) for kind in KINDS for end in ("closed", "exits", "finished")]
@@ -111,7 +113,7 @@ DONE = [(kind, end) for kind in KINDS for end in ("closed", "exits", "finished")
 
 @pytest.mark.parametrize(("kind", "end"), [*DONE, ("in-order", "absent")])
 def test_one_that_is_done_raises_no_alarm(pack: Path, kind: str, end: str) -> None:
-    for told in run(pack, kind, end):
-        assert not told["failed"]
-        assert int(str(told["seen"])) > 4
-        assert not told["said"]
+    for report in run(pack, kind, end):
+        assert not report["failed"]
+        assert int(str(report["seen"])) > 4
+        assert not report["said"]

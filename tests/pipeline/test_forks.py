@@ -42,7 +42,7 @@ def make():
     return DataLoader(dataset, 8, shuffle=True, seed=1, augment=imagenet_train(32), num_workers=2)
 
 def child(passing, loader):
-    if kind == "workers":  # torch's own workers may be started anew; those there are the parent's
+    if kind == "workers":  # torch's workers may be restarted; those that exist are the parent's
         steps = [lambda: next(passing)]
     else:
         steps = [lambda: next(passing), lambda: iter(loader), loader.state_dict]

@@ -216,7 +216,7 @@ def test_batches_threads_and_memory_change_no_sample(case: Case) -> None:
 
 
 @every_case
-def test_every_steps_state_goes_on_exactly(case: Case) -> None:
+def test_every_steps_state_continues_exactly(case: Case) -> None:
     with case.open() as dataset:
         whole = case.epoch(dataset)
         with case.loader(dataset) as first:

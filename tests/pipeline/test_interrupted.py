@@ -95,9 +95,9 @@ class Files:
             if self._drips and asked.method == "GET":
                 size = os.path.getsize(self._folder / unquote(asked.path).strip("/"))
                 start, end = asked.span() or (0, size)
-                told = {"Content-Range": f"bytes {start}-{end - 1}/{size}"}
+                report = {"Content-Range": f"bytes {start}-{end - 1}/{size}"}
                 status = 206 if asked.span() else 200
-                talk.head(status, {"Content-Length": str(end - start), "ETag": '"v1"', **told})
+                talk.head(status, {"Content-Length": str(end - start), "ETag": '"v1"', **report})
             self.hung.set()
             while not talk.closing.wait(0.05):
                 if self._drips and not talk.write(b"."):

@@ -84,7 +84,7 @@ def test_sizes_follow_the_schedule(uninterrupted: Any) -> None:
     assert len(json.dumps(states[-1])) < 1000
 
 
-def test_a_resume_at_every_step_goes_on_alike_at_other_worlds(uninterrupted: Any) -> None:
+def test_a_resume_at_every_step_continues_alike_at_other_worlds(uninterrupted: Any) -> None:
     steps, states = uninterrupted
     for number in range(len(steps)):
         size = WORLDS[number % len(WORLDS)]
@@ -106,7 +106,7 @@ def test_len_is_that_of_the_current_epoch(uninterrupted: Any) -> None:
             assert len(loader.sampler) == sum(map(len, loader.batch_sampler))
 
 
-def test_batch_size_tells_this_ranks_as_a_pass_begins() -> None:
+def test_batch_size_is_this_ranks_as_a_pass_begins() -> None:
     with made(World(0, 5)) as loader:
         assert loader.batch_size == 2
         loader.set_epoch(2)
@@ -129,7 +129,7 @@ def test_samples_of_any_step(uninterrupted: Any) -> None:
             assert len(loader.samples_of(10**12)) == 6
 
 
-def test_samples_of_what_is_not_there() -> None:
+def test_samples_that_do_not_exist() -> None:
     with made() as loader:
         for step in (-1, 1.5, "3", None, True):
             with pytest.raises(ConfigError, match="step must be an integer of at least 0, got"):
@@ -169,7 +169,7 @@ def test_another_batch_joins_the_history_and_older_steps_stay(uninterrupted: Any
     assert [size for _, size in state["batches"]][-3:] == [10, 16, 9]
 
 
-def test_a_resume_with_another_schedule_keeps_the_past_and_plans_anew(uninterrupted: Any) -> None:
+def test_a_resume_with_another_schedule_keeps_the_past_and_plans_again(uninterrupted: Any) -> None:
     _, states = uninterrupted
     state = next(s for s in states if s["epoch"] == 1 and s["position"] > 60)
     at = 100 + state["position"]
@@ -186,7 +186,7 @@ def test_a_resume_with_another_schedule_keeps_the_past_and_plans_anew(uninterrup
         assert loader.state_dict()["batches"] == [list(entry) for entry in later.items()]
 
 
-def test_history_is_bounded_and_says_what_it_forgot() -> None:
+def test_history_is_bounded_and_states_what_it_forgot() -> None:
     with made(global_batch_size=7) as loader:
         state = loader.state_dict()
     for number in range(400):
@@ -207,7 +207,7 @@ def test_history_is_bounded_and_says_what_it_forgot() -> None:
             loader.samples_of(3)
 
 
-def test_an_epoch_that_begins_again_is_cut_as_this_loader_was_told(uninterrupted: Any) -> None:
+def test_an_epoch_that_restarts_is_cut_by_this_loaders_schedule(uninterrupted: Any) -> None:
     _, states = uninterrupted
     state = next(s for s in states if s["epoch"] == 1 and 20 < s["position"] < 50)
     with made(global_batch_size=30) as loader:
@@ -269,7 +269,7 @@ def test_a_state_that_comes_before_the_world_is_given_back(
 
 
 class TestSkip:
-    def test_all_ranks_go_on_later(self, uninterrupted: Any) -> None:
+    def test_all_ranks_continue_later(self, uninterrupted: Any) -> None:
         steps, _ = uninterrupted
         for size in WORLDS:
             found: list[list[int]] = [[] for _ in range(4)]
@@ -283,7 +283,7 @@ class TestSkip:
                         step += ids
             assert found == steps[20:24]
 
-    def test_a_running_iterator_goes_on_in_its_epoch_and_ends_with_it(
+    def test_a_running_iterator_continues_in_its_epoch_and_ends_with_it(
         self, uninterrupted: Any
     ) -> None:
         steps, states = uninterrupted
@@ -300,7 +300,7 @@ class TestSkip:
             assert loader.state_dict() == {**states[loader.step]}
             assert next(iter(loader))[-1].tolist() == steps[loader.step - 1]
 
-    def test_a_state_behind_a_skip_goes_on_there(self, uninterrupted: Any) -> None:
+    def test_a_state_behind_a_skip_continues_there(self, uninterrupted: Any) -> None:
         steps, _ = uninterrupted
         with made() as loader:
             loader.skip(17)
@@ -361,7 +361,7 @@ def test_images_have_room_for_the_largest_batch(pack: Path, resident: bool) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({}, "1 to 128 of them; got 0"),
         ({number: 8 + number for number in range(200)}, "got 200"),
@@ -376,8 +376,8 @@ def test_images_have_room_for_the_largest_batch(pack: Path, resident: bool) -> N
         ([8, 10], "global_batch_size must be an integer"),
     ],
 )
-def test_schedules_that_go_backwards_are_refused(given: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_schedules_that_go_backwards_are_refused(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         made(global_batch_size=given)
 
 

@@ -180,17 +180,17 @@ def test_a_killed_rank_takes_the_others_with_it() -> None:
         )
     survivor = ranks[0]
     try:
-        _, told = survivor.communicate(timeout=PATIENCE_S)
+        _, report = survivor.communicate(timeout=PATIENCE_S)
         ranks[1].communicate(timeout=PATIENCE_S)
     finally:
         for process in ranks:
             process.kill()
     assert survivor.returncode not in (0, -signal.SIGKILL)
-    assert "closed by peer" in told or "Connection" in told
+    assert "closed by peer" in report or "Connection" in report
 
 
 @pytest.mark.parametrize("context", [None, "fork"])
-def test_workers_beside_a_used_native_loader(pack: Path, context: str | None) -> None:
+def test_workers_with_a_used_native_loader(pack: Path, context: str | None) -> None:
     """A process with threads of ours must not fork unasked: locks would be copied as they stand."""
     from penstock.augment import imagenet_train
 

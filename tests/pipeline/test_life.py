@@ -37,7 +37,7 @@ class Resources(NamedTuple):
             threading.active_count(),
             native_threads(),
             descriptors(),
-            # The folder is the machine's: tests that run beside this one make semaphores of
+            # The folder is the machine's: tests that run at the same time make semaphores of
             # multiprocessing there, which Penstock never does.
             frozenset(n for n in os.listdir("/dev/shm") if not n.startswith("sem.mp-")),
         )
@@ -141,7 +141,7 @@ class TestNothingIsLeft:
                 next(iter(loader))
 
 
-def test_an_error_surfaces_at_its_own_batch_and_asking_again_goes_on(
+def test_an_error_surfaces_at_its_own_batch_and_asking_again_continues(
     pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = Dataset.read
@@ -218,7 +218,7 @@ def test_ctrl_c_ends_the_job_within_5_s(pack: Path, patience_s: float) -> None:
     assert out.splitlines()[-1] == "left []"
 
 
-def test_a_loader_that_nobody_closed_does_not_hang_the_exit(pack: Path) -> None:
+def test_an_unclosed_loader_does_not_hang_the_exit(pack: Path) -> None:
     code = JOB.format(body=UNCLOSED)
     run = subprocess.run(
         [sys.executable, "-c", code, str(pack)], capture_output=True, text=True, timeout=PATIENCE_S

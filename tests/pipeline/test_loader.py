@@ -74,7 +74,7 @@ class TestBatches:
         assert epochs[0] != epochs[1]
 
     @pytest.mark.parametrize("saved", [True, False])
-    def test_a_state_across_a_change_of_drop_last_says_what_changes(
+    def test_a_state_across_a_change_of_drop_last_states_what_changes(
         self, pack: Path, saved: bool
     ) -> None:
         with make(pack, drop_last=saved) as loader:
@@ -84,8 +84,10 @@ class TestBatches:
             following = next(batches)
         with make(pack, drop_last=not saved) as loader:
             rest = len(loader.dataset) % (loader.batch_size or 1)
-            told = "ends with a batch of" if saved else "leaves out its last"
-            with pytest.warns(PenstockWarning, match=rf"{told} {rest} samples.*drop_last={saved}"):
+            report = "ends with a batch of" if saved else "leaves out its last"
+            with pytest.warns(
+                PenstockWarning, match=rf"{report} {rest} samples.*drop_last={saved}"
+            ):
                 loader.load_state_dict(state)
             assert next(iter(loader))[-1].tolist() == following[-1].tolist()
 
@@ -112,7 +114,7 @@ class TestBatches:
         mine = images[0].permute(1, 2, 0).numpy()
         assert np.abs(mine.astype(int) - peer).mean() < 3
 
-    def test_what_was_handed_out_stays(self, pack: Path) -> None:
+    def test_what_was_delivered_stays(self, pack: Path) -> None:
         with make(pack) as loader:
             held = [(images, images.clone()) for images, _, _ in loader]
             for _ in loader:
@@ -132,12 +134,12 @@ class TestBatches:
         assert images.shape == (4, 3, 10, 20)
         assert images[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
 
-    def test_the_sampler_tells_the_order(self, pack: Path) -> None:
+    def test_the_sampler_contains_the_order(self, pack: Path) -> None:
         world = World(1, 3)
         with make(pack, batch_size=8, world=world, drop_last=True) as loader:
-            told = list(loader.sampler)
-            assert len(loader.sampler) == len(told)
-            assert told == list(chain(*ids_of(loader)))
+            report = list(loader.sampler)
+            assert len(loader.sampler) == len(report)
+            assert report == list(chain(*ids_of(loader)))
             loader.sampler.set_epoch(5)
             assert loader.epoch == 5
 
@@ -291,7 +293,7 @@ class TestResume:
             loader.load_state_dict(state)
             assert ids_of(loader) == rest
 
-    def test_state_counts_what_was_handed_out(self, pack: Path) -> None:
+    def test_state_counts_what_was_delivered(self, pack: Path) -> None:
         with make(pack) as loader:
             assert loader.state_dict()["position"] == 0
             it = iter(loader)
@@ -330,7 +332,7 @@ class TestResume:
             iter(loader)
             assert ids_of([next(second)]) != first
 
-    def test_an_overtaken_iterator_says_so(self, pack: Path) -> None:
+    def test_an_overtaken_iterator_reports_it(self, pack: Path) -> None:
         with make(pack) as loader:
             old = iter(loader)
             next(old)
@@ -360,7 +362,7 @@ class TestResume:
 
 class TestArguments:
     @pytest.mark.parametrize(
-        ("options", "told"),
+        ("options", "message"),
         [
             ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
             ({"batch_size": None}, "batch_size=None"),
@@ -385,10 +387,12 @@ class TestArguments:
             ({"augment": None}, "A batch needs one size"),
         ],
     )
-    def test_bad_arguments_are_named(self, pack: Path, options: dict[str, Any], told: str) -> None:
+    def test_bad_arguments_are_named(
+        self, pack: Path, options: dict[str, Any], message: str
+    ) -> None:
         with pytest.raises(ConfigError) as caught:
             make(pack, **options)
-        assert told in str(caught.value)
+        assert message in str(caught.value)
 
     def test_cuda_without_one_is_refused(self, pack: Path) -> None:
         if torch.cuda.is_available():
@@ -428,7 +432,7 @@ class TestLife:
         with pytest.raises(ClosedError):
             iter(loader)
 
-    def test_statistics_count_what_was_handed_out(self, pack: Path) -> None:
+    def test_statistics_count_what_was_delivered(self, pack: Path) -> None:
         with make(pack) as loader:
             for _ in loader:
                 pass

@@ -67,7 +67,7 @@ def test_the_same_tensors_with_any_cache(
     # Small packs: what the books take is more than half of them.
     limit = int(share * size) + 400 * 2**10
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PenstockWarning)  # a temporary cache says so
+        warnings.simplefilter("ignore", PenstockWarning)  # a temporary cache warns
         cache = DiskCache(tmp_path / "cache", max_bytes=limit) if share else None
         mine = epochs(f"{server.url}/{pack.name}", 2, cache, read=mode)
     assert same(mine, wanted)
@@ -189,7 +189,7 @@ class Reading(torch.utils.data.Dataset[int]):
     def __getitem__(self, number: int) -> int:
         import numpy as np
 
-        if isinstance(self.dataset, str):  # made in the worker, as the advice says
+        if isinstance(self.dataset, str):  # made in the worker, as advised
             self.dataset = Dataset(self.dataset, cache=DiskCache(self.cache, max_bytes="64MiB"))
         batch = self.dataset.read(np.array([[0, number]]))
         return len(batch.columns["image"].samples[0])
@@ -224,7 +224,7 @@ CHILD = """
         ("spawn", "made inside"),
     ],
 )
-def test_torch_workers_beside_a_used_store_work_or_are_refused(
+def test_torch_workers_with_a_used_store_work_or_are_refused(
     pack: Path, server: Server, tmp_path: Path, how: str, where: str
 ) -> None:
     program = tmp_path / "job.py"

@@ -108,7 +108,7 @@ def test_every_fault_of_the_machine_names_it_and_blames_no_data(
         wanted = read(url, options, index)
         total = faults.seen
         assert total > 2
-        told = 0
+        report = 0
         for number, at in enumerate(range(1, total + 1, max(1, total // 12))):
             shutil.rmtree(tmp_path / "index", ignore_errors=True)
             faults.code = CODES[number % len(CODES)]
@@ -125,8 +125,8 @@ def test_every_fault_of_the_machine_names_it_and_blames_no_data(
                 assert "ulimit -n" in text or faults.code != errno.EMFILE
                 assert "pack" not in text.replace("pack.json", "")
                 assert each.errno == faults.code or isinstance(each, WriteError)
-            told += len(raised)
-        assert told
+            report += len(raised)
+        assert report
 
 
 def test_too_many_open_files_ends_training_and_makes_no_bad_sample(
@@ -177,12 +177,12 @@ def test_a_process_without_descriptors_left_hears_of_its_limit(
         text=True,
         timeout=PATIENCE_S,
     )
-    told = " ".join(run.stderr.split())
+    report = " ".join(run.stderr.split())
     assert run.returncode == 1, run.stdout + run.stderr
-    assert "Too many open files" in told
-    assert "ulimit -n" in told
-    assert "Traceback" not in told
-    assert "again into an empty" not in told
+    assert "Too many open files" in report
+    assert "ulimit -n" in report
+    assert "Traceback" not in report
+    assert "again into an empty" not in report
 
 
 def test_an_index_that_its_disk_cant_read_isnt_called_damaged(
@@ -210,7 +210,7 @@ def test_an_index_that_its_disk_cant_read_isnt_called_damaged(
     assert "damaged" not in caplog.text
 
 
-def test_an_error_is_told_without_a_descriptor_left_for_colours(
+def test_an_error_is_reported_without_a_descriptor_left_for_colours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object, **__: object) -> None:

@@ -47,7 +47,7 @@ def test_images_and_masks_of_a_folder_and_of_its_pack(tmp_path: Path) -> None:
     assert sizes(Dataset(tmp_path / "pack")) == wanted
 
 
-def test_images_of_a_table_which_nobody_has_verified(tmp_path: Path) -> None:
+def test_unverified_images_of_a_table(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"image": [images.jpeg(i, 100, 120) for i in range(2)]}), path)
     schema = {"image": Image()}
@@ -72,7 +72,7 @@ def test_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "big", True])
-def test_what_is_no_limit(wrong: object) -> None:
+def test_an_invalid_limit(wrong: object) -> None:
     with pytest.raises(ConfigError, match="max_pixels: got"):
         Dataset("nowhere", max_pixels=wrong)  # type: ignore[arg-type]
 

@@ -63,8 +63,8 @@ def _jsonl(root: Path) -> None:
 def _tar(root: Path) -> None:
     with tarfile.open(root / "a.tar", "w") as file:
         for number, own in enumerate(OWN):
-            told = json.dumps({"id": own, "x": number}).encode()
-            for name, body in ((f"{number}.jpg", jpeg(number)), (f"{number}.json", told)):
+            report = json.dumps({"id": own, "x": number}).encode()
+            for name, body in ((f"{number}.jpg", jpeg(number)), (f"{number}.json", report)):
                 info = tarfile.TarInfo(name)
                 info.size = len(body)
                 file.addfile(info, io.BytesIO(body))

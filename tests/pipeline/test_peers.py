@@ -100,29 +100,29 @@ def run(server: Server, data: Path, out: Path, *phases: dict[str, Any]) -> list[
     """Return the records of each node and phase."""
     free = ports(len(phases))
     words = json.dumps([{**one, "port": free[number]} for number, one in enumerate(phases)])
-    url, told = f"{server.url}/{data.name}", {"OMP_NUM_THREADS": "1"}
-    children = [([url, str(out), str(node), str(NODES), words], told) for node in range(NODES)]
+    url, report = f"{server.url}/{data.name}", {"OMP_NUM_THREADS": "1"}
+    children = [([url, str(out), str(node), str(NODES), words], report) for node in range(NODES)]
     with forked(SCRIPT, children) as nodes:
         done = nodes.done()
     assert [code for code, _, _ in done] == [0] * NODES, done
     return [json.loads((out / f"{node}.json").read_text()) for node in range(NODES)]
 
 
-def steps(told: list[list[Any]], number: int) -> list[list[int]]:
+def steps(report: list[list[Any]], number: int) -> list[list[int]]:
     """The global batches of a phase, sorted."""
-    ranks = [node[number]["ids"] for node in told]
+    ranks = [node[number]["ids"] for node in report]
     return [sorted(itertools.chain.from_iterable(parts)) for parts in zip(*ranks, strict=True)]
 
 
-def total(told: list[list[Any]], number: int, what: str) -> int:
-    return sum(node[number][what] for node in told)
+def total(report: list[list[Any]], number: int, what: str) -> int:
+    return sum(node[number][what] for node in report)
 
 
-def readers(told: list[list[Any]], number: int, data: Path) -> float:
+def readers(report: list[list[Any]], number: int, data: Path) -> float:
     """Return how many nodes read a shard in a phase, on average."""
     shards = len(list(data.glob("*.arrow")))
     per_shard = -(-SAMPLES // shards)
-    read = [{i // per_shard for ids in node[number]["ids"] for i in ids} for node in told]
+    read = [{i // per_shard for ids in node[number]["ids"] for i in ids} for node in report]
     return sum(map(len, read)) / shards
 
 
@@ -130,20 +130,22 @@ def test_what_the_nodes_hold_leaves_the_remote_once(
     server: Server, data: Path, tmp_path: Path
 ) -> None:
     size = array_pack_bytes(data)
-    told = run(server, data, tmp_path, phase(), phase(dealt=1), phase(fresh="-new"))
-    assert sorted(itertools.chain.from_iterable(steps(told, 0))) == list(range(SAMPLES))
-    assert steps(told, 0) == steps(told, 1) == steps(told, 2)
+    report = run(server, data, tmp_path, phase(), phase(dealt=1), phase(fresh="-new"))
+    assert sorted(itertools.chain.from_iterable(steps(report, 0))) == list(range(SAMPLES))
+    assert steps(report, 0) == steps(report, 1) == steps(report, 2)
     # A node that can't wait for the owner of a shard fetches what it lacks itself, so on a busy
     # machine the remote gives each shard at most once to each node that reads it.
-    assert total(told, 0, "remote") <= 1.02 * readers(told, 0, data) * size
-    # What nobody had fetched whole when the epoch ended, and the index of a cache that lacks it.
-    assert total(told, 1, "remote") <= 0.1 * size
-    assert total(told, 2, "remote") <= 0.1 * size
-    assert total(told, 1, "peers") >= 0.85 * size
-    assert 0 < told[1][2]["peers"] < 0.5 * size
+    assert total(report, 0, "remote") <= 1.02 * readers(report, 0, data) * size
+    # Blobs that no node had completed when the epoch ended, and the index for a cache without it.
+    assert total(report, 1, "remote") <= 0.1 * size
+    assert total(report, 2, "remote") <= 0.1 * size
+    assert total(report, 1, "peers") >= 0.85 * size
+    assert 0 < report[1][2]["peers"] < 0.5 * size
     # Others fill up what batches had brought in part.
-    assert total(told, 2, "peers") - told[1][2]["peers"] < 0.1 * size
-    assert total(told, 0, "failed") == total(told, 1, "failed") == total(told, 2, "failed") == 0
+    assert total(report, 2, "peers") - report[1][2]["peers"] < 0.1 * size
+    assert (
+        total(report, 0, "failed") == total(report, 1, "failed") == total(report, 2, "failed") == 0
+    )
 
 
 @pytest.fixture
@@ -239,16 +241,16 @@ def test_nodes_that_are_gone_are_one_warning(
     server: Server, data: Path, token: Path, tmp_path: Path
 ) -> None:
     with opened(f"{server.url}/{data.name}", tmp_path / "cache", token, free_address()) as dataset:
-        with pytest.warns(PenstockWarning, match="node 1 .*nothing listens at this port") as told:
+        with pytest.warns(PenstockWarning, match="node 1 .*nothing listens at this port") as report:
             _, statistics = epoch(dataset)
-        assert len(told) == 1
+        assert len(report) == 1
         _, statistics = epoch(dataset)
     assert statistics.bytes_peers == 0
     assert statistics.samples == SAMPLES
 
 
 @pytest.mark.parametrize(
-    ("peers", "told"),
+    ("peers", "message"),
     [
         (Peers("127.0.0.1:0", token_file="/nowhere/token"), "the token_file /nowhere/token"),
         (Peers("127.0.0.1:0", tls=TlsFiles("/nowhere/a", "/nowhere/b", "c")), "the certificate"),
@@ -256,8 +258,8 @@ def test_nodes_that_are_gone_are_one_warning(
         (Peers("127.0.0.1:0"), None),
     ],
 )
-def test_a_job_of_one_node_says_what_would_be_wrong_on_several(
-    peers: Peers, told: str | None, server: Server, data: Path, tmp_path: Path
+def test_a_job_of_one_node_states_what_would_be_wrong_on_several(
+    peers: Peers, message: str | None, server: Server, data: Path, tmp_path: Path
 ) -> None:
     cache = DiskCache(tmp_path / "cache", max_bytes="1GB", peers=peers)
     with (
@@ -268,8 +270,8 @@ def test_a_job_of_one_node_says_what_would_be_wrong_on_several(
         _, statistics = epoch(dataset)
     assert statistics.samples == SAMPLES
     words = [str(one.message) for one in found if "peers:" in str(one.message)]
-    assert len(words) == (told is not None)
-    assert told is None or (told in words[0] and "continues without peers" in words[0])
+    assert len(words) == (message is not None)
+    assert message is None or (message in words[0] and "continues without peers" in words[0])
 
 
 def test_a_list_without_a_secret_is_refused(
@@ -296,15 +298,15 @@ def test_the_command_asks_listed_nodes(
     before = server.bytes_sent
     command = ["warm", url, "--cache", str(tmp_path / "cache"), "--json", "--peers", mine]
     nodes = ["--peer-nodes", f"{mine}, {other.peer(1).address}"]
-    # One node of one: the ranks of a listed job are told, as ever, by --nodes and its like.
+    # One node of one: --nodes and similar options give the ranks of a listed job, as always.
     assert main([*command, *nodes, "--peer-token-file", str(token), "--no-tls"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["bytes"] == sum(map(len, other.blobs.values()))
-    assert server.bytes_sent - before < 0.1 * told["bytes"]  # the index
+    report = json.loads(capsys.readouterr().out)
+    assert report["bytes"] == sum(map(len, other.blobs.values()))
+    assert server.bytes_sent - before < 0.1 * report["bytes"]  # the index
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--peers", "127.0.0.1:7077"), "got no --peer-nodes"),
         (("--peers", "127.0.0.1:7077", "--peer-nodes", "a:1,b:2"), "isn't among the 2 nodes"),
@@ -313,10 +315,10 @@ def test_the_command_asks_listed_nodes(
     ],
 )
 def test_the_command_refuses_a_list_that_can_not_be(
-    options: tuple[str, ...], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["warm", "http://127.0.0.1:9/data", "--cache", str(tmp_path), *options]) == 2
-    assert told in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def member(url: str, folder: Path, rank: int) -> DataLoader:

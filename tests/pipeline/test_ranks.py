@@ -67,8 +67,8 @@ def run(size: int, pack: Path, out: Path, *, wrong_seed: bool = False) -> list[t
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.grid)])
 def test_whole_epochs_of_a_real_group(pack: Path, tmp_path: Path, size: int) -> None:
-    told = run(size, pack, tmp_path)
-    assert [code for code, _ in told] == [0] * size, told
+    report = run(size, pack, tmp_path)
+    assert [code for code, _ in report] == [0] * size, report
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
     samples = found[0]["alone"]
     for name, wanted in (("evaluate", samples), ("torch evaluate", 61)):
@@ -81,9 +81,9 @@ def test_whole_epochs_of_a_real_group(pack: Path, tmp_path: Path, size: int) -> 
 
 
 def test_a_seed_that_differs_between_ranks_fails_loudly(pack: Path, tmp_path: Path) -> None:
-    told = run(2, pack, tmp_path, wrong_seed=True)
-    assert all(code for code, _ in told)
-    words = "".join(errors for _, errors in told)
+    report = run(2, pack, tmp_path, wrong_seed=True)
+    assert all(code for code, _ in report)
+    words = "".join(errors for _, errors in report)
     assert "PlanError" in words
     assert "seed" in words
 
@@ -160,15 +160,15 @@ DIFFERING = textwrap.dedent(
 )
 
 
-def test_each_rank_ends_with_the_reason_and_nobody_hangs(pack: Path, ordered_pack: Path) -> None:
-    told = run_ranks(DIFFERING, str(pack), str(ordered_pack), size=3)
+def test_each_rank_ends_with_the_reason_and_none_hangs(pack: Path, ordered_pack: Path) -> None:
+    report = run_ranks(DIFFERING, str(pack), str(ordered_pack), size=3)
     wanted = {
         "own": ("reads dataset", "rank 0", "(203 samples", "shared out twice"),
         "cut": ("(68 samples", "shared out twice"),
         "late": ("rank 2 with seed 4", "seed 3"),
         "refused": ("tate version 1", "version 3"),
     }
-    for rank, one in enumerate(told):
+    for rank, one in enumerate(report):
         for case, words in wanted.items():
             kind, text = one[case]
             assert kind in ("PlanError", "RankFailedError", "ResumeError"), (rank, case, text)
@@ -228,15 +228,15 @@ def test_processes_of_a_replica_get_the_same_batches(pack: Path, tmp_path: Path)
     from tests.servers import serving
 
     with serving(pack.parent) as remote:
-        told = run_ranks(REPLICAS, f"{remote.url}/{pack.name}", str(tmp_path), size=4)
+        report = run_ranks(REPLICAS, f"{remote.url}/{pack.name}", str(tmp_path), size=4)
     for name in ("mesh", "resumed", "numbers"):
-        steps = [one[name] for one in told]
+        steps = [one[name] for one in report]
         assert steps[0] == steps[1], name
         assert steps[2] == steps[3], name
         for first, second in zip(steps[0], steps[2], strict=True):
             assert len(set(first[0]) | set(second[0])) == 24
     batches = {
-        name: [sorted(i for r in rows for i in told[r][name][step][0]) for step in range(3)]
+        name: [sorted(i for r in rows for i in report[r][name][step][0]) for step in range(3)]
         for name, rows in (("resumed", (0, 2)), ("numbers", (0, 2)), ("all", range(4)))
     }
     assert batches["resumed"] == batches["numbers"] == batches["all"]
@@ -278,8 +278,8 @@ WAITING = textwrap.dedent(
 def test_a_rank_behind_a_slow_remote_is_named_on_each(pack: Path) -> None:
     with serving(pack.parent) as fast, serving(pack.parent) as slow:
         slow.faults = Faults(latency_s=0.15)
-        told = run_ranks(WAITING, f"{fast.url}/{pack.name}", f"{slow.url}/{pack.name}")
-    for one in told:
+        report = run_ranks(WAITING, f"{fast.url}/{pack.name}", f"{slow.url}/{pack.name}")
+    for one in report:
         assert one["before"] == 0
         assert one["heard"] == [2, 2]
         assert one["slowest"] == 1

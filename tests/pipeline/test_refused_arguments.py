@@ -33,7 +33,7 @@ def test_a_path_is_no_dataset(path: Any, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (None, "got an object of type NoneType"),
         (5, "got an object of type int"),
@@ -45,8 +45,8 @@ def test_a_path_is_no_dataset(path: Any, options: dict[str, Any]) -> None:
         (torchs.DataLoader(Squares(3)), r"Pass its \.dataset"),
     ],
 )
-def test_what_is_no_dataset(given: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_an_invalid_dataset(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         DataLoader(given, 4)
 
 
@@ -70,13 +70,13 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("kind", list(WRAPPED))
-def test_a_native_dataset_in_another_says_what_to_do(kind: str, pack: Path) -> None:
+def test_a_native_dataset_in_another_states_what_to_do(kind: str, pack: Path) -> None:
     with pytest.raises(DatasetError, match="not by index") as caught:
         DataLoader(WRAPPED[kind](Dataset(str(pack))), 4)
-    told = str(caught.value)
-    assert "framework" not in told
+    report = str(caught.value)
+    assert "framework" not in report
     part = kind in ("Subset", "random_split", "nested")
-    assert ("dataset.subset(ids)" if part else "penstock.concat([a, b])") in told
+    assert ("dataset.subset(ids)" if part else "penstock.concat([a, b])") in report
 
 
 def test_samples_by_index_name_the_loader(pack: Path) -> None:
@@ -85,7 +85,7 @@ def test_samples_by_index_name_the_loader(pack: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (lambda image: image, "Apply.*__getitem__"),
         ([lambda image: image], "at place 0"),
@@ -98,22 +98,22 @@ def test_samples_by_index_name_the_loader(pack: Path) -> None:
         (7, "got 7"),
     ],
 )
-def test_augment_takes_operations(given: Any, told: str, pack: Path) -> None:
+def test_augment_takes_operations(given: Any, message: str, pack: Path) -> None:
     for dataset in (Dataset(str(pack)), Squares(8)):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             DataLoader(dataset, 4, augment=given)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"as_dict": True}, "as_dict=True works on native datasets"),
         ({"augment": {"image": [Resize(8)]}}, "augment= by field works on native"),
         ({"augment": [Resize((8, 8)), Pad("boxes")]}, "Pad in augment= works on native"),
     ],
 )
-def test_what_is_about_fields_is_for_native_datasets(options: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_is_about_fields_is_for_native_datasets(options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         DataLoader(Squares(8), 4, **options)
 
 
@@ -170,7 +170,7 @@ def four(samples: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "collate", "told"),
+    ("dataset", "collate", "message"),
     [
         (Shapes(3, 3, 4, 3), None, "sample 2 doesn't match the others"),
         (Shapes(4, 3, 3, 3), None, "sample 0 doesn't match the others"),
@@ -181,19 +181,21 @@ def four(samples: list[Any]) -> Any:
         (Shapes(0, 0, 0, 0), None, "the samples 0, 1, 2, 3"),
     ],
 )
-def test_a_sample_is_blamed_only_if_it_is_the_reason(dataset: Any, collate: Any, told: str) -> None:
+def test_a_sample_is_blamed_only_if_it_is_the_reason(
+    dataset: Any, collate: Any, message: str
+) -> None:
     with pytest.raises((RuntimeError, TypeError, ValueError)) as caught:
         list(DataLoader(dataset, 4, collate_fn=collate))
     (note,) = caught.value.__notes__
-    assert told in note
-    assert ("sample " in note.replace("samples", "")) == told.startswith("sample ")
+    assert message in note
+    assert ("sample " in note.replace("samples", "")) == message.startswith("sample ")
 
 
 @pytest.mark.parametrize(
     ("rank", "current", "count", "wanted"),
     [
         (0, 0, 8, 0),
-        (3, 0, 8, 3),  # nobody has chosen yet: not the first GPU for every rank
+        (3, 0, 8, 3),  # no GPU is chosen yet: not the first GPU for every rank
         (3, 5, 8, 5),  # chosen by set_device
         (3, 0, 1, 0),  # the launcher shows each rank its own only
     ],
@@ -209,7 +211,7 @@ def test_cuda_is_the_local_ranks_own_device(
         assert parse_device("cuda:1", local_rank=rank) == torch.device("cuda", 1)
 
 
-def test_more_ranks_than_devices_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_ranks_than_devices_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -218,13 +220,13 @@ def test_more_ranks_than_devices_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("told", "rank"),
+    ("message", "rank"),
     [
         ({}, 0),
         ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}, 1),
-        ({"WORLD_SIZE": "8", "LOCAL_RANK": "3", "NODE_RANK": "0"}, 3),  # no rank is told yet
+        ({"WORLD_SIZE": "8", "LOCAL_RANK": "3", "NODE_RANK": "0"}, 3),  # no rank is known yet
         ({"LOCAL_RANK": "x"}, 0),
     ],
 )
-def test_the_local_rank_is_read_where_the_rank_is_not(told: dict[str, str], rank: int) -> None:
-    assert local_rank(told) == rank
+def test_the_local_rank_is_read_where_the_rank_is_not(message: dict[str, str], rank: int) -> None:
+    assert local_rank(message) == rank

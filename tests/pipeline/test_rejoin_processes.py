@@ -93,7 +93,7 @@ def global_batches(pack: Path, count: int) -> list[list[int]]:
     return found[:count]
 
 
-def test_a_member_is_killed_and_later_replaced_while_the_others_go_on(pack: Path) -> None:
+def test_a_member_is_killed_and_later_replaced_while_the_others_continue(pack: Path) -> None:
     server: Any = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False
     )
@@ -102,8 +102,8 @@ def test_a_member_is_killed_and_later_replaced_while_the_others_go_on(pack: Path
     ]
 
     def quorum(number: int, who: list[int], *, step: int, until: int, **more: Any) -> None:
-        told = {"members": who, "step": step, "until": until, "victim": None, "new": None, **more}
-        server.set(f"quorum-{number}", json.dumps(told))
+        report = {"members": who, "step": step, "until": until, "victim": None, "new": None, **more}
+        server.set(f"quorum-{number}", json.dumps(report))
 
     with forked(MEMBER, children) as members:
         quorum(0, [0, 1, 2], step=0, until=99, victim=[1, 4])
@@ -166,7 +166,7 @@ TRAINER = textwrap.dedent(
 
 
 @pytest.mark.grid
-def test_torchrun_restarts_go_on_from_the_state(pack: Path, tmp_path: Path) -> None:
+def test_torchrun_restarts_continue_from_the_state(pack: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINER)
     done = subprocess.run(

@@ -131,9 +131,9 @@ def test_a_renamed_dataset_has_the_index_of_the_data_as_they_lie(tmp_path: Path)
         assert renamed.contents.fingerprint == plain.contents.fingerprint
     assert open_index(root, fields=NAMES).place == place
     assert [each.name for each in tmp_path.iterdir() if "penstock" in each.name] == ["set.penstock"]
-    told = "pixel_values=image,labels=label"
-    assert main(["inspect", str(root), "--fields", told]) == 0
-    assert main(["pack", str(root), str(tmp_path / "pack"), "--fields", told]) == 0
+    report = "pixel_values=image,labels=label"
+    assert main(["inspect", str(root), "--fields", report]) == 0
+    assert main(["pack", str(root), str(tmp_path / "pack"), "--fields", report]) == 0
     assert list(open_index(tmp_path / "pack").schema) == ["pixel_values", "labels"]
 
 
@@ -181,8 +181,8 @@ def test_parts_and_datasets_end_to_end(tmp_path: Path) -> None:
 
 def test_tokens_and_a_schema_under_the_new_names(tmp_path: Path) -> None:
     images.write_folder(tmp_path / "t", {"a.bin": np.arange(100, dtype="<u2").tobytes()})
-    told: dict[str, Any] = {"format": "tokens", "dtype": "uint16", "sample": (10,)}
-    with Dataset(tmp_path / "t", fields={"input_ids": "tokens"}, **told) as dataset:
+    report: dict[str, Any] = {"format": "tokens", "dtype": "uint16", "sample": (10,)}
+    with Dataset(tmp_path / "t", fields={"input_ids": "tokens"}, **report) as dataset:
         assert dataset.column("input_ids").shape == (10, 10)
     root = folder(tmp_path / "set")["url"]
     with Dataset(root, fields=NAMES, schema={"labels": ClassLabel(("b", "a"))}) as dataset:

@@ -256,7 +256,7 @@ def test_small_selections_stay_decoded(whole: Dataset) -> None:
             assert kept.statistics().resident_bytes > 0
 
 
-def test_a_selection_of_a_closed_dataset_is_opened_anew_where_it_is_unpickled(
+def test_a_selection_of_a_closed_dataset_is_reopened_where_it_is_unpickled(
     pack: Path, labels: Dataset
 ) -> None:
     train, _ = Dataset(str(pack), fields=("label", "id")).split(0.5, 0.5, seed=3)

@@ -70,7 +70,7 @@ def test_entries_of_a_mapping_draw_apart(second: Any) -> None:
     assert abs(found["v1"]["mirror"].mean() - 0.5) < 0.1
 
 
-def test_a_tuple_shares_its_draws_whatever_its_order() -> None:
+def test_a_tuple_shares_its_draws_in_any_order() -> None:
     found = drawn({("v1", "v2"): CROP, "v3": CROP}, "v1", "v2", "v3")
     assert alike(found["v1"], found["v2"])
     assert correlation(found["v1"], found["v3"]) < 0.15

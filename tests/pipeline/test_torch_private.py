@@ -106,7 +106,7 @@ class TestLoaders:
 
 class TestIterators:
     @pytest.mark.parametrize("num_workers", [0, 1])
-    def test_the_base_seed_is_told_and_drawn_as_ours(self, num_workers: int) -> None:
+    def test_the_base_seed_is_passed_and_drawn_as_ours(self, num_workers: int) -> None:
         why = "a resumed epoch of torch's own randomness can't be repeated"
         generator = torch.Generator().manual_seed(3)
         loader = torchs.DataLoader(Squares(4), generator=generator, num_workers=num_workers)
@@ -197,7 +197,7 @@ class TestWorkers:
         assert drawn == here, why
         assert len(torch_private.numpy_seed(1, 0)) == 4
 
-    def test_what_a_worker_says_of_itself_can_be_changed(self) -> None:
+    def test_the_info_of_a_worker_can_be_changed(self) -> None:
         why = "get_worker_info().dataset is our source, not the user's dataset"
         from torch.utils.data._utils.worker import WorkerInfo
 

@@ -50,7 +50,7 @@ SPANS = {
 
 
 def content(row: int) -> dict[str, Any]:
-    """What a sample is: bytes of spans, values of others; None where it lacks the field."""
+    """Return a field of a sample: bytes of spans, values of others; None if it lacks the field."""
     rng = np.random.default_rng(row)
     height, width = 16 + row % 3, 20 + row % 4
     mask = Pillow.fromarray(rng.integers(0, 9, (height, width), np.uint8))

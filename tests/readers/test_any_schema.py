@@ -56,7 +56,7 @@ def dataset(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterat
 
 
 def stored(row: int, name: str) -> Any:
-    """What a batch has of a sample: bytes of what is encoded, arrays of others."""
+    """Return a sample of a batch: bytes of encoded fields, arrays of others."""
     value = content(row)[name]
     if name in ("flow", "points", "grid"):
         if value is None:

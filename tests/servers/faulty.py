@@ -32,7 +32,7 @@ FAULTS = (
     "short",  # the connection ends in the body, politely
     "whole",  # 200 with the whole object for a range
     "wrong_range",  # 206 with other bytes, and said so
-    "other_etag",  # an object that changed, served though If-Match says no
+    "other_etag",  # a changed object, served despite If-Match
 )
 LIMIT_S = 120.0
 """A hang ends when the server closes, or after this."""
@@ -252,7 +252,7 @@ class _Handler(BaseHTTPRequestHandler):
                 owner.in_flight -= 1
 
     def _misbehave_before(self, fault: str) -> bool:
-        """Whether the fault needed no more than this."""
+        """Misbehave before the answer; return True if the request is finished."""
         with self.owner.lock:
             self.owner.faulted[fault] += 1
         if fault in ("500", "503", "429"):

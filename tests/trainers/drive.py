@@ -24,7 +24,7 @@ def main(job: str, kind: str, images: str, out: str) -> None:
         setup()
     rank = int(os.environ.get("RANK", "0"))
     folder = Path(out)
-    told: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     for way, stop, resume in (
         ("whole", None, False),
         ("stopped", STOP, False),
@@ -33,10 +33,10 @@ def main(job: str, kind: str, images: str, out: str) -> None:
         record = Record()
         loader = make_loader(kind, Path(images), **getattr(module, "LOADER", {}))
         module.train(loader, record, stop=stop, resume=resume, folder=folder / "run")
-        told[way] = record.batches
-        told["steps"] = len(loader)
+        report[way] = record.batches
+        report["steps"] = len(loader)
         loader.close()
-    (folder / f"rank-{rank}.json").write_text(json.dumps(told))
+    (folder / f"rank-{rank}.json").write_text(json.dumps(report))
     teardown = getattr(module, "teardown", None)
     if teardown is not None:
         teardown()

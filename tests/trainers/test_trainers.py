@@ -68,7 +68,7 @@ def test_every_sample_once_an_epoch_and_exact_resume(
     for package in job.needs:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} isn't installed (or doesn't fit this torch)")
-    ranks = [told["whole"] for told in run(job, kind, images, tmp_path)]
+    ranks = [report["whole"] for report in run(job, kind, images, tmp_path)]
     epochs = [[rank[e * STEPS : (e + 1) * STEPS] for rank in ranks] for e in range(EPOCHS)]
     assert [len(rank) for rank in ranks] == [EPOCHS * STEPS] * job.ranks
     for epoch in epochs:
@@ -107,7 +107,7 @@ def test_a_trainer_that_starts_its_processes_itself(
         batches = [batch for rank in ranks for batch in rank["whole"]["batches"][part]]
         assert sorted(i for batch in batches for i in batch) == list(range(SAMPLES))
     for rank in ranks:
-        assert {told["steps"] for told in rank.values()} == {STEPS}
+        assert {report["steps"] for report in rank.values()} == {STEPS}
         assert len(rank["whole"]["batches"]) == EPOCHS * STEPS
         if "resumed" in rank:
             parts = rank["stopped"]["batches"] + rank["resumed"]["batches"]
@@ -130,9 +130,9 @@ def run(job: Job, kind: str, images: Path, out: Path) -> list[dict[str, Batches]
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-8000:]
-    told = [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(job.ranks)]
-    for rank in told:
+    report = [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(job.ranks)]
+    for rank in report:
         assert rank["steps"] == STEPS
         assert len(rank["stopped"]) == STOP
         assert rank["stopped"] + rank["resumed"] == rank["whole"]
-    return told
+    return report

@@ -34,7 +34,7 @@ def test_what_looks_into_a_map_keeps_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keeper", ["threading", "os", "abc", "__main__"])
-def test_a_cached_blob_that_lives_to_the_exit_says_nothing(tmp_path: Path, keeper: str) -> None:
+def test_a_cached_blob_that_lives_to_the_exit_prints_nothing(tmp_path: Path, keeper: str) -> None:
     """The blob may be kept by any module of Python, and outlive modules of ours."""
     program = """
         import importlib, sys

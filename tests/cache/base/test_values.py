@@ -36,7 +36,7 @@ def test_nonsense_is_refused_by_name(text: object) -> None:
         (2**63, "wanted a positive number"),
     ],
 )
-def test_a_size_that_is_no_size_says_why(text: int | str, why: str) -> None:
+def test_a_size_that_is_no_size_states_why(text: int | str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         parse_size(text, what="max_bytes")
 

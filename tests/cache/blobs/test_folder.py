@@ -69,9 +69,7 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         DiskCache(tmp_path, max_bytes="2MB").open()
 
 
-def test_a_damaged_catalogue_is_made_anew(
-    store: MemoryStore, remotes: Callable[..., Remote]
-) -> None:
+def test_a_damaged_catalogue_is_rebuilt(store: MemoryStore, remotes: Callable[..., Remote]) -> None:
     remote = remotes(store)
     remote.fill(single(store, 0))
     remote.close()
@@ -79,9 +77,9 @@ def test_a_damaged_catalogue_is_made_anew(
     catalogue = Path(cache_of(remote).path) / "catalogue.db"
     catalogue.write_bytes(b"not a database at all" * 300)
     again = remotes(store)
-    with pytest.warns(PenstockWarning, match=r"damaged \(catalogue.db .*rebuilt") as told:
+    with pytest.warns(PenstockWarning, match=r"damaged \(catalogue.db .*rebuilt") as report:
         assert again.is_whole(single(store, 0))
-    assert len(told) == 1
+    assert len(report) == 1
     assert admin.stat(cache_of(again).path).used_bytes >= SIZES[0]
     assert admin.verify(cache_of(again).path).bad == ()
 
@@ -110,7 +108,7 @@ def test_books_and_files_are_brought_together(
     records = {one.key: one.state for one in admin.list_blobs(path)}
     assert records == {single(store, 4).key: "ready", single(store, 5).key: "fill"}
     assert os.listdir(path / "trash") == []
-    assert admin.gc(path)[1] > 0  # the fill that nobody works on
+    assert admin.gc(path)[1] > 0  # the abandoned fill
     assert admin.list_blobs(path)[0].state == "ready"
     assert os.listdir(path / "fills") == []
 
@@ -124,9 +122,9 @@ def test_trouble_with_the_disk_is_one_warning(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.warns(PenstockWarning, match=r"can't be used \(No space left.*doctor") as told:
+    with pytest.warns(PenstockWarning, match=r"can't be used \(No space left.*doctor") as report:
         blobs = [remote.open(single(store, i)) for i in range(3)]
-    assert len(told) == 1
+    assert len(report) == 1
     for number, blob in enumerate(blobs):
         (found,) = remote.load([BlobSpans(blob=blob, starts=[0], ends=[SIZES[number]])])
         assert found[0].tobytes() == store.objects[f"o{number}"]
@@ -201,7 +199,7 @@ def test_a_dataset_keeps_what_one_of_its_jobs_pins(tmp_path: Path) -> None:
     disk = DiskCache(tmp_path, max_bytes="8MiB")
     memberships = DatasetJobs(disk, group="g", label="mem://set")
     keys = [f"{i:040x}" for i in range(4)]
-    assert memberships.keeps(keys[3])  # nobody has said what is needed
+    assert memberships.keeps(keys[3])  # no needs are known
     one = memberships.join(keys[:2], [5, 5])
     two = memberships.join(keys[1:3], [5, 5])
     assert [memberships.keeps(key) for key in keys] == [True, True, True, False]
@@ -336,7 +334,7 @@ def test_what_a_job_has_mapped_beyond_its_share_makes_room_once_it_is_let_go(
     assert admin.stat(cache_of(one).path).used_bytes <= limit
 
 
-def test_a_job_enters_books_that_were_made_anew(remotes: Callable[..., Remote]) -> None:
+def test_a_job_enters_books_that_were_rebuilt(remotes: Callable[..., Remote]) -> None:
     store = many(4, 100_000)
     remote = remotes(store)
     sources = [single(store, i) for i in range(4)]

@@ -105,7 +105,7 @@ def test_another_object_is_refused_and_nothing_is_written(tmp_path: Path) -> Non
         with pytest.raises(ObjectChangedError, match="memory://x: the object was replaced"):
             second.take(wrong)
     assert fill.missing([(0, 5)]) == [(3, 5)]
-    second.take(answer_of(second, version=""))  # the blob's key says what it is
+    second.take(answer_of(second, version=""))  # the blob's key identifies it
     assert fill.is_whole
     fill.close()
 

@@ -172,7 +172,7 @@ def test_an_object_that_changes_is_never_mixed(
     assert found[0].tobytes() == bytes(5000) == found[1].tobytes()
 
 
-def test_another_size_than_indexed_is_told(
+def test_another_size_than_indexed_is_reported(
     store: MemoryStore, remotes: Callable[..., Remote]
 ) -> None:
     sources = [single(store, 0), of_ranges(store, (0, 5, 99), (1, 5, 99))]
@@ -183,7 +183,7 @@ def test_another_size_than_indexed_is_told(
                 remote.load([BlobSpans(blob=remote.open(source), starts=[0], ends=[10])])
 
 
-def test_a_remote_that_fails_says_which_object(
+def test_a_remote_that_fails_states_which_object(
     store: MemoryStore, remotes: Callable[..., Remote]
 ) -> None:
     def fail(_path: str, _span: object) -> None:
@@ -213,7 +213,7 @@ def test_a_large_span_that_passes_is_several_requests(
 
 
 @pytest.mark.parametrize("max_bytes", [8 * MIB, None])
-def test_an_object_that_may_lack_is_told_by_its_bytes(
+def test_an_optional_object_is_detected_by_its_bytes(
     store: MemoryStore, remotes: Callable[..., Remote], max_bytes: int | None
 ) -> None:
     whole = of_ranges(store, (1, 0, 100), (0, 5, 150_009), (4, 0, 50))
@@ -254,7 +254,7 @@ def test_small_objects_are_fetched_once_a_node(
     assert not os.path.exists(own)
 
 
-def test_what_the_remote_said_is_remembered(
+def test_answers_of_the_remote_are_remembered(
     store: MemoryStore, remotes: Callable[..., Remote]
 ) -> None:
     remote = remotes(store)
@@ -309,7 +309,7 @@ def test_a_truncated_file_is_dropped_at_opening(
     assert found[0].tobytes() == store.objects["o4"]
 
 
-def test_pread_tells_of_a_file_that_was_truncated_under_it(
+def test_pread_detects_a_file_that_was_truncated_under_it(
     store: MemoryStore, remotes: Callable[..., Remote]
 ) -> None:
     remote = remotes(store)

@@ -65,7 +65,7 @@ class FolderUpstream:
         )
 
     def _read(self, one: BlobRange) -> bytes | None:
-        if one.stored.version is not None:  # it can't say which version it has
+        if one.stored.version is not None:  # its version is unknown
             return None
         try:
             data = (self._folder / one.blob.key).read_bytes()

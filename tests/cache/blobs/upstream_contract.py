@@ -79,7 +79,7 @@ class UpstreamTests:
         upstream.fetch(wanted[:1], lambda *_: None)
         assert delivered == known
 
-    def test_an_object_that_nobody_has_is_an_error_with_its_name(
+    def test_an_object_that_no_source_has_is_an_error_with_its_name(
         self, store: MemoryStore, upstream: Upstream
     ) -> None:
         source = single(store, 3)
@@ -113,7 +113,7 @@ class UpstreamTests:
             for _ in pool.map(read, range(6), timeout=60):
                 pass
 
-    def test_fills_are_granted_while_nobody_waits(self, upstream: Upstream) -> None:
+    def test_fills_are_granted_while_no_batch_waits(self, upstream: Upstream) -> None:
         with upstream.reserve_fills("a", 1000) as room:
             assert room > 0
             with upstream.reserve_fills("b", 1000) as more:

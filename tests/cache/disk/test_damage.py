@@ -1,4 +1,4 @@
-"""Damage to anything in a cache folder, while nobody looks and under a live job: the right bytes,
+"""Damage to anything in a cache folder, without and with a live job: the right bytes,
 no ended job, at most one warning, and the limit holds."""
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ class Played:
 @contextlib.contextmanager
 def playing(root: Path, *, most: int = 1, **more: Any) -> Iterator[Played]:
     """A job, whose warnings are counted."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as report:
         warnings.simplefilter("always")
         played = Played(root, **more)
         try:
             yield played
         finally:
             played.close()
-    assert len(told) <= most, [str(one.message) for one in told]
+    assert len(report) <= most, [str(one.message) for one in report]
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def filled(tmp_path: Path) -> Path:
 
 
 def in_order(root: Path, limit: int) -> None:
-    """The books say what is there, and it isn't too much."""
+    """The catalogue matches the files, and they don't exceed the limit."""
     folder = CacheFolder(str(root), max_bytes=limit)
     files = [*(root / "blobs").iterdir(), *(root / "unverified").iterdir()]
     taken = sum(path.stat().st_blocks * 512 for path in files)
@@ -127,7 +127,7 @@ def in_order(root: Path, limit: int) -> None:
     folder.close()
 
 
-# -- one by one, while nobody looks
+# -- one by one, without a live job
 
 
 def _empty(path: Path) -> None:
@@ -156,7 +156,7 @@ def _gone(path: Path) -> None:
 @pytest.mark.parametrize(
     "name", [*NOTES, "catalogue.lock", "keys.lock", "readers.lock", "jobs.lock"]
 )
-def test_notes_that_are_damaged_are_made_anew(
+def test_notes_that_are_damaged_are_rebuilt(
     filled: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
     before = sum(1 for _ in (filled / "blobs").iterdir())
@@ -164,7 +164,7 @@ def test_notes_that_are_damaged_are_made_anew(
     with playing(filled) as job:
         job.cache.open()
         held = sum(job.remote.is_whole(s) for s in job.sources)
-        # A boot that nobody knows any more may have been another: then blobs are checked first.
+        # If the boot of a blob is unknown, the blob is checked first.
         assert held == before or (name == "boot" and damage is not _gone)
         job.epoch(random.Random(1))
         fetched = job.store.bytes_read
@@ -276,7 +276,7 @@ def test_a_wrong_count_lets_no_cache_grow(filled: Path) -> None:
         in_order(filled, limit)
 
 
-def test_a_live_job_goes_on_with_books_that_were_made_anew(filled: Path) -> None:
+def test_a_live_job_continues_with_books_that_were_rebuilt(filled: Path) -> None:
     """By itself, and by another that finds them damaged first."""
     with playing(filled) as job, playing(filled, most=2) as other:  # one each
         for one in (job, other):
@@ -297,7 +297,7 @@ def test_a_live_job_goes_on_with_books_that_were_made_anew(filled: Path) -> None
     in_order(filled, 8 * MIB)
 
 
-# -- the catalogue's file, whatever stands there
+# -- the catalogue's file, with any contents
 
 
 def _foreign(path: Path) -> None:
@@ -364,11 +364,11 @@ def test_every_command_rebuilds_a_catalogue_with_one_warning(
         warnings.simplefilter("default")
         assert main([*before, str(filled), *more]) == 0
     both = capsys.readouterr()
-    told = " ".join(both.err.split())
-    assert told.count("warning") == 1, told
-    assert "catalogue.db" in told
-    assert "rebuilt from 21 blobs" in told
-    assert "Traceback" not in both.out + told
+    report = " ".join(both.err.split())
+    assert report.count("warning") == 1, report
+    assert "catalogue.db" in report
+    assert "rebuilt from 21 blobs" in report
+    assert "Traceback" not in both.out + report
     assert main(["cache", "stat", str(filled)]) == 0
     assert "warning" not in capsys.readouterr().err
     in_order(filled, 8 * MIB)
@@ -385,14 +385,14 @@ def test_a_live_job_rebuilds_a_catalogue_with_one_warning(
         _flat(filled)
         damage(filled / "catalogue.db")
         held = dict(job.blobs)
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as report:
             warnings.simplefilter("always")
             for one in (job, other, job):
                 one.remote.drop(one.sources[3])
                 one.blobs.pop(one.sources[3].key, None)
                 one.epoch(random.Random(2))
                 assert one.cache.can_be_used
-        texts = [str(each.message) for each in told]
+        texts = [str(each.message) for each in report]
         assert len(texts) <= 1, texts  # SQLite may have had all that was damaged in memory
         assert damage in (_cut, _cut_page, _noise, _no_text, _newer, _empty) or texts
         assert not any("can't be used" in text for text in texts)
@@ -404,7 +404,7 @@ def test_a_live_job_rebuilds_a_catalogue_with_one_warning(
 
 
 @pytest.mark.parametrize("damage", [_foreign, _folder, _link])
-def test_what_is_somebody_elses_is_moved_and_never_removed(
+def test_files_of_others_are_moved_and_never_removed(
     filled: Path, damage: Callable[[Path], None]
 ) -> None:
     _flat(filled)
@@ -478,13 +478,13 @@ def test_no_flip_of_the_first_page_ends_a_command(filled: Path, tmp_path: Path, 
         (root / "catalogue.db").write_bytes(
             whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
         )
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as report:
             warnings.simplefilter("always")
             assert admin.stat(root).blobs == 21
             assert len(admin.list_blobs(root)) == 22
             if number % 4 == 0:
                 assert admin.verify(root).checked == 21
-        assert len(told) <= 1, [str(one.message) for one in told]
+        assert len(report) <= 1, [str(one.message) for one in report]
         in_order(root, 8 * MIB)
         shutil.rmtree(root)
 
@@ -492,11 +492,11 @@ def test_no_flip_of_the_first_page_ends_a_command(filled: Path, tmp_path: Path, 
 def test_processes_that_find_the_damage_at_once_rebuild_once(filled: Path) -> None:
     _flat(filled)
     _noise(filled / "catalogue.db")
-    with warnings.catch_warnings(record=True) as told, ThreadPoolExecutor(6) as pool:
+    with warnings.catch_warnings(record=True) as report, ThreadPoolExecutor(6) as pool:
         warnings.simplefilter("always")
         found = list(pool.map(lambda _: admin.stat(filled), range(12)))
     assert [one.blobs for one in found] == [21] * 12
-    assert 1 <= len(told) <= 2, [str(one.message) for one in told]
+    assert 1 <= len(report) <= 2, [str(one.message) for one in report]
     in_order(filled, 8 * MIB)
 
 
@@ -618,11 +618,11 @@ def test_60_calls_of_the_disk_that_fail(
     in_order(filled, 8 * MIB)
 
 
-# -- what is kept in a cache folder beside blobs
+# -- other data in a cache folder
 
 
 @pytest.mark.parametrize("kind", ["folder", "tar"])
-def test_an_index_in_the_cache_is_made_anew_from_right_bytes(tmp_path: Path, kind: str) -> None:
+def test_an_index_in_the_cache_is_rebuilt_from_right_bytes(tmp_path: Path, kind: str) -> None:
     """Its parts, its manifest and the copy of the data that it is made of are damaged."""
     make = images.class_folder if kind == "folder" else tars.tar_folder
     make(tmp_path / "set", samples=40)

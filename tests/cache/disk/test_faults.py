@@ -344,10 +344,10 @@ def small_disk(place: Path, options: str) -> Iterator[Path]:
 
 def reads_with_one_warning(job: Job) -> list[str]:
     """Read the dataset twice in this process: the right bytes, and one warning."""
-    with pytest.warns(PenstockWarning) as told, Reader(job) as reader:
+    with pytest.warns(PenstockWarning) as report, Reader(job) as reader:
         wrong = sum(bad for number in range(2) for _, bad in reader.epoch(number))
     assert wrong == 0
-    texts = [str(each.message) for each in told]
+    texts = [str(each.message) for each in report]
     assert len(texts) == 1, texts
     assert "can't be used" in texts[0]
     return texts
@@ -452,7 +452,7 @@ def test_200_flipped_bits_are_never_delivered(
                     remote.release(range(len(remote.index.sizes)))
             assert samples_of(remote.read(rows, mode=mode)) == wanted
             assert remote.traffic().refetched > 10
-        for path in (tmp_path / "c" / "blobs").iterdir():  # with nobody looking
+        for path in (tmp_path / "c" / "blobs").iterdir():  # without a live job
             flip_any(path, rng)
         with Dataset(url, cache=cache) as remote:
             assert samples_of(remote.read(rows, mode=mode)) == wanted

@@ -93,7 +93,7 @@ def test_cutting() -> None:
     assert list(cut_span((3, 10), most=3)) == [(3, 6), (6, 9), (9, 10)]
 
 
-def test_writing_marks_and_reopening_goes_on(tmp_path: Path) -> None:
+def test_writing_marks_and_reopening_continues(tmp_path: Path) -> None:
     blob = source("x", 3 * PIECE_BYTES + 5)
     fill = make(tmp_path, blob)
     fill.write((1, 2), memoryview(b"a" * PIECE_BYTES))
@@ -146,7 +146,7 @@ def test_the_first_of_two_versions_decides(tmp_path: Path) -> None:
         one.close()
 
 
-def test_a_version_that_was_damaged_is_decided_anew(tmp_path: Path) -> None:
+def test_a_version_that_was_damaged_is_decided_again(tmp_path: Path) -> None:
     fill = make(tmp_path, source("x", PIECE_BYTES))
     assert fill.agree("v1")
     for bit in range(8 * (6 + len("v1"))):
@@ -191,10 +191,10 @@ def test_marked_bytes_are_there_and_no_others(
     fd = folder.open(map_name("x"))
     try:
         marks = FillMarks(fd, blob.size_bytes)
-        told = np.zeros(blob.size_bytes, bool)
+        report = np.zeros(blob.size_bytes, bool)
         for start, end in marks.held(data.draw(st.integers(0, blob.size_bytes))):
-            told[start:end] = True
-        assert (told == there).all()
+            report[start:end] = True
+        assert (report == there).all()
         for _ in range(5):
             start = data.draw(st.integers(0, blob.size_bytes - 1))
             end = data.draw(st.integers(start + 1, blob.size_bytes))

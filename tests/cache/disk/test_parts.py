@@ -59,7 +59,7 @@ def test_a_fill_is_published_when_its_pieces_are_there(folder: CacheFolder) -> N
     fill.close()
 
 
-def test_what_nobody_has_mapped_goes_and_what_is_mapped_stays(folder: CacheFolder) -> None:
+def test_unmapped_blobs_are_evicted_and_mapped_ones_stay(folder: CacheFolder) -> None:
     mapped = folder.lookup.find(put(folder, 1).key, None)
     put(folder, 2)
     assert folder.evictor.evict_to(0) == (1, KIB_64)
@@ -130,7 +130,7 @@ def test_blobs_of_before_a_reboot_are_verified_at_their_first_use(tmp_path: Path
     folder.close()
 
 
-def test_a_fill_that_nobody_works_on_is_a_leftover(folder: CacheFolder) -> None:
+def test_a_fill_without_a_worker_is_a_leftover(folder: CacheFolder) -> None:
     blob = source(1)
     begun = folder.writer.begin(blob, group="g", pinned=True)
     assert begun is not None

@@ -54,7 +54,7 @@ def test_what_is_pinned_are_the_lowest_keys_that_fit(blobs: dict[str, int], shar
 
 
 @given(blobs=blobs, key=st.text("0123456789abcdef", min_size=3, max_size=3))
-def test_a_set_knows_its_keys_whatever_their_order(blobs: dict[str, int], key: str) -> None:
+def test_a_set_knows_its_keys_in_any_order(blobs: dict[str, int], key: str) -> None:
     read_set = ReadSet("g", list(blobs), blobs.values())
     assert read_set.has(key) == (key in blobs)
     again = ReadSet("g", list(reversed(blobs)), reversed(blobs.values()))

@@ -102,7 +102,7 @@ def play(root: Path, *, mode: int = 0o700) -> tuple[list[str], bool]:
     segment = Segment(path="o0", size_bytes=100_000, version=None)
     source = BlobSource(key=KEY, uri=f"{store.url}/o0", segments=(segment,), size_bytes=100_000)
     cache = DiskCache(root, max_bytes=8 * MIB, mode=mode)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as report:
         warnings.simplefilter("always")
         remote = Remote(Fetcher(store, policy=FetchPolicy()), cache, group="g", label="x")
         with contextlib.closing(remote):
@@ -117,7 +117,7 @@ def play(root: Path, *, mode: int = 0o700) -> tuple[list[str], bool]:
             remote.drop(source)
             remote.find("o0")
     cache.close()
-    return [str(one.message) for one in told], kept
+    return [str(one.message) for one in report], kept
 
 
 def filled(root: Path) -> Path:
@@ -158,15 +158,15 @@ def test_nothing_is_written_through_what_stands_in_a_files_place(
         pytest.skip("only root can make files of others")
     root = filled(tmp_path / "cache")
     put(root / name, precious, how)
-    told, _ = play(root)
-    assert len(told) <= 1, told
+    report, _ = play(root)
+    assert len(report) <= 1, report
     for act in (admin.gc, admin.clear, admin.verify):
         with contextlib.suppress(OSError):
             act(root)
     assert not (tmp_path / "made-by-the-cache").exists()
     # A job behind that: either the folder is refused, or all is in order again.
-    told, kept = play(root)
-    assert kept or "can't be used" in told[0]
+    report, kept = play(root)
+    assert kept or "can't be used" in report[0]
 
 
 @pytest.mark.parametrize("name", ["blobs", "fills", "trash", "unverified"])
@@ -177,9 +177,9 @@ def test_a_link_in_a_folders_place_is_refused(tmp_path: Path, name: str) -> None
     names = {"blobs": KEY, "fills": f"{KEY}.part", "trash": f"{KEY}-7", "unverified": KEY}
     (other / names[name]).write_bytes(PRECIOUS)
     (root / name).symlink_to(other)
-    told, kept = play(root)
-    assert (len(told), kept) == (1, False)
-    assert "wanted a folder of the cache" in told[0]
+    report, kept = play(root)
+    assert (len(report), kept) == (1, False)
+    assert "wanted a folder of the cache" in report[0]
     for act in (admin.gc, admin.clear):
         with pytest.raises(StrangeFileError):
             act(root)
@@ -192,17 +192,17 @@ def test_root_refuses_a_folder_of_another_user(tmp_path: Path, precious: Path) -
     put(root / "boot", precious, "link")
     os.chown(root, NOBODY, NOBODY)
     before = sorted(root.rglob("*"))
-    told, kept = play(root)
-    assert (len(told), kept) == (1, False)
-    assert f"belongs to another user (uid {NOBODY})" in told[0]
+    report, kept = play(root)
+    assert (len(report), kept) == (1, False)
+    assert f"belongs to another user (uid {NOBODY})" in report[0]
     for act in (admin.stat, admin.gc, admin.clear, admin.list_blobs):
         with pytest.raises(PermissionError, match="another user"):
             act(root)
     assert sorted(root.rglob("*")) == before
     os.chown(root, 0, 0)
     os.chown(root / "blobs", NOBODY, NOBODY)
-    told, kept = play(root)
-    assert (len(told), kept) == (1, False)
+    report, kept = play(root)
+    assert (len(report), kept) == (1, False)
 
 
 @as_root
@@ -214,13 +214,13 @@ def test_links_of_others_on_the_way_are_refused(tmp_path: Path) -> None:
         link.symlink_to("disk")
     os.chown(theirs, NOBODY, NOBODY, follow_symlinks=False)
     assert play(mine / "cache") == ([], True)
-    told, kept = play(theirs / "cache2")
-    assert (len(told), kept) == (1, False)
-    assert f"theirs is a link of another user (uid {NOBODY})" in told[0]
+    report, kept = play(theirs / "cache2")
+    assert (len(report), kept) == (1, False)
+    assert f"theirs is a link of another user (uid {NOBODY})" in report[0]
     assert sorted(os.listdir(tmp_path / "disk")) == ["cache"]
     (tmp_path / "loop").symlink_to("loop")
-    told, kept = play(tmp_path / "loop" / "cache")
-    assert (len(told), kept) == (1, False)
+    report, kept = play(tmp_path / "loop" / "cache")
+    assert (len(report), kept) == (1, False)
 
 
 def test_a_folder_that_is_swapped_while_it_is_open_is_not_followed(tmp_path: Path) -> None:
@@ -241,12 +241,12 @@ def test_a_folder_that_is_swapped_while_it_is_open_is_not_followed(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
-def test_a_folder_that_others_may_write_is_told_of_once(tmp_path: Path, mode: int) -> None:
+def test_a_folder_that_others_may_write_is_reported_once(tmp_path: Path, mode: int) -> None:
     root = filled(tmp_path / "cache")
     root.chmod(mode)
-    told, kept = play(root)
+    report, kept = play(root)
     assert kept
-    (text,) = told
+    (text,) = report
     assert "other users may write" in text
     assert "chmod go-w" in text
     root.chmod(0o700)
@@ -261,7 +261,7 @@ def test_a_group_that_was_asked_for_shares_a_cache(tmp_path: Path) -> None:
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode == (0o770 if path.is_dir() else 0o660), path
     assert play(root, mode=0o770) == ([], True)
-    assert len(play(root)[0]) == 1  # who didn't ask for it is told
+    assert len(play(root)[0]) == 1  # the others are warned
 
 
 @as_root
@@ -274,8 +274,8 @@ def test_in_a_shared_cache_files_of_the_group_are_as_good(tmp_path: Path) -> Non
     assert play(root) != ([], True)
     for path in (root, *root.rglob("*")):
         os.chown(path, NOBODY, NOBODY)  # of a group that this user isn't in
-    told, kept = play(root, mode=0o770)
-    assert (len(told), kept) == (1, False)
+    report, kept = play(root, mode=0o770)
+    assert (len(report), kept) == (1, False)
 
 
 # -- what else is written into a cache folder

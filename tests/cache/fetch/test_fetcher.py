@@ -203,7 +203,7 @@ def test_close_ends_who_waits_and_the_threads() -> None:
         fetcher.fetch_object("x")
 
 
-def test_a_walk_that_fails_goes_on_where_it_was() -> None:
+def test_a_walk_that_fails_continues_where_it_was() -> None:
     failures = iter([True, False, True, True, False, False, True] + [False] * 50)
 
     def act(path: str, span: tuple[int, int] | None) -> Answer:

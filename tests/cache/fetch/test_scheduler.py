@@ -36,11 +36,11 @@ class Clocked:
     """A scheduler with a count of its wake-ups."""
 
     def __init__(self, policy: FetchPolicy = POLICY) -> None:
-        self.told = 0
+        self.wakeups = 0
         self.scheduler = Scheduler(policy, jitter=random.Random(3), changed=self._changed)
 
     def _changed(self) -> None:
-        self.told += 1
+        self.wakeups += 1
 
 
 def call_of(
@@ -77,7 +77,7 @@ def test_as_many_as_there_are_connections_and_one_more_for_each_that_ends() -> N
     assert following is not None
     assert following[0] is call
     assert following[1].request.number == 4
-    assert clocked.told == 0  # the thread goes on by itself
+    assert clocked.wakeups == 0  # the thread continues by itself
     assert call.undelivered == 5
     assert clocked.scheduler.budget.in_flight == 4
 
@@ -96,10 +96,10 @@ def test_who_came_first_gets_the_next_connection() -> None:
         (second, 0),
         (second, 1),
     ]
-    assert clocked.told == 0
+    assert clocked.wakeups == 0
 
 
-def test_who_was_behind_is_told_when_the_first_leaves_connections() -> None:
+def test_waiting_calls_are_notified_when_the_first_frees_connections() -> None:
     clocked = Clocked()
     busy = call_of(4, began_s=98.0)
     chosen, _ = clocked.scheduler.choose(busy, 100.0)
@@ -108,10 +108,10 @@ def test_who_was_behind_is_told_when_the_first_leaves_connections() -> None:
     assert not clocked.scheduler.choose(second, 100.0)[0]
     for attempt in chosen[:3]:
         clocked.scheduler.failed(busy, attempt, 100.5, RequestError("missing", "gone"))
-    told = clocked.told
+    before = clocked.wakeups
     assert not clocked.scheduler.choose(second, 100.6)[0]  # its thread happens to look first
     assert numbers(clocked.scheduler.choose(first, 100.6)[0]) == [0]
-    assert clocked.told == told + 1
+    assert clocked.wakeups == before + 1
     assert numbers(clocked.scheduler.choose(second, 100.6)[0]) == [0]
 
 
@@ -121,7 +121,7 @@ def test_who_comes_later_leaves_a_free_connection_to_who_waits() -> None:
     chosen, _ = clocked.scheduler.choose(first, 100.0)
     clocked.scheduler.failed(first, chosen[0], 100.5, RequestError("transient", "cut"))
     assert clocked.scheduler.choose(second, 101.0)[0] == []
-    assert numbers(clocked.scheduler.choose(first, 101.0)[0])  # its caller was told
+    assert numbers(clocked.scheduler.choose(first, 101.0)[0])  # its caller was notified
     clocked.scheduler.leave(first)
     for attempt in chosen[1:]:
         clocked.scheduler.end(first, attempt)
@@ -184,7 +184,7 @@ def test_an_attempt_ends_once() -> None:
     for _ in range(2):
         clocked.scheduler.end(call, chosen[0])
     assert clocked.scheduler.budget.in_flight == 1
-    assert clocked.told == 1
+    assert clocked.wakeups == 1
 
 
 def test_hedges_keep_to_their_share_of_the_bytes_too() -> None:

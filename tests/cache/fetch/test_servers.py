@@ -36,7 +36,7 @@ def test_every_byte_comes_once_and_is_counted(server: Server, scheme: str) -> No
     traffic = fetcher.meter.snapshot()
     assert server.requests == len(spans) + 3
     assert traffic.bytes_remote == server.bytes_sent
-    assert traffic.requests == len(spans) + 3 + 4  # 4 looks at the objects
+    assert traffic.requests == len(spans) + 3 + 4  # 4 requests for the objects' facts
     assert (traffic.retries, traffic.failed, traffic.throttled) == (0, 0, 0)
     assert traffic.request_s > 0
     assert 0 < fetcher.request_time()[0] <= fetcher.request_time()[1]
@@ -105,7 +105,7 @@ def test_an_object_that_changes_in_the_middle_is_never_mixed(
     fetcher.close()
 
 
-def test_a_missing_object_is_told_at_once(server: Server) -> None:
+def test_a_missing_object_is_reported_at_once(server: Server) -> None:
     fetcher = make(server, "s3", options=PATIENT)
     with pytest.raises(FetchError) as caught:
         fetcher.fetch_object("nowhere")

@@ -11,11 +11,11 @@ from penstock.cache.peers import PeerSecret, PeerServer
 
 
 def main() -> None:
-    """Read where and with what secret from the standard input; say what serves; wait."""
-    told = json.loads(sys.stdin.readline())
-    secret = PeerSecret.of_text(told["secret"], what="a test")
-    cache = DiskCache(told["root"], max_bytes="1GiB")
-    server = PeerServer(cache, Peers(told["address"], tls=told["tls"]), secret)
+    """Read the folder and the secret from the standard input; print the server; wait."""
+    report = json.loads(sys.stdin.readline())
+    secret = PeerSecret.of_text(report["secret"], what="a test")
+    cache = DiskCache(report["root"], max_bytes="1GiB")
+    server = PeerServer(cache, Peers(report["address"], tls=report["tls"]), secret)
     sys.stdout.write(json.dumps({"pid": server.pid, "address": server.address}) + "\n")
     sys.stdout.flush()
     sys.stdin.readline()

@@ -27,7 +27,7 @@ def exchanges(store: JobStore, *sizes: int) -> list[PeerExchange]:
     ]
 
 
-def test_every_node_hears_of_the_others_whoever_comes_first(store: JobStore) -> None:
+def test_every_node_learns_the_others_addresses_in_any_order(store: JobStore) -> None:
     nodes = exchanges(store, 2, 3, 1)
 
     def join(node: int) -> list[Peer]:
@@ -41,7 +41,7 @@ def test_every_node_hears_of_the_others_whoever_comes_first(store: JobStore) -> 
         assert peers == [peer for peer in all_of_them if peer.node != node]
 
 
-def test_who_comes_late_or_with_another_address_is_heard_later(store: JobStore) -> None:
+def test_late_nodes_and_new_addresses_are_learned_later(store: JobStore) -> None:
     first, second = exchanges(store, 1, 1)
     first.publish("10.0.0.1:1")
     assert first.read_peers(timeout_s=0.0) == []
@@ -54,7 +54,7 @@ def test_who_comes_late_or_with_another_address_is_heard_later(store: JobStore) 
     assert first.read_peers(timeout_s=0.0) == [Peer(1, "10.0.0.2:2")]
 
 
-def test_nobody_waits_for_a_node_that_has_no_server(store: JobStore) -> None:
+def test_no_node_waits_for_a_node_without_a_server(store: JobStore) -> None:
     first, second, third = exchanges(store, 1, 1, 1)
     second.publish("")
     third.publish("10.0.0.3:1")
@@ -67,7 +67,7 @@ def test_nobody_waits_for_a_node_that_has_no_server(store: JobStore) -> None:
     assert [peer.node for peer in first.read_peers(timeout_s=0.0)] == [1, 2]
 
 
-def test_two_threads_that_look_at_once_miss_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_that_look_at_once_miss_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
     store = JobStore.of(torch.distributed.HashStore())
     *nodes, late = exchanges(store, 1, 1, 1, 1, 1)
     for number, node in enumerate(nodes):
@@ -85,7 +85,7 @@ def test_two_threads_that_look_at_once_miss_nobody(monkeypatch: pytest.MonkeyPat
     assert [peer.node for peer in nodes[0].read_peers(timeout_s=0.0)] == [1, 2, 3, 4]
 
 
-def test_what_each_holds_is_heard_once(store: JobStore) -> None:
+def test_cached_contents_are_exchanged_once(store: JobStore) -> None:
     first, second, third = exchanges(store, 1, 1, 1)
     second.publish("10.0.0.2:1", held="half")
     first.publish("10.0.0.1:1")
@@ -94,7 +94,7 @@ def test_what_each_holds_is_heard_once(store: JobStore) -> None:
         {1: "half"},
     )
     third.publish("10.0.0.3:1", held="all")
-    second.publish("10.0.0.2:2", held="more by now")  # a server that was started anew
+    second.publish("10.0.0.2:2", held="more by now")  # a restarted server
     first.read_peers(timeout_s=0.0)
     assert first.new_holdings() == {2: "all"}
     third.read_peers(timeout_s=0.0)

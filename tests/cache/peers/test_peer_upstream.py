@@ -374,9 +374,9 @@ def test_peers_that_are_gone_or_never_were_cost_little(
     hold(peers[0], store, 0)
     gone = [Peer(1, "127.0.0.1:9"), Peer(2, "localhost.invalid:80"), Peer(3, "no address")]
     asking.use_peers([peers[0].peer(0), *gone], Planned([1, 2, 3]))
-    with pytest.warns(PenstockWarning) as told:
+    with pytest.warns(PenstockWarning) as report:
         asking.fetch([*ranges(store, 0), *ranges(store, 4)])
-    said = [str(one.message) for one in told]
+    said = [str(one.message) for one in report]
     for number, words in ((1, "nothing listens"), (2, "can't be resolved"), (3, "no address")):
         assert any(f"node {number} " in text and words in text for text in said), said
     assert store.bytes_read == SIZES[4]
@@ -434,7 +434,7 @@ def test_a_fill_is_left_to_the_node_that_fetches_for_all(
     owned = {others: 1, single(store, 3).key: 7, mine: 1}
     asking.use_peers([peer.peer(node) for node, peer in enumerate(peers)], Planned([1], owned))
     assert asking.upstream.is_left_to_others(others)
-    assert not asking.upstream.is_left_to_others(single(store, 3).key)  # nobody knows node 7
+    assert not asking.upstream.is_left_to_others(single(store, 3).key)  # node 7 is unknown
     assert not asking.upstream.is_left_to_others(single(store, 5).key)
     assert not asking.upstream.is_left_to_others(mine)  # it is there already
     peers[1].server.asked.clear()
@@ -469,7 +469,7 @@ def test_fills_from_peers_take_connections_of_theirs_alone(
     assert upstream.is_near(near)
     assert not upstream.is_near(far)
     asking.fetch(ranges(store, 3)[:1])
-    upstream.limit_fills(lambda *_: 0)  # batches are waiting: one of peers' goes on
+    upstream.limit_fills(lambda *_: 0)  # batches are waiting: one fill from peers continues
     with upstream.reserve_fills(far, 9) as room, upstream.reserve_fills(near, 9) as beside:
         assert (room, beside) == (0, 1)
     upstream.limit_fills(lambda *_: 3)
@@ -542,20 +542,20 @@ def test_pieces_that_fail_come_from_the_store(
     assert asking.meter.snapshot().bytes_peers == 100_000
 
 
-@pytest.mark.parametrize("told", [[(0, SIZES[0])], [(0, 70_000), (70_000, SIZES[0])]])
-def test_a_blob_that_is_whole_by_the_time_its_pieces_are_told_comes_from_the_peer(
-    store: MemoryStore, asking: Asking, peers: list[FakePeer], told: list[tuple[int, int]]
+@pytest.mark.parametrize("message", [[(0, SIZES[0])], [(0, 70_000), (70_000, SIZES[0])]])
+def test_a_blob_that_is_whole_when_its_pieces_are_listed_comes_from_the_peer(
+    store: MemoryStore, asking: Asking, peers: list[FakePeer], message: list[tuple[int, int]]
 ) -> None:
     """The blob is incomplete at the request and complete when the peer lists its pieces."""
     blob = single(store, 0)
-    peers[0].parts[blob.key] = content(store, blob), told
+    peers[0].parts[blob.key] = content(store, blob), message
 
     def act(talk: Talk, asked: Asked) -> bool:
         if asked.span() != (0, SIZES[0]) or peers[0].asked_for() > 1:
             return False
         held = {
             "Content-Range": protocol.size_text(SIZES[0]),
-            protocol.HELD_HEADER: protocol.held_text(told),
+            protocol.HELD_HEADER: protocol.held_text(message),
         }
         talk.answer(416, b"", held)
         return True
@@ -573,7 +573,7 @@ def test_peers_that_are_not_even_asked_in_time_cost_no_call(
     """Other calls occupy all threads for peers."""
     hold(peers[0], store, 0)
     asking.use_peers([peers[0].peer(0)])
-    asking.fetch(ranges(store, 5))  # its list is heard
+    asking.fetch(ranges(store, 5))  # its list is received
     monkeypatch.setattr(
         peer_upstream, "_POLICY", replace(peer_upstream._POLICY, retry_timeout_s=0.01)
     )

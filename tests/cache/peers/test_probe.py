@@ -84,8 +84,10 @@ def test_a_stranger_learns_how_it_speaks(served: Served, secret: PeerSecret | No
     assert facts.request_s is None
 
 
-def test_who_speaks_otherwise_is_told_how(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not served.peers.tls:  # it says nothing to a handshake
+def test_a_client_of_another_protocol_gets_a_reason(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not served.peers.tls:  # it doesn't answer a handshake
         monkeypatch.setattr(probe_module, "_HANDSHAKE_S", 0.1)
     facts = probe(served.server.address, asking(other(served), served.secret))
     assert facts.speaks == ("tls" if served.peers.tls else "plain")
@@ -143,7 +145,7 @@ def test_a_port_of_another_program(words: bytes, tls: bool) -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_a_port_that_says_nothing(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_port(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_module, "_HANDSHAKE_S", 0.1)
     monkeypatch.setattr(probe_module, "_ANSWER_S", 0.1)
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
@@ -152,14 +154,14 @@ def test_a_port_that_says_nothing(tls: bool, monkeypatch: pytest.MonkeyPatch) ->
     assert (facts.failure, facts.speaks) == (None, "silence")
 
 
-def test_nobody_listens() -> None:
+def test_a_closed_port() -> None:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
     facts = probe(f"127.0.0.1:{port}", ProbeSettings(None, None))
     assert isinstance(facts.failure, ConnectionRefusedError)
 
 
-def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -222,9 +224,9 @@ def test_the_asking_side_learns_at_once_what_is_wrong(
         directory.set_peers([peer])
         store = PeerStore(directory, client, meter=TrafficMeter())
         store.read(list_name(peer))
-        told = directory.fault(peer)
+        report = directory.fault(peer)
         assert directory.has_list(peer) is (said is None)
-        assert told is None if said is None else told is not None and told.startswith(said)
+        assert report is None if said is None else report is not None and report.startswith(said)
         store.close()
 
 

@@ -58,7 +58,7 @@ def test_any_other_path_asks_for_nothing(path: str) -> None:
 
 
 @given(st.text(string.printable, max_size=60))
-def test_what_is_no_key_has_no_path(key: str) -> None:
+def test_an_invalid_key_has_no_path(key: str) -> None:
     for path in (protocol.blob_path, protocol.held_path):
         with pytest.raises(ValueError, match="is no"):
             path(key)
@@ -127,12 +127,12 @@ def test_what_is_held_is_read_as_it_was_written(steps: list[tuple[int, int]]) ->
     }
     found = protocol.held_part(headers)
     assert found is not None
-    size_bytes, told = found
+    size_bytes, report = found
     assert size_bytes == at
-    assert set(told) <= set(spans)
-    assert len(told) == min(len(spans), protocol.MOST_HELD_RANGES)
-    left = sorted((end - start for start, end in set(spans) - set(told)), reverse=True)
-    assert not left or left[0] <= min(end - start for start, end in told)
+    assert set(report) <= set(spans)
+    assert len(report) == min(len(spans), protocol.MOST_HELD_RANGES)
+    left = sorted((end - start for start, end in set(spans) - set(report)), reverse=True)
+    assert not left or left[0] <= min(end - start for start, end in report)
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_what_is_held_must_be_a_sorted_list_inside_of_the_blob(text: str) -> Non
 @pytest.mark.parametrize(
     "text", ["", "0000000g,00000000", "00000000", "00000000;00000000", "000000000,0000000"]
 )
-def test_a_head_that_says_less_than_it_must_is_none(text: str) -> None:
+def test_an_incomplete_head_is_rejected(text: str) -> None:
     assert protocol.crcs_of({protocol.CRC_HEADER.lower(): text}, 2) is None
     assert protocol.crcs_of({}, 2) is None
 
 
 @given(st.lists(KEYS, max_size=50))
-def test_keys_that_are_held_are_told_by_their_beginnings(keys: list[str]) -> None:
+def test_cached_keys_are_listed_by_their_prefixes(keys: list[str]) -> None:
     body = protocol.held_keys(keys)
     assert body == protocol.held_keys(sorted(keys))
     assert len(body) == 8 * len(keys)
@@ -167,12 +167,12 @@ def test_a_body_that_is_no_list_of_keys_is_none() -> None:
 
 
 @given(st.integers(0, 2**33))
-def test_a_date_says_its_second(now_s: int) -> None:
+def test_a_date_has_a_resolution_of_a_second(now_s: int) -> None:
     assert protocol.date_of(protocol.date_text(now_s + 0.5)) == now_s
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "x" * 10_000, "Mon, 99 Foo 2026 99:99:99 GMT"])
-def test_what_is_no_date_says_nothing(text: str) -> None:
+def test_an_invalid_date_is_ignored(text: str) -> None:
     assert protocol.date_of(text) is None
 
 

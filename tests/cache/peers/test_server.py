@@ -116,7 +116,7 @@ def test_of_a_half_filled_blob_what_is_marked_is_there(
     fill.close()
 
 
-def test_the_keys_of_a_datasets_whole_blobs_are_told(served: Served) -> None:
+def test_the_keys_of_a_datasets_whole_blobs_are_listed(served: Served) -> None:
     for n in range(3):
         put(served.cache, f"of-b-{n}", 100 + n, group="b" * 32)
     found = protocol.held_prefixes(served.ask(protocol.held_path("b" * 32)).body)
@@ -135,7 +135,7 @@ def test_requests_follow_one_another_on_a_connection(served: Served) -> None:
             answer, left = read_answer(sock)
             assert answer.body == data[slice(*span)]
             assert not left
-        # Nobody of the job asks so, but it is HTTP.
+        # No node of the job sends this, but it is HTTP.
         sock.sendall(b"".join(served.head(path, span) for span in spans[:8]))
         left = b""
         for span in spans[:8]:
@@ -143,7 +143,7 @@ def test_requests_follow_one_another_on_a_connection(served: Served) -> None:
             assert answer.body == data[slice(*span)]
 
 
-def test_an_expired_token_is_told_the_time_and_one_of_that_time_holds(served: Served) -> None:
+def test_an_expired_token_gets_the_time_and_one_of_that_time_is_accepted(served: Served) -> None:
     """A client whose clock is an hour off learns the server's."""
     path, late_s = protocol.blob_path(key_of("whole")), time.time() - 3600
     for now_s in (late_s, late_s + 7200):

@@ -50,8 +50,8 @@ def user(root: Path | str, secret: PeerSecret, address: str = "127.0.0.1:0") -> 
         stdout=subprocess.PIPE,
         text=True,
     )
-    told = {"root": str(root), "secret": secret.text, "address": address, "tls": None}
-    process.stdin.write(json.dumps(told) + "\n")
+    report = {"root": str(root), "secret": secret.text, "address": address, "tls": None}
+    process.stdin.write(json.dumps(report) + "\n")
     process.stdin.flush()
     return process, json.loads(process.stdout.readline())
 
@@ -94,25 +94,25 @@ def logging_of(text: str) -> Iterator[threading.Event]:
 
 
 def test_processes_of_a_node_share_one_server(served: Served, tmp_path: Path) -> None:
-    process, told = user(tmp_path / "cache", served.secret)
-    assert told == {"pid": served.server.pid, "address": served.server.address}
+    process, report = user(tmp_path / "cache", served.secret)
+    assert report == {"pid": served.server.pid, "address": served.server.address}
     end(process)
     assert served.ask(protocol.ALIVE).status == 200
 
 
 def test_it_ends_with_its_last_user_however_that_ends(tmp_path: Path) -> None:
     secret = PeerSecret.draw()
-    first, told = user(tmp_path / "cache", secret)
+    first, report = user(tmp_path / "cache", secret)
     second, again = user(tmp_path / "cache", secret)
-    assert told == again
-    with ending(told["pid"]):
+    assert report == again
+    with ending(report["pid"]):
         end(first)  # who started it; the other uses it
-        host, _, port = told["address"].rpartition(":")
+        host, _, port = report["address"].rpartition(":")
         socket.create_connection((host, int(port)), timeout=PATIENCE_S).close()
         end(second)
-    # And nobody finds its leavings to be one.
+    # Its leftovers aren't taken for a server.
     third, other = user(tmp_path / "cache", secret)
-    assert other["pid"] != told["pid"]
+    assert other["pid"] != report["pid"]
     with ending(other["pid"]):
         end(third)
 
@@ -226,7 +226,7 @@ def test_one_that_is_killed_while_it_starts_again_is_started_once_more(
         ('raise ImportError("half of it")', "status 1 while it started.*ImportError: half of it"),
     ],
 )
-def test_one_that_always_dies_while_it_starts_is_an_error_that_says_how(
+def test_one_that_always_dies_while_it_starts_is_an_error_that_reports_why(
     tmp_path: Path, dying: Callable[..., Path], die: str, said: str
 ) -> None:
     dying("socket.bind", 1, 99, die)

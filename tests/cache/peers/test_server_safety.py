@@ -81,8 +81,8 @@ def all_that_comes(sock: socket.socket) -> bytes:
 
 
 def refused(served: Served, request: bytes) -> int:
-    """The status of the answer to what isn't a request of the job, which tells nothing else. The
-    connection is ended behind it; 0: without a word."""
+    """Return the status of the answer to an invalid request, which contains nothing else. The
+    connection ends after it; 0: it ended without an answer."""
     with contextlib.closing(served.dial()) as sock:
         with contextlib.suppress(ConnectionError):
             sock.sendall(request)
@@ -129,7 +129,7 @@ def malformed(served: Served) -> dict[str, bytes]:
     }
 
 
-def test_what_is_none_of_the_protocol_gets_nothing(served: Served) -> None:
+def test_requests_outside_the_protocol_get_no_answer(served: Served) -> None:
     for name, request in malformed(served).items():
         assert refused(served, request) in (0, 400, 401), name
 
@@ -233,7 +233,7 @@ def test_garbage_gets_no_data_and_takes_no_memory(plain: Served, count: int) -> 
         try:
             status = refused(plain, request)
         except AssertionError:
-            # Damage to a header that nobody reads: it is the right request still.
+            # Damage to an unused header: the request is still valid.
             assert b"Host: x" not in request
             continue
         said[status] = said.get(status, 0) + 1
@@ -268,7 +268,7 @@ def test_requests_ahead_of_their_turn_take_no_memory(plain: Served) -> None:
         assert_alive(plain)
 
 
-def test_200_who_say_nothing_are_in_nobodys_way(served: Served) -> None:
+def test_200_silent_connections_block_no_others(served: Served) -> None:
     with contextlib.ExitStack() as stack:
         for number in range(SLOW):
             sock = socket.create_connection(served.place, timeout=PATIENCE_S)
@@ -408,7 +408,7 @@ def test_who_is_idle_or_reads_too_slowly_is_cut_and_holds_no_file(plain: Served)
             assert said.startswith(b"HTTP/1.1 200")
             writer.close()
             await asyncio.wait_for(doors.empty.wait(), PATIENCE_S)
-            # 64 KiB of it are buffered here, some in the kernel, and nobody reads on.
+            # 64 KiB of it are buffered here, some in the kernel, and the rest isn't read.
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**15)
             writer.write(plain.head(PATH, (0, SIZE)))
             await reader.readexactly(4)

@@ -164,14 +164,14 @@ class Store:
     """The job's store, as far as a secret needs it."""
 
     def __init__(self) -> None:
-        self.told: dict[str, str] = {}
+        self.values: dict[str, str] = {}
 
     def under(self, name: str) -> Store:
         del name
         return self
 
     def set_once(self, key: str, value: str) -> str:
-        return self.told.setdefault(key, value)
+        return self.values.setdefault(key, value)
 
 
 def test_the_secret_is_the_files_else_the_environments_else_the_jobs_own(tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ def test_the_secret_is_the_files_else_the_environments_else_the_jobs_own(tmp_pat
     filed, bare = Peers("127.0.0.1:0", token_file=place), Peers("127.0.0.1:0")
     assert job_secret(filed, store, "e" * 32).value == b"f" * 32
     assert job_secret(bare, store, "e" * 32).value == b"e" * 32
-    assert not store.told
+    assert not store.values
     drawn = job_secret(bare, store, None)
     assert job_secret(bare, store, None) == drawn
-    assert job_secret(bare, Store(), None) == drawn  # members that change draw none anew
+    assert job_secret(bare, Store(), None) == drawn  # changed members draw no other secret
     assert peer_token({}) is None
     assert peer_token({SECRET_VARIABLE: "e" * 32}) == "e" * 32
     with pytest.raises(ConfigError, match=SECRET_VARIABLE) as found:
@@ -194,7 +194,7 @@ def test_the_secret_is_the_files_else_the_environments_else_the_jobs_own(tmp_pat
         job_secret(bare, None, None)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     for place in (tmp_path, tmp_path / "nothing", tmp_path / "pipe", "a\0b"):
         with pytest.raises(ConfigError, match="token_file"):
@@ -218,7 +218,7 @@ SECRET = PeerSecret.draw()
         ("127.0.0.1:0", True, True),
     ],
 )
-def test_what_leaves_the_machine_is_encrypted_unless_said_otherwise(
+def test_remote_traffic_is_encrypted_unless_disabled(
     address: str, tls: bool | None, encrypts: bool
 ) -> None:
     assert (credentials_of(Peers(address, tls=tls), SECRET) is not None) == encrypts
@@ -229,7 +229,7 @@ def test_a_name_that_looks_like_loopback_isnt(host: str) -> None:
     assert not is_loopback(host)
 
 
-def test_keys_are_drawn_anew_and_in_no_words() -> None:
+def test_keys_are_random_and_never_shown() -> None:
     one, other = make_credentials(SECRET, "10.0.0.7"), make_credentials(SECRET, "10.0.0.7")
     assert one.key != other.key
     assert one.key not in repr(one)

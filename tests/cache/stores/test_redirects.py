@@ -196,7 +196,7 @@ def test_a_redirect_is_remembered_until_it_expires() -> None:
         assert cdn.seen("authorization") == cdn.seen("x-api-key") == cdn.seen("cookie") == []
 
 
-def test_a_signed_url_that_is_for_get_only_tells_its_size_too() -> None:
+def test_a_signed_url_that_is_for_get_only_reports_its_size_too() -> None:
     def at_the_cdn(talk: Talk, asked: Asked) -> None:
         if asked.method == "HEAD":
             talk.answer(403)
@@ -262,7 +262,7 @@ def test_a_target_holds_nothing_that_ends_a_line() -> None:
 
 
 @given(st.text(max_size=60))
-def test_whatever_a_location_says(location: str) -> None:
+def test_any_location_is_followed_or_rejected(location: str) -> None:
     """A location leads to http or https, or is rejected; a request line stays one line."""
     try:
         found = redirect_target("https://hub.example/a?sig=1", location)

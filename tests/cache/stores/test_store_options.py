@@ -84,7 +84,7 @@ def test_s3_options_of_either_library_mean_the_same(options: dict[str, Any]) -> 
     }
 
 
-def test_what_is_said_at_the_top_counts_more() -> None:
+def test_options_at_the_top_take_precedence() -> None:
     options = {"endpoint_url": "http://top", "client_kwargs": {"endpoint_url": "http://nested"}}
     assert s3_options(options).config["endpoint"] == "http://top"
 
@@ -257,7 +257,7 @@ def test_who_serves_what(url: str, kind: type) -> None:
     assert store.url == url.rstrip("/")
 
 
-def test_a_scope_tells_places_apart_and_nothing_else() -> None:
+def test_a_scope_distinguishes_places_only() -> None:
     def scope(url: str, **options: Any) -> str:
         return open_store(url, {"key": "k1", "secret": "s1", **options}).scope
 

@@ -64,7 +64,7 @@ class StoreTests:
         assert list(store.walk("fold")) == []
         assert list(store.walk("nowhere")) == []
 
-    def test_top_tells_objects_and_folders(self, store: Store) -> None:
+    def test_top_lists_objects_and_folders(self, store: Store) -> None:
         objects, folders = store.list_folder()
         assert [info.path for info in objects] == ["a.bin"]
         assert sorted(folders) == ["folder", "other"]
@@ -109,13 +109,13 @@ class StoreTests:
             store.read("a.bin", (5, 5))
         assert caught.value.kind == "refused"
 
-    def test_what_is_missing_is_told(self, store: Store) -> None:
+    def test_a_missing_object_is_reported(self, store: Store) -> None:
         for span in (None, (0, 4)):
             with pytest.raises(RequestError) as caught:
                 store.read("folder/nowhere", span)
             assert caught.value.kind == "missing"
 
-    def test_another_version_is_never_handed_out(self, place: Place) -> None:
+    def test_another_version_is_never_delivered(self, place: Place) -> None:
         store = place.store
         old = info_of(store, "folder/b.bin").version
         place.write("folder/b.bin", b"9876543210" * 101)
@@ -126,7 +126,7 @@ class StoreTests:
             )
         assert bytes(store.read("folder/b.bin", (0, 3)).data) == b"987"
 
-    def test_it_says_where_it_is_without_secrets(self, store: Store) -> None:
+    def test_its_address_is_shown_without_secrets(self, store: Store) -> None:
         assert store.url in repr(store)
         assert "@" not in store.url
         assert re.fullmatch("[0-9a-f]*", store.scope)
@@ -300,7 +300,7 @@ class TestS3OfMoto(WritableStoreTests):
             "folder/empty",
         ]
 
-    def test_a_bucket_that_is_not_there_is_told(self, moto_server: MotoServer) -> None:
+    def test_a_bucket_that_is_not_there_is_reported(self, moto_server: MotoServer) -> None:
         store = open_store("s3://no-such-bucket/set", moto_server.s3_options)
         assert failure_of(lambda: list(store.walk())) == "missing"
         assert failure_of(store.list_folder) == "missing"

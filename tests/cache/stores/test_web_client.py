@@ -89,7 +89,7 @@ def test_a_length_beyond_the_range_is_not_read_at_all(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["http", "s3", "anon"])
 @pytest.mark.parametrize("length", [{}, {"Content-Length": str(10**12)}])
-def test_a_whole_object_is_no_longer_than_was_said(scheme: str, length: dict[str, str]) -> None:
+def test_a_whole_object_is_no_longer_than_announced(scheme: str, length: dict[str, str]) -> None:
     with scripted(lambda t, _: t.endless(200, {**FOUND, **length})) as server:
         error = one_error(server, lambda f: f.fetch_object("x", size_bytes=5000), scheme)
         assert "5000" in str(error)
@@ -144,9 +144,9 @@ def test_an_answer_in_chunks_is_an_answer(scheme: str) -> None:
     def act(talk: Talk, asked: Asked) -> None:
         span = asked.span() or (0, len(DATA))
         part = DATA[slice(*span)]
-        told = f"bytes {span[0]}-{span[1] - 1}/{len(DATA)}"
+        report = f"bytes {span[0]}-{span[1] - 1}/{len(DATA)}"
         status = 206 if asked.span() else 200
-        talk.head(status, {**FOUND, "Transfer-Encoding": "chunked", "Content-Range": told})
+        talk.head(status, {**FOUND, "Transfer-Encoding": "chunked", "Content-Range": report})
         for at in range(0, len(part), 70_000):
             some = part[at : at + 70_000]
             talk.write(b"%x\r\n%s\r\n" % (len(some), some))
@@ -250,7 +250,7 @@ def test_a_server_that_packs_all_is_named_when_it_is_asked_for_the_size() -> Non
 
 
 @pytest.mark.parametrize(("status", "text"), [(400, "region="), (301, "region="), (403, "path")])
-def test_a_bucket_that_says_nothing_leaves_little_to_check(status: int, text: str) -> None:
+def test_a_bucket_without_facts_leaves_little_to_check(status: int, text: str) -> None:
     """A HEAD is answered without a text."""
     with scripted(lambda t, _: t.answer(status)) as server:
         assert text in str(one_error(server, lambda f: f.info("x"), "s3"))
@@ -270,7 +270,7 @@ def test_a_bucket_that_says_nothing_leaves_little_to_check(status: int, text: st
     ],
 )
 @pytest.mark.parametrize("what", ["range", "whole", "walk", "top"])
-def test_what_a_bucket_says_is_told_in_words(code: str, status: int, text: str, what: str) -> None:
+def test_a_buckets_error_is_reported_in_words(code: str, status: int, text: str, what: str) -> None:
     body = (
         f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>no\x1b[31m</Message>"
         "<Region>eu-x-1</Region></Error>"
@@ -285,7 +285,7 @@ def test_what_a_bucket_says_is_told_in_words(code: str, status: int, text: str, 
     }
     with scripted(lambda t, _: t.answer(status, body.encode())) as server:
         if status == 301 and what in ("walk", "top"):
-            text = "region="  # obstore doesn't say which
+            text = "region="  # obstore doesn't report it
         error = str(one_error(server, acts[what], "s3"))
         assert text in error
         assert "<" not in error
@@ -294,7 +294,7 @@ def test_what_a_bucket_says_is_told_in_words(code: str, status: int, text: str, 
         assert len(server.asked) <= 2
 
 
-def test_a_port_that_nobody_listens_at_is_told_in_seconds() -> None:
+def test_a_closed_port_is_reported_within_seconds() -> None:
     """In requests and their times, not by the clock: the limit is the policy's."""
     with scripted(lambda t, a: t.serve(DATA, a)) as server:
         pass
@@ -456,7 +456,7 @@ def test_an_authority_of_ones_own_is_given_alike_everywhere(
 
 
 @pytest.mark.parametrize("scheme", ["http", "s3"])
-def test_verify_false_trusts_anybody_and_true_nobody_new(
+def test_verify_false_trusts_every_certificate_and_true_only_known_ones(
     scheme: str, tmp_path: Path, trusted: Authority
 ) -> None:
     with scripted(listing, tls=of_kind("self-signed", tmp_path, trusted)) as server:
@@ -480,7 +480,7 @@ def test_a_port_without_tls_is_named(scheme: str) -> None:
 
 @pytest.mark.parametrize("name", ["root_certificate", "verify"])
 @pytest.mark.parametrize("url", ["https://h/x", "s3://b/x", "gs://b/x"])
-def test_a_file_that_is_no_certificate_is_told(url: str, name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_certificate_is_reported(url: str, name: str, tmp_path: Path) -> None:
     odd = tmp_path / "odd.crt"
     odd.write_bytes(b"\x30\x82 a DER file")
     login: dict[str, Any] = dict(LOGIN) if url.startswith("s3") else {}

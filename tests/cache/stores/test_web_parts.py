@@ -72,7 +72,7 @@ def test_a_kept_connection_that_was_closed_is_stale(pair: tuple[Connection, sock
         connection.read_head(LATER_S)
 
 
-def test_an_aborted_connection_says_closed(pair: tuple[Connection, socket.socket]) -> None:
+def test_an_aborted_connection_states_closed(pair: tuple[Connection, socket.socket]) -> None:
     connection, _ = pair
     connection.abort()
     with pytest.raises(RequestError, match="closed") as raised:

@@ -12,7 +12,7 @@ from penstock.cache import ConfigError
 from penstock.pipeline.bench import ACCELERATORS, accelerator
 from penstock.pipeline.plan.sizing import au_percent
 
-# Whole microseconds, as clocks tell: what differs by less is lost in DLIO's own subtraction.
+# Whole microseconds: DLIO's own subtraction loses smaller differences.
 seconds = st.integers(0, 10**9).map(lambda us: us / 1e6)
 steps = st.lists(st.tuples(seconds, seconds), min_size=1, max_size=50)
 

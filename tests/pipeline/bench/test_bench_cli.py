@@ -74,7 +74,7 @@ FIXED = {
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["/nowhere/at/all"], 1, "/nowhere/at/all"),
         (["nosuch://bucket/x"], 2, "nosuch"),
@@ -103,11 +103,11 @@ FIXED = {
         (["PACK", "-o", "novalue"], 2, "KEY=VALUE"),
     ],
 )
-def test_wrong_use_is_told_before_anything_is_measured(
+def test_wrong_use_is_reported_before_anything_is_measured(
     pack: Path,
     arguments: list[str],
     code: int,
-    told: str,
+    message: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -121,7 +121,7 @@ def test_wrong_use_is_told_before_anything_is_measured(
         monkeypatch.undo()
     assert main(["bench", *given, "--json"]) == code
     out, err = capsys.readouterr()
-    assert told in " ".join(err.split())
+    assert message in " ".join(err.split())
     assert "Traceback" not in err
     assert out == ""
 
@@ -142,7 +142,7 @@ def test_a_picture_without_matplotlib_names_the_extra(
         check_plot(tmp_path / "b.png")
 
 
-def test_a_folder_that_may_not_be_written_is_told(
+def test_a_folder_that_may_not_be_written_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)  # tests may run as root
@@ -198,7 +198,7 @@ def test_recipes_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["json:loads", "os:sep", "sys:maxsize"])
-def test_what_is_no_recipe_is_refused(name: str) -> None:
+def test_an_invalid_recipe_is_refused(name: str) -> None:
     with pytest.raises((RecipeError, TypeError)):
         recipe_named(name)
 
@@ -237,11 +237,14 @@ def test_the_line_of_python_builds_the_same_loader(
         setup = replace(workload.setup(dataset), batch_size=16, **changes)
         names: dict[str, Any] = {}
         exec(workload.imports, names)  # all that is printed runs
-        with workload.loader(dataset, setup) as measured, eval(workload.line(setup), names) as told:
-            assert told.batch_size == measured.batch_size
-            mine: Any = told.dataset
+        with (
+            workload.loader(dataset, setup) as measured,
+            eval(workload.line(setup), names) as report,
+        ):
+            assert report.batch_size == measured.batch_size
+            mine: Any = report.dataset
             assert mine.fields == dataset.fields
-            assert _settings(told) == _settings(measured)
+            assert _settings(report) == _settings(measured)
             mine.close()
 
 
@@ -260,12 +263,12 @@ def test_secrets_stay_out_of_the_line() -> None:
 
 
 def test_what_a_sample_is_stands_in_the_line() -> None:
-    told = check_sampling(sample=(64,), stride=(32,), dtype="uint16")
-    line = a_workload("corpus", sampling=told).line(LoaderSettings(batch_size=8, num_workers=2))
+    report = check_sampling(sample=(64,), stride=(32,), dtype="uint16")
+    line = a_workload("corpus", sampling=report).line(LoaderSettings(batch_size=8, num_workers=2))
     assert "Dataset('corpus', sample=(64,), stride=(32,), dtype='uint16')" in line
 
 
-def test_bytes_that_nobody_counts_are_no_zero() -> None:
+def test_uncounted_bytes_are_not_zero() -> None:
     played = a_result().raw
     uncounted = replace(played, figures=replace(played.figures, bytes=0, bytes_by_tier={"disk": 0}))
     result = a_result(raw=uncounted)
@@ -367,17 +370,17 @@ def with_all() -> BenchResult:
 
 @pytest.mark.parametrize("make", [a_result, with_a_step, with_all])
 def test_json_has_the_fixed_fields_and_is_documented(make: Callable[[], BenchResult]) -> None:
-    told = json.loads(json.dumps(as_json(make())))
-    assert set(told) >= FIXED
+    report = json.loads(json.dumps(as_json(make())))
+    assert set(report) >= FIXED
     documented = (ROOT / "docs" / "bench.md").read_text()
-    assert [name for name in told if f"`{name}`" not in documented] == []
+    assert [name for name in report if f"`{name}`" not in documented] == []
 
 
-def test_json_tells_a_steps_waits_and_the_free_runs_rate() -> None:
-    told = as_json(with_a_step())
-    assert (told["wait_p50_s"], told["au"], told["floor_au"]) == (0.11, 67.1, 99.98)
-    assert told["fed_step_ms"] == pytest.approx(1000 * 256 / (2560 / 3))
-    assert told["step_ms"] == pytest.approx(143)
+def test_json_reports_a_steps_waits_and_the_free_runs_rate() -> None:
+    report = as_json(with_a_step())
+    assert (report["wait_p50_s"], report["au"], report["floor_au"]) == (0.11, 67.1, 99.98)
+    assert report["fed_step_ms"] == pytest.approx(1000 * 256 / (2560 / 3))
+    assert report["step_ms"] == pytest.approx(143)
     without = as_json(a_result())
     assert (without["wait_p50_s"], without["au"], without["step_ms"]) == (0.29, None, None)
 
@@ -388,14 +391,14 @@ def written(result: BenchResult) -> str:
     return text.getvalue()
 
 
-def test_people_are_told_what_to_do() -> None:
+def test_the_report_gives_advice() -> None:
     text = written(a_result())
-    for told in ("853/s", "33.3 MB/s", "Decoding is the limit.", "--tune", "--accelerator"):
-        assert told in text
+    for report in ("853/s", "33.3 MB/s", "Decoding is the limit.", "--tune", "--accelerator"):
+        assert report in text
     assert "loader = DataLoader(Dataset('/data/pack')" in text
     text = written(with_all())
-    for told in ("67.10 %", "99.98 %", "h100-resnet50", "3.70 x", "ffcv was left out", "chosen"):
-        assert told in text
+    for report in ("67.10 %", "99.98 %", "h100-resnet50", "3.70 x", "ffcv was left out", "chosen"):
+        assert report in text
     assert "--tune" not in text
 
 
@@ -418,7 +421,7 @@ def test_a_run_that_waits_for_no_stage_shows_no_share() -> None:
     assert "reached" not in written(a_result(diagnosis=found))
 
 
-def test_a_machine_that_others_use_is_told() -> None:
+def test_a_machine_that_others_use_is_reported() -> None:
     free = a_result()
     assert "another program" not in written(free)
     busy = replace(free, raw=replace(free.raw, figures=replace(free.raw.figures, cpu_s=0.6)))
@@ -454,40 +457,40 @@ def bench(*arguments: object, capsys: pytest.CaptureFixture[str]) -> dict[str, A
     code = main(["bench", *map(str, arguments), "--json"])
     out, err = capsys.readouterr()
     assert code == 0, err
-    told: dict[str, Any] = json.loads(out)
-    return told
+    report: dict[str, Any] = json.loads(out)
+    return report
 
 
 def test_a_pack_is_measured(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = bench(pack, "--seconds", 0.3, "--batch-size", 16, "--step-ms", 1, capsys=capsys)
-    assert set(told) >= FIXED
-    assert told["samples_per_s"] > 0
-    assert 0 < told["au"] <= 100
-    assert told["floor_au"] > 0
-    assert told["bytes_by_tier"]["disk"] > 0
-    assert {"read", "decode"} <= set(told["ceilings"])
-    assert told["verdict"]
+    report = bench(pack, "--seconds", 0.3, "--batch-size", 16, "--step-ms", 1, capsys=capsys)
+    assert set(report) >= FIXED
+    assert report["samples_per_s"] > 0
+    assert 0 < report["au"] <= 100
+    assert report["floor_au"] > 0
+    assert report["bytes_by_tier"]["disk"] > 0
+    assert {"read", "decode"} <= set(report["ceilings"])
+    assert report["verdict"]
 
 
 def test_a_folder_is_read_without_decoding(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = bench(folder, "--augment", "none", "--seconds", 0.2, "--batch-size", 16, capsys=capsys)
-    assert told["samples_per_s"] > 0
-    assert "decode" not in told["ceilings"]
+    report = bench(folder, "--augment", "none", "--seconds", 0.2, "--batch-size", 16, capsys=capsys)
+    assert report["samples_per_s"] > 0
+    assert "decode" not in report["ceilings"]
 
 
-def test_tuning_tells_what_it_tried(
+def test_tuning_reports_what_it_tried(
     pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.pipeline.bench.measurement._LEAST_SEARCH_RUN_S", 0.05)
     axes = (Axis(name="num_workers", values=(1, 2), tie=True),)
     monkeypatch.setattr("penstock.pipeline.bench.measurement.axes_for", lambda *_, **__: axes)
     given = ("--seconds", 0.1, "--batch-size", 16, "--num-workers", 2, "--tune")
-    told = bench(pack, *given, capsys=capsys)
-    assert [trial["num_workers"] for trial in told["tried"]] == [2, 1]
-    chosen = {name: told[name] for name in ("batch_size", "num_workers", "read")}
-    assert any(chosen.items() <= trial.items() for trial in told["tried"])
+    report = bench(pack, *given, capsys=capsys)
+    assert [trial["num_workers"] for trial in report["tried"]] == [2, 1]
+    chosen = {name: report[name] for name in ("batch_size", "num_workers", "read")}
+    assert any(chosen.items() <= trial.items() for trial in report["tried"])
 
 
 def test_a_loader_that_isnt_installed_is_named_and_left_out(
@@ -495,10 +498,10 @@ def test_a_loader_that_isnt_installed_is_named_and_left_out(
 ) -> None:
     monkeypatch.setattr("penstock.pipeline.bench.adapters.adapter.is_importable", lambda _: False)
     given = ("--seconds", 0.1, "--batch-size", 16, "--against", "webdataset, dali")
-    told = bench(pack, *given, capsys=capsys)
-    assert told["against"] == {}
-    assert set(told["skipped"]) == {"webdataset", "dali"}
-    assert "penstock[" in told["skipped"]["dali"]
+    report = bench(pack, *given, capsys=capsys)
+    assert report["against"] == {}
+    assert set(report["skipped"]) == {"webdataset", "dali"}
+    assert "penstock[" in report["skipped"]["dali"]
 
 
 def test_a_loader_that_fails_leaves_what_was_measured(
@@ -531,8 +534,8 @@ def test_a_remote_set_is_opened_for_each_run(
 
     monkeypatch.setattr(Workload, "dataset", count)
     given = ("--seconds", 0.1, "--batch-size", 16, "--step-ms", 1)
-    told = bench("memory://bench-remote", *given, capsys=capsys)
-    assert told["samples_per_s"] > 0
+    report = bench("memory://bench-remote", *given, capsys=capsys)
+    assert report["samples_per_s"] > 0
     # To look at, with the step, without, and for the stages.
     assert len(opened) == 4
 
@@ -547,7 +550,7 @@ def test_a_remote_set_is_opened_for_each_run(
         ("folder", True, None, "there", True),
     ],
 )
-def test_a_set_is_opened_anew_where_that_makes_it_cold(
+def test_a_set_is_reopened_where_that_makes_it_cold(
     kind: str,
     remote: bool,
     cache: str | None,

@@ -48,7 +48,7 @@ def run_as_printed(found: dict[str, Any]) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("kind", ["numbers", "numbers-pack"])
-def test_without_images_nothing_is_said_to_be_decoded(
+def test_without_images_no_decoding_is_reported(
     sets: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = bench(sets / kind, capsys=capsys)
@@ -93,16 +93,16 @@ def test_fields_may_be_folders(sets: Path, capsys: pytest.CaptureFixture[str]) -
     assert found["bytes_per_s"] / found["samples_per_s"] == pytest.approx(size, rel=0.01)
 
 
-def test_other_loaders_need_images_and_that_is_said_before_anything_is_measured(
+def test_other_loaders_need_images_and_that_is_reported_before_anything_is_measured(
     sets: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
         "penstock.pipeline.bench.measurement.play", lambda *_, **__: pytest.fail("it played")
     )
     assert main(["bench", str(sets / "numbers"), "--against", "torch"]) == 2
-    told = " ".join(capsys.readouterr().err.split())
-    assert "compared on images" in told
-    assert "'signal', 'tokens', 'text', 'target', 'number'" in told
+    report = " ".join(capsys.readouterr().err.split())
+    assert "compared on images" in report
+    assert "'signal', 'tokens', 'text', 'target', 'number'" in report
 
 
 def test_imagenets_recipe_needs_images(sets: Path) -> None:

@@ -99,8 +99,8 @@ PLAYING = [
 def test_a_loaders_batches_are_the_work_that_was_asked_for(
     name: str, coloured: Path, packed: Path, tmp_path: Path
 ) -> None:
-    told = a_work(coloured, packed, tmp_path).to_json()
-    with Child("tests.loader_child", [name, told, "8"]) as child:
+    report = a_work(coloured, packed, tmp_path).to_json()
+    with Child("tests.loader_child", [name, report, "8"]) as child:
         batches = list(child.messages())
     assert len(batches) == 8  # over the end of an epoch, which has 6
     for batch in batches:
@@ -116,7 +116,7 @@ def test_a_loaders_batches_are_the_work_that_was_asked_for(
 # --- the registry --------------------------------------------------------------------------------
 
 
-def test_each_loader_is_named_once_and_says_how_to_get_it() -> None:
+def test_each_loader_is_named_once_and_reports_why_to_get_it() -> None:
     assert set(LOADERS) | set(OURS) == set(ADAPTERS)
     assert len(set(TITLES.values())) == len(ADAPTERS)
     assert all("install" in adapter.install for adapter in ADAPTERS.values())
@@ -384,7 +384,7 @@ def a_result(tmp_path: Path, speeds: dict[str, float]) -> Path:
     return path
 
 
-def test_the_readmes_table_says_what_was_measured(tmp_path: Path) -> None:
+def test_the_readmes_table_states_what_was_measured(tmp_path: Path) -> None:
     text = readme.table(a_result(tmp_path, {"penstock": 1234, "webdataset": 411, "dali": 617}))
     assert "2026-01-02, 2 cores of A Processor" in text
     assert "3,072 JPEGs of 40 kB (of 3 cats), " in text

@@ -140,7 +140,7 @@ def measured(dataset: Dataset) -> ProgressiveCost | None:
         ).progressive
 
 
-def test_progressive_images_are_decoded_beside_their_twins(tmp_path: Path) -> None:
+def test_progressive_images_are_decoded_like_their_twins(tmp_path: Path) -> None:
     pytest.importorskip("jpeglib")
     found = measured(few(tmp_path, progressive=6, baseline=2))
     assert found is not None
@@ -155,7 +155,7 @@ def test_without_jpeglib_the_sets_own_baseline_images_stand_in(
     monkeypatch.setitem(sys.modules, "jpeglib", None)
     found = measured(few(tmp_path, progressive=progressive, baseline=baseline))
     if min(progressive, baseline) < 4:
-        assert found is None  # too few to tell
+        assert found is None  # too few for a result
     else:
         assert found is not None
         assert (found.images, found.of_twins) == (6, False)

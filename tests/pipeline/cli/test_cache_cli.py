@@ -64,7 +64,9 @@ def job(root: Path) -> Iterator[CacheFolder]:
     shelf.close()
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict[str, Any]:
+def json_of(
+    capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
+) -> dict[str, Any]:
     """Return the output of `penstock cache … --json`."""
     assert main(["cache", *map(str, arguments), "--json"]) == code
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -80,13 +82,13 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0)
 
 @pytest.mark.usefixtures("job")
 def test_ls_names_each_blob(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    blobs = told(capsys, "ls", root)["blobs"]
+    blobs = json_of(capsys, "ls", root)["blobs"]
     assert {(b["label"], b["size_bytes"], b["state"]) for b in blobs} == {
         ("s3://b/one", BLOB_BYTES, "ready"),
         ("s3://b/two", BLOB_BYTES, "ready"),
     }
     assert [b["uri"] for b in blobs if b["in_use"]] == ["s3://b/one/[0].tar"]
-    assert len(told(capsys, "ls", root, "--dataset", "b/two")["blobs"]) == 2
+    assert len(json_of(capsys, "ls", root, "--dataset", "b/two")["blobs"]) == 2
     text = shown(capsys, "cache", "ls", root)
     assert "6 blobs, 585.9 KiB" in text
     assert "mapped" in text
@@ -99,7 +101,7 @@ def test_stat_names_limit_datasets_and_jobs(root: Path, capsys: pytest.CaptureFi
     membership = cache.join(
         "two", label="s3://b/two", keys=[each.key for each in sources], sizes=[BLOB_BYTES] * 2
     )
-    found = told(capsys, "stat", root)
+    found = json_of(capsys, "stat", root)
     assert (found["max_bytes"], found["blobs"], found["fills"]) == (LIMIT, 6, 0)
     assert set(found["labels"]) == {"s3://b/one", "s3://b/two"}
     assert [each["pid"] for each in found["jobs"]] == [os.getpid()]
@@ -109,21 +111,21 @@ def test_stat_names_limit_datasets_and_jobs(root: Path, capsys: pytest.CaptureFi
     assert isinstance(membership, PinnedShare)
     membership.leave()
     cache.close()
-    assert told(capsys, "stat", root)["jobs"] == []
+    assert json_of(capsys, "stat", root)["jobs"] == []
 
 
-def test_verify_drops_what_is_bad_and_says_so(
+def test_verify_drops_bad_blobs_and_reports_them(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert told(capsys, "verify", root)["checked"] == 6
+    assert json_of(capsys, "verify", root)["checked"] == 6
     bad = a_source("one/[2].tar")
     flip(root / "blobs" / bad.key, 777)
     short = a_source("one/[3].tar")
     os.truncate(root / "blobs" / short.key, 5000)
-    found = told(capsys, "verify", root, code=1)
+    found = json_of(capsys, "verify", root, code=1)
     assert {each["uri"] for each in found["bad"]} == {bad.uri, short.uri}
     assert not (root / "blobs" / bad.key).exists()
-    assert told(capsys, "verify", root)["checked"] == 4
+    assert json_of(capsys, "verify", root)["checked"] == 4
     flip(root / "blobs" / a_source("two/[4].tar").key, 777)
     text = shown(capsys, "cache", "verify", root, code=1)
     assert "s3://b/two/[4].tar: dropped; the next job fetches it again" in text
@@ -146,7 +148,7 @@ def test_verify_drops_what_a_disk_cant_read_and_nothing_where_the_machine_fails(
     assert sorted((root / "blobs").iterdir()) == ([] if code == errno.EIO else before)
 
 
-def test_verify_says_what_it_cant_check(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reports_what_it_cant_check(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "catalogue.db").write_bytes(b"not a catalogue" * 1000)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
@@ -159,15 +161,15 @@ def test_evict_takes_the_least_recently_used_and_nothing_that_is_mapped(
     root: Path, job: CacheFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.uses.flush()
-    found = told(capsys, "evict", root, "--to", "350KB")
+    found = json_of(capsys, "evict", root, "--to", "350KB")
     assert (found["blobs"], found["left_bytes"] <= 350_000) == (3, True)
-    left = {each["uri"] for each in told(capsys, "ls", root)["blobs"]}
+    left = {each["uri"] for each in json_of(capsys, "ls", root)["blobs"]}
     assert "s3://b/one/[0].tar" in left
-    assert told(capsys, "evict", root, "--dataset", "s3://b/two")["blobs"] >= 1
+    assert json_of(capsys, "evict", root, "--dataset", "s3://b/two")["blobs"] >= 1
     assert main(["cache", "evict", str(root), "--to", "0"]) == 0
     warning = " ".join(capsys.readouterr().err.split())
     assert "more than --to 0 B" in warning
-    assert [each["uri"] for each in told(capsys, "ls", root)["blobs"]] == ["s3://b/one/[0].tar"]
+    assert [each["uri"] for each in json_of(capsys, "ls", root)["blobs"]] == ["s3://b/one/[0].tar"]
 
 
 @pytest.mark.usefixtures("job")
@@ -182,7 +184,7 @@ def test_clear_asks_and_leaves_what_a_job_has_mapped(
     assert "5 blobs evicted" in text
     assert "left: 100.0 KiB" in text
     assert len(os.listdir(root / "blobs")) == 1
-    assert told(capsys, "clear", root, "--yes")["left_bytes"] > 0
+    assert json_of(capsys, "clear", root, "--yes")["left_bytes"] > 0
 
 
 def test_clear_without_a_terminal_clears_nothing(root: Path) -> None:
@@ -214,7 +216,7 @@ def test_gc_and_the_doctor_find_what_the_dead_left(
     assert sorted(os.listdir(root / "fills")) == before  # a doctor only looks
     found = {check.name: check for check in cache_checks(facts, folder_facts(root))}
     assert "1 dead job, 3 stray files" in found["leftovers"].found
-    told(capsys, "gc", root)
+    json_of(capsys, "gc", root)
     assert [os.listdir(root / name) for name in ("fills", "trash")] == [[], []]
     facts = cache_facts(root)
     assert facts is not None

@@ -50,15 +50,15 @@ def test_pack_index_inspect_as_json(folder: Path, tmp_path: Path) -> None:
     packed = json.loads(run_penstock("pack", folder, tmp_path / "p", "--json").stdout)
     assert set(packed) >= {"samples", "shards", "bytes", "quarantined", "seconds"}
     assert (packed["samples"], packed["quarantined"]) == (SAMPLES, 0)
-    told = json.loads(run_penstock("inspect", tmp_path / "p", "--json").stdout)
-    assert told["samples"] == SAMPLES
-    assert told["shuffled"] is True
+    report = json.loads(run_penstock("inspect", tmp_path / "p", "--json").stdout)
+    assert report["samples"] == SAMPLES
+    assert report["shuffled"] is True
     indexed = json.loads(run_penstock("index", folder, "--out", tmp_path / "i", "--json").stdout)
     assert indexed["samples"] == SAMPLES
-    told = json.loads(run_penstock("inspect", folder, "--index", tmp_path / "i", "--json").stdout)
-    assert list(told["fields"]) == ["image", "label"]
-    assert told["fields"]["image"]["codecs"] == ["jpeg"]
-    assert told["fields"]["label"]["bounds"] == [0, 6]
+    report = json.loads(run_penstock("inspect", folder, "--index", tmp_path / "i", "--json").stdout)
+    assert list(report["fields"]) == ["image", "label"]
+    assert report["fields"]["image"]["codecs"] == ["jpeg"]
+    assert report["fields"]["label"]["bounds"] == [0, 6]
 
 
 def test_tar_files_are_packed_smaller_and_inspected(tmp_path: Path) -> None:
@@ -67,12 +67,12 @@ def test_tar_files_are_packed_smaller_and_inspected(tmp_path: Path) -> None:
     options = ("--short-side", "12", "--quality", "80", "--no-shuffle", "--json")
     packed = json.loads(run_penstock("pack", some, tmp_path / "p", *options).stdout)
     assert (packed["samples"], packed["progressive"]) == (6, 0)
-    told = json.loads(run_penstock("inspect", tmp_path / "p", "--json").stdout)
-    sizes = told["fields"]["image"]["images"]
+    report = json.loads(run_penstock("inspect", tmp_path / "p", "--json").stdout)
+    sizes = report["fields"]["image"]["images"]
     assert (sizes["min_height"], sizes["min_width"]) == (12, 12)
-    told = json.loads(run_penstock("inspect", tmp_path / "set", "--json").stdout)
-    assert (told["kind"], told["passed_over"]) == ("tar", {})
-    assert told["fields"]["image"]["progressive"] == 0
+    report = json.loads(run_penstock("inspect", tmp_path / "set", "--json").stdout)
+    assert (report["kind"], report["passed_over"]) == ("tar", {})
+    assert report["fields"]["image"]["progressive"] == 0
 
 
 def test_some_fields_are_packed_and_some_images_rewritten(tmp_path: Path) -> None:
@@ -85,10 +85,10 @@ def test_some_fields_are_packed_and_some_images_rewritten(tmp_path: Path) -> Non
     options = ("--fields", "left,right, label", "--image", "left", "--short-side", "20", "--json")
     packed = json.loads(run_penstock("pack", tmp_path / "set", tmp_path / "p", *options).stdout)
     assert packed["samples"] == 4
-    told = json.loads(run_penstock("inspect", tmp_path / "p", "--json").stdout)["fields"]
-    assert list(told) == ["left", "right", "label"]
-    assert told["left"]["images"]["max_height"] == 20
-    assert told["right"]["images"]["min_height"] == 40
+    report = json.loads(run_penstock("inspect", tmp_path / "p", "--json").stdout)["fields"]
+    assert list(report) == ["left", "right", "label"]
+    assert report["left"]["images"]["max_height"] == 20
+    assert report["right"]["images"]["min_height"] == 40
 
 
 def test_people_get_a_summary_and_quarantined_names(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_people_get_a_summary_and_quarantined_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["inspect", "/nowhere/at/all"], 1, "/nowhere/at/all"),
         (["inspect", "nosuch://bucket/x"], (1, 2), "nosuch"),
@@ -121,8 +121,8 @@ def test_people_get_a_summary_and_quarantined_names(tmp_path: Path) -> None:
         (["bench", "FOLDER", "--augment", "penstock:DataLoader"], (1, 2), "without arguments"),
     ],
 )
-def test_wrong_use_is_told_with_its_exit_code(
-    folder: Path, tmp_path: Path, arguments: list[str], code: int | tuple[int, int], told: str
+def test_wrong_use_is_reported_with_its_exit_code(
+    folder: Path, tmp_path: Path, arguments: list[str], code: int | tuple[int, int], message: str
 ) -> None:
     places = {"FOLDER": str(folder), "OUT": str(tmp_path / "out")}
     run = warm.run(
@@ -130,7 +130,7 @@ def test_wrong_use_is_told_with_its_exit_code(
         env={**os.environ, "COLUMNS": "200"},
     )
     assert run.returncode in (code if isinstance(code, tuple) else (code,)), run.stderr
-    assert places.get(told, told) in run.stderr.replace("\n", "")
+    assert places.get(message, message) in run.stderr.replace("\n", "")
     assert "Traceback" not in run.stderr
     assert run.stdout == ""
 
@@ -272,46 +272,46 @@ def test_lengths_by_axis_for_all_arrays_or_by_name() -> None:
     assert parse_sampling(**NOTHING).to_json() == ""
 
 
-def test_a_word_says_whether_files_or_steps_are_samples() -> None:
+def test_an_option_chooses_files_or_steps_as_samples() -> None:
     for word in ("file", "row"):
         assert parse_sampling(**{**NOTHING, "sample": [word]}).unit == word
     with pytest.raises(ConfigError, match="--stride"):
         parse_sampling(**{**NOTHING, "stride": ["file"]})
 
 
-def test_inspect_tells_shapes_and_what_is_no_field(
+def test_inspect_reports_shapes_and_an_invalid_field(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No sample is looked at, but the types tell what is known of all; so does the log."""
+    """No sample is read, but the types contain the known shapes; so does the log."""
     for number, depth in enumerate((3, 5)):
         volume = np.zeros((1, depth, 4), np.float32)
         np.savez(tmp_path / f"{number}.npz", x=volume, names=np.array(["a"] * 1))
     assert main(["inspect", str(tmp_path), "--sample", "file"]) == 0
-    told = capsys.readouterr()
-    assert "1 x any x 4" in told.out
-    assert "2 samples, which are files" in told.err
+    report = capsys.readouterr()
+    assert "1 x any x 4" in report.out
+    assert "2 samples, which are files" in report.err
     assert logging.getLogger("penstock").level == logging.NOTSET
 
 
 @pytest.mark.parametrize(
-    "told", [["8", "9"], ["a=8", "a=9"], ["=8"], ["eight"], ["0"], ["-"], [""], ["a=8", "9"]]
+    "message", [["8", "9"], ["a=8", "a=9"], ["=8"], ["eight"], ["0"], ["-"], [""], ["a=8", "9"]]
 )
-def test_what_is_no_window_is_refused(told: list[str]) -> None:
+def test_an_invalid_window_is_refused(message: list[str]) -> None:
     with pytest.raises(ConfigError, match="sample"):
-        parse_sampling(**{**NOTHING, "sample": told})
+        parse_sampling(**{**NOTHING, "sample": message})
 
 
 def test_each_command_that_opens_a_dataset_takes_them(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     np.arange(1_000, dtype=np.uint16).tofile(corpus / "a.bin")
-    told = ["--format", "tokens", "--dtype", "uint16", "--sample", "64", "--json"]
+    report = ["--format", "tokens", "--dtype", "uint16", "--sample", "64", "--json"]
     runner = CliRunner()
     for command in ("inspect", "index"):
-        found = runner.invoke(app, [command, str(corpus), *told])
+        found = runner.invoke(app, [command, str(corpus), *report])
         assert found.exit_code == 0, found.output
         assert json.loads(found.stdout)["samples"] == 15
-    found = runner.invoke(app, ["inspect", str(corpus), "--batch", "2", *told])
+    found = runner.invoke(app, ["inspect", str(corpus), "--batch", "2", *report])
     assert found.exit_code == 0, found.output
 
 
@@ -335,9 +335,9 @@ def test_pack_and_index_on_dask(tmp_path: Path, capsys: pytest.CaptureFixture[st
     with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as one:
         on = one.scheduler_address.replace("tcp://", "dask://")
         run("pack", folder, tmp_path / "p", "--shard-bytes", 9000, "--on", on, "--json")
-        told = capsys.readouterr().out
+        report = capsys.readouterr().out
         run("index", folder, "--out", tmp_path / "index", "--on", on)
-    assert json.loads(told)["samples"] == 12
+    assert json.loads(report)["samples"] == 12
     assert files_below(tmp_path / "p") == files_below(tmp_path / "alone")
     assert files_below(tmp_path / "index") == files_below(tmp_path / "index-alone")
 
@@ -398,7 +398,7 @@ def test_an_address_of_ipv6_keeps_its_brackets(monkeypatch: pytest.MonkeyPatch) 
     assert asked == ["tcp://[fd00::7]:8786", "tcp://10.0.0.7:8786"]
 
 
-def test_mpi_needs_workers_or_says_what_is_missing() -> None:
+def test_mpi_needs_workers_or_states_what_is_missing() -> None:
     wanted = r"mpi4py isn't installed|mpi4py\.futures"
     with pytest.raises(PenstockError, match=wanted), executor_on("mpi"):
         pass

@@ -100,7 +100,7 @@ def test_a_healthy_machine_has_no_remedy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "name", "status", "told"),
+    ("changes", "name", "status", "message"),
     [
         (broken(python=(3, 10, 4)), "python", "fail", "3.11"),
         (broken(system="Darwin"), "python", "fail", "Linux"),
@@ -176,12 +176,12 @@ def test_a_healthy_machine_has_no_remedy() -> None:
         (broken(folder=replace(FOLDER, kind="tmpfs")), "file system", "warn", "restart"),
     ],
 )
-def test_each_fault_is_told_with_its_remedy(
-    changes: dict[str, Any], name: str, status: str, told: str
+def test_each_fault_is_reported_with_its_remedy(
+    changes: dict[str, Any], name: str, status: str, message: str
 ) -> None:
     found = {check.name: check for check in checks(replace(HEALTHY, **changes))}
     assert found[name].status == status
-    assert told in f"{found[name].found} {found[name].remedy}"
+    assert message in f"{found[name].found} {found[name].remedy}"
     assert (status == "ok") == (found[name].remedy == "")
 
 
@@ -193,7 +193,7 @@ def test_a_healthy_cache_and_store_have_no_remedy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "name", "status", "told"),
+    ("changes", "name", "status", "message"),
     [
         (broken(problem="format 9", remedy="Upgrade."), "cache", "fail", "format 9 Upgrade."),
         (broken(owner=7, user=8), "owner", "fail", "user 7, mode 0700; this is user 8"),
@@ -210,12 +210,12 @@ def test_a_healthy_cache_and_store_have_no_remedy() -> None:
         (broken(jobs=(replace(JOB, share_bytes=2**29),)), "job", "warn", "50 % stays"),
     ],
 )
-def test_each_fault_of_a_cache_is_told_with_its_remedy(
-    changes: dict[str, Any], name: str, status: str, told: str
+def test_each_fault_of_a_cache_is_reported_with_its_remedy(
+    changes: dict[str, Any], name: str, status: str, message: str
 ) -> None:
     found = {check.name: check for check in cache_checks(replace(CACHE, **changes), FOLDER)}
     assert found[name].status == status
-    assert told in f"{found[name].found} {found[name].remedy}"
+    assert message in f"{found[name].found} {found[name].remedy}"
     assert (status == "ok") == (found[name].remedy == "")
 
 
@@ -227,7 +227,7 @@ def test_a_cache_needs_inodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "name", "status", "told"),
+    ("changes", "name", "status", "message"),
     [
         (broken(unusable="needs 'gcsfs'"), "store", "fail", "gcsfs"),
         (broken(objects=0, folders=0, sample=None), "store", "fail", "the URL is empty"),
@@ -255,12 +255,12 @@ def test_a_cache_needs_inodes() -> None:
         (broken(request_s=0.9), "requests", "warn", "penstock warm"),
     ],
 )
-def test_each_fault_of_a_store_is_told_with_its_remedy(
-    changes: dict[str, Any], name: str, status: str, told: str
+def test_each_fault_of_a_store_is_reported_with_its_remedy(
+    changes: dict[str, Any], name: str, status: str, message: str
 ) -> None:
     found = {check.name: check for check in store_checks(replace(REMOTE, **changes))}
     assert found[name].status == status
-    assert told in f"{found[name].found} {found[name].remedy}"
+    assert message in f"{found[name].found} {found[name].remedy}"
     assert (status == "ok") == (found[name].remedy == "")
 
 
@@ -343,7 +343,7 @@ def test_a_pack_behind_a_store_without_listings_is_usable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "name", "told"),
+    ("fault", "name", "message"),
     [
         ({"top": "denied", "info": "denied"}, "store", "key, token or role"),
         ({"read": "refused"}, "ranges", "another endpoint"),
@@ -351,9 +351,9 @@ def test_a_pack_behind_a_store_without_listings_is_usable() -> None:
         ({"versions": "no"}, "versions", "don't overwrite"),
     ],
 )
-def test_what_a_store_refuses_is_told(fault: dict[str, str], name: str, told: str) -> None:
+def test_what_a_store_refuses_is_reported(fault: dict[str, str], name: str, message: str) -> None:
     found = {each.name: each for each in store_checks(seen(Shelf({"a": b"x" * 9}, **fault)))}
-    assert told in found[name].remedy
+    assert message in found[name].remedy
 
 
 @pytest.fixture
@@ -381,7 +381,7 @@ def test_a_real_store_is_well(served: Server, scheme: str) -> None:
     assert {check.status for check in store_checks(facts)} == {"ok"}
 
 
-def test_a_real_store_that_is_gone_or_empty_is_told(served: Server) -> None:
+def test_a_real_store_that_is_gone_or_empty_is_reported(served: Server) -> None:
     empty = store_facts(served.s3("bucket/nothing"), served.s3_options | QUICK)
     assert [check.status for check in store_checks(empty)] == ["fail"]
     served.go_away()
@@ -392,7 +392,7 @@ def test_a_real_store_that_is_gone_or_empty_is_told(served: Server) -> None:
     served.come_back()
 
 
-def test_a_real_store_that_ignores_ranges_is_told(served: Server) -> None:
+def test_a_real_store_that_ignores_ranges_is_reported(served: Server) -> None:
     served.faults = Faults(p=1.0, kinds=("whole",))
     found = {
         check.name: check for check in store_checks(store_facts(served.url + "/bucket/set", QUICK))
@@ -443,9 +443,9 @@ def doctor(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProc
 
 def test_this_machine_as_json_and_for_people(tmp_path: Path) -> None:
     run = doctor(str(tmp_path), "--json")
-    told = json.loads(run.stdout)
-    assert run.returncode == (0 if told["ok"] else 1), run.stderr
-    names = [check["name"] for check in told["checks"]]
+    report = json.loads(run.stdout)
+    assert run.returncode == (0 if report["ok"] else 1), run.stderr
+    names = [check["name"] for check in report["checks"]]
     assert names[:4] == ["python", "package", "torch", "dali"]
     assert names[-3:] == ["folder", "space", "file system"]
     missing = doctor(str(tmp_path / "nowhere"))

@@ -72,7 +72,7 @@ def test_a_clean_wheel_has_nothing_to_say(site: Path, empty: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["cache/redis.py", "readers/sub/x.py", "old.pyc"])
-def test_a_file_beside_ours_is_named(site: Path, empty: Path, name: str) -> None:
+def test_a_file_next_to_ours_is_named(site: Path, empty: Path, name: str) -> None:
     file = site / "penstock" / name
     file.parent.mkdir(exist_ok=True)
     file.touch()

@@ -48,7 +48,7 @@ def test_a_node_that_is_well_has_no_remedy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "name", "status", "told"),
+    ("changes", "name", "status", "message"),
     [
         (dict(failure=ConnectionRefusedError(111, "refused")), "peer", "fail", "--serve-peer 10."),
         (dict(failure=TimeoutError()), "peer", "fail", "open TCP port 7077"),
@@ -72,15 +72,15 @@ def test_a_node_that_is_well_has_no_remedy() -> None:
     ],
 )
 def test_what_is_wrong_is_named_with_a_remedy(
-    changes: dict[str, Any], name: str, status: str, told: str
+    changes: dict[str, Any], name: str, status: str, message: str
 ) -> None:
     check = next(c for c in peer_checks(PeerFacts(**{**WELL, **changes})) if c.status != "ok")
     assert (check.name, check.status) == (name, status)
     assert check.remedy
-    assert told in f"{check.found} {check.remedy}"
+    assert message in f"{check.found} {check.remedy}"
 
 
-def test_a_small_blob_says_nothing_of_the_network() -> None:
+def test_a_small_blob_does_not_measure_the_network() -> None:
     *_, last = peer_checks(PeerFacts(**{**WELL, "size_bytes": 1000, "range_s": 0.01}))
     assert last.status == "ok"
 
@@ -109,8 +109,8 @@ def test_two_nodes_from_the_command_line(tmp_path: Path, monkeypatch: pytest.Mon
     with serving(tmp_path / "cache", secret=secret) as served:
         put(served.cache, "one", 1000)
         address = served.server.address
-        told = ["--peer", address, "--peer", "127.0.0.1:1", "--peer-token-file", str(token)]
-        code, found, printed = ask(*told)
+        report = ["--peer", address, "--peer", "127.0.0.1:1", "--peer-token-file", str(token)]
+        code, found, printed = ask(*report)
         assert code == 1
         assert [one[:4] for one in found["peer"]] == ["ok: ", "fail"]
         assert found["secret"] == [f"ok: {address}: the same as here"]
@@ -189,7 +189,7 @@ def test_what_ends_it_leaves_no_folder(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--peer", "10.0.0.8"], "HOST:PORT"),
         (["--peer", "0.0.0.0:7077"], "all networks"),
@@ -204,7 +204,7 @@ def test_what_ends_it_leaves_no_folder(
         (["--serve-peer", "127.0.0.1:1", "--json"], "checks nothing"),
     ],
 )
-def test_options_that_cant_be(arguments: list[str], told: str) -> None:
+def test_options_that_cant_be(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["doctor", *arguments])
     assert isinstance(result.exception, ConfigError)
-    assert told in str(result.exception)
+    assert message in str(result.exception)

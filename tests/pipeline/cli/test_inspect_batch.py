@@ -131,24 +131,24 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("nvidia.dali")
     out = tmp_path / "contact.png"
     run = inspect(folder, "--batch", 5, "--augment", "imagenet", "--out", out, "--json")
-    told: dict[str, Any] = json.loads(run.stdout)
-    assert [field["name"] for field in told["fields"]] == ["image", "label", "id"]
-    assert len(told["samples"]) == 5
-    assert len({sample["id"] for sample in told["samples"]} - set(range(SAMPLES))) == 0
+    report: dict[str, Any] = json.loads(run.stdout)
+    assert [field["name"] for field in report["fields"]] == ["image", "label", "id"]
+    assert len(report["samples"]) == 5
+    assert len({sample["id"] for sample in report["samples"]} - set(range(SAMPLES))) == 0
     with Image.open(out) as sheet:
         assert min(sheet.size) > 200
 
 
-def test_wrong_use_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_photographs(tmp_path / "in", samples=4, classes=2)
-    for arguments, told in (
+    for arguments, report in (
         (("--out", tmp_path / "x.png"), "--batch"),
         (("--batch", 2, "--augment", "imagenet", "--out", tmp_path / "x.nope"), ".png"),
         (("--batch", 2, "--augment", "sepia"), "imagenet-eval"),
     ):
         assert main(["inspect", *map(str, (folder, *arguments))]) == 2
         shown = capsys.readouterr().err
-        assert told in shown
+        assert report in shown
         assert "Traceback" not in shown
 
 
@@ -160,9 +160,9 @@ def test_images_of_different_sizes_are_shown_without_a_recipe(
 
     root = images.class_folder(tmp_path / "set", samples=6)
     assert main(["inspect", str(root), "--batch", "4", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["fields"][0]["shape"] == [4, 3, 224, 224]
-    assert "sizes differ" in told["augment"]
+    report = json.loads(capsys.readouterr().out)
+    assert report["fields"][0]["shape"] == [4, 3, 224, 224]
+    assert "sizes differ" in report["augment"]
 
 
 @pytest.mark.parametrize("command", ["", "pack", "index", "inspect", "warm", "cache", "doctor"])

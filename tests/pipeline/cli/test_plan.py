@@ -52,7 +52,7 @@ def test_json_has_what_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(one["from"] and one["value"] for one in found["assumptions"].values())
 
 
-def test_peers_encrypt_unless_told_not_to(capsys: pytest.CaptureFixture[str]) -> None:
+def test_peers_encrypt_unless_disabled(capsys: pytest.CaptureFixture[str]) -> None:
     moved = [*RESNET, "--nodes", "4", "--moved", "1", "--peers"]
     encrypted, plain = planned(capsys, *moved), planned(capsys, *moved, "--no-tls")
     seconds = [found["first"]["peer_cpu_s"] for found in (encrypted, plain)]
@@ -65,9 +65,9 @@ def test_peers_encrypt_unless_told_not_to(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_unet3d_b200_takes_5_9_gib_a_second(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model", "unet3d", "--nodes", "9", "--nvme", "30TB"]) == 0
-    told = capsys.readouterr().out
-    assert "5.9 GiB/s each" in told
-    assert "published, b200-unet3d" in told
+    report = capsys.readouterr().out
+    assert "5.9 GiB/s each" in report
+    assert "published, b200-unet3d" in report
 
 
 def test_every_default_stands_among_the_assumptions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +77,7 @@ def test_every_default_stands_among_the_assumptions(capsys: pytest.CaptureFixtur
     assert len(found) >= 17
 
 
-def test_what_the_figures_leave_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_omissions_of_the_figures_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     decoding = "the plan assumes that the GPUs decode"
     assert decoding in " ".join(planned(capsys, *RESNET)["warnings"])
     assert decoding not in " ".join(planned(capsys, *RESNET, "--cpu-s-per-1000", "2")["warnings"])
@@ -95,17 +95,17 @@ def test_what_the_figures_leave_out_is_said(capsys: pytest.CaptureFixture[str]) 
     assert "each fetch a part of it, up to 1.17" in " ".join(shared["warnings"])
 
 
-def test_a_pack_tells_its_own_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pack_has_its_own_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("nvidia.dali")
     write_photographs(tmp_path / "photos", samples=12, classes=2)
     pack(str(tmp_path / "photos"), str(tmp_path / "pack"))
-    told = (str(tmp_path / "pack"), "--samples-per-s", "10", "--gpus", "1", "--batch", "4")
-    found = planned(capsys, "plan", *told)
+    report = (str(tmp_path / "pack"), "--samples-per-s", "10", "--gpus", "1", "--batch", "4")
+    found = planned(capsys, "plan", *report)
     assert found["shards"] == 1
     assert found["assumptions"]["samples"] == {"value": "12", "from": "index"}
     assert found["assumptions"]["store"]["from"] == "local URL"
     assert found["remote_bytes"] == 0
-    found = planned(capsys, "plan", *told, "--store-bandwidth", "1GB/s")
+    found = planned(capsys, "plan", *report, "--store-bandwidth", "1GB/s")
     assert found["remote_bytes"] > 0
 
 
@@ -152,7 +152,7 @@ def test_unknown_models_and_rates_name_the_known_ones() -> None:
     assert parse_rate("800MiB/s") == 800 * 2**20
 
 
-def test_a_simulation_stands_beside_the_formulas(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_simulation_is_shown_next_to_the_formulas(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["plan", "--model", "resnet50", "--samples", "60000"]
     small += ["--store-requests-per-s", "1e6"]
     found = planned(capsys, *small, "--nodes", "2", "--simulate")
@@ -195,8 +195,8 @@ def test_measure_probes_this_machine(tmp_path: Path, capsys: pytest.CaptureFixtu
     pytest.importorskip("nvidia.dali")
     write_photographs(tmp_path / "photos", samples=12, classes=2)
     pack(str(tmp_path / "photos"), str(tmp_path / "pack"))
-    told = ["--samples-per-s", "10", "--gpus", "1", "--batch", "4", "--measure"]
-    found = planned(capsys, "plan", str(tmp_path / "pack"), *told)["assumptions"]
+    report = ["--samples-per-s", "10", "--gpus", "1", "--batch", "4", "--measure"]
+    found = planned(capsys, "plan", str(tmp_path / "pack"), *report)["assumptions"]
     assert found["CPU-s to decode 1,000"]["from"].startswith("measured here")
     assert float(found["CPU-s to decode 1,000"]["value"]) > 0
     assert main(["plan", "--model", "resnet50", "--samples", "1000000", "--measure"]) == 2
@@ -224,7 +224,7 @@ UNET3D += ["--nic", "400Gb/s", "--store-bandwidth"]
         ("660 nodes", [*UNET3D, "1000GB/s", "--nodes", "660", "--samples", "3325360"]),
     ],
 )
-def test_the_tables_of_the_docs_are_what_it_says(
+def test_the_tables_of_the_docs_are_what_it_states(
     name: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = planned(capsys, "plan", *arguments)
@@ -234,8 +234,8 @@ def test_the_tables_of_the_docs_are_what_it_says(
         f"| {found['cache_share']:.0%} | {format_size(found['bytes_per_s_node'])}/s "
     )
     for epoch, which in (("first", "_first"), ("later", "")):
-        told = duration(found[f"epoch_{epoch}_s"])
-        row += f"| {told}, AU {found[f'au_{epoch}']:.0f} %, {found[f'limit{which}']} "
+        report = duration(found[f"epoch_{epoch}_s"])
+        row += f"| {report}, AU {found[f'au_{epoch}']:.0f} %, {found[f'limit{which}']} "
     assert f"{row}|" in (ROOT / "docs" / "sizing.md").read_text()
 
 

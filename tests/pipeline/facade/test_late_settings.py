@@ -118,7 +118,7 @@ def test_a_state_and_an_epoch_from_before_stay(
 
 
 @MAKERS
-def test_a_batch_over_all_ranks_is_shared_out_anew(
+def test_a_batch_over_all_ranks_is_divided_again(
     make: Any, pack: Path, group: Callable[[int, int], None]
 ) -> None:
     def whole(world: World | None) -> DataLoader:
@@ -225,7 +225,7 @@ def test_augmented_torch_datasets_need_it(group: Callable[[int, int], None]) -> 
 
 
 @pytest.mark.parametrize(
-    ("told", "place"),
+    ("message", "place"),
     [
         (CHILD, (1, 2)),
         ({**CHILD, "MASTER_ADDR": "127.0.0.1"}, (1, 2)),
@@ -234,11 +234,11 @@ def test_augmented_torch_datasets_need_it(group: Callable[[int, int], None]) -> 
     ],
 )
 def test_the_place_on_the_node_is_known_without_a_rank(
-    group: Callable[[int, int], None], told: dict[str, str], place: tuple[int, int]
+    group: Callable[[int, int], None], message: dict[str, str], place: tuple[int, int]
 ) -> None:
-    rank, size = (6, 8) if told.get("NODE_RANK") == "2" else (1, 2)
+    rank, size = (6, 8) if message.get("NODE_RANK") == "2" else (1, 2)
     group(rank, size)
-    world = World.detect(told)
+    world = World.detect(message)
     assert (world.rank, world.size) == (rank, size)
     assert (world.local_rank, world.local_size) == place
 
@@ -277,12 +277,12 @@ def test_a_launcher_that_starts_its_group_late(pack: Path, tmp_path: Path) -> No
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    report = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     clean = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
     ranks = [
         Warm(
             ["-c", SCRIPT, pack, tmp_path, rank],
-            env={**clean, **told, **(CHILD if rank else {})},
+            env={**clean, **report, **(CHILD if rank else {})},
             cwd=ROOT,
         )
         for rank in (0, 1)
@@ -295,7 +295,7 @@ def test_a_launcher_that_starts_its_group_late(pack: Path, tmp_path: Path) -> No
     assert [rank.returncode for rank in ranks] == [0, 0], errors
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     for name in ("native", "seeded"):
-        (one, two) = (told[name] for told in found)
+        (one, two) = (report[name] for report in found)
         assert one[:2] == two[:2] == [SAMPLES // 5, SAMPLES // 10]
         assert len(one) == len(two) == 2 + SAMPLES // 10 * 5
         assert not set(one[2:]) & set(two[2:])
@@ -334,8 +334,8 @@ class Seeds(torch.utils.data.Dataset[Any]):
         return index, int(os.environ.get("PENSTOCK_TEST_WORKER", "-1")), os.getpid()
 
 
-def tell(worker: int, *, told: int) -> None:
-    os.environ["PENSTOCK_TEST_WORKER"] = str(told + worker)
+def mark_worker(worker: int, *, first: int) -> None:
+    os.environ["PENSTOCK_TEST_WORKER"] = str(first + worker)
 
 
 def as_sum(samples: list[Any]) -> int:
@@ -350,17 +350,17 @@ class TestTorchDatasets:
     @pytest.mark.parametrize("options", [{}, {"seed": 1}])
     def test_worker_init_fn(self, options: dict[str, Any]) -> None:
         loader = DataLoader(Seeds(), 4, num_workers=2, **options)
-        assert [told.tolist() for _, told, _ in loader] == [[-1] * 4, [-1] * 4]
-        loader.worker_init_fn = partial(tell, told=70)
+        assert [report.tolist() for _, report, _ in loader] == [[-1] * 4, [-1] * 4]
+        loader.worker_init_fn = partial(mark_worker, first=70)
         assert loader.worker_init_fn is not None
-        assert [told.tolist() for _, told, _ in loader] == [[70] * 4, [71] * 4]
+        assert [report.tolist() for _, report, _ in loader] == [[70] * 4, [71] * 4]
 
     def test_a_trainers_way_of_seeding_workers(self) -> None:
         """Lightning's seed_everything(workers=True) does this before the first pass."""
         loader = DataLoader(Seeds(), 4, num_workers=1, persistent_workers=True)
         assert loader.worker_init_fn is None
-        loader.worker_init_fn = partial(tell, told=5)
-        assert [told.tolist() for _, told, _ in loader] == [[5] * 4] * 2
+        loader.worker_init_fn = partial(mark_worker, first=5)
+        assert [report.tolist() for _, report, _ in loader] == [[5] * 4] * 2
 
     @pytest.mark.parametrize("options", [{}, {"seed": 1}])
     def test_num_workers_up_and_down(self, options: dict[str, Any]) -> None:
@@ -416,11 +416,11 @@ class TestTorchDatasets:
         with pytest.raises(ValueError, match="valid start method"):
             loader.multiprocessing_context = "thread"
 
-    def test_persistent_workers_that_live_are_not_told_in_silence(self) -> None:
+    def test_live_persistent_workers_are_not_changed_silently(self) -> None:
         loader = DataLoader(Squares(12, "int"), 4, num_workers=1, persistent_workers=True)
         list(loader)
         with pytest.raises(ConfigError, match="persistent workers are alive"):
-            loader.worker_init_fn = partial(tell, told=1)
+            loader.worker_init_fn = partial(mark_worker, first=1)
         loader.num_workers = 1  # unchanged
         assert len(list(loader)) == 3
         loader.close()
@@ -437,7 +437,7 @@ class TestTorchDatasets:
         loader.set_epoch(0)
         assert [batch.tolist() for batch in loader] == before
 
-    def test_what_is_nobodys_argument_may_be_set(self) -> None:
+    def test_other_attributes_may_be_set(self) -> None:
         loader: Any = DataLoader(Squares(12, "int"), 4)
         loader.nickname = "train"
         assert loader.nickname == "train"
@@ -495,7 +495,7 @@ class TestNativeDatasets:
         with native_loader(pack, num_workers=1) as loader:
             assert loader.worker_init_fn is not None
             with pytest.raises(ConfigError, match="there are no worker processes"):
-                loader.worker_init_fn = partial(tell, told=1)
+                loader.worker_init_fn = partial(mark_worker, first=1)
             native_loader(pack, worker_init_fn=loader.worker_init_fn, num_workers=1).close()
 
 

@@ -90,7 +90,7 @@ def test_values_are_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"lanes": 0}, "lanes must be an integer of at least 1, got 0"),
         ({"window": 1.5}, "window must be an integer"),
@@ -98,13 +98,13 @@ def test_values_are_frozen() -> None:
         ({"slots": "node"}, "slots must be 'data' or 'rank', got 'node'"),
     ],
 )
-def test_an_order_that_can_not_be(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_an_order_that_can_not_be(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Order(**wrong)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"seed": "x"}, "seed must be an integer, got 'x'"),
         ({"seed": True}, "seed must be an integer"),
@@ -115,8 +115,8 @@ def test_an_order_that_can_not_be(wrong: dict[str, Any], told: str) -> None:
         ({"max_bad": 1.5}, "max_bad must be a share between 0 and 1"),
     ],
 )
-def test_what_fits_no_dataset(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_fits_no_dataset(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         PenstockOptions(**wrong)
 
 
@@ -177,7 +177,7 @@ def test_native_options_follow_the_world() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"sampler": [1]}, "sampler=.*can't be used with a native dataset"),
         ({"num_workers": -1}, "num_workers must be an integer of at least 0"),
@@ -185,8 +185,8 @@ def test_native_options_follow_the_world() -> None:
         ({"batch_size": None}, "DALI decodes batches"),
     ],
 )
-def test_what_no_native_dataset_takes(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_no_native_dataset_takes(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         native(**options)
 
 
@@ -199,7 +199,7 @@ def test_several_ranks_need_an_end_and_a_seed() -> None:
         native(PenstockOptions(global_batch_size=1), world=SECOND_OF_TWO, drop_last=True)
 
 
-def test_a_state_brings_its_seed_and_a_batch_that_nobody_gave() -> None:
+def test_a_state_brings_its_seed_and_an_omitted_batch() -> None:
     resumed = native(world=SECOND_OF_TWO, drop_last=True).resumed(STATE)
     assert (resumed.seed, resumed.sizes.global_batch, resumed.sizes.per_rank) == (9, 20, 10)
     with pytest.warns(PenstockWarning, match="goes from 20 to 6 samples"):

@@ -86,7 +86,7 @@ def test_a_better_batch_is_better_and_as_even(
         (7, 5000, 4, None),  # no batch of that size has lanes
     ],
 )
-def test_a_batch_with_few_divisors_is_told_its_neighbour(
+def test_a_batch_with_few_divisors_gets_a_better_one_suggested(
     batch: int, shards: int, nodes: int, wanted: tuple[int, float, int] | None
 ) -> None:
     found = better_batch(batch, shards, nodes=nodes, step=1 if batch % 2 else 8)
@@ -106,7 +106,7 @@ def words_for(shards: int, *, batch: int, ranks: int, nodes: int, icc: float | N
     return advice(plan, icc=icc, global_batch=batch, ranks=ranks, nodes=nodes, chosen=True)
 
 
-def test_only_jobs_that_lose_by_it_are_told() -> None:
+def test_only_jobs_that_lose_by_it_are_reported() -> None:
     assert not words_for(1000, batch=31, ranks=1, nodes=1, icc=0.0)
     assert not words_for(1000, batch=31 * 8, ranks=8, nodes=1, icc=0.001)
     assert not words_for(1000, batch=8192, ranks=256, nodes=32, icc=None)
@@ -192,9 +192,9 @@ def test_pack_and_inspect_warn(sorted_folder: Path, tmp_path: Path) -> None:
     packing = (tmp_path / "p", "--shard-bytes", "1000", "--json")
     packed = penstock("pack", sorted_folder, *packing, "--no-shuffle")
     assert "Labels cluster inside shards" in packed.stderr
-    told = penstock("inspect", tmp_path / "p", "--json")
-    assert "Labels cluster inside shards" in told.stderr
-    spreads = json.loads(told.stdout)["rank_label_spread"]
+    report = penstock("inspect", tmp_path / "p", "--json")
+    assert "Labels cluster inside shards" in report.stderr
+    spreads = json.loads(report.stdout)["rank_label_spread"]
     assert list(spreads) == ["1", "8", "64", "256", "1024"]
     assert spreads["1"] < 2 < spreads["64"]
 
@@ -211,7 +211,7 @@ def test_readers_with_those_of_the_ends_are_what_a_plan_has(shards: int, nodes: 
 
 
 @pytest.mark.parametrize(
-    ("shards", "nodes", "told"),
+    ("shards", "nodes", "message"),
     [
         (100_000, 4096, None),
         (10_000, 512, None),
@@ -225,20 +225,22 @@ def test_readers_with_those_of_the_ends_are_what_a_plan_has(shards: int, nodes: 
         ),
     ],
 )
-def test_many_readers_are_told_with_the_figure(shards: int, nodes: int, told: str | None) -> None:
+def test_many_readers_are_reported_with_the_figure(
+    shards: int, nodes: int, message: str | None
+) -> None:
     batch = nodes * 256
     lanes = default_lanes(batch, shards)
     words = many_readers_warning(shards, lanes=lanes, nodes=nodes, global_batch=batch)
-    if told is None:
+    if message is None:
         assert words is None
         return
     assert words is not None
-    assert re.search(told, words), words
+    assert re.search(message, words), words
     (only,) = words_for(shards, batch=batch, ranks=8 * nodes, nodes=nodes, icc=None)
     assert only == words
 
 
-def test_a_batch_of_few_samples_a_node_is_told_too() -> None:
+def test_a_batch_of_few_samples_a_node_is_reported_too() -> None:
     words = many_readers_warning(10_000, lanes=128, nodes=1024, global_batch=1024)
     assert words is not None
     assert "by 8.20 of the 1024 nodes" in words

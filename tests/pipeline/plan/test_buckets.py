@@ -97,21 +97,21 @@ def made(
     sizes = [len(each) for each in lengths]
     plan = Plan(sizes, seed=seed, lanes=lanes, window=2, lane_order=lane_order)
     flat = np.array([each for shard in lengths for each in shard], np.int64)
-    told = bucket_settings("t", tokens=tokens, is_padded=is_padded, ranks=ranks, some=flat)
-    object.__setattr__(told, "pool", max(2 * ranks, told.pool // smaller))
+    report = bucket_settings("t", tokens=tokens, is_padded=is_padded, ranks=ranks, some=flat)
+    object.__setattr__(report, "pool", max(2 * ranks, report.pool // smaller))
     first = np.cumsum([0, *map(len, lengths)])
 
     def look_up(rows: Any) -> Any:
         return flat[first[rows[:, 0]] + rows[:, 1]]
 
-    buckets = Buckets(plan, told, look_up, seed=seed)
+    buckets = Buckets(plan, report, look_up, seed=seed)
     walk = BucketWalk(
         samples=plan.samples,
-        schedule=BatchSchedule.constant(told.batch),
+        schedule=BatchSchedule.constant(report.batch),
         drop_last=False,
         buckets=buckets,
     )
-    return BucketPlan(Buckets(plan, told, look_up, seed=seed)), walk
+    return BucketPlan(Buckets(plan, report, look_up, seed=seed)), walk
 
 
 SHARDS = st.lists(st.lists(st.integers(1, 30), max_size=20), min_size=1, max_size=8).filter(any)
@@ -126,7 +126,7 @@ SHARDS = st.lists(st.lists(st.integers(1, 30), max_size=20), min_size=1, max_siz
     worlds=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     epoch=st.integers(0, 2),
 )
-def test_each_sample_once_an_epoch_whatever_the_worlds_and_restarts(
+def test_each_sample_once_an_epoch_in_any_worlds_and_restarts(
     lengths: list[list[int]],
     is_padded: bool,
     ranks: int,
@@ -212,7 +212,7 @@ def test_too_many_samples_are_not_counted_for_a_number(monkeypatch: pytest.Monke
         walk.step_number(Cursor(9, 0))
     with pytest.raises(PlanError, match="too much to wait for"):
         walk.cursor_of(100 * number)
-    walk.know(Cursor(9, 0), 3 * number)  # as a state tells
+    walk.know(Cursor(9, 0), 3 * number)  # as in a state
     assert walk.step_number(Cursor(9, 0)) == 3 * number
     assert walk.cursor_of(3 * number) == Cursor(9, 0)
 
@@ -236,15 +236,15 @@ def test_an_order_of_lanes_sorts_each_batch_and_changes_none(
 ) -> None:
     places = LaneOrder(tuple(data.draw(st.permutations(range(lanes)))))
     longest = max(each for shard in lengths for each in shard)
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "tokens": least_tokens(longest, ranks=world) + 50,
         "is_padded": is_padded,
         "ranks": world,
         "seed": 3,
         "lanes": lanes,
     }
-    plan, walk = made(lengths, **told)
-    other, other_walk = made(lengths, **told, lane_order=places)
+    plan, walk = made(lengths, **report)
+    other, other_walk = made(lengths, **report, lane_order=places)
     steps = list(walk.steps(Cursor(epoch, 0), endless=False))
     assert steps == list(other_walk.steps(Cursor(epoch, 0), endless=False))
     if world > 1:  # bins change places as a whole

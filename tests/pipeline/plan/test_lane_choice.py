@@ -67,7 +67,7 @@ def dealt(nodes: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("nodes", [2, 8, 32])
-def test_ranks_dealt_anew_read_what_they_hold(nodes: int) -> None:
+def test_ranks_reassigned_read_what_they_hold(nodes: int) -> None:
     held = after([8] * nodes)[dealt(nodes, 1)]
     choice = chosen(held, [8] * nodes)
     assert share(choice) == 1.0
@@ -103,7 +103,7 @@ def test_half_as_many_and_twice_as_many(before: int, now: int) -> None:
     assert share(chosen(held, [8] * now)) == 0.5
 
 
-def test_lanes_of_about_as_many_bytes_stay_beside_their_neighbours() -> None:
+def test_lanes_of_about_as_many_bytes_stay_next_to_their_neighbours() -> None:
     """Two that are torn apart leave a shard that lies in both to two nodes."""
     noise = np.random.default_rng(3).integers(0, BYTES // 50, LANES)
     held = np.zeros((8, LANES), np.int64)
@@ -114,7 +114,7 @@ def test_lanes_of_about_as_many_bytes_stay_beside_their_neighbours() -> None:
     assert share(choice) > 0.49
 
 
-def test_a_cold_node_in_place_of_a_lost_one_gets_what_nobody_holds() -> None:
+def test_a_cold_node_in_place_of_a_lost_one_gets_what_no_node_has() -> None:
     held = after([8] * 8)[[5, 3, 1, 7, 0, 2, 6, 4]]
     held[2] = 0
     assert share(chosen(held, [8] * 8)) == 1 - 1 / 8
@@ -168,7 +168,7 @@ def test_what_is_gained_too_little_moves_nothing() -> None:
 
 def test_what_is_as_good_where_it_was_stays_there() -> None:
     held = np.zeros((8, LANES), np.int64)
-    held[0, 32:64] = BYTES  # node 0 holds what node 1 reads, and nobody anything else
+    held[0, 32:64] = BYTES  # node 0 has the data of node 1, and no node has other data
     order = chosen(held, [8] * 8).order
     assert sorted(order.groups[:32].tolist()) == list(range(32, 64))
     assert sorted(order.groups[32:64].tolist()) == list(range(32))

@@ -61,7 +61,7 @@ def test_an_order_that_separates_the_lanes_of_a_group_has_no_text() -> None:
 
 
 @pytest.mark.parametrize("groups", [[], [0], [0, 0], [1, 2], [0, 1, 2], [-1, 0]])
-def test_what_is_no_permutation_of_groups_is_refused(groups: list[int]) -> None:
+def test_an_invalid_permutation_of_groups_is_refused(groups: list[int]) -> None:
     with pytest.raises(PlanError, match="each of the 2 groups of 2 lanes once"):
         LaneOrder.of_groups(groups, lanes=2)
 

@@ -60,14 +60,14 @@ def touched(plan: Plan, batch: int, world: int, ranks: range, epoch: int, at: in
 
 @settings(max_examples=150, deadline=None)
 @given(job=jobs(), epoch=st.integers(0, 3), data=st.data())
-def test_full_batches_touch_no_shard_outside_of_those_that_the_plan_tells(
+def test_full_batches_touch_only_the_shards_that_the_plan_lists(
     job: tuple[Plan, int, int, int, int], epoch: int, data: st.DataObject
 ) -> None:
     plan, batch, world, first, end = job
-    told = set(plan.shards(batch, first=first, end=end, world=world).tolist())
+    report = set(plan.shards(batch, first=first, end=end, world=world).tolist())
     full = plan.samples - min(batch, plan.samples)
     at = data.draw(st.integers(0, full))
-    assert touched(plan, batch, world, range(first, end), epoch, at) <= told
+    assert touched(plan, batch, world, range(first, end), epoch, at) <= report
 
 
 @settings(max_examples=60, deadline=None)
@@ -78,7 +78,7 @@ def test_full_batches_touch_no_shard_outside_of_those_that_the_plan_tells(
     lanes_each=st.integers(1, 3),
     world=st.integers(1, 4),
 )
-def test_where_ranks_divide_lanes_and_lanes_the_batch_no_shard_is_told_in_vain(
+def test_where_ranks_divide_lanes_and_lanes_the_batch_no_shard_is_listed_in_vain(
     sizes: list[int], seed: int, each: int, lanes_each: int, world: int
 ) -> None:
     lanes = lanes_each * world
@@ -88,8 +88,8 @@ def test_where_ranks_divide_lanes_and_lanes_the_batch_no_shard_is_told_in_vain(
     for rank in range(world):
         steps = range(0, plan.samples, batch)
         parts = (touched(plan, batch, world, range(rank, rank + 1), 1, at) for at in steps)
-        told = plan.shards(batch, first=rank, end=rank + 1, world=world)
-        assert set().union(*parts) == set(told.tolist())
+        report = plan.shards(batch, first=rank, end=rank + 1, world=world)
+        assert set().union(*parts) == set(report.tolist())
 
 
 @settings(max_examples=80, deadline=None)
@@ -97,9 +97,9 @@ def test_where_ranks_divide_lanes_and_lanes_the_batch_no_shard_is_told_in_vain(
 def test_all_ranks_together_read_every_shard(job: tuple[Plan, int, int, int, int]) -> None:
     plan, batch, world, first, end = job
     parts = [(0, first), (first, end), (end, world)]
-    told = [plan.shards(batch, first=a, end=b, world=world) for a, b in parts if a < b]
-    assert set(np.concatenate(told).tolist()) == set(np.flatnonzero(plan.sizes).tolist())
-    assert all(np.all(np.diff(part) > 0) for part in told)
+    report = [plan.shards(batch, first=a, end=b, world=world) for a, b in parts if a < b]
+    assert set(np.concatenate(report).tolist()) == set(np.flatnonzero(plan.sizes).tolist())
+    assert all(np.all(np.diff(part) > 0) for part in report)
 
 
 def test_ranks_that_do_not_exist_are_refused() -> None:
@@ -179,7 +179,7 @@ def test_demand_stays_below_the_consumption_and_the_allowance(
     batches: list[int], shard: int, misses: float
 ) -> None:
     pace = Pace(allowance_bytes=2**26)
-    assert not pace.open  # nothing before the first batch was handed out
+    assert not pace.open  # nothing before the first batch was delivered
     consumed = fetched = 0
     for size in batches:
         pace.count_batch(size)
@@ -193,7 +193,7 @@ def test_demand_stays_below_the_consumption_and_the_allowance(
         assert fetched <= DEMAND * consumed + 2**26 + shard
 
 
-def test_what_is_not_used_is_not_saved_up() -> None:
+def test_unused_bandwidth_is_not_saved_up() -> None:
     pace = Pace(allowance_bytes=100)
     for _ in range(1000):
         pace.count_batch(1000)
@@ -208,7 +208,7 @@ def test_another_loaders_traffic_does_not_stop_fills_for_ever() -> None:
     assert pace.open
 
 
-def test_while_few_batches_are_ready_they_fetch_what_lies_beside_theirs() -> None:
+def test_while_few_batches_are_ready_they_fetch_adjacent_bytes() -> None:
     width, widths = 1, []
     for ready_share in (1.0, 0.1, 0.1, 0.1, 0.3, *[0.6] * 5):
         width = widening(width, ready_share=ready_share)

@@ -241,7 +241,7 @@ def test_the_order_of_this_version_stays_for_many_windows():
     assert digest == "95df9f1260d7f5ecaa11cf60da5e637ea3cf04b28f6651aeb2259572c81dd8dd"
 
 
-def test_the_fingerprint_stays_and_tells_plans_apart():
+def test_the_fingerprint_stays_and_distinguishes_plans():
     def fingerprint(**changes):
         settings: dict[str, Any] = {
             "sizes": [3, 5],

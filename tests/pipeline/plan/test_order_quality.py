@@ -54,7 +54,7 @@ def test_sorted_data_is_mixed_as_by_a_full_shuffle(shards, rows, classes, size, 
     assert alike < 1.05
 
 
-def test_where_no_window_can_cover_it_labels_vary_no_more_than_the_formula_says():
+def test_where_no_window_can_cover_it_labels_vary_no_more_than_the_formula_states():
     """Correlated shards and a narrow window, so that it shows."""
     shards, rows, classes, size = 3000, 60, 10, 1024
     plan = Plan([rows] * shards, seed=3, lanes=128, window=4)
@@ -292,7 +292,7 @@ def test_the_demand_of_one_node_is_steady(nodes, most, record_property):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "message",
     [
         {"shards": 200_000, "batch": 32_768, "extras": True},
         {"shards": 200_000, "batch": 32_768, "shuffled": False},
@@ -300,7 +300,7 @@ def test_the_demand_of_one_node_is_steady(nodes, most, record_property):
         pytest.param({"shards": 1_000_000, "batch": 32_768}, marks=pytest.mark.grid),
     ],
 )
-def test_a_rank_of_a_thousand_begins_in_seconds_and_megabytes(told: dict[str, Any]) -> None:
-    found = in_a_child(**told)
+def test_a_rank_of_a_thousand_begins_in_seconds_and_megabytes(message: dict[str, Any]) -> None:
+    found = in_a_child(**message)
     assert found["plan_mib"] < 300
     assert found["first_cpu_s"] < 2  # of work, which a busy machine doesn't lengthen

@@ -222,9 +222,9 @@ def test_open_units_are_those_of_the_plan(
 ) -> None:
     found = contents(shards, units, rows)
     plan = Plan(found.sizes, seed=1, lanes=lanes, window=window, units=found.units)
-    told = open_units(found, lanes=lanes, window=window)
-    assert min(told, shards) == pytest.approx(plan.open_shards)
-    assert told <= shards * units
+    report = open_units(found, lanes=lanes, window=window)
+    assert min(report, shards) == pytest.approx(plan.open_shards)
+    assert report <= shards * units
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def in_group(monkeypatch: pytest.MonkeyPatch, *, rank: int, size: int) -> None:
-    """Let torch say that its default process group is initialised."""
+    """Make torch report an initialised default process group."""
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: rank)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: size)
@@ -43,7 +43,7 @@ def mesh(names: tuple[str, ...] | None, shape: tuple[int, ...], along: str, proc
     local_size=st.sampled_from([1, 2, 4, 8]),
     data=st.data(),
 )
-def test_a_mesh_tells_replicas_and_which_ranks_a_node_has(
+def test_a_mesh_defines_replicas_and_the_ranks_of_a_node(
     shape: tuple[int, ...], order: list[str], local_size: int, data: st.DataObject
 ) -> None:
     grid = torch.arange(int(torch.tensor(shape).prod())).reshape(shape)
@@ -198,7 +198,7 @@ def test_a_pod_s_index_is_no_rank() -> None:
 
 
 @pytest.mark.usefixtures("no_group")
-def test_a_loader_in_a_pod_says_that_nobody_told_its_rank(
+def test_a_loader_in_a_pod_reports_that_its_rank_is_unknown(
     pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
@@ -234,7 +234,7 @@ def test_horovod_is_asked_where_it_was_initialised(
     ("tasks", "node"), [("2,3", None), ("0,2", (2, 3)), ("4,5", None), ("", None), ("0,x", None)]
 )
 def test_slurm_s_cyclic_tasks_are_no_row(tasks: str, node: tuple[int, int] | None) -> None:
-    told = {
+    report = {
         "SLURM_STEP_ID": "0",
         "SLURM_PROCID": "2",
         "SLURM_NTASKS": "4",
@@ -243,7 +243,7 @@ def test_slurm_s_cyclic_tasks_are_no_row(tasks: str, node: tuple[int, int] | Non
         "SLURM_TASKS_PER_NODE": "2(x2)",
         "SLURM_GTIDS": tasks,
     }
-    world = World.detect(told)
+    world = World.detect(report)
     assert world.node == node
     if node is not None:
         assert node_ranks(world) == (2, 3)

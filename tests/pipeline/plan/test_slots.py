@@ -55,7 +55,7 @@ def test_padded_slots_hold_each_sample_once_and_are_equal_on_all_ranks(
     lanes=st.integers(1, 4),
     data=st.data(),
 )
-def test_partners_are_read_beside_the_own_samples(
+def test_partners_are_read_next_to_the_own_samples(
     sizes: list[int], world: int, each: int, lanes: int, data: st.DataObject
 ) -> None:
     plan = Plan(sizes, seed=1, lanes=lanes, window=2)
@@ -132,7 +132,7 @@ def test_partners_are_the_documented_ones(size: int, lanes: int, position: int) 
 
 @given(size=st.integers(2, 300), lanes=st.integers(1, 40), position=st.integers(0, 10**15))
 @settings(max_examples=200, deadline=None)
-def test_partners_are_neighbours_and_nobody_is_his_own(
+def test_partners_are_neighbours_and_no_sample_is_its_own(
     size: int, lanes: int, position: int
 ) -> None:
     slots = np.arange(size)

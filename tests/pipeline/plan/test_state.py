@@ -42,7 +42,7 @@ def test_json_round_trip() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"version": 1}, "version 1"),
         ({"version": None}, "version None"),
@@ -78,8 +78,8 @@ def test_json_round_trip() -> None:
         ({"plan": {**STATE.to_dict()["plan"], "reshuffle": float("nan")}}, "invalid plan"),
     ],
 )
-def test_damaged_states_are_refused(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(ResumeError, match=told):
+def test_damaged_states_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ResumeError, match=message):
         LoaderState.from_dict({**STATE.to_dict(), **change})
 
 
@@ -110,7 +110,7 @@ def test_junk_is_refused_or_harmless(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("state", [None, 3, "x", [], {}])
-def test_what_is_no_state_is_refused(state: object) -> None:
+def test_an_invalid_state_is_refused(state: object) -> None:
     with pytest.raises(ResumeError):
         LoaderState.from_dict(state)
 

@@ -119,7 +119,7 @@ def test_another_batch_from_a_step_on_changes_nothing_before(
 
 
 @given(walks(), st.data())
-def test_to_go_on_as_planned_changes_nothing(walk: Walk, data: st.DataObject) -> None:
+def test_continuing_as_planned_changes_nothing(walk: Walk, data: st.DataObject) -> None:
     at, _ = data.draw(st.sampled_from(steps_of(walk)))
     schedule = walk.schedule.continued(walk.sample(at))
     assert schedule.entries == walk.schedule.entries
@@ -135,7 +135,7 @@ def test_numbers_cost_the_same_anywhere() -> None:
     assert walk.cursor_of(156 * 3 + 5) == Cursor(3, 5 * 8192)
 
 
-def test_a_job_without_steps_says_so() -> None:
+def test_a_job_without_steps_reports_it() -> None:
     walk = Walk(samples=10, schedule=BatchSchedule.of({0: 5, 20: 11}), drop_last=True)
     assert walk.cursor_of(3) == Cursor(1, 5)
     with pytest.raises(PlanError, match="got 4, and no epoch"):
@@ -143,7 +143,7 @@ def test_a_job_without_steps_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "told"),
+    ("entries", "message"),
     [
         ((), "no entry"),
         (((0, 0),), "global batch of 0, wanted 1 or more"),
@@ -154,6 +154,6 @@ def test_a_job_without_steps_says_so() -> None:
         (((0, True),), "whole numbers"),
     ],
 )
-def test_schedules_that_cannot_be_are_refused(entries: Any, told: str) -> None:
-    with pytest.raises(PlanError, match=told):
+def test_schedules_that_cannot_be_are_refused(entries: Any, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
         BatchSchedule(entries)

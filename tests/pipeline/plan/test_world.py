@@ -127,13 +127,13 @@ def test_threads_of_a_node_fill_its_cores(local_size, cores):
         (TORCHRUN, HERE),
         (OPEN_MPI, HERE),
         (HOROVOD, HERE),
-        # horovodrun by way of mpirun: its own variables say it
+        # horovodrun by way of mpirun: from its own variables
         ({**OPEN_MPI, **HOROVOD, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, HERE),
         (HYDRA, HERE),
         (SRUN, HERE),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, World(1, 2)),
         ({"RANK": "1", "WORLD_SIZE": "2"}, World(1, 2)),
-        # only the local rank is told: at least that many more are here
+        # only the local rank is known: at least that many more ranks are here
         (
             {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "2"},
             World(2, 4, local_rank=2, local_size=3),
@@ -142,7 +142,7 @@ def test_threads_of_a_node_fill_its_cores(local_size, cores):
         ({**SRUN, **TORCHRUN, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, HERE),
         ({**SRUN, **OPEN_MPI, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, HERE),
         ({**SRUN, **HYDRA, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, HERE),
-        # srun's own PMI tells no local rank, Slurm does
+        # srun's PMI has no local rank, Slurm does
         ({**SRUN, "PMI_RANK": "11", "PMI_SIZE": "16"}, HERE),
         # not a step of several tasks
         (SBATCH, World(0, 1)),
@@ -164,7 +164,7 @@ def test_detect_reads_the_launcher(environ, world):
         ("11", "0", 11),
     ],
 )
-def test_slurm_tells_the_tasks_of_each_node(tasks, node, local_size):
+def test_slurm_gives_the_tasks_of_each_node(tasks, node, local_size):
     environ = {
         "SLURM_STEP_ID": "0",
         "SLURM_PROCID": "2",
@@ -231,12 +231,12 @@ def test_detect_reads_the_process_environment_by_default(monkeypatch):
 def test_a_group_that_stands_goes_first(monkeypatch):
     group(monkeypatch, rank=1, size=4)
     assert World.detect({}) == World(1, 4)
-    assert World.detect(TORCHRUN) == World(1, 4)  # variables of another world tell no local rank
+    assert World.detect(TORCHRUN) == World(1, 4)  # variables of another world give no local rank
     assert World.detect({"RANK": "what"}) == World(1, 4)
 
 
 @pytest.mark.parametrize("environ", [TORCHRUN, OPEN_MPI, HOROVOD, HYDRA, SRUN])
-def test_the_launcher_tells_where_on_the_node_a_group_s_rank_is(monkeypatch, environ):
+def test_the_launcher_gives_the_local_rank(monkeypatch, environ):
     group(monkeypatch, rank=11, size=16)
     assert World.detect(environ) == HERE
 
@@ -341,7 +341,7 @@ def test_usable_cores_are_at_least_one_and_at_most_the_affinity(tmp_path):
     assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
 
 
-def test_whatever_counts_cores_asks_for_the_quota_too(machine, monkeypatch):
+def test_every_count_of_cores_includes_the_quota(machine, monkeypatch):
     """Indexing and packing on first use as well: more threads would only be throttled."""
     pytest.importorskip("nvidia.dali")
     root = machine("0::/\n", {"sys/fs/cgroup/cpu.max": "300000 100000\n"})

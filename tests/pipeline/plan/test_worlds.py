@@ -40,10 +40,10 @@ ALL_WORLDS = [
 class Job:
     """Walks an epoch on worlds that change, each rank with a plan of its own."""
 
-    def __init__(self, sizes: Any, *, batch: int, **told: Any) -> None:
+    def __init__(self, sizes: Any, *, batch: int, **settings: Any) -> None:
         self.sizes = np.asarray(sizes)
         lanes = default_lanes(batch, int(np.count_nonzero(self.sizes)))
-        self.told: dict[str, Any] = {"seed": 5, "window": 2, "lanes": lanes, **told}
+        self.settings: dict[str, Any] = {"seed": 5, "window": 2, "lanes": lanes, **settings}
         self.starts = np.cumsum(self.sizes) - self.sizes
         schedule = BatchSchedule.constant(batch)
         self.walk = Walk(samples=int(self.sizes.sum()), schedule=schedule, drop_last=False)
@@ -53,7 +53,7 @@ class Job:
 
     def ranks(self, world: int, order: LaneOrder | None = None) -> list[RankOrder]:
         # One plan for all: what a plan remembers doesn't show (test_order.py).
-        plan = Plan(self.sizes, **self.told, lane_order=order)
+        plan = Plan(self.sizes, **self.settings, lane_order=order)
         return [RankOrder(plan=plan, world=World(rank, world)) for rank in range(world)]
 
     def ids(self, ranks: list[RankOrder], step: Step) -> list[int]:
@@ -92,7 +92,7 @@ def test_an_epoch_holds_each_sample_once(reference: list[list[list[int]]]) -> No
 
 
 @pytest.mark.parametrize("world", ALL_WORLDS)
-def test_a_job_of_120_ranks_goes_on_with_any_number(
+def test_a_job_of_120_ranks_continues_with_any_number(
     world: int, job: Job, reference: list[list[list[int]]]
 ) -> None:
     at = world % 10 + 1
@@ -105,7 +105,7 @@ def test_and_with_any_order_of_lanes(
     world: int, job: Job, reference: list[list[list[int]]]
 ) -> None:
     rng = np.random.default_rng(world)
-    lanes = job.told["lanes"]
+    lanes = job.settings["lanes"]
     orders = [LaneOrder(tuple(rng.permutation(lanes).tolist())) for _ in range(3)]
     changes = {0: job.ranks(120, orders[0]), 4: job.ranks(world, orders[1])}
     found = job.batches(1, {**changes, 8: job.ranks(world, orders[2])})
@@ -122,7 +122,7 @@ def test_thousands_of_ranks_with_a_sample_each(ranks: int) -> None:
     assert sorted(chain.from_iterable(before)) == list(range(job.walk.samples))
     fewer = job.ranks(ranks // 2)
     assert job.batches(0, {0: job.ranks(ranks), 1: fewer, 2: job.ranks(96)}) == before
-    order = LaneOrder(tuple(np.random.default_rng(0).permutation(job.told["lanes"]).tolist()))
+    order = LaneOrder(tuple(np.random.default_rng(0).permutation(job.settings["lanes"]).tolist()))
     found = job.batches(0, {0: job.ranks(1), 2: job.ranks(ranks, order)})
     assert [sorted(batch) for batch in found] == [sorted(batch) for batch in before]
     assert found[:2] == before[:2]
@@ -147,7 +147,7 @@ def jobs(draw: st.DrawFn) -> Job:
 @settings(max_examples=60, deadline=None)
 @given(job=jobs(), epoch=st.integers(0, 3), data=st.data())
 def test_any_job_through_any_changes(job: Job, epoch: int, data: st.DataObject) -> None:
-    lanes = job.told["lanes"]
+    lanes = job.settings["lanes"]
     steps = list(job.steps(epoch))
     least = min(step.size for step in steps)
     changes, orders = {}, []
@@ -166,9 +166,9 @@ def test_any_job_through_any_changes(job: Job, epoch: int, data: st.DataObject) 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("told", [{}, {"reshuffle": 0.3}, {"units": [3] * 300}, {"lanes": 60}])
-def test_the_grid_of_worlds_and_orders(world: int, told: dict[str, Any]) -> None:
-    job = Job(UNEVEN, batch=BATCH, **told)
+@pytest.mark.parametrize("message", [{}, {"reshuffle": 0.3}, {"units": [3] * 300}, {"lanes": 60}])
+def test_the_grid_of_worlds_and_orders(world: int, message: dict[str, Any]) -> None:
+    job = Job(UNEVEN, batch=BATCH, **message)
     rng = np.random.default_rng(world)
     for epoch in range(2):
         before = job.batches(epoch, {0: job.ranks(120)})
@@ -176,6 +176,6 @@ def test_the_grid_of_worlds_and_orders(world: int, told: dict[str, Any]) -> None
         for at in (0, 5, 10):
             found = job.batches(epoch, {0: job.ranks(120), at: job.ranks(world)})
             assert found == before
-            order = LaneOrder(tuple(rng.permutation(job.told["lanes"]).tolist()))
+            order = LaneOrder(tuple(rng.permutation(job.settings["lanes"]).tolist()))
             found = job.batches(epoch, {0: job.ranks(120), at: job.ranks(world, order)})
             assert [sorted(batch) for batch in found] == [sorted(batch) for batch in before]

@@ -140,7 +140,7 @@ def test_ranks_share_the_samples_and_masks_work(folder: Path) -> None:
     assert sum(seen) == SAMPLES
 
 
-def test_what_is_no_image_is_named(folder: Path) -> None:
+def test_an_invalid_image_is_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match="without an image"):
         next(iter(DataLoader([(1, 2), (3, 4)], augment=imagenet_train(32))))
     data = [b"these bytes are no image at all"]
@@ -157,7 +157,7 @@ def test_a_batch_sampler_is_refused(folder: Path) -> None:
         DataLoader(Photos(folder, "bytes"), batch_sampler=[[0], [1]], augment=imagenet_train(32))
 
 
-def test_a_framework_that_rebuilds_the_loader_is_told(folder: Path) -> None:
+def test_a_framework_that_rebuilds_the_loader_gets_an_error(folder: Path) -> None:
     loader = DataLoader(Photos(folder, "bytes"), 4, augment=imagenet_train(32))
     rebuilt = torch.utils.data.DataLoader(
         loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn
@@ -262,14 +262,14 @@ def test_pictures_of_16_bits_are_scaled_as_their_files_are(most: int) -> None:
     picture = Image.fromarray(wide)
     picture.save(buffer := io.BytesIO(), "PNG")
     found = []
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as report:
         warnings.simplefilter("always")
         for image in (picture, buffer.getvalue()):
             with DataLoader([image] * 2, batch_size=2, augment=[Resize((8, 8))]) as loader:
                 found.append(next(iter(loader)))
     assert torch.equal(*found)
     assert found[0].max() == round(most / 257)
-    dark = [str(each.message) for each in told if "almost black" in str(each.message)]
+    dark = [str(each.message) for each in report if "almost black" in str(each.message)]
     assert bool(dark) == (most < 65535)
 
 
@@ -283,21 +283,21 @@ def test_pictures_without_a_white_are_refused(mode: str) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_collate_that_wants_images_is_told_that_it_gets_none(folder: Path, workers: int) -> None:
+def test_a_collate_that_expects_images_gets_a_clear_error(folder: Path, workers: int) -> None:
     def loaded(form: str, collate: Any) -> None:
         photos = Photos(folder, form)
         options: dict[str, Any] = {"collate_fn": collate, "num_workers": workers}
         next(iter(DataLoader(photos, batch_size=2, augment=[Resize((8, 8))], **options)))
 
-    def told(error: BaseException) -> str:
+    def text_of(error: BaseException) -> str:
         return "".join([str(error), *getattr(error, "__notes__", [])])
 
     with pytest.raises(KeyError) as missing:
         loaded("array of bytes", lambda samples: [sample["image"] for sample in samples])
-    assert "receives samples without their images" in told(missing.value)
+    assert "receives samples without their images" in text_of(missing.value)
     with pytest.raises(IndexError) as short:
         loaded("bytes", lambda samples: [sample[1] for sample in samples])
-    assert "receives samples without their images" in told(short.value)
+    assert "receives samples without their images" in text_of(short.value)
     for form, wanted in (("bytes", "list or tuple"), ("array of bytes", "dict")):
         with pytest.raises(ConfigError, match=f"returned a NoneType, wanted a {wanted}"):
             loaded(form, lambda samples: samples.clear())

@@ -210,11 +210,11 @@ class TestResume:
 class TestTold:
     def test_they_are_counted_named_and_warned_of_once(self) -> None:
         with make() as loader:
-            with pytest.warns(PenstockWarning, match="Sample .* is bad") as told:
+            with pytest.warns(PenstockWarning, match="Sample .* is bad") as report:
                 batches = [batch for _ in range(2) for batch in loader]
             statistics = loader.statistics()
         assert len(batches) == 2 * 8
-        assert len(told) == 1
+        assert len(report) == 1
         assert statistics.bad == 2 * len(BAD)
         lines = [json.loads(line) for line in Path(statistics.quarantine).read_text().splitlines()]
         assert {line["id"] for line in lines} == BAD
@@ -231,7 +231,7 @@ class TestTold:
             assert set(caught.value.sample_ids) <= BAD
 
     @pytest.mark.parametrize("workers", [0, 1])
-    def test_where_all_are_bad_the_first_one_says_so(self, workers: int) -> None:
+    def test_where_all_are_bad_the_first_one_reports_it(self, workers: int) -> None:
         dataset = Holed(bad=range(SAMPLES), error=TypeError)
         with (
             make(dataset, max_bad=1.0, num_workers=workers) as loader,

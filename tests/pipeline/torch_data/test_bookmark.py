@@ -72,7 +72,7 @@ class TestBookmark:
         bookmark.open(stream)
         assert bookmark.mark == Mark(epoch=2)
 
-    def test_a_stream_that_gave_what_it_promised_goes_on_with_the_next(self) -> None:
+    def test_a_stream_that_gave_what_it_promised_continues_with_the_next(self) -> None:
         bookmark, stream = Bookmark(), setup()
         bookmark.move(bookmark.open(stream), Mark(epoch=2, batches=3))
         bookmark.open(stream)
@@ -116,37 +116,37 @@ class TestBookmark:
         assert bookmark.mark.epoch == 4
 
 
-class Told:
+class WithSetEpoch:
     def __init__(self) -> None:
-        self.told: list[int] = []
+        self.epochs: list[int] = []
 
     def set_epoch(self, epoch: int) -> None:
-        self.told.append(epoch)
+        self.epochs.append(epoch)
 
 
 class TestDatasetEpoch:
-    def test_who_knows_no_epochs_is_left_alone(self) -> None:
+    def test_a_dataset_without_epochs_is_unchanged(self) -> None:
         epochs = DatasetEpoch(Ten())
         epochs.set(3)
         epochs.advance(3)
         epochs.restore(3)
         assert epochs.now() is None
 
-    def test_what_was_told_is_kept(self) -> None:
-        dataset, sampler = Told(), Told()
+    def test_the_last_epoch_is_kept(self) -> None:
+        dataset, sampler = WithSetEpoch(), WithSetEpoch()
         epochs = DatasetEpoch(dataset)
         assert epochs.now() is None
         epochs.set(3, sampler, None)
-        assert (dataset.told, sampler.told, epochs.now()) == ([3], [3], 3)
+        assert (dataset.epochs, sampler.epochs, epochs.now()) == ([3], [3], 3)
         epochs.advance(2)  # not the dataset's epoch
         epochs.advance(3)
-        assert (dataset.told, epochs.now()) == ([3, 4], 4)
+        assert (dataset.epochs, epochs.now()) == ([3, 4], 4)
         epochs.restore(1)
         epochs.restore(None)
-        assert (dataset.told, epochs.now()) == ([3, 4, 1], 1)
+        assert (dataset.epochs, epochs.now()) == ([3, 4, 1], 1)
 
     def test_its_own_attribute_goes_first(self) -> None:
-        dataset: Any = Told()
+        dataset: Any = WithSetEpoch()
         dataset.epoch = 8
         epochs = DatasetEpoch(dataset)
         epochs.set(3)

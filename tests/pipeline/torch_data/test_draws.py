@@ -135,7 +135,7 @@ def test_resumed_at_every_step(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["python", "eager", "lazy"])
 @pytest.mark.parametrize("live", [False, True])
-def test_a_state_from_the_start_says_what_will_come(kind: str, live: bool) -> None:
+def test_a_state_from_the_start_states_what_will_come(kind: str, live: bool) -> None:
     seed(3)
     loader = DataLoader(Squares(SAMPLES, "int"), **KINDS[kind])
     passing = iter(loader) if live else None
@@ -148,7 +148,7 @@ def test_a_state_from_the_start_says_what_will_come(kind: str, live: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "draw", "told"),
+    ("kind", "draw", "message"),
     [
         ("lazy", random.random, "python's `random`"),
         ("lazy", np.random.rand, "numpy's global generator"),
@@ -156,7 +156,7 @@ def test_a_state_from_the_start_says_what_will_come(kind: str, live: bool) -> No
         ("batches", random.random, "python's `random`"),
     ],
 )
-def test_what_cannot_be_repeated_is_said(kind: str, draw: Any, told: str) -> None:
+def test_what_cannot_be_repeated_is_reported(kind: str, draw: Any, message: str) -> None:
     loader = DataLoader(Squares(SAMPLES, "int"), **KINDS[kind])
     passing = iter(loader)
     next(passing)
@@ -165,13 +165,13 @@ def test_what_cannot_be_repeated_is_said(kind: str, draw: Any, told: str) -> Non
     next(passing)
     with pytest.raises(ConfigError, match=r"no state can repeat its order.*state_dict") as caught:
         loader.state_dict()
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert len(list(passing)) > 0
     assert loader.state_dict()["mark"]["epoch"] == 1  # the next epoch can be repeated
 
 
 @pytest.mark.parametrize("kind", ["python", "eager"])
-def test_what_is_drawn_at_once_may_be_drawn_beside(kind: str) -> None:
+def test_draws_at_once_may_run_in_parallel(kind: str) -> None:
     seed(3)
     loader = DataLoader(Squares(SAMPLES, "int"), **KINDS[kind])
     passing = iter(loader)

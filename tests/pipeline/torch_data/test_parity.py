@@ -296,6 +296,6 @@ def test_attributes_are_honest() -> None:
         ours.batch_size = 3
 
 
-def test_a_stateful_sampler_goes_on() -> None:
+def test_a_stateful_sampler_continues() -> None:
     reference, ours = both(lambda loader: loader(Squares(9), sampler=CountingSampler(9)))
     assert same(reference, ours)

@@ -132,7 +132,7 @@ def test_epochs_differ(name: str) -> None:
     assert len(set(epochs)) == 3
 
 
-def test_a_state_taken_before_the_first_batch_says_what_will_come() -> None:
+def test_a_state_taken_before_the_first_batch_states_what_will_come() -> None:
     loader = MAKERS["shuffled"](0)
     state = loader.state_dict()
     expected = list(loader)

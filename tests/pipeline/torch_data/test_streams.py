@@ -88,7 +88,7 @@ def check(kind: str, cuts: Any, **options: Any) -> None:
 
 @pytest.mark.parametrize("batch_size", [3, None])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_goes_on_exactly_from_every_place(kind: str, batch_size: int | None) -> None:
+def test_every_kind_continues_exactly_from_every_place(kind: str, batch_size: int | None) -> None:
     check(kind, range(0, 40, 1 if batch_size else 5), batch_size=batch_size)
 
 
@@ -110,7 +110,7 @@ def test_with_workers_from_every_place(kind: str, persistent: bool, batch_size: 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataset_that_iter_begins_anew_is_asked_once_a_pass(workers: int) -> None:
+def test_a_dataset_that_iter_restarts_is_asked_once_a_pass(workers: int) -> None:
     loader = make("restarting", num_workers=workers)
     for _ in range(2):
         assert sorted(n for batch in loader for n in numbers(batch)) == list(range(13))
@@ -276,7 +276,7 @@ def test_going_back_to_an_epoch_by_its_number() -> None:
         loader.set_epoch(0)  # the current one: nothing changes
 
 
-def test_the_epoch_that_a_dataset_was_told_is_kept() -> None:
+def test_the_epoch_that_a_dataset_received_is_kept() -> None:
     loader = DataLoader(Told([11]), 3)
     for epoch in range(2):
         loader.set_epoch(epoch)
@@ -292,7 +292,7 @@ def test_the_epoch_that_a_dataset_was_told_is_kept() -> None:
         assert [numbers(batch) for batch in again] == expected
 
 
-def test_a_resumed_pass_that_goes_on_by_itself_tells_the_next_epoch() -> None:
+def test_a_resumed_pass_that_continues_by_itself_sets_the_next_epoch() -> None:
     def epochs(loader: DataLoader) -> list[list[int]]:
         batches = []
         while loader.epoch < 3:
@@ -331,7 +331,7 @@ def seed_all(seed: int) -> None:
 
 
 @pytest.mark.parametrize("cut", range(5))
-def test_a_stream_that_shuffles_by_the_processs_generators_goes_on(cut: int) -> None:
+def test_a_stream_that_shuffles_by_the_processs_generators_continues(cut: int) -> None:
     seed_all(1)
     loader = DataLoader(Chancy([11]), 3)
     seen: list[Any] = []
@@ -355,7 +355,7 @@ def test_a_stream_that_shuffles_by_the_processs_generators_goes_on(cut: int) -> 
 
 
 @pytest.mark.parametrize("cut", [1, 5, 9])
-def test_workers_that_go_on_shuffle_on_behind_a_resume(cut: int) -> None:
+def test_workers_that_continue_shuffle_on_behind_a_resume(cut: int) -> None:
     def make() -> DataLoader:
         return DataLoader(Chancy([5, 3]), 2, num_workers=2, persistent_workers=True)
 

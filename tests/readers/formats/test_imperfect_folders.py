@@ -306,7 +306,7 @@ GREYS = b"".join(bytes((i, i, i, 0)) for i in range(256))
 def bmp(
     bits: int, compression: int, body: bytes, *, side: tuple[int, int] = (8, 8), colours: int = 0
 ) -> bytes:
-    """A Windows bitmap, of whatever its header says."""
+    """Return a Windows bitmap with any header."""
     palette = GREYS[: 4 * colours]
     start = 54 + len(palette)
     header = struct.pack(
@@ -378,7 +378,7 @@ def test_the_command_line_shows_no_traceback(
 @pytest.mark.parametrize(
     "kind", [TypeError, ValueError, SystemError, RuntimeError, KeyError, ZeroDivisionError]
 )
-def test_whatever_a_decoder_raises_is_a_reason(tmp_path: Path, kind: type[Exception]) -> None:
+def test_any_error_of_a_decoder_is_a_reason(tmp_path: Path, kind: type[Exception]) -> None:
     """Of the file that it raises for, however many come with it."""
     folder = images.write_folder(tmp_path / "set", PLAIN)
 

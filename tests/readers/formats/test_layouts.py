@@ -96,7 +96,7 @@ def reasons(found: Candidates) -> dict[str, str]:
     return {q.name.decode(): q.reason for q in found.quarantined}
 
 
-# Class folders and what lies beside.
+# Class folders and other files.
 
 
 def test_class_folders_are_labels_in_torchvisions_order() -> None:
@@ -120,16 +120,16 @@ def test_a_schema_numbers_class_folders() -> None:
         lying("cat/1.jpg", label=Text())
 
 
-def test_texts_beside_images_are_captions() -> None:
+def test_texts_next_to_images_are_captions() -> None:
     found = lying("2.jpg", "1.jpg", "1.txt", "README.txt")
     assert list(found.schema.items()) == [("image", Image()), ("caption", Text())]
-    # What is no image by its content is told when it is read.
+    # Contents that aren't an image are reported when they are read.
     assert files_of(found, "image") == ["1.jpg", "2.jpg", "README.txt"]
     assert files_of(found, "caption") == ["1.txt", None, None]
     assert found.spans["caption"].sizes.tolist() == [10, 0, 0]
 
 
-def test_arrays_and_json_beside_images() -> None:
+def test_arrays_and_json_next_to_images() -> None:
     found = lying(
         "a/1.jpg",
         "a/1.npy",
@@ -143,7 +143,7 @@ def test_arrays_and_json_beside_images() -> None:
     assert found.present["width"].tolist() == [True, False]
 
 
-def test_a_caption_beside_wins_over_a_key_of_its_name() -> None:
+def test_a_caption_file_wins_over_a_key_of_its_name() -> None:
     found = lying("1.jpg", "1.txt", "1.json", data={"1.json": b'{"caption": "x", "n": 1}'})
     assert "caption" in found.spans
     assert "caption" not in found.values
@@ -243,7 +243,7 @@ def test_a_star_is_the_name_that_pairs() -> None:
     assert files_of(found, "mask") == ["1_mask.png"]
 
 
-def test_masks_are_told_by_name_and_by_files_without_loss() -> None:
+def test_masks_are_recognised_by_name_and_by_lossless_files() -> None:
     assert pairs({"image": "a", "mask": "b"}, "a/1.jpg", "b/1.jpg").schema["mask"] == Image()
     assert pairs({"image": "a", "gt": "b"}, "a/1.jpg", "b/1.png").schema["gt"] == Image()
     schema = pairs({"image": "a", "lung_mask": "b"}, "a/1.jpg", "b/1.png").schema
@@ -442,7 +442,7 @@ def test_metadata_of_two_kinds_is_an_error() -> None:
         in_metadata({"metadata.csv": "image,label\n1.jpg,2\n"}, "1.jpg")
 
 
-def test_a_file_beside_class_folders_is_named_with_its_reason() -> None:
+def test_a_file_next_to_class_folders_is_named_with_its_reason() -> None:
     found = lying("a/1.jpg", "README.txt")
     assert files_of(found, "image") == ["a/1.jpg"]
     assert "class folder" in reasons(found)["README.txt"]
@@ -489,7 +489,7 @@ def test_shards_are_cut_by_all_fields() -> None:
     assert found.shards.shards > 1
 
 
-# Nothing gets lost, whatever the names.
+# No file is lost, with any names.
 
 NAMES = st.lists(
     st.tuples(

@@ -461,7 +461,7 @@ def test_a_pack_of_tar_files_holds_every_sample_once(
     if not shuffle:
         assert (labels, data) == wanted[1:]
     assert sorted(zip(labels, data, strict=True)) == sorted(zip(*wanted[1:], strict=True))
-    # Two ranks write the same bytes, whatever the order in which they work.
+    # Two ranks write the same bytes in any order of work.
     for rank in (1, 0):
         pack(folder, tmp_path / "ranks", rank=rank, size=2, **options)  # type: ignore[arg-type]
     for path in (tmp_path / "whole").glob("*.arrow"):

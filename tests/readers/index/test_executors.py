@@ -52,14 +52,14 @@ def interrupt(done: int) -> None:
 def test_the_index_is_that_of_one_process(
     request: pytest.FixtureRequest, tmp_path: Path, processes: Executor, kind: str
 ) -> None:
-    url, told = request.getfixturevalue(kind), []
+    url, report = request.getfixturevalue(kind), []
     alone = build(url, tmp_path / "alone")
     here = build(
-        url, tmp_path / "here", executor=processes, progress=lambda *each: told.append(each)
+        url, tmp_path / "here", executor=processes, progress=lambda *each: report.append(each)
     )
     assert files_below(tmp_path / "here") == files_below(tmp_path / "alone")
     assert (here.samples, here.quarantined) == (alone.samples, alone.quarantined)
-    assert told[-1][0] == told[-1][1]
+    assert report[-1][0] == report[-1][1]
 
 
 def test_a_worker_and_a_driver_that_die(
@@ -95,7 +95,7 @@ def test_only_the_changed_files_of_a_dataset_are_read(
     build(folder, tmp_path / "alone")
     again = open_index(folder, index=tmp_path / "alone", verify=executors.verify)
     assert index.fingerprint == again.fingerprint
-    # It is there: nobody works.
+    # It exists: no worker starts.
     idle = executors.RecordingExecutor()
     assert open_index(folder, index=place, executor=idle).samples == 151
     assert not idle.tasks
@@ -138,7 +138,7 @@ def test_the_results_of_a_shard_survive_a_file() -> None:
 
 
 class Odd(Executor):
-    """An executor that runs tasks as the test tells it to."""
+    """An executor whose behaviour a test chooses."""
 
     def __init__(self, answer: Callable[[], Any]) -> None:
         self._answer = answer

@@ -119,17 +119,17 @@ def test_one_process_builds_and_the_others_use_its_index(tmp_path: Path) -> None
         {"name": "alone", "url": alone, "ranks": [0]},
         {"name": "fails", "url": str(bad)},
     ]
-    told = job(out, phases, 2)
-    built = {name: len(list((out / name).glob("built-*"))) for name in told}
+    report = job(out, phases, 2)
+    built = {name: len(list((out / name).glob("built-*"))) for name in report}
     # Too large for the store, each node builds its own.
     assert built == {"beside": 1, "apart": 1, "large": 2, "alone": 1, "fails": built["fails"]}
     for name in ("beside", "apart", "large"):
-        assert [each.get("samples") for each in told[name]] == [40, 40], told
-        assert len({each["print"] for each in told[name]}) == 1
-    assert {each["place"] for each in told["beside"]} == {f"{beside}.penstock"}
-    assert len({each["place"] for each in told["apart"]}) == 2
-    assert told["alone"][0]["samples"] == 40
-    assert all(each["error"].startswith("DatasetNotFoundError") for each in told["fails"])
+        assert [each.get("samples") for each in report[name]] == [40, 40], report
+        assert len({each["print"] for each in report[name]}) == 1
+    assert {each["place"] for each in report["beside"]} == {f"{beside}.penstock"}
+    assert len({each["place"] for each in report["apart"]}) == 2
+    assert report["alone"][0]["samples"] == 40
+    assert all(each["error"].startswith("DatasetNotFoundError") for each in report["fails"])
 
 
 def test_a_killed_builder_is_noticed_and_the_next_attempt_builds(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_a_builders_own_error_is_raised_without_a_store() -> None:
         raise ZeroDivisionError
 
 
-def texted(told: object, body: bytes = b"", *, cut: int = 0) -> str:
-    packed = zlib.compress(json.dumps(told).encode() + b"\n" + body)
+def texted(report: object, body: bytes = b"", *, cut: int = 0) -> str:
+    packed = zlib.compress(json.dumps(report).encode() + b"\n" + body)
     return base64.b64encode(packed[: len(packed) - cut]).decode()
 
 
@@ -188,18 +188,18 @@ def test_a_large_index_of_one_node_is_sent_through_the_store_and_removed_from_it
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An index that other nodes see isn't copied if it is large."""
-    told: dict[str, str] = {}
+    result: dict[str, str] = {}
 
     class Store:
         def set(self, key: str, value: str) -> None:
-            told[key] = value
+            result[key] = value
 
         def get(self, key: str) -> str | None:
-            return told.get(key)
+            return result.get(key)
 
         def add(self, key: str, count: int) -> int:
-            told[key] = str(int(told.get(key, "0")) + count)
-            return int(told[key])
+            result[key] = str(int(result.get(key, "0")) + count)
+            return int(result[key])
 
     class Listed:
         names = (b"sidecars/0123456789abcdef-000000.arrow",)
@@ -212,16 +212,16 @@ def test_a_large_index_of_one_node_is_sent_through_the_store_and_removed_from_it
     monkeypatch.setattr(shared_build, "MOST_PIECES_BYTES", 10_000)
     use = shared_build.SharedBuild(Store(), "key", "url")  # type: ignore[arg-type]
     use.publish(Listed(), os.fsencode(place))  # type: ignore[arg-type]
-    assert json.loads(told["key/0/done"])[-1] == 0
+    assert json.loads(result["key/0/done"])[-1] == 0
     use.publish(Listed(), os.fsencode(place), is_own=True)  # type: ignore[arg-type]
-    report = shared_build.BuildReport(*json.loads(told["key/0/done"]))
+    report = shared_build.BuildReport(*json.loads(result["key/0/done"]))
     assert report.pieces > 1
     assert use.receive(report, os.fsencode(other))
     for file in place.rglob("*.*"):
         assert (other / file.relative_to(place)).read_bytes() == file.read_bytes()
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     use.leave(report)
-    assert told["key/0/piece0"]
+    assert result["key/0/piece0"]
     use.leave(report)
-    assert not any(told[f"key/0/piece{number}"] for number in range(report.pieces))
+    assert not any(result[f"key/0/piece{number}"] for number in range(report.pieces))
     assert not use.receive(report, os.fsencode(tmp_path / "late"))

@@ -98,14 +98,14 @@ def is_refused(root: Path) -> str:
     """Return the one-line message of the error that opening a dataset raises."""
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.process_time()
-    with pytest.raises(DatasetError) as told:
+    with pytest.raises(DatasetError) as report:
         everything(root)
     assert time.process_time() - began < CPU_S
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - rss) * 1024 < RSS_BYTES
-    assert "\n" not in str(told.value)
-    assert "\0" not in str(told.value)
-    assert len(str(told.value)) < 2000
-    return str(told.value)
+    assert "\n" not in str(report.value)
+    assert "\0" not in str(report.value)
+    assert len(str(report.value)) < 2000
+    return str(report.value)
 
 
 def one(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, list[Any]]], None]:
@@ -385,10 +385,10 @@ def reforge_sidecar(root: Path, change: Callable[[dict[str, Any]], None], **more
     fresh = pa.record_batch(columns).replace_schema_metadata(batch.schema.metadata)
     sidecar.unlink()
     write(sidecar, fresh, None)
-    about, told = columns_of(place / "manifest.arrow")
-    told["etag"][0] = sidecar_etag(os.fsencode(sidecar))
-    told["bytes"][0] = max(1, more.get("size_bytes", told["bytes"][0]))
-    forge(place / "manifest.arrow", about, told)
+    about, report = columns_of(place / "manifest.arrow")
+    report["etag"][0] = sidecar_etag(os.fsencode(sidecar))
+    report["bytes"][0] = max(1, more.get("size_bytes", report["bytes"][0]))
+    forge(place / "manifest.arrow", about, report)
 
 
 def as_dictionary(lists: Any) -> Any:
@@ -477,7 +477,7 @@ def reforge_shard(root: Path, change: Callable[[dict[str, Any]], None], **option
     fresh = pa.record_batch(columns).replace_schema_metadata(batch.schema.metadata)
     path.unlink()
     write(path, fresh, pa.ipc.IpcWriteOptions(**options))
-    about, told = columns_of(root / "_penstock" / "manifest.arrow")
+    about, report = columns_of(root / "_penstock" / "manifest.arrow")
     try:
         crcs, *shape = (
             columns[f"penstock/{kind}/image"].to_numpy()
@@ -489,10 +489,10 @@ def reforge_shard(root: Path, change: Callable[[dict[str, Any]], None], **option
         sums = Sums.of({"image": image, "label": FieldNotes(storage="value", values=label)})
     except (KeyError, pa.ArrowInvalid, TypeError, ValueError):
         sums = Sums(1, 2)
-    told["samples"][0], told["bytes"][0] = fresh.num_rows, path.stat().st_size
-    told["crc32c"][0], told["columns_crc32c"][0] = sums.samples, sums.columns
-    about["samples"] = sum(told["samples"])
-    forge(root / "_penstock" / "manifest.arrow", about, told)
+    report["samples"][0], report["bytes"][0] = fresh.num_rows, path.stat().st_size
+    report["crc32c"][0], report["columns_crc32c"][0] = sums.samples, sums.columns
+    about["samples"] = sum(report["samples"])
+    forge(root / "_penstock" / "manifest.arrow", about, report)
 
 
 def lie(columns: dict[str, Any]) -> None:

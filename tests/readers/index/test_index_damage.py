@@ -68,14 +68,14 @@ class Job:
         self.dataset.release(range(len(self.dataset.index.sizes)))
 
     def epoch(self) -> Told:
-        return told(self.dataset.read(self.rows))
+        return contents_of(self.dataset.read(self.rows))
 
     def close(self) -> None:
         self.dataset.close()
         self.cache.close()
 
 
-def told(batch: SampleBatch) -> Told:
+def contents_of(batch: SampleBatch) -> Told:
     labels = batch.columns["label"].values.tolist()
     return list(
         zip(batch.ids.tolist(), map(bytes, batch.columns["image"].samples), labels, strict=True)
@@ -112,10 +112,10 @@ def flip(path: Path, rng: random.Random) -> None:
 
 @contextlib.contextmanager
 def warned_once() -> Iterator[None]:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as report:
         warnings.simplefilter("always")
         yield
-    (warning,) = told
+    (warning,) = report
     assert warning.category is PenstockWarning
     assert "its index in the cache" in str(warning.message)
 

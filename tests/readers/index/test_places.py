@@ -148,11 +148,11 @@ def test_without_a_writable_place_there_is_a_warning(
         assert open_index(sealed, verify=images.verify).samples == 6
 
 
-@pytest.mark.parametrize("told", ["", "relative/path"])
+@pytest.mark.parametrize("message", ["", "relative/path"])
 def test_the_users_cache_directory_is_the_specifications(
-    told: str, monkeypatch: pytest.MonkeyPatch
+    message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", told)
+    monkeypatch.setenv("XDG_CACHE_HOME", message)
     monkeypatch.setenv("HOME", "/home/somebody")
     assert penstock.cache.base.folders.user_cache() == b"/home/somebody/.cache/penstock"
     monkeypatch.setenv("HOME", "nowhere")

@@ -73,7 +73,9 @@ def test_a_folder_of_images_loads_no_other_format(tmp_path: Path) -> None:
         "print(json.dumps([n for n in sys.modules if '.formats.' in n]))"
     )
     kind_of(root)  # its index is there then
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
-    loaded = json.loads(told.stdout)
+    report = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, timeout=60
+    )
+    loaded = json.loads(report.stdout)
     others = ("npy", "zarr", "parquet", "arrow", "tokens")
     assert not [name for name in loaded if name.split(".formats.")[1].split(".")[0] in others]

@@ -183,10 +183,10 @@ def test_arrays_are_samples_with_other_files_next_to_them(tmp_path: Path, other:
 def test_left_out_files_are_reported_once(tmp_path: Path, files: dict[str, bytes]) -> None:
     root = images.write_folder(tmp_path / "set", files)
     other = next(name for name in files if not name.endswith("jpg"))
-    with pytest.warns(PenstockWarning, match=r"torch dataset") as told:
+    with pytest.warns(PenstockWarning, match=r"torch dataset") as report:
         index = open_index(root, verify=images.verify)
-    assert len([each for each in told if "left out" in str(each.message)]) == 1
-    assert other in str(told[0].message)
+    assert len([each for each in report if "left out" in str(each.message)]) == 1
+    assert other in str(report[0].message)
     assert index.about.passed_over[other.rpartition(".")[2]] == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -203,7 +203,7 @@ def test_the_error_for_a_folder_of_another_kind_names_the_schema(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("files", "told", "names"),
+    ("files", "message", "names"),
     [
         (
             {"images/1.jpg": JPEG, "masks/1.png": MASK},
@@ -223,13 +223,13 @@ def test_the_error_for_a_folder_of_another_kind_names_the_schema(tmp_path: Path,
     ],
 )
 def test_folders_that_belong_together_are_read_by_the_advice_of_the_message(
-    tmp_path: Path, files: dict[str, bytes], told: dict[str, str], names: list[str]
+    tmp_path: Path, files: dict[str, bytes], message: dict[str, str], names: list[str]
 ) -> None:
     root = images.write_folder(tmp_path / "set", files)
     with pytest.raises(DatasetError) as refused:
         Dataset(root).open(verify=images.verify)
-    assert f"fields={told}".replace("'", '"') in str(refused.value)
-    with Dataset(root, fields=told) as dataset:
+    assert f"fields={message}".replace("'", '"') in str(refused.value)
+    with Dataset(root, fields=message) as dataset:
         dataset.open(verify=images.verify)
         assert list(dataset.schema) == names
 
@@ -253,12 +253,12 @@ def test_members_of_tar_files_that_are_left_out_are_named(tmp_path: Path) -> Non
     }
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "a.tar").write_bytes(tars.archive(members))
-    with pytest.warns(PenstockWarning) as told:
+    with pytest.warns(PenstockWarning) as report:
         index = open_index(tmp_path / "set", verify=images.verify)
-    text = "\n".join(str(each.message) for each in told)
+    text = "\n".join(str(each.message) for each in report)
     assert "1 .pth members are left out" in text
     assert '"odd"' in text
-    assert len(told) == 2
+    assert len(report) == 2
     assert dict(index.about.schema) == {"image": Image(), "label": Array("int64", (1,))}
 
 

@@ -51,14 +51,14 @@ def make(src: Any, dst: Path, **options: Any) -> Any:
 def test_a_folder_over_processes_and_threads(
     folder: Path, tmp_path: Path, processes: Executor, shuffle: bool
 ) -> None:
-    told: list[tuple[int, int, int]] = []
+    report: list[tuple[int, int, int]] = []
     alone = make(folder, tmp_path / "alone", shuffle=shuffle)
     here = make(
         folder,
         tmp_path / "here",
         shuffle=shuffle,
         executor=processes,
-        progress=lambda *each: told.append(each),
+        progress=lambda *each: report.append(each),
     )
     with ThreadPoolExecutor(3) as threads:
         make(folder, tmp_path / "threads", shuffle=shuffle, executor=threads)
@@ -66,8 +66,8 @@ def test_a_folder_over_processes_and_threads(
     assert files_below(tmp_path / "threads") == files_below(tmp_path / "alone")
     assert (here.samples, here.shards, here.quarantined) == (40, alone.shards, 3)
     assert here.complete
-    assert len(told) == alone.shards
-    assert told[-1][:2] == (42, 42)
+    assert len(report) == alone.shards
+    assert report[-1][:2] == (42, 42)
 
 
 def test_packs_and_parts_of_datasets(folder: Path, tmp_path: Path, processes: Executor) -> None:
@@ -172,10 +172,10 @@ def test_a_task_that_runs_twice_and_one_that_is_lost(
 def test_credentials_arent_sent(tmp_path: Path, url: str, options: dict[str, Any]) -> None:
     watched = executors.RecordingExecutor()
     for source in (url, Dataset(url, storage_options=options)):
-        told = {"storage_options": options} if source is url else {}
+        report = {"storage_options": options} if source is url else {}
         if source is url:
             with pytest.raises(ConfigError, match="login of its own") as caught:
-                make(source, tmp_path / "pack", executor=watched, **told)
+                make(source, tmp_path / "pack", executor=watched, **report)
             assert "wJalr" not in str(caught.value)
             assert "FwoG" not in str(caught.value)
         else:

@@ -43,13 +43,13 @@ SAMPLES, SMALL = 24, 4000
 def members(i: int, *, has_image: bool) -> dict[str, bytes]:
     """Return one sample's members, and its fields."""
     rng, key = np.random.default_rng(i), f"{i:04d}"
-    told = {
+    report = {
         "score": i / 4,
         "vector": [i + k / 8 for k in range(8)],
         "path": [[k, i] for k in range(i % 4)],
     }
     found = {
-        f"{key}.json": json.dumps(told).encode(),
+        f"{key}.json": json.dumps(report).encode(),
         f"{key}.txt": f"sample {i}".encode() if i % 5 else b"",
         f"{key}.volume.npy": npy(rng.random((2, 3, 4), np.float32)),
         f"{key}.series.npy": npy(rng.integers(0, 99, (i % 3, 2), np.int16)),

@@ -213,7 +213,7 @@ def folder(root: Path) -> Path:
             buffer = io.BytesIO()
             Pillow.fromarray(pixels).save(buffer, codec)
             files[f"{name}s/{i:03d}.{'jpg' if codec == 'JPEG' else 'png'}"] = buffer.getvalue()
-        told: dict[str, Any] = {
+        report: dict[str, Any] = {
             "file_name": f"images/{i:03d}.jpg",
             "mask_file_name": f"masks/{i:03d}.png",
             "caption": f"a square at {x}, {y}",
@@ -223,8 +223,8 @@ def folder(root: Path) -> Path:
             "label": i % 4,
         }
         if i % 4 == 2:
-            del told["caption"]
-        lines.append(json.dumps(told))
+            del report["caption"]
+        lines.append(json.dumps(report))
     files["metadata.jsonl"] = "\n".join(lines).encode()
     return images.write_folder(root, files)
 

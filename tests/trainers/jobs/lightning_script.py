@@ -47,8 +47,8 @@ def main(kind: str, folder: str, out: str, way: str, made: str) -> None:
     trainer = lightning_fit.make_trainer(ranks=RANKS, stop=stop, folder=Path(out) / "run")
     checkpoint = Path(out) / "run" / f"{lightning_fit.CHECKPOINT}.ckpt"
     trainer.fit(module, loader, ckpt_path=str(checkpoint) if way == "resumed" else None)
-    told = {"batches": record.batches, "steps": len(trainer.train_dataloader)}
-    (Path(out) / f"{way}-{trainer.global_rank}.json").write_text(json.dumps(told))
+    report = {"batches": record.batches, "steps": len(trainer.train_dataloader)}
+    (Path(out) / f"{way}-{trainer.global_rank}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":

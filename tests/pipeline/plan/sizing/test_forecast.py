@@ -180,7 +180,7 @@ def test_every_node_that_reads_a_shard_fetches_its_tables() -> None:
 
 
 def test_an_epoch_of_one_step_counts_it() -> None:
-    """AU leaves the first step out: of an epoch that has no other it would say nothing."""
+    """AU excludes the first step; an epoch of one step would have no AU."""
     job = {"nodes": 100_000, "global_batch": 800_000, "samples_per_s": 1000}
     found = forecast(setup(job=job))
     assert found.setup.steps == 1

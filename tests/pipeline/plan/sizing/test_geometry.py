@@ -116,7 +116,7 @@ def few(samples: int, shards: int, total_bytes: int, *, nodes: int, batch: int) 
     )
 
 
-def test_few_large_shards_on_many_nodes_are_told_with_the_remedy() -> None:
+def test_few_large_shards_on_many_nodes_are_reported_with_the_remedy() -> None:
     words = few(1_281_167, 140, 147 * 10**9, nodes=64, batch=16_384)
     assert words is not None
     assert "140 shards give 32 lanes" in words
@@ -127,7 +127,7 @@ def test_few_large_shards_on_many_nodes_are_told_with_the_remedy() -> None:
 def test_enough_shards_one_node_and_a_batch_without_divisors_are_silent() -> None:
     assert few(1_281_167, 2_191, 147 * 10**9, nodes=64, batch=16_384) is None
     assert few(1_281_167, 10, 147 * 10**9, nodes=1, batch=256) is None
-    # Smaller shards would bring no more lanes: that is the batch's to mend, and told elsewhere.
+    # Smaller shards would not give more lanes: the batch limits them, which is reported elsewhere.
     assert few(1_281_167, 2_191, 147 * 10**9, nodes=64, batch=64 * 509) is None
 
 
@@ -144,7 +144,7 @@ def test_small_sets_are_silent(samples: int, shards: int, nodes: int, ranks: int
     assert small_cache_warning(total // 3, total) is None
 
 
-def test_a_cache_that_keeps_little_is_told_with_the_figures() -> None:
+def test_a_cache_that_keeps_little_is_reported_with_the_figures() -> None:
     words = small_cache_warning(10 * GIB, 100 * GIB)
     assert words is not None
     assert "keeps 10% of the 100.0 GiB" in words

@@ -73,7 +73,7 @@ def test_of_any_setup_too(seed: int) -> None:
     assert walked[2].seconds == pytest.approx(found.later.seconds, rel=0.1)
 
 
-def test_a_job_fetches_what_the_bound_says() -> None:
+def test_a_job_fetches_what_the_bound_states() -> None:
     wanted = setup(data=SMALL, node={"nvme_bytes": 4e9}, job={"epochs": 4})
     walked = simulate(wanted, epochs=4)
     fetched = sum(epoch.bytes_by_tier["remote"] for epoch in walked)
@@ -112,7 +112,7 @@ def test_a_store_that_hardly_keeps_up_is_where_they_end_too() -> None:
 
 @pytest.mark.parametrize("peers", [False, True])
 @pytest.mark.parametrize("nic", [12.5e9, 2e8])
-def test_nodes_dealt_anew_ask_their_peers(peers: bool, nic: float) -> None:
+def test_nodes_reassigned_ask_their_peers(peers: bool, nic: float) -> None:
     """Each node holds what another one will read: all from the store, or none."""
     wanted = setup(
         data={"samples": 100_000, "shards": 400},

@@ -79,7 +79,7 @@ def parsed(node: Node) -> ArrayMetadata:
     return found
 
 
-def test_an_array_says_its_shape_chunks_and_names() -> None:
+def test_an_array_has_a_shape_chunks_and_names() -> None:
     for found in (
         parsed(v3(dimension_names=["time", None], attributes={"units": "K"})),
         parsed(v2({"_ARRAY_DIMENSIONS": ["time", "x"], "units": "K"})),

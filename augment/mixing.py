@@ -233,18 +233,18 @@ def mix_in_kernels(images: torch.Tensor, mix: Mix) -> torch.Tensor:
     """Return the mixed images, computed in a few kernels for the whole batch."""
     import torch
 
-    def moved(values: NDArray[Any]) -> torch.Tensor:
+    def on_device(values: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(values).to(images.device)
 
-    weight = moved(mix.share)[:, None, None, None]
+    weight = on_device(mix.share)[:, None, None, None]
     if mix.boxed.any():
         y = torch.arange(images.shape[2], device=images.device)[None, :, None]
         x = torch.arange(images.shape[3], device=images.device)[None, None, :]
-        top, left, bottom, right = moved(mix.box)[:, :, None, None].unbind(1)
+        top, left, bottom, right = on_device(mix.box)[:, :, None, None].unbind(1)
         outside = (y < top) | (y >= bottom) | (x < left) | (x >= right)
-        boxed = moved(mix.boxed)[:, None, None, None]
+        boxed = on_device(mix.boxed)[:, None, None, None]
         weight = torch.where(boxed, outside[:, None].float(), weight)
-    own, other = images[: len(mix.partner)], images[moved(mix.partner)]
+    own, other = images[: len(mix.partner)], images[on_device(mix.partner)]
     mixed = (own.float() * weight).add_(other.float() * (1 - weight))
     return (mixed if images.dtype.is_floating_point else mixed.round_()).to(images.dtype)
 

@@ -120,7 +120,7 @@ def window_count(shortest: int, rows: int) -> int:
     return max(1, shortest // rows)
 
 
-_ZERO, _ONE = np.array(0, dtype=np.int64), np.array(1, dtype=np.int64)
+_ZERO, _ONE = np.array(0, dtype=np.int64), np.array(1, dtype=np.int64)  # as `_scalar`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -311,6 +311,7 @@ def _permutations(hashes: Hashes, sizes: Ints) -> Iterator[tuple[slice, NDArray[
 
 
 def _sorted_one(window_hash: Hashes, size: int) -> NDArray[np.uint64]:
+    """Return the permutation of one window. window_hash: shape (1,)."""
     index = np.arange(size, dtype=np.uint64)
     # Hash and index share one key: sorting in place is 3 times as fast as argsort, and stable.
     keys = splitmix64(index ^ window_hash)
@@ -322,6 +323,7 @@ def _sorted_one(window_hash: Hashes, size: int) -> NDArray[np.uint64]:
 
 
 def _sorted_together(hashes: Hashes, sizes: Ints) -> NDArray[np.uint64]:
+    """Return the concatenated permutations of windows with at most `_GROUP` samples in total."""
     window = np.repeat(np.arange(len(sizes), dtype=np.uint64), sizes)
     begin = (np.cumsum(sizes) - sizes).astype(np.uint64)
     index = np.arange(len(window), dtype=np.uint64) - np.repeat(begin, sizes)

@@ -197,7 +197,7 @@ class TestRefused:
             ),
             ([Map(length, "image")], {}, RecipeError, "replace the Image bytes"),
             ([Resize(8), Map(length, "label")], {}, RecipeError, "comes after Resize"),
-            ([Map(length)], {}, RecipeError, "wanted fields="),
+            ([Map(length)], {}, RecipeError, "such as fields="),
             ([Map(lambda x: x, "label", processes=1)], {}, NotPicklableError, "can't be sent"),
             (
                 [Map(length, "image", returns={"n": Value("int64")})],

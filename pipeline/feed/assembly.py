@@ -20,7 +20,7 @@ from penstock.pipeline.feed.frozen_order import freeze_order, warn_of_costs
 from penstock.pipeline.feed.map_fields import make_recipes, mapped_fields
 from penstock.pipeline.feed.runner import READ_AHEAD, PipelineRunner, ReadScale
 from penstock.pipeline.feed.tensors import Finisher, PageLocked
-from penstock.pipeline.members import single_rank_membership
+from penstock.pipeline.members import LoaderChannel, RankMembership
 from penstock.pipeline.plan import RankOrder, process_group
 from penstock.pipeline.report import Meter, QuarantineFile
 from penstock.readers import Blocks
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.padding import Pads
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
-    from penstock.pipeline.members import JobWaits, LoaderChannel, RankMembership, SharedChannel
+    from penstock.pipeline.members import JobWaits, SharedChannel
     from penstock.pipeline.options import NativeOptions
     from penstock.pipeline.plan import JobOrder, LaneOrder, PlanSettings, World
     from penstock.pipeline.report import ChunkFacts, ShardFigures
@@ -97,9 +97,10 @@ def build_assembly(
     if settings is None:
         warn_of_costs(order, options)
     fingerprint = order.fingerprint()
-    is_single = options.world.processes == 1 and process_group() is None
-    if membership is None and (is_single or not options.agrees):
-        membership = single_rank_membership(options)
+    world = options.world
+    is_single = not options.agrees or (world.processes == 1 and process_group() is None)
+    if membership is None and is_single:
+        membership = RankMembership(channel=LoaderChannel(rank=world.rank, size=world.size))
     elif membership is None:
         from penstock.pipeline.members import join_ranks
 

@@ -9,7 +9,6 @@ from .lane_agreement import held_of_groups as held_of_groups
 from .joining import join_ranks as join_ranks, refuse_unbuilt as refuse_unbuilt
 from .joining import rejoin_ranks as rejoin_ranks
 from .rank_membership import LoaderChannel as LoaderChannel, RankMembership as RankMembership
-from .rank_membership import single_rank_membership as single_rank_membership
 from .shared_channel import ENDING_TIMEOUT_S as ENDING_TIMEOUT_S, SharedChannel as SharedChannel
 from .shared_channel import open_channel as open_channel, publish_count as publish_count
 from .shared_channel import published_counts as published_counts

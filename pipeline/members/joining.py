@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.cache import JobStore, JobStoreError, PenstockError, PlanError
-from penstock.pipeline.members.rank_membership import RankMembership, single_rank_membership
+from penstock.pipeline.members.rank_membership import LoaderChannel, RankMembership
 from penstock.pipeline.members.shared_channel import built_key, open_channel, store_section
 
 if TYPE_CHECKING:
     from penstock.pipeline.members.handshake import FirstBatchBarrier, SharedFacts
-    from penstock.pipeline.members.rank_membership import LoaderChannel
     from penstock.pipeline.options import NativeOptions
     from penstock.pipeline.plan import Cursor, JobOrder, LaneOrder, LoaderState
     from penstock.readers import Source
@@ -221,7 +220,8 @@ def rejoin_ranks(
     """
     job_store = store or (None if old is None else old.job_store)
     if job_store is None:
-        return single_rank_membership(options)
+        world = options.world
+        return RankMembership(channel=LoaderChannel(rank=world.rank, size=world.size))
     schedule = order.walk.schedule
     sizes = ", ".join(str(size) for _, size in schedule.entries[schedule.history :][:4])
     membership = join_ranks(

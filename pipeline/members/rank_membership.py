@@ -100,7 +100,8 @@ class LoaderChannel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankMembership:
-    """A loader's membership in the ranks of its job; this one has no other ranks to wait for.
+    """A loader's membership in the ranks of its job; this one has no other ranks to wait for, or
+    can't reach them.
 
     follows_data: the ranks decide by their caches' contents which of them reads what; the same on
     all ranks.
@@ -140,9 +141,3 @@ class RankMembership:
         """
         del options, at, number
         return order.lane_order
-
-
-def single_rank_membership(options: NativeOptions) -> RankMembership:
-    """Return the membership of a rank that has no other ranks or can't reach them."""
-    world = options.world
-    return RankMembership(channel=LoaderChannel(rank=world.rank, size=world.size))

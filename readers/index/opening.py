@@ -273,10 +273,8 @@ def locate_fields(
     check_format(format)
 
     def located(arrangement: Arrangement) -> Origin:
-        folder = None
-        if filesystem is None and not scratch.is_kept:  # else it may be on a network file system
-            folder = plain_folder(url, arrangement)
-        if folder is not None:
+        may_be_plain = filesystem is None and not scratch.is_kept  # else: a network file system?
+        if may_be_plain and (folder := plain_folder(url, arrangement)) is not None:
             return folder
         from penstock.readers.origin import locate
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image as Pillow
 
-from penstock.readers.fields import Array, Boxes
+from penstock.readers.fields import Array, Boxes, Column, DenseColumn, EncodedColumn, RaggedColumn
 from penstock.readers.packing import pack
 from tests import images, tars
 from tests.files import npy
@@ -166,3 +166,14 @@ def _plain(value: Any) -> Any:
         return value
     array = value.cpu().numpy()
     return (str(array.dtype), array.shape, array.tobytes())
+
+
+def column_values(column: Column, *, decode: bool = True) -> list[Any]:
+    """Return a column's values as lists, encoded samples as text, or as bytes."""
+    if isinstance(column, EncodedColumn):
+        samples = map(bytes, column.samples)
+        return [each.decode() for each in samples] if decode else list(samples)
+    if isinstance(column, RaggedColumn):
+        return [column.sample(row).tolist() for row in range(len(column))]
+    assert isinstance(column, DenseColumn)
+    return list(column.values.tolist())

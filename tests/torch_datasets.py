@@ -37,6 +37,17 @@ class Squares(torch.utils.data.Dataset[Any]):
         }[self.kind]
 
 
+class Failing(Squares):
+    """A dataset whose sample `at` raises KeyError."""
+
+    at = 4
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.at:
+            raise KeyError("gone")
+        return super().__getitem__(index)
+
+
 class Batched(Squares):
     """A dataset that reads a whole batch at once."""
 

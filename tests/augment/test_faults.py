@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from penstock.augment import (
@@ -24,8 +23,7 @@ from penstock.augment import (
 from penstock.augment import graph as batches
 from penstock.cache import DeviceError, PenstockError
 from penstock.readers import EncodedBatch, ImageRange
-from tests.conftest import photograph
-from tests.images import encoded_array
+from tests.augment.test_graph import jpeg_batch
 
 if TYPE_CHECKING:
     from penstock.augment import DecodedBatch
@@ -134,12 +132,7 @@ def test_the_search_for_culprits_ends_with_the_machine() -> None:
 
 @pytest.fixture
 def batch() -> EncodedBatch:
-    pictures = [photograph(number) for number in range(8)]
-    return EncodedBatch(
-        ids=np.arange(8) + 100,
-        encoded=[encoded_array(picture, "JPEG", quality=90) for picture in pictures],
-        dims=np.array([picture.shape[:2] for picture in pictures], np.int32),
-    )
+    return jpeg_batch(8, first_id=100)
 
 
 class Failing:

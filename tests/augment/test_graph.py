@@ -407,14 +407,19 @@ def test_decoded_pixels_have_a_graph_for_cuda(given: str) -> None:
     assert operators[-1].outputs[0].device == "gpu"
 
 
-@pytest.fixture(scope="module")
-def batch() -> EncodedBatch:
-    pictures = [photograph(number) for number in range(16)]
+def jpeg_batch(count: int, *, first_id: int = 0) -> EncodedBatch:
+    """Return photographs as JPEGs."""
+    pictures = [photograph(number) for number in range(count)]
     return EncodedBatch(
-        ids=np.arange(16),
+        ids=np.arange(count) + first_id,
         encoded=[encoded_array(picture, "JPEG", quality=90) for picture in pictures],
         dims=np.array([picture.shape[:2] for picture in pictures], np.int32),
     )
+
+
+@pytest.fixture(scope="module")
+def batch() -> EncodedBatch:
+    return jpeg_batch(16)
 
 
 def images(recipe: Any, batch: EncodedBatch, device: str = "cpu") -> torch.Tensor:

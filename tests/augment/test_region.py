@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -29,10 +28,8 @@ from penstock.augment import (
     window_decoding,
 )
 from penstock.cache import RecipeError
-from penstock.readers import EncodedBatch, ImageRange
-from tests.augment.test_graph import defined, kinds
-from tests.conftest import photograph
-from tests.images import encoded_array
+from penstock.readers import ImageRange
+from tests.augment.test_graph import defined, jpeg_batch, kinds
 
 SIZES = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
 CHILD = Path(devices.__file__).with_name("region_child.py")
@@ -199,13 +196,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("color", ["rgb", "gray"])
 def test_both_ways_give_the_same_bits_on_the_cpu(color: Any) -> None:
-    pictures = [photograph(number) for number in range(24)]
-    batch = EncodedBatch(
-        ids=np.arange(24),
-        encoded=[encoded_array(picture, "JPEG", quality=90) for picture in pictures],
-        dims=np.array([picture.shape[:2] for picture in pictures], np.int32),
-    )
-    found = []
+    batch, found = jpeg_batch(24), []
     for windows in ("decoder", "slice"):
         decode = Decode(color, windows=windows)  # type: ignore[arg-type]
         normalize = Normalize((0.5,), (0.5,)) if color == "gray" else Normalize()

@@ -18,6 +18,7 @@ from penstock.pipeline import DataLoader, Order, World
 from tests.torch_datasets import (
     CountingSampler,
     Drawn,
+    Failing,
     Noisy,
     Random,
     Remembering,
@@ -444,16 +445,9 @@ def test_closed() -> None:
         pass
 
 
-class _Failing(Squares):
-    def __getitem__(self, index: int) -> Any:
-        if index == 4:
-            raise KeyError(index)
-        return super().__getitem__(index)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_going_on_behind_an_error_counts_its_batch_as_gone(workers: int) -> None:
-    loader = DataLoader(_Failing(11, "int"), 2, seed=1, pad="mask", num_workers=workers)
+    loader = DataLoader(Failing(11, "int"), 2, seed=1, pad="mask", num_workers=workers)
     batches = iter(loader)
     seen = [next(batches), next(batches)]
     with pytest.raises(KeyError):
@@ -463,7 +457,7 @@ def test_going_on_behind_an_error_counts_its_batch_as_gone(workers: int) -> None
     behind = loader.state_dict()
     seen += list(batches)
     assert [valid.tolist() for _, valid in seen] == [[True, True]] * 4 + [[True, False]]
-    again = DataLoader(_Failing(11, "int"), 2, seed=1, pad="mask", num_workers=workers)
+    again = DataLoader(Failing(11, "int"), 2, seed=1, pad="mask", num_workers=workers)
     again.load_state_dict(behind)
     assert same(seen[3:], list(again))
     again.load_state_dict(stopped)  # the failed batch is read again

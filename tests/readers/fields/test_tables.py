@@ -19,7 +19,6 @@ from penstock.readers.fields import (
     Boxes,
     ClassLabel,
     DenseColumn,
-    EncodedColumn,
     Image,
     Keypoints,
     MultiLabel,
@@ -34,23 +33,16 @@ from penstock.readers.fields import (
     object_table,
     text_tables,
 )
+from tests.field_sets import column_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.readers.fields import Column, FieldType
+    from penstock.readers.fields import FieldType
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 FLOATS = st.floats(width=32)
-
-
-def values(column: Column) -> list[Any]:
-    if isinstance(column, EncodedColumn):
-        return [bytes(each).decode() for each in column.samples]
-    if isinstance(column, RaggedColumn):
-        return [column.sample(row).tolist() for row in range(len(column))]
-    return list(column.values.tolist())
 
 
 def from_csv(text: str, schema: Mapping[str, FieldType] | None = None) -> TableFields:
@@ -75,11 +67,11 @@ def test_rows_are_read_from_csv(table: list[tuple[int, float, str]]) -> None:
     writer.writerows((i, repr(f), f"t{t}") for i, f, t in table)
     found = from_csv(file.getvalue())
     assert found.types["i"] == Value("int64")
-    assert values(found.values["i"]) == [i for i, _, _ in table]
+    assert column_values(found.values["i"]) == [i for i, _, _ in table]
     assert found.types["t"] == Text()
-    assert values(found.values["t"]) == [f"t{t}" for _, _, t in table]
+    assert column_values(found.values["t"]) == [f"t{t}" for _, _, t in table]
     assert found.types["f"] == Value("float32")
-    assert all(map(same, values(found.values["f"]), [f for _, f, _ in table]))
+    assert all(map(same, column_values(found.values["f"]), [f for _, f, _ in table]))
     assert (found.present, found.rejected, found.left_out) == ({}, {}, {})
 
 
@@ -88,18 +80,18 @@ def test_rows_are_read_from_json_lines(table: list[tuple[int, float, str, bool]]
     found = from_json(*({"i": i, "f": f, "t": t, "b": b} for i, f, t, b in table))
     assert list(found.types) == ["i", "f", "t", "b"]
     assert found.types["i"] == Value("int64")
-    assert values(found.values["i"]) == [i for i, _, _, _ in table]
+    assert column_values(found.values["i"]) == [i for i, _, _, _ in table]
     assert found.types["f"] == Value("float32")
-    assert all(map(same, values(found.values["f"]), [f for _, f, _, _ in table]))
-    assert values(found.values["t"]) == [t for _, _, t, _ in table]
+    assert all(map(same, column_values(found.values["f"]), [f for _, f, _, _ in table]))
+    assert column_values(found.values["t"]) == [t for _, _, t, _ in table]
     assert found.types["b"] == Value("bool")
-    assert values(found.values["b"]) == [b for _, _, _, b in table]
+    assert column_values(found.values["b"]) == [b for _, _, _, b in table]
 
 
 @given(st.lists(st.lists(st.integers(-9, 9), max_size=3), min_size=1, max_size=6))
 def test_lists_are_read(lists: list[list[int]]) -> None:
     found = from_json(*({"v": each} for each in lists))
-    assert values(found.values["v"]) == lists
+    assert column_values(found.values["v"]) == lists
     is_dense = isinstance(found.values["v"], DenseColumn)
     assert is_dense is (len(set(map(len, lists))) == 1 and len(lists[0]) > 0)
 
@@ -121,7 +113,7 @@ def test_labels_of_integers_and_of_texts_are_classes() -> None:
     assert from_csv("path,label\na,3\nb,0\n").types["label"] == ClassLabel()
     found = from_csv("path,label\na,dog\nb,cat\nc,dog\n")
     assert found.types["label"] == ClassLabel(("cat", "dog"))
-    assert values(found.values["label"]) == [1, 0, 1]
+    assert column_values(found.values["label"]) == [1, 0, 1]
     assert "2 classes" in found.notes[0]
     assert from_json({"label": "b"}, {"label": "a"}).types["label"] == ClassLabel(("a", "b"))
 
@@ -133,31 +125,31 @@ def test_labels_that_are_fractions_stay_fractions() -> None:
 
 def test_digits_after_a_leading_zero_are_a_name() -> None:
     found = from_csv("zip,label\n007,01\n010,02\n")
-    assert values(found.values["zip"]) == ["007", "010"]
+    assert column_values(found.values["zip"]) == ["007", "010"]
     assert found.types["label"] == ClassLabel(("01", "02"))
 
 
 def test_integers_beyond_64_bits_keep_their_digits() -> None:
     digits = "123456789012345678901234567890"
-    assert values(from_csv(f"n\n{digits}\n1\n").values["n"]) == [digits, "1"]
+    assert column_values(from_csv(f"n\n{digits}\n1\n").values["n"]) == [digits, "1"]
     assert "64 bits" in from_json({"n": int(digits)}).left_out["n"]
 
 
 def test_integers_among_fractions_keep_their_value() -> None:
     found = from_csv("n\n16777217\n0.5\n")
     assert found.types["n"] == Value("float64")
-    assert values(found.values["n"]) == [16777217, 0.5]
+    assert column_values(found.values["n"]) == [16777217, 0.5]
     assert from_json({"n": 1e300}).types["n"] == Value("float64")
 
 
 def test_empty_cells_and_nulls_are_missing() -> None:
     found = from_csv("n,t\n,a\n2,\n")
-    assert values(found.values["n"]) == [0, 2]
+    assert column_values(found.values["n"]) == [0, 2]
     assert found.present["n"].tolist() == [False, True]
     assert found.present["t"].tolist() == [True, False]
     found = from_json({"v": [1, 2]}, {"v": None}, {})
     assert found.types["v"] == Array("int64", (2,))
-    assert values(found.values["v"]) == [[1, 2], [0, 0], [0, 0]]
+    assert column_values(found.values["v"]) == [[1, 2], [0, 0], [0, 0]]
     assert found.present["v"].tolist() == [True, False, False]
 
 
@@ -167,7 +159,7 @@ def test_mixed_kinds_in_json_are_an_error_that_names_rows_and_the_remedy() -> No
         from_json(*objects)
     found = from_json(*objects, schema={"n": Value("int64")})
     assert found.rejected == {6: "n: 'six' is no integer (line 7)"}
-    assert values(found.values["n"]) == [0, 1, 2, 3, 4, 5, 0]
+    assert column_values(found.values["n"]) == [0, 1, 2, 3, 4, 5, 0]
 
 
 def test_mixed_kinds_in_csv_are_text_and_reported() -> None:
@@ -232,10 +224,10 @@ def test_schemas_of_every_kind() -> None:
         schema=schema,
     )
     assert found.rejected == {}
-    assert values(found.values["boxes"]) == [[[0, 0, 1, 2.5]], []]
-    assert values(found.values["points"]) == [[[1, 2]], []]
-    assert values(found.values["tags"]) == [[1, 0, 1], [0, 0, 0]]
-    assert values(found.values["tokens"]) == [[5], []]
+    assert column_values(found.values["boxes"]) == [[[0, 0, 1, 2.5]], []]
+    assert column_values(found.values["points"]) == [[[1, 2]], []]
+    assert column_values(found.values["tags"]) == [[1, 0, 1], [0, 0, 0]]
+    assert column_values(found.values["tokens"]) == [[5], []]
     assert found.types["species"] == ClassLabel(("emu", "owl"))
 
 
@@ -253,9 +245,9 @@ def test_cells_of_a_csv_hold_lists_if_a_schema_wants_them() -> None:
         schema,
     )
     assert found.rejected == {}
-    assert values(found.values["tags"]) == [[1, 1, 0], [0, 0, 1], [0, 1, 0]]
-    assert values(found.values["vector"]) == [[1, 2, 3], [1, 2.5, 3], [1, 2, 3]]
-    assert [len(each) for each in values(found.values["boxes"])] == [2, 0, 0]
+    assert column_values(found.values["tags"]) == [[1, 1, 0], [0, 0, 1], [0, 1, 0]]
+    assert column_values(found.values["vector"]) == [[1, 2, 3], [1, 2.5, 3], [1, 2, 3]]
+    assert [len(each) for each in column_values(found.values["boxes"])] == [2, 0, 0]
     assert found.present["boxes"].tolist() == [True, True, False]
 
 
@@ -264,10 +256,10 @@ def test_objects_are_flattened_with_dots() -> None:
         {"objects": [{"bbox": [0, 0, 1, 1], "category": 3}, {"bbox": [1, 1, 2, 2], "category": 5}]},
         {"objects": []},
     )
-    assert values(found.values["objects.bbox"]) == [[[0, 0, 1, 1], [1, 1, 2, 2]], []]
-    assert values(found.values["objects.category"]) == [[3, 5], []]
+    assert column_values(found.values["objects.bbox"]) == [[[0, 0, 1, 1], [1, 1, 2, 2]], []]
+    assert column_values(found.values["objects.category"]) == [[3, 5], []]
     assert found.types["objects.bbox"] == Array("int64", (None, 4))
-    assert values(from_json({"a": {"b": {"c": 1}}}).values["a.b.c"]) == [1]
+    assert column_values(from_json({"a": {"b": {"c": 1}}}).values["a.b.c"]) == [1]
 
 
 def test_columns_that_no_field_can_hold_are_named() -> None:
@@ -334,8 +326,8 @@ def test_large_tables_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", ["a,b\n1,x\n", "a;b\n1;x\n", "a\tb\r\n1\tx\r\n", "\ufeffa,b\n1,x"])
 def test_separators_and_line_ends_of_common_programs(text: str) -> None:
     found = from_csv(text)
-    assert values(found.values["a"]) == [1]
-    assert values(found.values["b"]) == ["x"]
+    assert column_values(found.values["a"]) == [1]
+    assert column_values(found.values["b"]) == ["x"]
 
 
 def test_rows_of_tar_members_are_named_by_their_keys() -> None:

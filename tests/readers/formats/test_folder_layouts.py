@@ -15,20 +15,9 @@ import pytest
 
 from penstock.cache import ConfigError, DatasetError, IndexChangedError, PenstockWarning
 from penstock.readers import Dataset, build_index, open_index, pack
-from penstock.readers.fields import (
-    Array,
-    Boxes,
-    ClassLabel,
-    DenseColumn,
-    EncodedColumn,
-    Image,
-    Mask,
-    MultiLabel,
-    RaggedColumn,
-    Text,
-    Value,
-)
+from penstock.readers.fields import Array, Boxes, ClassLabel, Image, Mask, MultiLabel, Text, Value
 from tests import images
+from tests.field_sets import column_values
 from tests.files import npy, quarantine, upload
 from tests.readers.remote_sets import rows_of
 
@@ -36,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from penstock.readers.fields import Column
 
 JPEGS = [images.jpeg(i, 16 + i, 20) for i in range(6)]
 
@@ -79,20 +67,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
             memory.rm(name, recursive=True)
 
 
-def as_list(column: Column) -> list[Any]:
-    if isinstance(column, EncodedColumn):
-        return [bytes(each) for each in column.samples]
-    if isinstance(column, RaggedColumn):
-        return [column.sample(row).tolist() for row in range(len(column))]
-    assert isinstance(column, DenseColumn)
-    return list(column.values.tolist())
-
-
 def read(dataset: Dataset) -> dict[str, dict[str, Any]]:
     """Return the values of all fields, by the samples' names."""
     names = dataset.names(range(len(dataset)))
     batch = dataset.read(rows_of(dataset), fields=tuple(dataset.schema))
-    columns = {field: as_list(column) for field, column in batch.columns.items()}
+    columns = {
+        field: column_values(column, decode=False) for field, column in batch.columns.items()
+    }
     columns |= {f"{f}.present": values.tolist() for f, values in batch.present.items()}
     return {
         name: {field: values[i] for field, values in columns.items()}
@@ -258,9 +239,9 @@ def test_a_manifest_in_the_dataset(place: Place) -> None:
         names = dataset.names(range(3))
         batch = dataset.read(rows_of(dataset), fields=("image", "label", "target"))
         assert names == ["y/3.jpg", "x/1.jpg", "y/3.jpg"]
-        assert as_list(batch.columns["image"]) == [JPEGS[2], JPEGS[0], JPEGS[2]]
-        assert as_list(batch.columns["label"]) == [1, 0, 0]
-        assert as_list(batch.columns["target"]) == [0.5, -2, 1]
+        assert column_values(batch.columns["image"], decode=False) == [JPEGS[2], JPEGS[0], JPEGS[2]]
+        assert column_values(batch.columns["label"], decode=False) == [1, 0, 0]
+        assert column_values(batch.columns["target"], decode=False) == [0.5, -2, 1]
 
 
 def test_a_manifest_elsewhere(place: Place, tmp_path: Path) -> None:
@@ -471,7 +452,8 @@ def test_a_pack_of_a_folder_by_fields_and_of_a_manifest(tmp_path: Path) -> None:
     pack(place.url, tmp_path / "one", fields={"image": "i", "mask": "m"}, verify=images.verify)
     with Dataset(tmp_path / "one") as dataset:
         assert list(dataset.schema) == ["image", "mask"]
-        assert as_list(dataset.read(rows_of(dataset)).columns["mask"]) == [png(0)]
+        masks = dataset.read(rows_of(dataset)).columns["mask"]
+        assert column_values(masks, decode=False) == [png(0)]
     schema = {"n": Value("int16")}
     pack(place.url, tmp_path / "two", manifest="list.csv", schema=schema, verify=images.verify)
     with Dataset(tmp_path / "two") as dataset:

@@ -21,7 +21,6 @@ from penstock.readers.fields import (
     EncodedColumn,
     Image,
     Mask,
-    RaggedColumn,
     Text,
     Value,
     Video,
@@ -39,6 +38,7 @@ from penstock.readers.formats.tar import (
 )
 from penstock.readers.origin import Entry
 from tests import images, tars
+from tests.field_sets import column_values
 from tests.files import npy
 from tests.readers.fields.arrays import palette, picture
 
@@ -66,15 +66,6 @@ def joined(*archives, schema=None, fields=None):
 
 def candidates(*archives, **asked):
     return joined(*archives, **asked).candidates
-
-
-def values(column):
-    """Return a column's values as lists."""
-    if isinstance(column, EncodedColumn):
-        return [bytes(each).decode() for each in column.samples]
-    if isinstance(column, RaggedColumn):
-        return [column.sample(row).tolist() for row in range(len(column))]
-    return column.values.tolist()
 
 
 def quarantine(found):
@@ -189,7 +180,7 @@ def test_captions_labels_masks_and_json_have_their_types():
         "json.label": Value("int64"),
     }
     assert list(found.schema)[:3] == ["image", "seg", "label"]
-    assert {name: values(column) for name, column in found.values.items()} == {
+    assert {name: column_values(column) for name, column in found.values.items()} == {
         "label": [7, -1],
         "json.caption": ["x", "y"],
         "w": [3, 4],
@@ -213,7 +204,7 @@ def test_sets_without_images_have_samples_too():
     }
     assert found.names == [b"0.tar/a.feat.npy", b"0.tar/b.json", b"1.tar/c.feat.npy"]
     assert found.spans["feat"].files.tolist() == [0, MISSING, 1]
-    assert values(found.values["y"]) == [0.5, 1, 2]
+    assert column_values(found.values["y"]) == [0.5, 1, 2]
     assert found.quarantined == []
 
 
@@ -266,7 +257,7 @@ def test_json_that_is_not_an_object_is_a_value_and_broken_json_is_quarantined():
             ("e.json", b'{"a": 1, "a": 2}'),
         ]
     )
-    assert values(found.values["json.bbox"]) == [[[1, 2, 3, 4], [5, 6, 7, 8]], []]
+    assert column_values(found.values["json.bbox"]) == [[[1, 2, 3, 4], [5, 6, 7, 8]], []]
     refused = quarantine(found)
     assert set(refused) == {"0.tar/c.jpg", "0.tar/d.jpg", "0.tar/e.jpg"}
     assert all("its json: isn't JSON" in reason for reason in refused.values())
@@ -299,7 +290,7 @@ def test_a_sample_without_a_label_is_quarantined():
     files = [("a.jpg", b"1"), ("a.cls", b"1"), ("b.jpg", b"2"), ("c.jpg", b"3"), ("d.jpg", b"4")]
     files += [("d.cls", b"dog")]
     found = candidates(files, [("c.cls", b"2"), ("e.cls", b"3")])
-    assert values(found.values["label"]) == [1]
+    assert column_values(found.values["label"]) == [1]
     refused = quarantine(found)
     assert "no label (cls, or in json)" in refused["0.tar/b.jpg"]
     assert "lies in another archive (1.tar/c.cls)" in refused["0.tar/c.jpg"]
@@ -336,10 +327,10 @@ def test_labels_of_cls_and_json_are_one_field_if_they_never_differ():
     files = [("a.jpg", b"1"), ("a.cls", b"3"), ("a.json", b'{"label": 3}'), ("b.jpg", b"2")]
     both = candidates([*files, ("b.json", b'{"label": 4}')])
     assert dict(both.schema) == {"image": Image(), "label": ClassLabel()}
-    assert values(both.values["label"]) == [3, 4]
+    assert column_values(both.values["label"]) == [3, 4]
     assert both.present == {}
     differ = candidates([*files[:2], ("a.json", b'{"label": 4}')])
-    assert values(differ.values["json.label"]) == [4]
+    assert column_values(differ.values["json.label"]) == [4]
 
 
 def test_fields_may_be_named_by_extension_or_key_and_nothing_else_is_read():

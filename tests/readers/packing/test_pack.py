@@ -220,16 +220,24 @@ pack(src, dst, shard_bytes=4000, verify=images.verify, workers=2,
 def test_a_killed_run_resumes_to_the_same_bytes(
     folder: Path, tmp_path: Path, where: str, count: int
 ) -> None:
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    make(folder, whole)
-    child = [sys.executable, "-c", CHILD, str(folder), str(resumed), where, str(count)]
-    run = subprocess.run(child, cwd=ROOT, timeout=PATIENCE_S, check=False)
-    assert run.returncode == -9
+    resumed = tmp_path / "resumed"
+    assert run_child(folder, resumed, where, count) == -9
     assert not (resumed / "_penstock" / "manifest.arrow").exists()
     with pytest.raises(DatasetNotFoundError):
         open_index(resumed, verify=images.verify)
+    assert_whole(folder, resumed)
+
+
+def run_child(folder: Path, destination: Path, where: str, count: int) -> int:
+    """Pack in a child that is killed there; return its exit status."""
+    child = [sys.executable, "-c", CHILD, str(folder), str(destination), where, str(count)]
+    return subprocess.run(child, cwd=ROOT, timeout=PATIENCE_S, check=False).returncode
+
+
+def assert_whole(folder: Path, resumed: Path) -> None:
     make(folder, resumed)
-    assert files_below(resumed) == files_below(whole)
+    make(folder, resumed.with_name("whole"))
+    assert files_below(resumed) == files_below(resumed.with_name("whole"))
 
 
 @pytest.mark.grid
@@ -238,12 +246,8 @@ def test_a_killed_run_resumes_to_the_same_bytes(
 def test_a_run_that_is_killed_anywhere_resumes_to_the_same_bytes(
     folder: Path, tmp_path: Path, where: str, count: int
 ) -> None:
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    make(folder, whole)
-    child = [sys.executable, "-c", CHILD, str(folder), str(resumed), where, str(count)]
-    assert subprocess.run(child, cwd=ROOT, timeout=PATIENCE_S, check=False).returncode in (-9, 0)
-    make(folder, resumed)
-    assert files_below(resumed) == files_below(whole)
+    assert run_child(folder, tmp_path / "resumed", where, count) in (-9, 0)
+    assert_whole(folder, tmp_path / "resumed")
 
 
 class Stop(Exception):

@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache import MissingDependencyError, keep_for_ever
+from penstock.cache import MissingDependencyError, keep_forever
 from penstock.cache.base import refuse_shortage
 
 if TYPE_CHECKING:
@@ -204,5 +204,5 @@ def disown_pipeline(pipeline: Any) -> None:
     the child doesn't have, even at exit."""
     handle = getattr(pipeline, "_pipe", None)
     if handle is not None:
-        keep_for_ever(handle)
+        keep_forever(handle)
         pipeline._pipe = None

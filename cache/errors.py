@@ -56,8 +56,8 @@ def _safe(args: tuple[object, ...], *, one_line: bool) -> tuple[object, ...]:
 class PenstockError(Exception):
     """The base of all errors that Penstock raises on purpose.
 
-    A message may be shown to anybody: it removes credentials from URLs and escapes control
-    characters in names.
+    Every message can be shown to others: credentials are removed from URLs, and control characters
+    in names are escaped.
     """
 
     _has_lines = False
@@ -79,7 +79,8 @@ class RecipeError(ConfigError):
 
 
 class MapError(RecipeError):
-    """A function of a recipe's Map returned what it didn't declare, or changed its input.
+    """The function of a recipe's Map returned another type or shape than declared, or changed its
+    input.
 
     sample_id: position in the index; None if the error concerns no single sample.
     """
@@ -100,7 +101,7 @@ class DatasetNotFoundError(DatasetError, FileNotFoundError):
     __str__ = Exception.__str__
 
     def __new__(cls, *args: object) -> DatasetNotFoundError:
-        """Allocate as OSError does: code that recreates errors by name (Dask) requires it."""
+        """Allocate as OSError does, which code requires that recreates errors by name (Dask)."""
         return OSError.__new__(cls, *args)
 
 
@@ -150,7 +151,7 @@ class TooManyBadSamplesError(DatasetError):
 class FetchError(PenstockError, OSError):
     """A remote object could not be listed or fetched.
 
-    uri: of the object; missing: True if the object doesn't exist.
+    uri: the object's URI. missing: True if the object doesn't exist.
     """
 
     __str__ = Exception.__str__
@@ -173,8 +174,9 @@ class DestinationError(PenstockError, FileExistsError):
 
 class ReadError(PenstockError, OSError):
     """An existing local file can't be read or examined: too many open files, no memory, a failing
-    disk or mount, or missing permissions. The data isn't to blame. errno: the system's number, or
-    None.
+    disk or mount, or missing permissions. The data didn't cause it.
+
+    errno: the system's error number, or None.
     """
 
     __str__ = Exception.__str__
@@ -199,7 +201,7 @@ class MissingDependencyError(PenstockError, ImportError):
 
 
 class DeviceError(PenstockError, RuntimeError):
-    """The GPU, its driver, DALI or memory failed; no sample's bytes are to blame."""
+    """The GPU, its driver, DALI or memory failed; no sample's bytes caused it."""
 
 
 class NotPicklableError(PenstockError, TypeError):
@@ -220,7 +222,10 @@ class StalledError(PenstockError, TimeoutError):
 
 
 class RankFailedError(PenstockError, RuntimeError):
-    """The loader of another rank failed, so this one stops at the same step. rank: that rank."""
+    """The loader of another rank failed, so this one stops at the same step.
+
+    rank: the number of that rank.
+    """
 
     _has_lines = True
 
@@ -282,7 +287,7 @@ def _wrong_arguments(
     """Return the message for arguments that don't match a signature; None if they match."""
     name_of = called.__name__
     parameters = inspect.signature(called).parameters
-    positional = [name for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY]
+    positional = [name for name, each in parameters.items() if each.kind is not each.KEYWORD_ONLY]
     listed = f"Its arguments are {', '.join(parameters)}." if parameters else "It has none."
     for name in kwargs:
         if name not in parameters:
@@ -298,7 +303,7 @@ def _wrong_arguments(
         )
     missing = [
         name
-        for name, one in parameters.items()
-        if one.default is one.empty and name not in positional[: len(args)] and name not in kwargs
+        for name, each in parameters.items()
+        if each.default is each.empty and name not in (*positional[: len(args)], *kwargs)
     ]
     return f"{name_of}: {', '.join(missing)} is missing. {listed}" if missing else None

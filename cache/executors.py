@@ -50,7 +50,10 @@ _DETAILS = ("uri", "missing", "sample_id", "sample_ids")
 
 @dataclass(frozen=True, slots=True)
 class _TaskFailure:
-    """An error of a worker as plain values. kind: the name of the error's class."""
+    """An error of a worker as plain values.
+
+    kind: the name of the error's class. where: the name of the worker. details: the error's data.
+    """
 
     kind: str
     message: str
@@ -71,31 +74,21 @@ class _TaskFailure:
 
 @dataclass(frozen=True, slots=True)
 class _Success(Generic[R]):
-    """The result of a task, wrapped to distinguish it from values that an executor made up."""
+    """The result of a task, wrapped to distinguish it from other values of an executor."""
 
     result: R
 
 
 @dataclass(frozen=True, slots=True)
 class _Call(Generic[T, R]):
-    """A function and its task for a worker. version: of the Penstock that created the task."""
+    """A function and its task for a worker.
+
+    version: the version of the Penstock that created the task.
+    """
 
     function: Callable[[T], R]
     task: T
     version: str
-
-    def run(self) -> _Success[R] | _TaskFailure:
-        if self.version != __version__:
-            return _failure(
-                ConfigError(
-                    f"it has Penstock {__version__}, and the process that submits the tasks has "
-                    f"{self.version}. Install the same version on all machines."
-                )
-            )
-        try:
-            return _Success(self.function(self.task))
-        except (PenstockError, OSError) as error:
-            return _failure(error)
 
 
 def _failure(error: PenstockError | OSError) -> _TaskFailure:
@@ -105,11 +98,21 @@ def _failure(error: PenstockError | OSError) -> _TaskFailure:
 
 
 def _run(call: _Call[T, R]) -> _Success[R] | _TaskFailure:
-    return call.run()
+    if call.version != __version__:
+        return _failure(
+            ConfigError(
+                f"it has Penstock {__version__}, and the process that submits the tasks has "
+                f"{call.version}. Install the same version on all machines."
+            )
+        )
+    try:
+        return _Success(call.function(call.task))
+    except (PenstockError, OSError) as error:
+        return _failure(error)
 
 
 def worker_name() -> str:
-    """Return a name of this process by which a person can find it among several machines."""
+    """Return a name by which a person can find this process among several machines."""
     return f"Worker {socket.gethostname()} (process {os.getpid()})"
 
 
@@ -125,7 +128,7 @@ def worker_count(executor: Executor) -> int | None:
 
 
 def dask_client(executor: Executor) -> Any | None:
-    """Return the client of a Dask executor, which has no public name; None of other executors."""
+    """Return the client of a Dask executor, which has no public name; None for other executors."""
     if type(executor).__module__.partition(".")[0] != "distributed":
         return None
     return getattr(executor, "_client", None)
@@ -145,10 +148,10 @@ def run_tasks(
 ) -> Generator[tuple[T, R], None, None]:
     """Run function(task) on an executor's workers; yield (task, result) as they end, in any order.
 
-    function: defined in a module, so that it can be pickled by name. tasks: plain values, read from
-    the iterable when they are submitted, two per worker ahead. what: a plural such as "shards";
-    total: the number of tasks; both are for messages. Closing the generator cancels the tasks that
-    haven't begun.
+    function: a function of a module, so that it can be pickled by name. tasks: plain values, read
+    from the iterable when they are submitted, two per worker ahead. what: the tasks' name in
+    messages, a plural such as "shards". total: the number of tasks, for messages. Closing the
+    generator cancels the tasks that haven't begun.
 
     Raises the errors of tasks, their messages preceded by the worker's name, and WorkerError if
     workers died.
@@ -189,7 +192,7 @@ def run_tasks(
 
 @dataclass(slots=True)
 class _Tally:
-    """The progress of a run for messages: how many of all tasks, called `what`, are done."""
+    """The progress of a run, for messages. what: the name of the tasks."""
 
     what: str
     total: int
@@ -276,7 +279,7 @@ def _died(error: BaseException, tally: _Tally) -> WorkerError:
 def check_everywhere(executor: Executor, function: Callable[[T], object], task: T) -> None:
     """Run function(task) once on each worker of a Dask executor, and raise the error of any worker.
 
-    Other executors can't do that: with them, each task has to check for itself."""
+    Other executors can't do that, so with them each task has to check for itself."""
     client = dask_client(executor)
     if client is None:
         return
@@ -290,14 +293,14 @@ def check_everywhere(executor: Executor, function: Callable[[T], object], task: 
 
 
 class OpenResources:
-    """Keep the objects that a worker process has opened and needs again for its next task."""
+    """The objects that a worker process keeps open for its next task."""
 
     lock = threading.Lock()
     made: ClassVar[OrderedDict[str, Any]] = OrderedDict()
 
     @classmethod
     def forget(cls) -> None:
-        """Forget all objects in a forked child: they belong to its parent."""
+        """Forget all objects in a forked child, because they belong to its parent."""
         cls.lock, cls.made = threading.Lock(), OrderedDict()
 
 
@@ -312,8 +315,8 @@ def keep_open(key: str, make: Callable[[], T]) -> T:
             while len(OpenResources.made) > _MOST_KEPT:
                 OpenResources.made.popitem(last=False)
         OpenResources.made.move_to_end(key)
-        found: T = OpenResources.made[key]
-        return found
+        kept: T = OpenResources.made[key]
+        return kept
 
 
 RETRIES = 3
@@ -328,10 +331,17 @@ class RayExecutor(Executor):
     """
 
     def __init__(self, address: str | None = None, *, num_cpus: float = 1, **options: Any) -> None:
-        """address: of ray.init, such as "auto" or "ray://host:10001"; None if Ray is initialised.
-        num_cpus: cores that a task uses; options: other arguments of ray.remote."""
-        self._ray = ray = _import_ray()
-        self._started = False
+        """address: the address for ray.init, such as "auto" or "ray://host:10001"; None if Ray is
+        initialised. num_cpus: the number of cores that a task uses. options: other arguments of
+        ray.remote."""
+        try:
+            import ray
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"Ray isn't installed ({error}): pip install ray, on this machine and where its "
+                "workers run."
+            ) from error
+        self._ray, self._started = ray, False
         if not ray.is_initialized():
             if address is None:
                 raise ConfigError(
@@ -385,14 +395,3 @@ class RayExecutor(Executor):
 
 def _call_task(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
     return fn(*args, **kwargs)
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"Ray isn't installed ({error}): pip install ray, on this machine and where its "
-            "workers run."
-        ) from error
-    return ray

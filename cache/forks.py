@@ -31,8 +31,9 @@ def watch(owner: Owner) -> None:
     _owners.add(owner)
 
 
-def keep_for_ever(thing: object) -> None:
-    """Never destroy an object, whose destructor would wait for threads that this process lacks."""
+def keep_forever(thing: object) -> None:
+    """Never destroy an object, because its destructor would wait for threads that this process
+    lacks."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 

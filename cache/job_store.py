@@ -1,7 +1,7 @@
 """Share short texts between the processes of a job through the store of torch's process group.
 
-It never uses a collective, because it may be that only rank 0 builds a loader: a reader gets what
-was published so far, or waits for it with a time limit. This module initialises nothing; without a
+It never uses a collective, because perhaps only rank 0 builds a loader: a reader gets what was
+published so far, or waits for it with a time limit. This module initialises nothing; without a
 process group there is no store.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STORE_TIMEOUT_S = 20.0
-"""Time limit of one request. The store of a job whose server died doesn't answer."""
+"""The time limit of one request, because a store whose server died doesn't answer."""
 
 _PREFIX = "penstock"
 # `wait` polls with growing pauses: a TCPStore's own wait can't be interrupted, blocks the
@@ -30,7 +30,7 @@ _PREFIX = "penstock"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_GROWTH = 0.01, 0.25, 1.5
 FIRST_LOOK_S, _LONGEST_LOOK_S = 1.0, 30.0
 _EARLY_LOOK_S, _EARLY_S = 8.0, 60.0  # the longest interval while ranks may still be starting
-_FOR_EVER = timedelta(days=300)
+_FOREVER = timedelta(days=300)
 
 
 class JobStore:
@@ -40,8 +40,8 @@ class JobStore:
     """
 
     def __init__(self, store: Any, *, prefix: str = _PREFIX, kept: Any = None) -> None:
-        """store: one of torch's. prefix: of every key. kept: an object to keep alive while this one
-        is in use, such as the store that owns the server."""
+        """store: a store of torch. prefix: the prefix of every key. kept: an object to keep alive
+        while this one is in use, such as the store that owns the server."""
         self._store = store
         self._prefix = prefix
         self._kept = kept
@@ -139,20 +139,20 @@ class JobStore:
             if left_s <= 0:
                 return [key for key in keys if self.get(key) is None]
             if look is not None and now >= look_at:
-                asked_s = look()
-                if asked_s == 0:
+                next_s = look()
+                if next_s == 0:
                     return [key for key in keys if self.get(key) is None]
                 most_s = _EARLY_LOOK_S if now - began < _EARLY_S else _LONGEST_LOOK_S
-                look_at = now + min(look_s, most_s if asked_s is None else asked_s)
+                look_at = now + min(look_s, most_s if next_s is None else next_s)
                 look_s *= 2
             with contextlib.suppress(queue.Empty):
                 nothing.get(timeout=min(pause_s, left_s))
             pause_s = min(_LONGEST_PAUSE_S, _PAUSE_GROWTH * pause_s)
         return []
 
-    def wait_for_ever(self, key: str) -> None:
-        """Wait without a time limit until a key is set; it blocks the connection for others."""
-        self._ask(lambda store: store.wait([self._key(key)], _FOR_EVER))
+    def wait_forever(self, key: str) -> None:
+        """Wait without a time limit until a key is set; this blocks the connection for others."""
+        self._ask(lambda store: store.wait([self._key(key)], _FOREVER))
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}"
@@ -161,14 +161,10 @@ class JobStore:
         try:
             return request(self._store)
         except RuntimeError as error:  # the base class of the errors of all kinds of stores
-            raise _no_answer(error) from error
-
-
-def _no_answer(error: RuntimeError) -> JobStoreError:
-    return JobStoreError(
-        f"The process group's store doesn't answer ({str(error).splitlines()[0]}). The process "
-        "that holds it may have ended: look at rank 0."
-    )
+            raise JobStoreError(
+                f"The process group's store doesn't answer ({str(error).splitlines()[0]}). The "
+                "process that holds it may have ended: look at rank 0."
+            ) from error
 
 
 def _text(value: bytes | str) -> str:
@@ -178,8 +174,8 @@ def _text(value: bytes | str) -> str:
 def group_store() -> Any:
     """Return the key-value store of torch's default process group, which must be initialised.
 
-    torch doesn't document it. It is the only such name outside of `pipeline.torch_private`, whose
-    test covers it, too.
+    torch doesn't document this function. It is the only such name outside `pipeline.torch_private`,
+    whose test covers it, too.
     """
     from torch.distributed.distributed_c10d import _get_default_store
 

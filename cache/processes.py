@@ -77,7 +77,7 @@ def pickle_for_worker(thing: object, *, what: str) -> bytes:
 
 @dataclass(eq=False, slots=True)
 class _Worker:
-    """A process and this end of its pipe. task: a description of its current task."""
+    """A worker process and this end of its pipe. task: a description of its current task."""
 
     process: ForkServerProcess
     pipe: connection.Connection[Any, Any]
@@ -87,7 +87,7 @@ class _Worker:
 
 @dataclass(eq=False, slots=True)
 class _Generation:
-    """Processes that start and end together. failure: of one of them, which ends all."""
+    """Processes that start and end together. failure: the first error, which ends all of them."""
 
     workers: list[_Worker] = field(default_factory=list)
     idle: queue.SimpleQueue[_Worker | None] = field(default_factory=queue.SimpleQueue)
@@ -103,8 +103,8 @@ class WorkerProcesses:
     def __init__(
         self, count: int, answer: bytes, *, name: str, timeout_s: float = STALL_TIMEOUT_S
     ) -> None:
-        """answer: the function from task to answer, pickled by `pickle_for_worker`. timeout_s: of
-        one task."""
+        """answer: the function from task to answer, pickled by `pickle_for_worker`. timeout_s: the
+        time limit of one task."""
         self._count, self._answer, self._name = count, answer, name
         self._timeout_s = timeout_s
         self._starting = threading.Lock()
@@ -172,7 +172,7 @@ class WorkerProcesses:
                     generation.workers.append(worker)
                     generation.idle.put(worker)
                 self._generation = generation
-                if self._closed:  # meanwhile, when close() saw none of these processes yet
+                if self._closed:  # close() was called before these processes were recorded
                     self._close(leave_s=0.0)
                     raise ClosedError(f"The worker processes of {self._name} are closed.")
             return self._generation
@@ -223,11 +223,10 @@ class WorkerProcesses:
         """Wait until at least one busy process has answered or ended; return all such processes."""
         while True:
             left_s = since + self._timeout_s - time.monotonic()
-            watched = [thing for one in busy for thing in (one.pipe, one.process.sentinel)]
-            found = connection.wait(watched, timeout=max(0.0, min(left_s, LONGEST_WAIT_S)))
-            ready = [one for one in busy if one.pipe in found or one.process.sentinel in found]
+            watched = [end for worker in busy for end in (worker.pipe, worker.process.sentinel)]
+            ready = connection.wait(watched, timeout=max(0.0, min(left_s, LONGEST_WAIT_S)))
             if ready:
-                return ready
+                return [w for w in busy if w.pipe in ready or w.process.sentinel in ready]
             self._check(generation)
             if left_s <= 0:
                 raise self._stalled(f"have run {busy[0].task}")

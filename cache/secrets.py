@@ -29,13 +29,13 @@ _SIGNATURE_NAME = re.compile(
     re.I,
 )
 _SHORTEST_SECRET = 4
-"""A shorter value is no secret, and removing it would garble messages."""
+"""A shorter value isn't treated as a secret, because removing it would garble messages."""
 
 
 def redact(text: str) -> str:
     """Return `text` without user names, passwords and query strings (signatures) in its URLs.
 
-    A password may hold "@", ":" or "/", and a space where the text begins with its URL.
+    A password may contain "@", ":" or "/", and a space if the text begins with its URL.
     """
     if "://" not in text:
         return text

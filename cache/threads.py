@@ -1,13 +1,13 @@
 """Start and own all threads of Penstock, and return the results of their calls.
 
-`Workers` is a small named pool that its owner closes. `ordered` runs a function over a known
-sequence: the consumer submits work when it asks for the next result, so no feeder thread exists
-that could block on a full queue. `Outcome` is the result of a call on another thread.
+`Workers` is a small named pool that its owner closes. `ordered` runs a function over a sequence:
+the consumer submits work when it requests the next result, so no feeder thread exists that could
+block on a full queue. `Outcome` is the result of a call on another thread.
 
-The threads are daemons rather than those of `concurrent.futures`, whose exit waits for every
-running call, and a request to a hanging server runs for minutes. Instead `_end_all` runs at exit:
-it stops the threads that wait for a network (`end_at_exit`) and gives all threads a short time to
-end.
+The threads are daemons. Those of `concurrent.futures` delay the interpreter's exit until every
+running call has ended, and a request to a hanging server runs for minutes. Instead `_end_all` runs
+at exit: it stops the threads that wait for a network (`end_at_exit`) and gives all threads a short
+time to end.
 
 This module holds no locks. A Ctrl-C may interrupt any call of the main thread, including those in
 Python's own Condition, Event, Semaphore and Future; then nothing releases the lock, and every
@@ -31,6 +31,7 @@ import time
 import weakref
 from collections import deque
 from concurrent.futures import CancelledError
+from itertools import takewhile
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 U = TypeVar("U")
 
-# Longer than any read of one batch on a working disk: a hanging NFS mount or disk is reported.
+# Longer than any read of one batch on a working disk, so a longer wait means that the disk hangs.
 STALL_TIMEOUT_S = 300.0
 
 LONGEST_WAIT_S = 0.5
@@ -136,11 +137,11 @@ _log = logging.getLogger("penstock")
 NAME_PREFIX = "penstock-"
 
 EXIT_TIMEOUT_S = 2.0
-"""The time that the interpreter's exit waits for all threads. A thread that still runs then hangs
-in a system call and is killed: the cache and the writers of files are safe against that."""
+"""The time that the interpreter's exit waits for all threads. A thread that still runs after that
+hangs in a system call and is killed, against which the cache and the writers of files are safe."""
 
 LEAVE_TIMEOUT_S = 1.0
-"""The time that a consumer that ends early (an error, Ctrl-C) waits for calls that have started."""
+"""The time for which a consumer that ends early (by an error or Ctrl-C) waits for running calls."""
 
 INTERRUPTED_TIMEOUT_S = 0.5
 """The time that the interpreter's exit waits for threads after a Ctrl-C."""
@@ -236,7 +237,8 @@ class _Task(NamedTuple):
 
 
 class _PoolState:
-    """The state that a pool's threads share, so that they don't keep the pool alive.
+    """The state that a pool's threads share, separate from the pool so that they don't keep it
+    alive.
 
     idle: one entry per thread that waits for a task and has none assigned.
     """
@@ -261,7 +263,8 @@ class _PoolState:
 
 
 class Workers:
-    """A pool of named threads. Closing cancels what has not started and waits for what has."""
+    """A pool of named threads. Closing it cancels calls that haven't started and waits for those
+    that have."""
 
     def __init__(self, count: int, *, name: str, stall_timeout_s: float = STALL_TIMEOUT_S) -> None:
         """stall_timeout_s: how long close() waits for running tasks before it logs them."""
@@ -280,8 +283,9 @@ class Workers:
         self, fn: Callable[[T], U], item: T, *, outcome: Outcome[U] | None = None
     ) -> Outcome[U]:
         """Run fn(item) on a thread. Raises ClosedError after close(), ForkedError in a child.
-        outcome: to use instead of a new one, for a caller that must have it if an interrupt ends
-        this call."""
+
+        outcome: the outcome to use instead of a new one, for a caller that needs it even if an
+        interrupt ends this call."""
         check_process(self.pid, "This pool of threads")
         outcome = Outcome() if outcome is None else outcome
         if not self._closed:
@@ -372,7 +376,10 @@ class Workers:
 
 
 class Ordered(Generic[T, U]):
-    """Iterate over fn(item) in the order of items, at most `ahead` in flight. See `ordered`."""
+    """An iterator over fn(item) in the order of items, with at most `ahead` calls in flight.
+
+    pool: the threads that run the calls. timeout_s: the time limit of one result. See `ordered`.
+    """
 
     def __init__(
         self,
@@ -412,12 +419,8 @@ class Ordered(Generic[T, U]):
 
     def ready_share(self) -> float:
         """Return the share of results in flight that pop() returns at once; 1.0 without any."""
-        count = 0
-        for outcome in self._in_flight:
-            if not outcome.done():
-                break
-            count += 1
-        return count / len(self._in_flight) if self._in_flight else 1.0
+        ready = sum(1 for _ in takewhile(Outcome.done, self._in_flight))
+        return ready / len(self._in_flight) if self._in_flight else 1.0
 
     def __next__(self) -> U:
         self.fill()
@@ -494,7 +497,7 @@ def ordered(
 
     An error is raised at its position in the order. Closing the generator cancels calls that
     haven't started and waits for those that have, for at most `leave_s`; later they end by
-    themselves. None waits to their end, which calls need that write files that the caller removes.
+    themselves. None waits until they end, for calls that write files that the caller then removes.
     """
     pool = Workers(workers, name=name)
     run = Ordered(fn, items, pool=pool, ahead=ahead)

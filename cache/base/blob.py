@@ -29,14 +29,14 @@ an image takes (benchmarks/results/reading.json)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A segment is an object or a range of one. A blob has one or more segments.
+    """An object of a store, or a range of one. A blob has one or more segments.
 
-    path: of the object in its store; version: the version that the object must have, or None for
-    the version that it has when its first byte is fetched. start: its first byte in the object.
-    object_bytes: the object's size if the segment is a range, parts of which may be fetched
-    separately; None if the segment is the entire object, which in a blob of several segments is
-    fetched by one request. may_lack: a missing object is no error; its bytes are then those of
-    `absent_bytes`.
+    path: the object's path in its store. size_bytes: the size of the segment. version: the version
+    that the object must have; None for the version that it has when its first byte is fetched.
+    start: the segment's first byte in the object. object_bytes: the object's size if the segment is
+    a range, parts of which may be fetched separately; None if the segment is the entire object,
+    which in a blob of several segments is fetched by one request. may_lack: True if a missing
+    object is no error; its bytes are then those of `absent_bytes`.
     """
 
     path: str
@@ -60,18 +60,18 @@ LEAST_ABSENT_BYTES = len(_ABSENT)
 def absent_bytes(start: int, end: int) -> bytes:
     """Return bytes [start, end) of a blob whose object is missing.
 
-    They repeat a 16-byte marker, so a cache needs no record that the object is missing. Other data
-    has the same 16 bytes by chance once in 10^38."""
+    They repeat a 16-byte marker, so a cache needs no record that the object is missing. The
+    probability that other data contains the same 16 bytes is 10^-38."""
     first = start % len(_ABSENT)
     return (_ABSENT * ((end - start + first) // len(_ABSENT) + 1))[first : first + end - start]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobSource:
-    """A blob source identifies a blob and locates its bytes.
+    """The identity of a blob and the location of its bytes.
 
-    key: 40 hex digits; uri: for messages, without credentials; segments: at least one, concatenated
-    in this order; size_bytes: of all of them.
+    key: 40 hex digits. uri: the blob's name in messages, without credentials. segments: the parts
+    of the blob in their order, at least one. size_bytes: the size of all segments.
     """
 
     key: str
@@ -90,7 +90,7 @@ def blob_key(*, scope: str, uri: str, version: str) -> str:
 
 
 class Blob(Protocol):
-    """An open blob, which is either cached (complete, or being filled) or passed on uncached."""
+    """An open blob, which is either cached (complete or being filled) or read without the cache."""
 
     @property
     def source(self) -> BlobSource:
@@ -119,10 +119,10 @@ class Blob(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobSpans:
-    """Blob spans are the byte ranges of one blob that a reader requests.
+    """The byte ranges of one blob that a reader requests.
 
-    starts, ends: positions in the blob, ends exclusive, of equal length. touched_bytes: the number
-    of bytes that the reader will access in a view; None for all.
+    starts, ends: positions in the blob, with exclusive ends, of equal length. touched_bytes: the
+    number of bytes that the reader will access in a view; None for all.
     """
 
     blob: Blob

@@ -12,19 +12,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Traffic holds the counts of one process since it opened its dataset.
+    """The counts of one process since it opened its dataset.
 
-    bytes_remote: received from the store, data and metadata; bytes_peers: received from other
-    nodes' caches; bytes_filled: of both, those written to the cache; bytes_passed: delivered
-    without being cached; bytes_disk: bytes of samples that were read from the local disk.
+    bytes_remote: data and metadata received from the store. bytes_peers: data received from other
+    nodes' caches. bytes_filled: those of both that were written to the cache. bytes_passed: data
+    delivered without being cached. bytes_disk: bytes of samples that were read from the local disk.
     hits, misses: samples whose bytes were, or were not, on the local disk when they were requested.
-    requests: to the store; retries: of those, repeated after a failure; hedges: sent a second time
-    because the first was late; throttled: answered with 429 or 503; failed: requests that failed.
-    remote_wait_s: time that reading threads waited for the remote; request_s: mean time of a
-    request, 0.0 without one.
-    peer_requests: to other nodes; peer_failed: of those, without an answer or with a wrong one.
-    refetched: blobs dropped and fetched again because their bytes were wrong.
-    evicted: blobs that this process removed from the cache.
+    requests: requests to the store. retries: those repeated after a failure. hedges: those sent a
+    second time because the first was late. throttled: those answered with 429 or 503. failed: those
+    that failed. remote_wait_s: time that reading threads waited for the remote. request_s: mean
+    time of a request, 0.0 without one. peer_requests: requests to other nodes. peer_failed: those
+    without an answer or with a wrong one. refetched: blobs dropped and fetched again because their
+    bytes were wrong. evicted: blobs that this process removed from the cache.
     """
 
     bytes_remote: int = 0
@@ -49,7 +48,7 @@ class Traffic:
     @property
     def hit_ratio(self) -> float:
         """hits / (hits + misses); 1.0 before the first sample."""
-        return self.hits / asked if (asked := self.hits + self.misses) else 1.0
+        return self.hits / total if (total := self.hits + self.misses) else 1.0
 
 
 def joined_traffic(several: Sequence[Traffic]) -> Traffic:
@@ -80,7 +79,7 @@ class TrafficMeter:
                 self._counts[name] += count
 
     def request(self, seconds: float) -> None:
-        """Record the time of one request that succeeded."""
+        """Add the time of one request that succeeded."""
         with self._lock:
             self._request_s += seconds
             self._timed += 1
@@ -91,5 +90,5 @@ class TrafficMeter:
             counts = dict(self._counts)
             mean = self._request_s / self._timed if self._timed else 0.0
         wait_s = counts.pop("remote_wait_s")
-        whole = {name: int(count) for name, count in counts.items()}
-        return Traffic(**whole, remote_wait_s=wait_s, request_s=mean)
+        numbers = {name: int(count) for name, count in counts.items()}
+        return Traffic(**numbers, remote_wait_s=wait_s, request_s=mean)

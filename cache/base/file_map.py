@@ -31,10 +31,10 @@ MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class FileMap:
-    """A FileMap maps a file read-only until nothing refers to this object any more.
+    """A read-only map of a file, which lasts until nothing refers to this object any more.
 
-    on_unmap: called after the file is unmapped. span: bytes [start, end) within the file; None for
-    all of it. Raises OSError, and ValueError if there is nothing to map.
+    on_unmap: called after the file is unmapped. span: the bytes [start, end) of the file to map;
+    None for all of it. Raises OSError, and ValueError if there is nothing to map.
     """
 
     def __init__(

@@ -1,11 +1,12 @@
 """Open folders on the local disk so that no other user can redirect or replace their files.
 
-A cache may be in a folder to which other users can write, and the job may run as root. So this
-module walks a path once: its links must belong to this user or root, and its end must be a folder
-of this user. From then on it opens every file relative to the folder's descriptor, never through a
-link. It creates a file only if the name is free, and checks each file after opening it: the file
-must be a regular file of this user, and for writing it must have no other hard link. A mode with
-group permission bits shares the folder: files of the group's other members are accepted too.
+A cache may be in a folder to which other users can write, and the job may run as root. Therefore
+this module walks a path once: its links must belong to this user or root, and its end must be a
+folder of this user. From then on it opens every file relative to the folder's descriptor, never
+through a link. It creates a file only if the name is free, and checks each file after opening it:
+the file must be a regular file of this user, and for writing it must have no other hard link. A
+mode with group permission bits shares the folder: files of the group's other members are accepted,
+too.
 
 The type of the file system comes from /proc/self/mountinfo, because a cache needs a local one.
 
@@ -40,7 +41,7 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 class StrangeFileError(PermissionError):
     """The entry is a link, another user's file, or no regular file.
 
-    Callers handle it as a failure of the disk, as they do its base class.
+    Callers handle it like its base class, as a failure of the disk.
     """
 
 
@@ -51,39 +52,39 @@ def strange_file_error(reason: str, path: str) -> StrangeFileError:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Trust checks the owners of the entries in an open folder.
+    """The users whose entries in an open folder are trusted.
 
-    owner: the folder's user; mode: of new entries. With group bits the folder is shared: entries of
-    the group's other members are trusted too.
+    owner: the user id of the folder's owner. mode: the permission bits of new entries. With group
+    bits the folder is shared: entries of the group's other members are trusted, too.
     """
 
     owner: int
     mode: int
 
-    def check_folder(self, found: os.stat_result, path: str) -> None:
+    def check_folder(self, status: os.stat_result, path: str) -> None:
         """Raise StrangeFileError for a folder of another user."""
-        if found.st_uid != self.owner:
-            check_owner(found, path, mode=self.mode)
+        if status.st_uid != self.owner:
+            check_owner(status, path, mode=self.mode)
 
-    def check_file(self, found: os.stat_result, path: str, *, writes: bool) -> None:
+    def check_file(self, status: os.stat_result, path: str, *, writes: bool) -> None:
         """Raise StrangeFileError for an entry that is no regular file or belongs to another user,
         or, if writes is set, has another hard link."""
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise not_a_file_error(path)
-        if found.st_uid != self.owner:
-            check_owner(found, path, mode=self.mode)
-        if writes and found.st_nlink > 1:
+        if status.st_uid != self.owner:
+            check_owner(status, path, mode=self.mode)
+        if writes and status.st_nlink > 1:
             raise strange_file_error("it has another name (a hard link)", path)
 
 
-def check_owner(found: os.stat_result, path: str, *, mode: int) -> None:
+def check_owner(status: os.stat_result, path: str, *, mode: int) -> None:
     """Raise StrangeFileError for an entry of another user who isn't in a group that shares it."""
-    if found.st_uid == os.geteuid():
+    if status.st_uid == os.geteuid():
         return
-    is_member = found.st_gid in (os.getegid(), *os.getgroups())
-    if mode & stat.S_IWGRP and is_member and not found.st_mode & stat.S_IWOTH:
+    is_member = status.st_gid in (os.getegid(), *os.getgroups())
+    if mode & stat.S_IWGRP and is_member and not status.st_mode & stat.S_IWOTH:
         return
-    raise strange_file_error(f"it belongs to another user (uid {found.st_uid})", path)
+    raise strange_file_error(f"it belongs to another user (uid {status.st_uid})", path)
 
 
 def not_a_file_error(path: str) -> StrangeFileError:
@@ -91,7 +92,7 @@ def not_a_file_error(path: str) -> StrangeFileError:
     return strange_file_error("it is a link or a folder, wanted a file", path)
 
 
-_OCTAL = re.compile(r"\\([0-7]{3})")  # how the kernel writes blanks in paths
+_OCTAL = re.compile(r"\\([0-7]{3})")  # the kernel's escapes of blanks in paths
 _MOUNTS = "/proc/self/mountinfo"
 # fmt: off
 _NETWORK = frozenset((
@@ -131,7 +132,7 @@ def refuse_network(root: str) -> None:
         raise ConfigError(
             f"{root}: this folder is on a network file system ({file_system(root)}), wanted a "
             "local disk: a network cache is no faster than the data, and its locks don't work. "
-            "Give a folder on the node's own NVMe."
+            "Pass a folder on the node's own NVMe."
         )
 
 
@@ -140,9 +141,10 @@ _MOST_LINKS = 40
 
 
 def descend(path: str, mode: int | None) -> int:
-    """Walk to a folder and open it; refuse links of other users.
+    """Walk to a folder and open it; refuse links of other users. Return its descriptor.
 
-    mode: create missing folders, the last one with these permissions; None creates none.
+    mode: the permission bits of the last folder if it is missing, which is then created with its
+    parents; None creates no folders.
     """
     left = deque(part for part in os.path.abspath(path).split("/") if part)
     at, links = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), 0
@@ -209,11 +211,11 @@ def remove_own_folder(path: str, owner: int) -> None:
 
 
 class Folder:
-    """A Folder is an open folder, whose entries are accessed by name relative to its descriptor.
+    """An open folder, whose entries are accessed by name relative to its descriptor.
 
-    path: for messages. mode: of new entries. With group bits the folder is shared: entries of the
-    group's other members are trusted too. Methods raise OSError, and StrangeFileError for entries
-    that aren't trusted.
+    path: the folder's path in messages. mode: the permission bits of new entries. With group bits
+    the folder is shared: entries of the group's other members are trusted, too. Methods raise
+    OSError, and StrangeFileError for entries that aren't trusted.
     """
 
     def __init__(self, fd: int, path: str, mode: int) -> None:
@@ -225,8 +227,8 @@ class Folder:
     def at(
         cls, path: str, *, mode: int = 0o700, make: bool = False, reads_roots: bool = False
     ) -> Folder:
-        """Open a folder by its path. make: create it and its parents if missing. reads_roots: also
-        accept a folder of root to which only root may write."""
+        """Open a folder by its path. make: create it and its parents if they are missing.
+        reads_roots: also accept a folder of root to which only root may write."""
         folder = cls(descend(path, mode if make else None), path, mode)
         found = os.fstat(folder.fd)
         if not (reads_roots and found.st_uid == 0 and not found.st_mode & OTHERS_WRITE):
@@ -234,12 +236,13 @@ class Folder:
         return folder
 
     def folder(self, name: str, *, make: bool = False) -> Folder:
-        """Open a subfolder."""
+        """Open a subfolder. make: create it if it is missing."""
         path = os.path.join(self.path, name)
         if make:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=self.fd)
-                self._set_mode(name)
+                if self._mode & 0o077:
+                    os.chmod(name, self._mode & 0o7777, dir_fd=self.fd)
         try:
             fd = os.open(name, FOLDER_FLAGS, dir_fd=self.fd)
         except OSError as error:
@@ -258,13 +261,9 @@ class Folder:
             self.folder(name)
         return os.path.join(self.path, name)
 
-    def _set_mode(self, name: str) -> None:
-        if self._mode & 0o077:
-            os.chmod(name, self._mode & 0o7777, dir_fd=self.fd)
-
     @property
     def others_may_write(self) -> int | None:
-        """Its permission bits if users may write that its mode excludes; else None."""
+        """The folder's permission bits if they let users write whom `mode` excludes; else None."""
         mode = stat.S_IMODE(os.fstat(self.fd).st_mode)
         return mode if mode & OTHERS_WRITE & ~self._mode else None
 
@@ -311,7 +310,7 @@ class Folder:
             self._trust.check_file(self.stat(name), path, writes=True)
 
     def stat(self, name: str) -> os.stat_result:
-        """Return the status of the entry, never of a link's target. Raises FileNotFoundError."""
+        """Return the status of an entry, never of a link's target. Raises FileNotFoundError."""
         return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
     def has(self, name: str) -> bool:

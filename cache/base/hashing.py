@@ -84,7 +84,8 @@ def _splitmix64_int(x: int) -> int:
 
 
 def _as_uint64(key: object) -> int | NDArray[np.uint64]:
-    """A key as an int in [0, 2^64) or a uint64 array (two's complement of what was signed)."""
+    """Convert a key to an int in [0, 2^64) or a uint64 array; negative values become their two's
+    complement."""
     if isinstance(key, int):
         return key & _MASK if -(2**63) <= key <= _MASK else _fold(key)
     array = np.asarray(key)
@@ -97,7 +98,7 @@ def _as_uint64(key: object) -> int | NDArray[np.uint64]:
 
 
 def _fold(key: int) -> int:
-    """A wide int's 64-bit limbs (two's complement, low first), hashed in turn down to 64 bits."""
+    """Hash the 64-bit limbs of a wide int (two's complement, low first) in turn, to 64 bits."""
     state = 0
     while True:
         state = _splitmix64_int(state ^ (key & _MASK))

@@ -30,14 +30,14 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
 
 class ByteLocks:
-    """ByteLocks lock byte ranges of one file through one open of it. Only `holding` waits.
+    """Locks on byte ranges of one file, acquired through one open of it. Only `holding` waits.
 
-    Locking a range twice through one object locks it once; another object is another holder, also
+    Locking a range twice through one object locks it once. Another object is another holder, even
     in the same process.
     """
 
     def __init__(self, path: str | int, *, create: bool = True) -> None:
-        """path: of the file, or a descriptor that this object then owns."""
+        """path: the file's path, or a descriptor that this object then owns."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_NOFOLLOW if create else 0)
         self._fd = path if isinstance(path, int) else os.open(path, flags, 0o600)
 
@@ -90,7 +90,7 @@ class ByteLocks:
     def holding(
         self, start: int, *, timeout_s: float, what: str, stop: threading.Event | None = None
     ) -> Iterator[None]:
-        """Hold the lock of one byte in a with statement. Raises StalledError after timeout_s."""
+        """Hold the lock of one byte in a with statement; see `wait_for`. Raises StalledError."""
         wait_for(lambda: self.lock(start), timeout_s=timeout_s, what=what, stop=stop)
         try:
             yield
@@ -99,34 +99,35 @@ class ByteLocks:
 
 
 def wait_for(
-    got: Callable[[], bool], *, timeout_s: float, what: str, stop: threading.Event | None = None
+    is_done: Callable[[], bool], *, timeout_s: float, what: str, stop: threading.Event | None = None
 ) -> None:
-    """Call got() until it returns True. what: the subject of the error. stop: ends the wait early.
+    """Call is_done() until it returns True.
 
-    Raises StalledError if the time runs out or `stop` is set.
+    what: the subject of the error message. stop: ends the wait early when it is set. Raises
+    StalledError if the time runs out or `stop` is set.
     """
     stop = stop or threading.Event()
     deadline = time.monotonic() + timeout_s
     pause_s = _FIRST_PAUSE_S
-    while not got():
+    while not is_done():
         if time.monotonic() > deadline or stop.wait(pause_s):
             raise StalledError(
                 f"{what}: another process of this node has held it for more than {timeout_s:.0f} s."
-                " Look for a process that is stopped or hangs (`penstock cache stat`), and end it: "
-                "that releases its locks at once."
+                " Look for a process that is stopped or hangs (`penstock cache stat`), and end it, "
+                "which releases its locks at once."
             )
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 class ReaderLocks:
-    """ReaderLocks hold one counted lock, by inode, for each file that this process has mapped.
+    """The shared locks, by inode, on the files that this process has mapped, with use counts.
 
     Finalizers release them and may run inside any other call. If such a call holds the mutex, it
     completes the release.
     """
 
     def __init__(self, path: str | int) -> None:
-        """path: of the file, or a descriptor that this object then owns."""
+        """path: the lock file's path, or a descriptor that this object then owns."""
         self._locks = ByteLocks(path)
         self._counts: dict[int, int] = {}
         self._mutex = threading.Lock()
@@ -168,7 +169,7 @@ class ReaderLocks:
                 self._mutex.release()
 
     def close(self) -> None:
-        """Release all locks: the files of living maps may then be evicted, but keep their bytes."""
+        """Release all locks. Mapped files may then be evicted, but their maps stay valid."""
         with self._mutex:
             self._counts.clear()
             self._locks.close()

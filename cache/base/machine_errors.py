@@ -1,6 +1,6 @@
 """Distinguish errors of the machine, its disks and permissions from damaged data; name remedies.
 
-The bytes of a file never cause such an error, so it counts against no sample.
+The bytes of a file never cause such an error, so no sample counts as bad because of it.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _REMEDIES = {
 }
 _SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 _ARROWS_ERRNO = re.compile(r"\[errno (\d+)\]", re.I)
-# Sizes from 1 TiB on, which damaged bytes request and no machine has.
+# Allocations of 1 TiB and more: damaged data requests them, not a lack of memory.
 _ABSURD = re.compile(r"size -?\d{13,}|allocate [\d.]+ [TPE]iB")
 
 
 def _errno(error: BaseException) -> int | None:
     if isinstance(error, MemoryError):
         return None if _ABSURD.search(str(error)) else errno.ENOMEM
-    if isinstance(error, ImportError):  # a library's loader reports no number
+    if isinstance(error, ImportError):  # the loader of a library reports no error number
         return next((code for code in _SHORTAGES if os.strerror(code) in str(error)), None)
     if not isinstance(error, OSError):
         return None
@@ -88,7 +88,7 @@ def refuse_shortage(error: BaseException, name: str) -> None:
 
 
 def read_error(name: str, error: BaseException) -> ReadError:
-    """Return the error for an existing file that can't be read. name: of the file, for messages."""
+    """Return the error for an existing file that can't be read. name: its name in messages."""
     code = _errno(error)
     strerror = error.strerror if isinstance(error, OSError) else None
     reason = os.strerror(code) if code and not strerror else strerror or str(error)

@@ -21,8 +21,8 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]]+):([0-9]{1,5})")
 class TlsFiles:
     """The user's own certificates for the connections between nodes, as paths of PEM files.
 
-    certificate, key: of this node. authority: the authority that must have signed the other nodes'
-    certificates.
+    certificate, key: this node's certificate and key. authority: the authority that must have
+    signed the other nodes' certificates.
     """
 
     certificate: str | os.PathLike[str]
@@ -40,18 +40,20 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Let the job's nodes serve each other from their caches before they request from the remote.
+    """The settings with which the nodes of a job serve their caches to each other.
 
-    address: "HOST:PORT", the only address on which this node listens and by which the others reach
+    A node requests missing data from other nodes before it requests it from the remote.
+
+    address: "HOST:PORT", the only address at which this node listens and at which the others reach
         it; port 0 chooses a free one. A HOST for all addresses, such as 0.0.0.0, is refused.
-    token_file: a file with the secret that the job's nodes share and sign their requests with.
-        None: the secret of the environment, else one that the job draws and sends to its processes
-        through the process group's store.
+    token_file: a file with the secret that the job's nodes share and with which they sign their
+        requests. None uses the secret of the environment, or else one that the job draws and sends
+        to its processes through the process group's store.
     nodes: the addresses of all nodes including this one, in the order of the nodes' ranks, for a
         job without a process group. It needs a token_file, or the secret in the environment.
     tls: None encrypts unless the address is this machine's own (127.0.0.1), with certificates that
-        the job creates; True always encrypts; False never does, which is cheaper and for private
-        networks only; TlsFiles encrypt with the user's certificates.
+        the job creates. True always encrypts. False never encrypts, which is cheaper, for private
+        networks only. TlsFiles encrypts with the user's certificates.
 
     Raises ConfigError for invalid values.
     """

@@ -2,8 +2,8 @@
 
 A store makes one request and reports its result; `cache.fetch` retries, hedges and counts. In
 `cache.stores`, `http_store` serves http(s), `obstore_store` s3, gs and az, and `fsspec_store` every
-other URL and the file system objects that users pass. An `ObjectRange` is what one request for data
-asks for. Stores use the time-outs of a `FetchPolicy`; `cache.fetch` uses its other limits.
+other URL and the file system objects that users pass. One request for data fetches an
+`ObjectRange`. Stores use the timeouts of a `FetchPolicy`; `cache.fetch` uses its other limits.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 Failure = Literal[
     "transient", "unreachable", "throttled", "missing", "denied", "changed", "refused"
 ]
-"""transient: the network failed, 5xx, a cut or wrong answer, or a stall: try again. unreachable:
-the host refuses connections or its name is unknown, because it is starting or misspelt. throttled:
-429 or 503, try again later. missing: no such object. denied: 401 or 403. changed: not the requested
-version. refused: any failure that another attempt can't repair."""
+"""transient: the network failed, the answer was 5xx, incomplete or wrong, or nothing arrived; try
+again. unreachable: the host refuses connections or its name is unknown, because it is starting or
+misspelt. throttled: 429 or 503; try again later. missing: the object doesn't exist. denied: 401 or
+403. changed: the object has another version than the requested one. refused: any failure that
+another attempt can't repair."""
 
 
 FORKED = (
@@ -59,10 +60,10 @@ class RequestError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """Object info describes an object of a store.
+    """The path, size and version of an object.
 
-    path: below the store's root, names joined by "/" (surrogate escapes for bytes that aren't
-    UTF-8); version: its etag without quotes, else its size and time; "" if the store has neither.
+    path: below the store's root, with names joined by "/" (surrogate escapes for bytes that aren't
+    UTF-8). version: the etag without quotes, else size and time; "" if the store reports neither.
     """
 
     path: str
@@ -72,10 +73,10 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An answer holds the bytes that one request returned.
+    """The bytes that one request returned.
 
-    data: a buffer (an argument of memoryview()) of exactly the requested bytes; version: of their
-    object; object_bytes: the object's size.
+    data: a buffer (an argument of memoryview()) of exactly the requested bytes. version,
+    object_bytes: the version and the size of the object.
     """
 
     data: Any
@@ -90,17 +91,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamedAnswer(Answer):
-    """The answer whose bytes the caller has already read from a stream: data is empty."""
+    """An answer whose bytes were already passed on from a stream: data is empty."""
 
 
 ABSENT = Answer(data=b"", version="", object_bytes=-1)
-"""The answer for a missing object if that is no error."""
+"""The answer for a missing object if `may_lack` is set."""
 
 
 class Store(Protocol):
-    """A store serves the objects below one root. Safe for several threads; not across fork.
+    """The objects below one root of a remote store. Safe for several threads; not across fork.
 
-    url: of the root, for messages, without credentials. scope: hex digits that distinguish stores
+    url: the root's URL in messages, without credentials. scope: hex digits that distinguish stores
     of one URL (an endpoint, an account). secrets: texts that must not be shown.
 
     Every method makes its requests once and raises RequestError. In a forked child the parent's
@@ -129,8 +130,8 @@ class Store(Protocol):
         version: str | None = None,
         most_bytes: int | None = None,
     ) -> Answer:
-        """Return bytes [start, end) of an object, or, without span, all of it if it has at most
-        `most_bytes`.
+        """Return the bytes span = [start, end) of an object; without span, all of it if it has at
+        most `most_bytes`.
 
         version: makes the request conditional (If-Match) if the store supports that, and is always
         compared with the answer's version; a difference raises RequestError("changed"). An answer
@@ -147,10 +148,10 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectRange:
-    """An object range is bytes [start, end) of an object.
+    """Bytes [start, end) of an object.
 
-    version: the version that the object must have; None for any. may_lack: a missing object is
-    answered by `ABSENT` instead of an error.
+    version: the version that the object must have; None for any. may_lack: True if a missing object
+    is answered by `ABSENT` instead of an error.
     """
 
     path: str
@@ -166,7 +167,7 @@ class ObjectRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchPolicy:
-    """A fetch policy limits the duration, the attempts and the number of requests to one store.
+    """The limits of the duration, the attempts and the number of requests to one store.
 
     retry_timeout_s: the longest time from the first request of a range to its FetchError.
     max_attempts: requests for one range, not counting hedges.
@@ -183,10 +184,10 @@ class FetchPolicy:
         hedge.
     range_bytes: the size of the ranges in which large objects are fetched. 8 MiB, because
         throughput levels off at 4 to 8 MiB a request.
-    min_connections, start_connections, max_connections: requests in flight of all callers;
-        standing_connections: the least number unless the store throttles.
-    fill_share: the share of the connections for requests that aren't urgent; fills_beside_urgent:
-        the initial number of connections for them while there are urgent requests.
+    min_connections, start_connections, max_connections: requests in flight of all callers.
+    standing_connections: the least number unless the store throttles.
+    fill_share: the share of the connections for requests that aren't urgent.
+    fills_beside_urgent: the initial number of connections for them while there are urgent requests.
     probes: requests in flight while the remote doesn't answer.
     """
 
@@ -213,8 +214,7 @@ class FetchPolicy:
 
     def __post_init__(self) -> None:
         for name in ("retry_timeout_s", "connect_timeout_s", "read_timeout_s", "range_bytes"):
-            if not 0 < getattr(self, name) < math.inf:
-                got = getattr(self, name)
+            if not 0 < (got := getattr(self, name)) < math.inf:
                 raise ConfigError(f"{name.removesuffix('_s')}: got {got}, wanted more than 0.")
         if self.max_attempts < 1:
             raise ConfigError(f"max_attempts: got {self.max_attempts}, wanted at least 1.")

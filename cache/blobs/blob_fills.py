@@ -1,8 +1,8 @@
 """Fill cached blobs: the pieces that batches wait for, and whole blobs in the background.
 
-For a batch exactly the missing pieces are fetched, each byte once per node; it waits for pieces
-that another process is fetching. Background fills fetch large ranges with the connections that
-batches don't use. Both write into the same file."""
+For a batch exactly the missing pieces are fetched, each byte once per node; the batch waits for
+pieces that another process is fetching. Background fills fetch large ranges with the connections
+that batches don't use. Both write into the same file."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.base import ABSENT, ObjectRange, StreamedAnswer, absent_bytes, wait_for
+from penstock.cache.base import ABSENT, StreamedAnswer, absent_bytes, wait_for
 from penstock.cache.blobs.blob_requests import BlobRequest, drop_if_changed, object_changed
 from penstock.cache.blobs.upstream import BlobRange
 from penstock.cache.disk import DISK_ERRORS, OBJECTS_AT_ONCE, PIECE_BYTES, bridge_gaps, merge_spans
@@ -39,8 +40,10 @@ class FillStoppedError(Exception):
 
 
 class PieceRequests:
-    """Make the requests of fills. range_bytes: of one request at most; meter: counts the bytes that
-    are stored."""
+    """The construction of requests for the pieces of fills.
+
+    range_bytes: the most bytes of one request. meter: counts the bytes that are stored.
+    """
 
     def __init__(self, *, range_bytes: int, meter: TrafficMeter) -> None:
         self._range_bytes, self._meter = range_bytes, meter
@@ -60,12 +63,13 @@ class PieceRequests:
         self, fill: Fill, missing: list[PieceSpan], *, times: int
     ) -> Iterator[tuple[PieceSpan, list[PieceSpan]]]:
         """Cut missing spans into requests, and widen each to about `times` its size by missing
-        neighbours. Yield the wide span and the exact spans in it.
+        neighbours. Yield each wide span and the exact spans in it.
 
-        Blocks have sizes of powers of two, so that different sizes leave no small gaps."""
+        The sizes of widened spans are powers of two, so that different sizes leave no small
+        gaps."""
         wide = missing
         if times > 1 and fill.pieces.are_small:
-            wide = fill.missing(merge_spans([self._block(fill, one, times) for one in missing]))
+            wide = fill.missing(merge_spans([self._block(fill, span, times) for span in missing]))
         for low, high in self.split(fill, wide):
             exact = [(max(a, low), min(b, high)) for a, b in missing if a < high and low < b]
             if exact:
@@ -78,8 +82,8 @@ class PieceRequests:
         return low // block * block, min(-(-high // block) * block, fill.pieces.count)
 
     def ranges(self, fill: Fill) -> Iterator[PieceSpan]:
-        """Cut all missing pieces of a fill into few requests; small present gaps are fetched
-        again."""
+        """Cut all missing pieces of a fill into few requests; small present gaps between them are
+        fetched again."""
         missing = fill.missing([(0, fill.pieces.count)])
         if fill.pieces.are_small:
             missing = bridge_gaps(missing, waste=int(fill.pieces.count * _WASTE_SHARE))
@@ -96,54 +100,39 @@ class PieceRequests:
         """Make the requests for pieces, one for each stretch of an object. stop: once it is set,
         answers raise FillStoppedError."""
         agreed = fill.version if fill.pieces.is_of_one_object else None
-        for segment, at, start, end in fill.pieces.stretches(pieces):
-            stored = ObjectRange(
-                path=segment.path,
-                start=at,
-                end=at + end - start,
-                version=segment.version or agreed,
-                may_lack=segment.may_lack,
-            )
-            wanted = BlobRange(
-                blob=source,
-                segment=segment,
-                start=start,
-                end=end,
-                stored=stored,
-                keep=self._keep(fill, stop),
-            )
-            (one,) = fill.pieces.covering([start], [end])
-            yield BlobRequest(wanted, self._take(wanted, fill, one, stop), one)
 
-    def _keep(
-        self, fill: Fill, stop: threading.Event | None
-    ) -> Callable[[int, memoryview, int], None]:
         def keep(start: int, data: memoryview, crc: int) -> None:
             if stop is not None and stop.is_set():
                 raise FillStoppedError
             fill.put(start, data, crc)
 
-        return keep
+        for stretch in fill.pieces.stretches(pieces):
+            wanted = BlobRange.of_stretch(source, stretch, version=agreed, keep=keep)
+            (span,) = fill.pieces.covering([wanted.start], [wanted.end])
+            yield BlobRequest(wanted, partial(self._store, wanted, fill, span, stop), span)
 
-    def _take(
-        self, wanted: BlobRange, fill: Fill, pieces: PieceSpan, stop: threading.Event | None
-    ) -> Callable[[Answer], None]:
-        def take(answer: Answer) -> None:
-            if stop is not None and stop.is_set():
-                raise FillStoppedError
-            if answer is ABSENT:
-                fill.write(pieces, memoryview(absent_bytes(wanted.start, wanted.end)))
-                return
-            same = not fill.pieces.is_of_one_object or fill.agree(answer.version)
-            if not same or answer.object_bytes != wanted.segment.whole_bytes:
-                raise object_changed(wanted.blob, wanted.segment)
-            if isinstance(answer, StreamedAnswer):
-                fill.mark(pieces)
-            else:
-                fill.write(pieces, memoryview(answer.data))
-            self._meter.add(bytes_filled=wanted.end - wanted.start)
-
-        return take
+    def _store(
+        self,
+        wanted: BlobRange,
+        fill: Fill,
+        pieces: PieceSpan,
+        stop: threading.Event | None,
+        answer: Answer,
+    ) -> None:
+        """Write an answer into a fill, and mark its pieces."""
+        if stop is not None and stop.is_set():
+            raise FillStoppedError
+        if answer is ABSENT:
+            fill.write(pieces, memoryview(absent_bytes(wanted.start, wanted.end)))
+            return
+        is_same = not fill.pieces.is_of_one_object or fill.agree(answer.version)
+        if not is_same or answer.object_bytes != wanted.segment.whole_bytes:
+            raise object_changed(wanted.blob, wanted.segment)
+        if isinstance(answer, StreamedAnswer):
+            fill.mark(pieces)
+        else:
+            fill.write(pieces, memoryview(answer.data))
+        self._meter.add(bytes_filled=wanted.end - wanted.start)
 
 
 @dataclass(slots=True)
@@ -160,7 +149,8 @@ class Demand:
 
 
 class DemandFills:
-    """Fetch missing pieces, and wait for those that other processes are fetching."""
+    """The fills for batches, which fetch missing pieces and wait for those that other processes are
+    fetching."""
 
     others_s = 15.0
     """Seconds to wait for pieces that another process fetches before fetching them, too."""
@@ -178,8 +168,7 @@ class DemandFills:
         self._upstream, self._requester, self._pieces = upstream, requester, pieces
         self._cache, self._failures, self._meter = cache, failures, meter
         self.times = 1
-        """Requests for missing pieces are widened by neighbours to about so many times their size.
-        """
+        """The factor by which requests for missing pieces are widened by their neighbours."""
 
     def ensure(self, blob: CachedBlob, spans: Sequence[tuple[int, int]]) -> None:
         """Fetch the missing pieces of spans of one blob. Raises FetchError, StalledError."""
@@ -199,8 +188,8 @@ class DemandFills:
         def settled() -> bool:
             nonlocal first, progress_s
             while True:
-                # A stopped process may hold pieces for ever, so they are fetched twice after a
-                # while. Pieces that this process fetches will come, however slow the remote is.
+                # A stopped process may hold pieces forever, so after a while they are fetched
+                # twice. Pieces that this process fetches will arrive, however slow the remote is.
                 force = time.monotonic() - progress_s > self.others_s
                 done, fetched = self._round(demands, first, force=force, began_s=began_s)
                 first = ()
@@ -225,7 +214,8 @@ class DemandFills:
         began_s: float,
     ) -> tuple[bool, bool]:
         """Claim and fetch unclaimed pieces. Return (no piece is missing, this call fetched some).
-        force: fetch pieces that other processes have claimed, too; began_s: start of the wait."""
+        force: fetch pieces that other processes have claimed, too. began_s: the start of the wait.
+        """
         requests = list(passing)
         with contextlib.ExitStack() as held:
             for demand in demands:
@@ -238,15 +228,15 @@ class DemandFills:
                 for pieces, exact in self._pieces.widened(fill, missing, times=self.times):
                     own = [pieces]
                     if not claims.claim(pieces):
-                        asks = self._requester.asks
+                        is_fetching = self._requester.is_fetching
                         own = [
-                            one
-                            for one in exact
-                            if claims.claim(one) or (force and not asks(source, one))
+                            span
+                            for span in exact
+                            if claims.claim(span) or (force and not is_fetching(source, span))
                         ]
-                    for one in fill.missing(own):
-                        requests += self._pieces.of(source, fill, one)
-            # After claiming, as a claim that was just released may have failed.
+                    for span in fill.missing(own):
+                        requests += self._pieces.of(source, fill, span)
+            # Checked after claiming, because a claim that was just released may have failed.
             wanted = ((demand.blob.source.key, demand.missing()) for demand in demands)
             if (failed := self._failures.since(began_s, wanted)) is not None:
                 raise failed
@@ -257,13 +247,10 @@ class DemandFills:
 def demand_of(
     blob: CachedBlob, starts: Sequence[int], ends: Sequence[int]
 ) -> tuple[Demand | None, int]:
-    """Return the demand for the missing pieces of spans (None: none is missing), and the number of
-    spans with missing pieces."""
+    """Return the demand for the missing pieces of spans, None if no piece is missing, and the
+    number of spans with missing pieces."""
     fill = blob.fill
-    if fill is None:
-        return None, 0
-    missing = fill.missing(fill.pieces.covering(starts, ends))
-    if not missing:
+    if fill is None or not (missing := fill.missing(fill.pieces.covering(starts, ends))):
         return None, 0
     spans = [fill.pieces.span(pieces) for pieces in missing]
     first = np.array([a for a, _ in spans])
@@ -278,13 +265,14 @@ def demand_of(
 
 # A claimed range is fetched as a whole if at least this share of it is missing.
 _WORTH_SHARE = 0.9
-# The most that one fill claims at a time, in full ranges; other processes of the node may claim the
-# rest.
+# The most full ranges that one fill claims at a time, so that other processes of the node can claim
+# the rest.
 _FULL_RANGES_AT_ONCE = 8
 
 
 class WholeFills:
-    """Fetch all missing pieces of a blob with the connections that batches don't use."""
+    """The background fills, which fetch all missing pieces of a blob with the connections that
+    batches don't use."""
 
     def __init__(
         self,
@@ -362,8 +350,8 @@ class WholeFills:
         self, blob: CachedBlob, fill: Fill, ranges: deque[PieceSpan], stop: threading.Event | None
     ) -> bool:
         """Fetch some of a fill's ranges, and remove complete ones from the list. Return False if
-        nothing was fetched: others have claimed all, or batches need the connections."""
-        # Only as many connections as it can use, so that other fills can run at the same time.
+        nothing was fetched, because others have claimed all or batches need the connections."""
+        # Reserve only as many connections as the fill can use, so that other fills can run, too.
         upstream, key = self._upstream, blob.source.key
         with (
             upstream.reserve_fills(key, self._most_requests(fill, ranges)) as most,
@@ -404,8 +392,8 @@ class WholeFills:
             still = sum(high - low for low, high in missing)
             if fill.pieces.are_small and still >= _WORTH_SHARE * (pieces[1] - pieces[0]):
                 missing = [pieces]
-            for one in missing:
-                if most > 0 and left > 0 and claims.claim(one) and fill.missing([one]):
-                    yield from self._pieces.of(blob.source, fill, one, stop=stop)
+            for span in missing:
+                if most > 0 and left > 0 and claims.claim(span) and fill.missing([span]):
+                    yield from self._pieces.of(blob.source, fill, span, stop=stop)
                     most -= 1
-                    left -= one[1] - one[0]
+                    left -= span[1] - span[0]

@@ -1,8 +1,8 @@
 """Send requests for ranges of blobs upstream, and share their failures with waiting readers.
 
-If several readers want a piece, one fetches it and the others wait. When that fetch finally fails,
-it has used all the time of a range; the others would use it again, one after another. So they fail
-with the same error.
+If several readers need a piece, one fetches it and the others wait. If that fetch fails, it has
+used the entire time limit of a range, and the others would use it again, one after another. So they
+fail with the same error.
 
 An object that is replaced while its blob is read is an error; bytes of two versions are never
 mixed.
@@ -85,7 +85,7 @@ def object_changed(source: BlobSource, segment: Segment) -> ObjectChangedError:
 def drop_if_changed(
     blobs: Sequence[CachedBlob], *, cache: DatasetCache, upstream: Upstream
 ) -> Iterator[None]:
-    """Drop the fills of blobs whose object was replaced, as their pieces are useless."""
+    """Drop the fills of blobs whose object was replaced, because their pieces are useless."""
     try:
         yield
     except ObjectChangedError as error:
@@ -100,63 +100,55 @@ def drop_if_changed(
 class BlobRequest:
     """A range to fetch, and the function that receives its answer.
 
-    pieces: of the fill that the range belongs to; None for a passing blob.
+    pieces: the pieces of the fill to which the range belongs; None for an uncached blob.
     """
 
     range: BlobRange
-    take: Callable[[Answer], None]
+    receive: Callable[[Answer], None]
     pieces: PieceSpan | None = None
 
 
 class Requester:
-    """Send requests upstream, and record the pieces that failed fetches held."""
+    """The requests of this process to an upstream; it records the pieces of failed fetches."""
 
     def __init__(self, upstream: Upstream, failures: FillFailures) -> None:
         self._upstream, self._failures = upstream, failures
         self._lock = threading.Lock()
-        self._asked: dict[str, list[PieceSpan]] = {}  # pieces in flight, by the fill's key
+        self._in_flight: dict[str, list[PieceSpan]] = {}  # pieces, by the key of their blob
 
-    def asks(self, source: BlobSource, pieces: PieceSpan) -> bool:
+    def is_fetching(self, source: BlobSource, pieces: PieceSpan) -> bool:
         """Return True if this process is fetching some of these pieces."""
         with self._lock:
-            asked = self._asked.get(source.key, ())
-            return any(low < pieces[1] and pieces[0] < high for low, high in asked)
+            in_flight = self._in_flight.get(source.key, ())
+            return any(low < pieces[1] and pieces[0] < high for low, high in in_flight)
 
     def send(self, requests: Sequence[BlobRequest], *, urgent: bool = True) -> None:
         """Fetch all ranges; return when each answer is processed. urgent: False for a background
         fill. Raises as Upstream.fetch does."""
         if not requests:
             return
-        self._note(requests)
+        of_fills = [(request, request.pieces) for request in requests if request.pieces is not None]
+        with self._lock:
+            for request, pieces in of_fills:
+                self._in_flight.setdefault(request.range.blob.key, []).append(pieces)
         try:
             self._upstream.fetch(
                 [request.range for request in requests],
-                lambda number, answer: requests[number].take(answer),
+                lambda number, answer: requests[number].receive(answer),
                 urgent=urgent,
             )
         except FetchError as error:
             failed = [
-                (request.range.blob.key, request.pieces)
-                for request in requests
-                if request.pieces is not None
-                and self._upstream.uri(request.range.stored.path) == error.uri
+                (request.range.blob.key, pieces)
+                for request, pieces in of_fills
+                if self._upstream.uri(request.range.stored.path) == error.uri
             ]
             self._failures.note(failed, error)
             raise
         finally:
-            self._forget(requests)
-
-    def _note(self, requests: Sequence[BlobRequest]) -> None:
-        with self._lock:
-            for request in requests:
-                if request.pieces is not None:
-                    self._asked.setdefault(request.range.blob.key, []).append(request.pieces)
-
-    def _forget(self, requests: Sequence[BlobRequest]) -> None:
-        with self._lock:
-            for request in requests:
-                if request.pieces is not None:
-                    asked = self._asked[request.range.blob.key]
-                    asked.remove(request.pieces)
-                    if not asked:
-                        del self._asked[request.range.blob.key]
+            with self._lock:
+                for request, pieces in of_fills:
+                    in_flight = self._in_flight[request.range.blob.key]
+                    in_flight.remove(pieces)
+                    if not in_flight:
+                        del self._in_flight[request.range.blob.key]

@@ -1,8 +1,8 @@
 """Open the blobs that the node's cache keeps for one dataset.
 
-Blobs belong to the dataset's group in the folder; the jobs of this process that read the dataset
-decide which are kept. A cached blob is read through a map of its file, which is complete or being
-filled.
+Blobs belong to the dataset's group in the folder. The jobs of this process that read the dataset
+decide which blobs are kept. A cached blob is read through a map of its file, which is complete or
+being filled.
 
 `BlockSums` checks each block of a whole blob at its first read. It serves samples without checksums
 of their own: the bytes as they were received are trusted, and later damage by the disk is detected.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import Blob, BlobSource, FileMap, Folder, ReadMode
+    from penstock.cache.base import Blob, BlobSource, FileMap, ReadMode
     from penstock.cache.disk import CacheFolder, DiskCache, Fill, FolderLayout, Lookup, PinnedShare
 
     Bytes = NDArray[np.uint8]
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class DatasetCache:
     """Access to the folder that caches a dataset's blobs; without a folder nothing is cached.
 
-    group: identifies the dataset in the folder; label: its name for people.
+    group: the id of the dataset in the folder. label: the dataset's name in listings.
     """
 
     def __init__(self, cache: DiskCache | None, *, group: str, label: str) -> None:
@@ -46,18 +46,18 @@ class DatasetCache:
         self._closed = False
 
     def use(self, act: Callable[[CacheFolder], Any]) -> Any:
-        """Return DiskCache.use(act), None without a folder. Raises ClosedError."""
+        """Return DiskCache.use(act); None without a folder. Raises ClosedError."""
         cache = self._open()
         return cache.use(act) if cache is not None else None
 
     def look(self, act: Callable[[Lookup], Any]) -> Any:
-        """Return DiskCache.look(act), None without a folder. Raises ClosedError."""
+        """Return DiskCache.look(act); None without a folder. Raises ClosedError."""
         cache = self._open()
         return cache.look(act) if cache is not None else None
 
     def _open(self) -> DiskCache | None:
         if self._closed:
-            raise ClosedError(f"{self.label}: closed; make a new dataset.")
+            raise ClosedError(f"{self.label}: closed; create a new dataset.")
         return self._cache
 
     def has(self, source: BlobSource) -> bool:
@@ -89,7 +89,7 @@ class DatasetCache:
 class DatasetJobs:
     """A dataset's live jobs in the node's cache. Safe for several threads.
 
-    cache: None caches nothing. group, label: see DatasetCache.
+    cache: the cache; None caches nothing. group, label: see DatasetCache.
     """
 
     def __init__(self, cache: DiskCache | None, *, group: str, label: str) -> None:
@@ -130,8 +130,9 @@ class DatasetJobs:
 class CachedBlob:
     """A blob on the local disk, whole or being filled. Its map protects the file from eviction.
 
-    fill: None if the blob is whole. publish: publishes a complete fill; ensure: fetches spans
-    before the buffer is read. inode: of the mapped file."""
+    fill: the blob's fill, None if the blob is whole. publish: publishes a complete fill. ensure:
+    fetches spans before the buffer is read.
+    """
 
     is_cached = True
 
@@ -142,13 +143,12 @@ class CachedBlob:
         mapped: FileMap,
         fill: Fill | None,
         *,
-        inode: int,
         publish: Callable[[Fill, Bytes], None],
         ensure: Callable[[CachedBlob, Spans], None],
     ) -> None:
         self.source = source
         self.fill = fill
-        self.inode = inode
+        self.inode = mapped.inode
         self._layout = layout
         self._publish, self._ensure = publish, ensure
         self._buffer = mapped.buffer()
@@ -164,13 +164,12 @@ class CachedBlob:
     @property
     def has_name(self) -> bool:
         """False once the cache has removed the file; its space is free when this map is closed."""
-        return any(
-            _inode(folder, name) == self.inode
-            for folder, name in (
-                (self._layout.blobs, self.source.key),
-                (self._layout.fills, part_name(self.source.key)),
-            )
-        )
+        layout, key = self._layout, self.source.key
+        for folder, name in ((layout.blobs, key), (layout.fills, part_name(key))):
+            with contextlib.suppress(FileNotFoundError):
+                if folder.stat(name).st_ino == self.inode:
+                    return True
+        return False
 
     def settle(self) -> None:
         """Publish the fill if it is complete."""
@@ -240,14 +239,11 @@ class CachedBlob:
         return None
 
 
-def _inode(folder: Folder, name: str) -> int | None:
-    with contextlib.suppress(FileNotFoundError):
-        return folder.stat(name).st_ino
-    return None
-
-
 class BlobOpener:
-    """Open blobs of a folder. ensure: fetches spans of a blob before its buffer is read."""
+    """The opening of a dataset's blobs in the cache.
+
+    ensure: fetches spans of a blob before its buffer is read.
+    """
 
     def __init__(
         self,
@@ -293,14 +289,15 @@ class BlobOpener:
                 )
             )
 
-        return CachedBlob(
-            layout, source, mapped, fill, inode=mapped.inode, publish=publish, ensure=self._ensure
-        )
+        return CachedBlob(layout, source, mapped, fill, publish=publish, ensure=self._ensure)
 
 
 class BlockSums:
-    """Check the blocks of one blob. crcs: from the catalogue. Safe for several threads, as two may
-    check one block."""
+    """The checks of the blocks of one blob, each made at its first read.
+
+    crcs: the checksums of the blocks, from the catalogue. Safe for several threads, two of which
+    may check the same block.
+    """
 
     def __init__(self, blob: CachedBlob, crcs: bytes) -> None:
         self._blob = blob
@@ -309,7 +306,9 @@ class BlockSums:
         self._are_all_right = False
 
     def are_right(self, starts: Ints, ends: Ints, mode: ReadMode) -> bool:
-        """Return True if the blocks of bytes [starts, ends) of the blob have right checksums.
+        """Return True if the blocks that hold bytes [starts, ends) of the blob have right
+        checksums.
+
         starts, ends: int64, shape (n,). mode: "pread" reads the file, and raises OSError, EOFError.
         """
         if self._are_all_right:

@@ -4,9 +4,9 @@ A blob that the cache keeps is filled as it is read: batches fetch exact ranges 
 and background fills fetch large ranges into the same file, each byte once per node. Samples of a
 passing blob, which the cache doesn't keep, are fetched by exact ranges into new memory.
 
-Small objects (the manifests and sidecars of an index) are fetched whole, into the cache or a
-temporary folder of the process. The store's last answer about a name is stored for when the store
-can't be reached.
+Small objects (the manifests and sidecars of an index) are fetched whole, into the cache or into a
+temporary folder of the process. The cache also stores the store's last answer about each name,
+which is used while the store can't be reached.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 import warnings
 import weakref
 from collections import OrderedDict
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,6 @@ from penstock.cache.base import (
     ABSENT,
     BlobSource,
     ObjectInfo,
-    ObjectRange,
     Segment,
     absent_bytes,
     blob_key,
@@ -74,7 +74,7 @@ _MAP_NORESERVE = 0x4000  # Linux; Python's module names it from 3.12 on
 
 
 class PassingBlob:
-    """A blob that isn't cached. fetch: fetches spans into its buffer."""
+    """A blob that is read without the cache. fetch: fetches spans into its buffer."""
 
     is_cached = False
     is_whole = False
@@ -98,15 +98,8 @@ class PassingBlob:
         """Divide bytes [start, end) into one range for each object that holds some of them."""
         table = self.segments
         agreed = self.version if table.is_of_one_object else None
-        for segment, at, first, last in table.stretches(start, end):
-            stored = ObjectRange(
-                path=segment.path,
-                start=at,
-                end=at + last - first,
-                version=segment.version or agreed,
-                may_lack=segment.may_lack,
-            )
-            yield BlobRange(blob=self.source, segment=segment, start=first, end=last, stored=stored)
+        for stretch in table.stretches(start, end):
+            yield BlobRange.of_stretch(self.source, stretch, version=agreed)
 
     def buffer(self, spans: Spans) -> Any:
         """Return a buffer in which these spans are filled; other pages use no memory."""
@@ -130,7 +123,10 @@ class PassingBlob:
 
 
 class PassingReads:
-    """Read passing blobs. range_bytes: of one request at most; meter: counts fetched bytes."""
+    """The reads of passing blobs.
+
+    range_bytes: the most bytes of one request. meter: counts the fetched bytes.
+    """
 
     def __init__(self, requester: Requester, *, range_bytes: int, meter: TrafficMeter) -> None:
         self._requester, self._meter = requester, meter
@@ -149,15 +145,16 @@ class PassingReads:
         for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
             ranges = self._ranges(blob, start, end)
             if len(ranges) == 1:
-                (one,) = ranges
-                requests.append(BlobRequest(one, self._take_one(blob, one, found, place)))
-            elif ranges:  # over several objects, or a large one
+                (wanted,) = ranges
+                receive = partial(self._store_sample, blob, wanted, found, place)
+                requests.append(BlobRequest(wanted, receive))
+            elif ranges:  # in several objects, or a large one
                 array = np.empty(end - start, np.uint8)
                 found[place] = array.view()
                 found[place].flags.writeable = False
                 requests += [
-                    BlobRequest(one, self._take_some(blob, one, array, one.start - start))
-                    for one in ranges
+                    BlobRequest(part, partial(self._store_part, blob, part, array, start))
+                    for part in ranges
                 ]
         return found, requests
 
@@ -176,53 +173,45 @@ class PassingReads:
         """Cut bytes [start, end) into ranges of at most range_bytes."""
         count = max(1, -(-(end - start) // self._range_bytes))
         cuts = pairwise(start + (end - start) * i // count for i in range(count + 1))
-        return [one for low, high in cuts for one in blob.ranges(low, high)]
+        return [part for low, high in cuts for part in blob.ranges(low, high)]
 
     def _fill_buffer(self, blob: PassingBlob, spans: Sequence[tuple[int, int]]) -> None:
         """Fetch spans into a blob's buffer."""
         self._requester.send(
             [
-                BlobRequest(one, self._take_buffer(blob, one))
+                BlobRequest(part, partial(self._put, blob, part))
                 for start, end in spans
-                for one in self._ranges(blob, start, end)
+                for part in self._ranges(blob, start, end)
             ]
         )
 
-    def _take_one(
-        self, blob: PassingBlob, wanted: BlobRange, found: list[Bytes], place: int
-    ) -> Callable[[Answer], None]:
-        def take(answer: Answer) -> None:
-            sample = np.frombuffer(self._checked(blob, wanted, answer), np.uint8)
-            sample.flags.writeable = False
-            found[place] = sample
+    def _store_sample(
+        self, blob: PassingBlob, wanted: BlobRange, found: list[Bytes], place: int, answer: Answer
+    ) -> None:
+        sample = np.frombuffer(self._checked(blob, wanted, answer), np.uint8)
+        sample.flags.writeable = False
+        found[place] = sample
 
-        return take
+    def _store_part(
+        self, blob: PassingBlob, wanted: BlobRange, array: Bytes, start: int, answer: Answer
+    ) -> None:
+        data = np.frombuffer(self._checked(blob, wanted, answer), np.uint8)
+        at = wanted.start - start
+        array[at : at + len(data)] = data
 
-    def _take_some(
-        self, blob: PassingBlob, wanted: BlobRange, array: Bytes, at: int
-    ) -> Callable[[Answer], None]:
-        def take(answer: Answer) -> None:
-            data = np.frombuffer(self._checked(blob, wanted, answer), np.uint8)
-            array[at : at + len(data)] = data
-
-        return take
-
-    def _take_buffer(self, blob: PassingBlob, wanted: BlobRange) -> Callable[[Answer], None]:
-        def take(answer: Answer) -> None:
-            blob.put(wanted.start, self._checked(blob, wanted, answer))
-
-        return take
+    def _put(self, blob: PassingBlob, wanted: BlobRange, answer: Answer) -> None:
+        blob.put(wanted.start, self._checked(blob, wanted, answer))
 
     def _checked(self, blob: PassingBlob, wanted: BlobRange, answer: Answer) -> Any:
         """Return the bytes of an answer. Raises ObjectChangedError if they are another object's."""
         if answer is ABSENT:
             return absent_bytes(wanted.start, wanted.end)
-        version, same = answer.version, True
+        version, is_same = answer.version, True
         if blob.segments.is_of_one_object:
             if blob.version is None and version:
                 blob.version = version
-            same = not version or version == blob.version
-        if not same or answer.object_bytes != wanted.segment.whole_bytes:
+            is_same = not version or version == blob.version
+        if not is_same or answer.object_bytes != wanted.segment.whole_bytes:
             blob.version = None
             raise object_changed(blob.source, wanted.segment)
         self._meter.add(bytes_passed=len(memoryview(answer.data)))
@@ -230,9 +219,9 @@ class PassingReads:
 
 
 class ProcessFolder:
-    """Store files by key in a temporary folder of this process, created at first use.
+    """A temporary folder of this process that stores files by key.
 
-    It is removed at close() or at the process's end.
+    It is created at first use, and removed at close() or when the process ends.
     """
 
     def __init__(self) -> None:
@@ -281,10 +270,8 @@ _ALL: PieceSpan = (0, 1)
 
 
 class SmallObjects:
-    """Fetch small objects into the cache, once per node, or into a folder of this process.
-
-    Safe for several threads.
-    """
+    """The small objects of a dataset, which are fetched into the cache once per node, or into a
+    folder of this process. Safe for several threads."""
 
     def __init__(self, fetcher: Fetcher, cache: DatasetCache, *, failures: FillFailures) -> None:
         self._fetcher, self._cache, self._failures = fetcher, cache, failures
@@ -299,7 +286,10 @@ class SmallObjects:
             lambda lookup: self._find(lookup, source, size_bytes)
         ) or self._cache.use(lambda folder: self._keep(folder, source, size_bytes))
         if kept is None:
-            kept = self._fetch_own(source, size_bytes)
+            kept = self._own.path(source.key)
+            if not os.path.exists(kept):
+                answer = self._fetcher.fetch_object(path, size_bytes=size_bytes)
+                self._own.write(source.key, memoryview(answer.data))
         return os.fsencode(kept)
 
     def drop(self, path: str, *, size_bytes: int | None, version: str) -> bool:
@@ -358,21 +348,14 @@ class SmallObjects:
             self._fetcher.meter.add(bytes_filled=len(data))
             return self._find(folder.lookup, source, size_bytes)
 
-    def _fetch_own(self, source: BlobSource, size_bytes: int | None) -> str:
-        """Fetch an object into the folder of this process; return its path."""
-        path = self._own.path(source.key)
-        if not os.path.exists(path):
-            answer = self._fetcher.fetch_object(source.segments[0].path, size_bytes=size_bytes)
-            self._own.write(source.key, memoryview(answer.data))
-        return path
-
 
 # Seconds to wait for the store if its last answer is known.
 _KNOWN_LIMIT_S = 5.0
 
 
 class StoreNames:
-    """Look objects up by name; the cache stores each answer for when the store can't be reached."""
+    """The lookups of objects by name. The cache stores each answer, which is used while the store
+    can't be reached."""
 
     def __init__(self, fetcher: Fetcher, cache: DatasetCache) -> None:
         self._fetcher, self._cache = fetcher, cache
@@ -387,7 +370,14 @@ class StoreNames:
         except FetchError as error:
             if not known:
                 raise
-            self._warn(error)
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"{self._cache.label}: the remote can't be reached to check for changes, so "
+                    f"the cached index is used. {error}",
+                    PenstockWarning,
+                    stacklevel=4,
+                )
             if before is None:
                 return None
             return ObjectInfo(path=path, size_bytes=before[0], version=before[1])
@@ -396,19 +386,9 @@ class StoreNames:
             self._cache.use(lambda folder: folder.catalogue.names.remember(name, answer))
         return found
 
-    def _warn(self, error: FetchError) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{self._cache.label}: the remote can't be reached to check for changes, so the "
-                f"cached index is used. {error}",
-                PenstockWarning,
-                stacklevel=5,
-            )
-
 
 class BlobReader:
-    """Read spans of many blobs at once, and count hits and misses."""
+    """The reads of spans of many blobs at once; it counts hits and misses."""
 
     def __init__(
         self,
@@ -460,7 +440,7 @@ class BlobReader:
         if demands:
             try:
                 self._demand_fills.bring(demands, [])
-            except DISK_ERRORS as error:  # the later read meets it again, shard by shard
+            except DISK_ERRORS as error:  # the later read raises it again, for each shard
                 self._cache.give_up(error)
         hits = here + sum(len(want.starts) for want in wanted) - missed
         waited_s = time.perf_counter() - began if demands else 0.0
@@ -493,7 +473,7 @@ class BlobReader:
                 # The cache can't be written any more, so read without it.
                 passed = list(self._passing.read(cold))
         self._meter.add(
-            # load() counts all spans from the disk as hits, also those fetched just now.
+            # load() counts all spans from the disk as hits, including those just fetched.
             misses=missed + passing,
             hits=-missed,
             remote_wait_s=time.perf_counter() - began,
@@ -502,13 +482,12 @@ class BlobReader:
 
 
 class Remote:
-    """Read one dataset's objects through the node's cache.
+    """The objects of one remote dataset, which are read through the node's cache.
 
-    Safe for several threads; not across fork.
-
-    fetcher: closed with this object. cache: None caches nothing. group: identifies the dataset in
-    the cache; label: its name for people. upstream: the source of blobs, the store by default; it
-    is closed with this object. Small objects and names always come from the store.
+    fetcher: makes the requests to the store. cache: the node's cache; None caches nothing. group:
+    the id of the dataset in the cache. label: the dataset's name in listings. upstream: the source
+    of blobs, by default the store; small objects and names always come from the store. The fetcher
+    and the upstream are closed with this object. Safe for several threads; not across fork.
     """
 
     def __init__(
@@ -556,8 +535,7 @@ class Remote:
         return not source.size_bytes or self._dataset_cache.has(source)
 
     def held(self) -> dict[str, float]:
-        """Return the present share of each blob of the cache by key, in [0, 1]. Lists the
-        folder."""
+        """List the folder of the cache; return the present share of each blob by key, in [0, 1]."""
         return self._dataset_cache.held()
 
     def keeps(self, key: str) -> bool:
@@ -576,8 +554,8 @@ class Remote:
 
     @property
     def widening(self) -> int:
-        """The factor by which requests for a batch are widened by missing neighbours: fewer
-        requests, and only bytes that the cache keeps. It can be set."""
+        """The factor by which requests for a batch are widened by missing neighbours, which makes
+        fewer requests and fetches only bytes that the cache keeps. It can be set."""
         return self._demand_fills.times
 
     @widening.setter
@@ -598,16 +576,16 @@ class Remote:
         stop: threading.Event | None = None,
     ) -> int:
         """Fetch a whole blob into the cache. Return the bytes that this call fetched (0 if the
-        cache had it, or others fetched it), -1 if the cache can't keep it or `stop` was set.
+        cache had it, or others fetched it), or -1 if the cache can't keep it or `stop` was set.
 
-        progress: called with numbers of fetched bytes, on fetch threads. Raises FetchError,
-        StalledError.
+        progress: called with the number of bytes that were just fetched, on fetch threads. Raises
+        FetchError, StalledError.
         """
         return self._whole_fills.fill(source, progress=progress, stop=stop)
 
     def is_left_to_others(self, source: BlobSource) -> bool:
-        """Return True if the fill of a blob should wait, as another node of the job fetches it from
-        the remote for this one, too."""
+        """Return True if the fill of a blob should wait, because another node of the job fetches it
+        from the remote for this one, too."""
         return self.upstream.is_left_to_others(source.key)
 
     def block_sums(self, blob: Blob) -> BlockSums | None:
@@ -623,8 +601,8 @@ class Remote:
         self._dataset_cache.use(lambda folder: folder.verifier.check(source.key))
 
     def drop(self, source: BlobSource, *, inode: int | None = None) -> None:
-        """Remove a blob whose bytes were wrong; the next open fetches it again. inode: of the wrong
-        file (CachedBlob.inode)."""
+        """Remove a blob whose bytes were wrong; the next open fetches it again. inode: remove only
+        the file with this inode (CachedBlob.inode)."""
         if self._dataset_cache.drop(source, inode=inode):
             self.fetcher.meter.add(refetched=1)
         self.upstream.mark_wrong(source.key)
@@ -642,15 +620,15 @@ class Remote:
             self.fetcher.meter.add(refetched=1)
 
     def find(self, path: str) -> ObjectInfo | None:
-        """Look a name up in the store; None if there is no such object. If the store can't be
-        reached, return its last answer, with a warning. Raises FetchError."""
+        """Look a name up in the store; return None if there is no such object. If the store can't
+        be reached, return its last answer and warn. Raises FetchError."""
         return self._names.find(path)
 
     # -- jobs, counters, the end
 
     def join(self, keys: Sequence[str], sizes: Iterable[int]) -> PinnedShare | None:
-        """Begin a job that reads these blobs in each epoch, and compute its pinned share. It lasts
-        until `leave`; a dataset may have several jobs. None without a cache."""
+        """Begin a job that reads these blobs in each epoch, and compute its pinned share; None
+        without a cache. The job lasts until `leave`; a dataset may have several jobs."""
         return self._jobs.join(keys, sizes)
 
     def leave(self, job: PinnedShare) -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.cache.base import ObjectRange
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from penstock.cache.base import Answer, BlobSource, ObjectRange, Segment
+    from penstock.cache.base import Answer, BlobSource, Segment
+    from penstock.cache.disk import Stretch
     from penstock.cache.fetch import Fetcher
 
 
@@ -21,10 +24,11 @@ if TYPE_CHECKING:
 class BlobRange:
     """Bytes [start, end) of a blob, all of one object.
 
-    blob: its key identifies it for every source. segment: the first one that holds the bytes.
-    stored: the same bytes as a range of the store's object, with the required version. keep(start,
-    data, crc): receives the bytes as they arrive, with their offset in the blob and their checked
-    CRC-32C; the answer is then a `StreamedAnswer`. Bytes of an incomplete range don't count.
+    blob: the blob, whose key identifies it for every source. segment: the first segment that holds
+    the bytes. stored: the same bytes as a range of the store's object, with the required version.
+    keep(start, data, crc): receives the bytes as they arrive, with their offset in the blob and
+    their checked CRC-32C; the answer is then a `StreamedAnswer`. Bytes of an incomplete range don't
+    count.
     """
 
     blob: BlobSource
@@ -34,9 +38,30 @@ class BlobRange:
     stored: ObjectRange
     keep: Callable[[int, memoryview, int], None] | None = None
 
+    @classmethod
+    def of_stretch(
+        cls,
+        blob: BlobSource,
+        stretch: Stretch,
+        *,
+        version: str | None,
+        keep: Callable[[int, memoryview, int], None] | None = None,
+    ) -> BlobRange:
+        """Return the range of a stretch. version: the version that the object must have if its
+        segment names none."""
+        segment, at, start, end = stretch
+        stored = ObjectRange(
+            path=segment.path,
+            start=at,
+            end=at + end - start,
+            version=segment.version or version,
+            may_lack=segment.may_lack,
+        )
+        return cls(blob=blob, segment=segment, start=start, end=end, stored=stored, keep=keep)
+
 
 class Upstream(Protocol):
-    """Fetch ranges of blobs for the cache. Safe for several threads.
+    """A source of ranges of blobs for the cache. Safe for several threads.
 
     A batch needs ranges of many blobs at once, so each range names its blob. range_bytes: the best
     size of a request. timeout_s: seconds after which the fetch of a range has failed.
@@ -60,8 +85,9 @@ class Upstream(Protocol):
         deliver(number, answer): called once for each range (number: its index in `ranges`), on any
         thread, in any order and concurrently, but never after this method returns or raises. Its
         exception stops the fetch and is raised again. The answer's bytes have the range's version,
-        if it names one. Its object_bytes is the size of the segment's object; its version is that
-        object's, or "" if only the blob's key identifies it. urgent: False for a background fill.
+        if it names one. The answer's object_bytes is the size of the segment's object; its version
+        is that object's, or "" if only the blob's key identifies it. urgent: False for a background
+        fill.
 
         Raises FetchError and ObjectChangedError, each with the uri of the object; ClosedError,
         StalledError.
@@ -72,7 +98,8 @@ class Upstream(Protocol):
         now, at most `most`; they are released at the end of the context."""
 
     def limit_fills(self, room: Callable[[int, int], int]) -> None:
-        """Set the connections that fills may use while batches fetch, too, to room(now, most)."""
+        """Set how many connections fills may use while batches fetch, too: room(now, most), by the
+        current number and the limit."""
 
     def request_time(self) -> tuple[float, float]:
         """Return the seconds of recent requests: mean and 99th percentile; zeros before the
@@ -88,14 +115,14 @@ class Upstream(Protocol):
         """Return True if the fill of a blob should wait until a nearer source has it."""
 
     def mark_wrong(self, key: str) -> None:
-        """Record that bytes of a blob were wrong: from now on only its origin is asked for it."""
+        """Record that bytes of a blob were wrong, so that it is fetched only from its origin."""
 
     def close(self) -> None:
         """End the upstream's threads. Safe to call twice."""
 
 
 class StoreUpstream:
-    """Fetch every range from the store with a fetcher."""
+    """The upstream that fetches every range from the store."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,11 +28,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRecord:
-    """The description of one blob of a cache, for people.
+    """The description of one blob of a cache, for listings.
 
-    label: the name of its dataset; uri: of the object, without credentials; disk_bytes: counted
-    towards the limit; pinned: kept for a live job; in_use: mapped by a process; used_s: last use,
-    seconds since the epoch.
+    label: the name of its dataset. uri: the object's URI without credentials. disk_bytes: the bytes
+    that count towards the limit. pinned: True if it is kept for a live job. in_use: True if a
+    process has it mapped. used_s: the last use, in seconds since the epoch.
     """
 
     key: str
@@ -47,10 +48,10 @@ class BlobRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """The description of a live job that uses a cache, for people.
+    """The description of a live job that uses a cache, for listings.
 
-    wanted_bytes: the bytes that this node reads in an epoch; share_bytes: how many of them may be
-    pinned.
+    wanted_bytes: the bytes that this node reads in an epoch. share_bytes: the most of them that may
+    be pinned.
     """
 
     pid: int
@@ -63,9 +64,10 @@ class JobRecord:
 class CacheSummary:
     """The limit, use and jobs of a cache.
 
-    used_bytes: of blobs, fills and trash; overhead_bytes: of the catalogue, its log and indexes;
-    free_bytes: of the disk; blobs, fills, trash, unverified: numbers of files; dead_fills: fills
-    that no process works on; labels: bytes by dataset.
+    used_bytes: the bytes of blobs, fills and trash. overhead_bytes: the bytes of the catalogue, its
+    log and indexes. free_bytes: the free bytes of the disk. blobs, fills, trash, unverified: the
+    numbers of files. dead_fills: the number of fills that no process works on. labels: the bytes of
+    each dataset.
     """
 
     path: str
@@ -87,9 +89,9 @@ class CacheSummary:
 class Verification:
     """The result of verifying a cache.
 
-    checked, checked_bytes: the blobs that were read; bad: blobs with wrong or unreadable bytes,
-    which were dropped; why: the fault of each. unknown: blobs without checksums, of which only the
-    size was checked.
+    checked, checked_bytes: the number and the bytes of the blobs that were read. bad: the blobs
+    with wrong or unreadable bytes, which were dropped. why: the fault of each of them. unknown: the
+    number of blobs without checksums, of which only the size was checked.
     """
 
     checked: int
@@ -100,8 +102,8 @@ class Verification:
 
 
 def on_folder(path: str | os.PathLike[str], act: Callable[[CacheFolder], T]) -> T:
-    """Return act(cache) for an existing cache; `act` is called again if it finds the catalogue
-    damaged. Repairs are reported by one PenstockWarning. Raises ConfigError, OSError,
+    """Return act(cache) for an existing cache, and report repairs by one PenstockWarning. If `act`
+    finds the catalogue damaged, it is called again after the repair. Raises ConfigError, OSError,
     sqlite3.Error."""
     root = os.path.abspath(os.fspath(path))
     if not FolderLayout.is_cache(root):
@@ -114,18 +116,18 @@ def on_folder(path: str | os.PathLike[str], act: Callable[[CacheFolder], T]) -> 
     try:
         return cache.repairing(lambda: act(cache))
     finally:
-        if (damage := cache.take_damage()) is not None:
+        if (damage := cache.pop_damage()) is not None:
             warnings.warn(damage, PenstockWarning, stacklevel=3)
         cache.close()
 
 
 def list_blobs(path: str | os.PathLike[str]) -> list[BlobRecord]:
-    """List all blobs of a cache, least recently used first. Raises as `on_folder`."""
+    """List all blobs of a cache, least recently used first. Raises as `on_folder` does."""
     return on_folder(path, _records)
 
 
 def stat(path: str | os.PathLike[str]) -> CacheSummary:
-    """Return the limit, use and jobs of a cache. Raises as `on_folder`."""
+    """Return the limit, use and jobs of a cache. Raises as `on_folder` does."""
     return on_folder(path, _summary)
 
 
@@ -133,24 +135,24 @@ def _summary(cache: CacheFolder) -> CacheSummary:
     cache.dead_files.forget_dead_jobs()
     records = _records(cache)
     labels = cache.catalogue.labels.all()
-    by_label: dict[str, int] = {}
-    for one in records:
-        by_label[one.label] = by_label.get(one.label, 0) + one.disk_bytes
+    by_label = Counter[str]()
+    for record in records:
+        by_label[record.label] += record.disk_bytes
     disk = os.statvfs(cache.layout.root)
     unverified = cache.layout.names("unverified")
-    fills = [one for one in records if one.state == "fill"]
+    states = Counter(record.state for record in records)
     return CacheSummary(
         path=cache.layout.root,
         max_bytes=cache.max_bytes,
         used_bytes=cache.catalogue.blobs.used_bytes,
         overhead_bytes=cache.max_bytes - cache.limit.budget_bytes,
-        pinned_bytes=sum(one.disk_bytes for one in records if one.pinned),
+        pinned_bytes=sum(record.disk_bytes for record in records if record.pinned),
         free_bytes=disk.f_bavail * disk.f_frsize,
-        blobs=sum(one.state == "ready" for one in records),
-        fills=len(fills),
-        trash=sum(one.state == "trash" for one in records),
+        blobs=states["ready"],
+        fills=states["fill"],
+        trash=states["trash"],
         unverified=len(unverified),
-        dead_fills=sum(not one.in_use for one in fills),
+        dead_fills=sum(record.state == "fill" and not record.in_use for record in records),
         jobs=tuple(
             JobRecord(
                 pid=job.pid,
@@ -160,7 +162,7 @@ def _summary(cache: CacheFolder) -> CacheSummary:
             )
             for job in cache.catalogue.jobs.rows()
         ),
-        labels=by_label,
+        labels=dict(by_label),
     )
 
 
@@ -168,14 +170,16 @@ def verify(
     path: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
 ) -> Verification:
     """Read every whole blob and compare its checksums; drop those that are wrong, so that they are
-    fetched again. progress: called with (bytes done, total bytes). Raises as `on_folder`, and
-    ReadError for faults of the machine: no memory, no open files, no permission, a failing mount.
+    fetched again.
+
+    progress: called with (bytes done, total bytes). Raises as `on_folder` does, and ReadError for
+    faults of the machine: no memory, no open files, no permission, a failing mount.
     """
 
     def act(cache: CacheFolder) -> Verification:
         rows = cache.catalogue.blobs.rows(state="ready")
         total = sum(row.size_bytes for row in rows)
-        records = {one.key: one for one in _records(cache)}
+        records = {record.key: record for record in _records(cache)}
         done, checked, unknown = 0, 0, 0
         bad: dict[str, str] = {}
         for row in rows:
@@ -230,8 +234,10 @@ def evict(
     path: str | os.PathLike[str], *, to_bytes: int | None = None, label: str | None = None
 ) -> tuple[int, int]:
     """Evict blobs that no live job pins or has mapped, least recently used first, until at most
-    to_bytes (None: 0) are left; only those of one dataset if label is given. Return the evicted
-    (blobs, bytes). Raises ConfigError for an unknown label; else as `on_folder`.
+    to_bytes (None: 0) are left. Return the evicted (blobs, bytes).
+
+    label: evict only blobs of this dataset. Raises ConfigError for an unknown label; otherwise as
+    `on_folder` does.
     """
 
     def act(cache: CacheFolder) -> tuple[int, int]:
@@ -252,7 +258,7 @@ def evict(
 
 def clear(path: str | os.PathLike[str]) -> tuple[int, int, int]:
     """Evict all blobs that no live job pins or has mapped. Return the evicted blobs and bytes, and
-    the bytes that are left. Raises as `on_folder`."""
+    the bytes that are left. Raises as `on_folder` does."""
     return on_folder(
         path, lambda cache: (*cache.evictor.evict_to(0), cache.catalogue.blobs.used_bytes)
     )
@@ -260,7 +266,7 @@ def clear(path: str | os.PathLike[str]) -> tuple[int, int, int]:
 
 def gc(path: str | os.PathLike[str]) -> tuple[int, int]:
     """Remove dead jobs, fills that no process works on and trash, and record files that the
-    catalogue doesn't list. Return (corrections, bytes freed). Raises as `on_folder`."""
+    catalogue doesn't list. Return (corrections, bytes freed). Raises as `on_folder` does."""
 
     def act(cache: CacheFolder) -> tuple[int, int]:
         with cache.catalogue.writing():

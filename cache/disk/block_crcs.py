@@ -27,8 +27,8 @@ def crcs_of_file(fd: int) -> bytes:
 def crcs_of(data: memoryview, *, known: Mapping[int, int] | None = None) -> bytes:
     """Compute the CRC-32C of each MiB of bytes in memory, little-endian uint32. known: checksums
     that are already known, by block number."""
-    found = dict(known or {})
+    crcs = dict(known or {})
     for number, at in enumerate(range(0, len(data), BLOCK_BYTES)):
-        if number not in found:
-            found[number] = int(crc32c(data[at : at + BLOCK_BYTES]))
-    return b"".join([found[number].to_bytes(4, "little") for number in range(len(found))])
+        if number not in crcs:
+            crcs[number] = int(crc32c(data[at : at + BLOCK_BYTES]))
+    return b"".join([crcs[number].to_bytes(4, "little") for number in range(len(crcs))])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache.base import FileMap, ReaderLocks, StrangeFileError, refuse_shortage
 from penstock.cache.disk.block_crcs import crcs_of, crcs_of_file
-from penstock.cache.disk.catalogue import Catalogue
+from penstock.cache.disk.catalogue import BlobRow, Catalogue
 from penstock.cache.disk.catalogue_file import is_damage
 from penstock.cache.disk.eviction import DeadProcessFiles, Evictor, Reservations, SpaceLimit, Trash
 from penstock.cache.disk.fill_files import Fill, discard_fill, fill_disk_bytes, map_bytes
@@ -31,11 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.cache.base import BlobSource, Folder
-    from penstock.cache.disk.catalogue import BlobRow
 
 
 class BlobWriter:
-    """Create fills and publish them as blobs. readers: the reader locks of this process."""
+    """The part of a cache folder that creates fills and publishes them as blobs.
+
+    keys: the locks of blobs' keys. readers: the reader locks of this process. reservations: reserve
+    the space of fills.
+    """
 
     def __init__(
         self,
@@ -51,9 +54,9 @@ class BlobWriter:
         self._reservations = reservations
 
     def begin(self, source: BlobSource, *, group: str, pinned: bool) -> tuple[Fill, FileMap] | None:
-        """Open or create the fill of a blob; None if no space is free, or the blob is already
-        published. pinned: search for space even if a recent search found none. Raises OSError (the
-        disk is full, …)."""
+        """Open or create the fill of a blob, and map it; None if no space is free, or the blob is
+        already published. pinned: search for space even if a recent search found none. Raises
+        OSError (the disk is full, …)."""
         key, pieces = source.key, BlobPieces(source)
         fills = self._layout.fills
         with self._keys.holding(key):
@@ -92,8 +95,8 @@ class BlobWriter:
             raise
 
     def publish(self, source: BlobSource, fill: Fill, data: Any, *, group: str, kept: bool) -> None:
-        """Publish a fill that has all its pieces. data: its map, as a buffer. Does nothing if
-        another process published it."""
+        """Publish a fill that has all its pieces; do nothing if another process has published it.
+        data: the fill's map, as a buffer. kept: True for manifests and sidecars."""
         key = source.key
         with self._keys.holding(key):
             fills = self._layout.fills
@@ -109,7 +112,7 @@ class BlobWriter:
 
     def put(self, source: BlobSource, data: memoryview, *, group: str, kept: bool) -> bool:
         """Write and publish a small object; the caller holds its key. Return False if no space is
-        free."""
+        free. kept: as for `publish`."""
         disk_bytes = fill_disk_bytes(len(data), 1)
         if not len(data) or not self._reservations.reserve(
             source, group=group, disk_bytes=disk_bytes, insist=True, kept=kept
@@ -137,16 +140,18 @@ class BlobWriter:
 
     def enter(self, source: BlobSource | BlobRow, *, group: str, kept: bool, crcs: bytes) -> None:
         """Record a published blob and its size on the disk in the catalogue."""
-        found = self._layout.blobs.stat(source.key)
+        status = self._layout.blobs.stat(source.key)
         self._catalogue.blobs.add(
-            source.key,
-            group=group,
-            uri=source.uri,
-            size_bytes=found.st_size,  # the source may not know it
-            disk_bytes=allocated_bytes(found),
-            state="ready",
-            kept=kept,
-            crcs=crcs,
+            BlobRow(
+                key=source.key,
+                group=group,
+                uri=source.uri,
+                size_bytes=status.st_size,  # the source may not know it
+                disk_bytes=allocated_bytes(status),
+                state="ready",
+                kept=kept,
+                crcs=crcs,
+            )
         )
 
 
@@ -154,7 +159,7 @@ _log = logging.getLogger("penstock")
 
 
 class Verifier:
-    """Compare whole blobs with the checksums that the catalogue has of their blocks."""
+    """The part of a cache folder that checks whole blobs by the checksums in the catalogue."""
 
     def __init__(
         self, layout: FolderLayout, catalogue: Catalogue, *, keys: KeyLocks, trash: Trash
@@ -164,7 +169,7 @@ class Verifier:
         self._has_unverified = False
 
     def check(self, key: str) -> None:
-        """Drop a blob, or its fill, unless it has checksums that are right."""
+        """Drop a blob, or its fill, unless its checksums are known and right."""
         try:
             fd = self._layout.blobs.open(key)
         except (FileNotFoundError, StrangeFileError):
@@ -179,10 +184,11 @@ class Verifier:
             self._trash.drop(key, inode=inode)
 
     def move_unverified(self, *, alone: bool, dead_files: DeadProcessFiles) -> str | None:
-        """After a reboot, move blobs to unverified/ and remove fills, as no data was synced.
+        """After a reboot, move blobs to unverified/ and remove fills, because no data was synced.
+        Return the name of a damaged file, or None.
 
-        A damaged boot file counts as another boot if no other process has the folder open (alone).
-        Return the name of the damaged file, or None.
+        alone: True if no other process has the folder open; a damaged boot file then counts as that
+        of another boot.
         """
         layout, now, before = self._layout, boot_id(), self._layout.boot
         if before not in (None, now) and alone:
@@ -194,7 +200,7 @@ class Verifier:
         return "boot" if before == "" else None
 
     def look_for_unverified(self) -> None:
-        """Check if unverified/ has blobs; `adopt` does nothing before."""
+        """Check if unverified/ has blobs. Before this call, `adopt` does nothing."""
         self._has_unverified = bool(self._layout.names("unverified"))
 
     def adopt(self, key: str) -> bool:
@@ -231,7 +237,7 @@ class Verifier:
 
 
 class Reconciler:
-    """Compare the catalogue with the files, and correct the catalogue.
+    """The part of a cache folder that corrects the catalogue if it differs from the files.
 
     damage: a list to which descriptions of the damage are appended.
     """
@@ -250,36 +256,39 @@ class Reconciler:
         self._writer, self._dead_files, self._trash = writer, dead_files, trash
         self._damage = damage
 
-    def is_consistent(self, *, look: bool) -> bool:
+    def is_consistent(self, *, compares_sizes: bool) -> bool:
         """Return True if the catalogue agrees with the folder, and there are no fills and no trash.
-        look: compare the size of each file, too; not needed if another process has the folder
-        open. Recounts the used bytes."""
+        Recounts the used bytes. compares_sizes: compare the size of each file, too, which isn't
+        necessary if another process has the folder open."""
+        at = self._layout
         try:
-            return self._compare(look=look)
+            counts = self._blobs.counts()
+            if at.names("fills") or at.names("trash") or counts.get("fill") or counts.get("trash"):
+                return False
+            if compares_sizes:
+                if at.blob_bytes() != self._blobs.sizes("ready"):
+                    return False
+            elif len(at.names("blobs")) + len(at.names("unverified")) != counts.get("ready", 0):
+                return False
+            return self._catalogue.numbers.get("used") == self._blobs.recount()
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
             return False
 
-    def _compare(self, *, look: bool) -> bool:
-        counts = self._blobs.counts()
-        at = self._layout
-        if at.names("fills") or at.names("trash") or counts.get("fill") or counts.get("trash"):
-            return False
-        if look:
-            if at.blob_bytes() != self._blobs.sizes("ready"):
-                return False
-        elif len(at.names("blobs")) + len(at.names("unverified")) != counts.get("ready", 0):
-            return False
-        return self._catalogue.numbers.get("used") == self._blobs.recount()
-
     def reconcile(self) -> int:
-        """Correct the catalogue by the files; return the number of corrections. Fills that no
-        process works on stay, so that the next reader can continue them."""
+        """Correct the catalogue according to the files; return the number of corrections. Fills
+        that no process works on stay, so that the next reader can continue them."""
         corrected = 0
         with self._catalogue.writing():
             corrected += self._dead_files.forget_dead_jobs() + self._dead_files.remove_private()
-            corrected += self._correct_rows()
+            if wrong := self._blobs.remove_wrong():
+                self._damage.append(
+                    f"catalogue.db ({wrong} of its rows), read again from the files"
+                )
+            sizes = self._layout.blob_bytes()
+            corrected += wrong
+            corrected += sum(self._correct_row(row, sizes) for row in self._blobs.rows())
             rows = self._blobs.rows()
             known = {row.key for row in rows}
             filling = {row.key for row in rows if row.state == "fill"}
@@ -297,13 +306,6 @@ class Reconciler:
             self._blobs.forget_rescued()
             self._blobs.recount()
         return corrected
-
-    def _correct_rows(self) -> int:
-        wrong = self._blobs.remove_wrong()
-        if wrong:
-            self._damage.append(f"catalogue.db ({wrong} of its rows), read again from the files")
-        sizes = self._layout.blob_bytes()
-        return sum(self._correct_row(row, sizes) for row in self._blobs.rows()) + wrong
 
     def _correct_row(self, row: BlobRow, sizes: dict[str, int]) -> int:
         at = self._layout
@@ -359,9 +361,9 @@ class CacheFolder:
     """A cache folder that this process has open for writing. Safe for several threads.
 
     Callers use its parts directly: writer, lookup, verifier, evictor, trash, limit, catalogue.
-    max_bytes: None uses the recorded limit, or most of the free bytes. damage: descriptions of
-    damaged files that were repaired. Raises ConfigError (network file system, newer format, another
-    limit in use), OSError, sqlite3.Error.
+    max_bytes: the limit; None uses the recorded one, or most of the free bytes. damage:
+    descriptions of damaged files that were repaired. Raises ConfigError (network file system, newer
+    format, another limit in use), OSError, sqlite3.Error.
     """
 
     def __init__(self, root: str, *, max_bytes: int | None, mode: int = 0o700) -> None:
@@ -421,32 +423,25 @@ class CacheFolder:
             self._begin(max_bytes, found=str(error))
 
     def _begin(self, max_bytes: int | None, *, found: str | None = None) -> None:
-        """Agree on the limit, and rebuild a lost catalogue. found: the damage of the old one."""
+        """Agree on the limit, and rebuild a lost catalogue. found: a description of its damage."""
         with self.catalogue.writing():
             was_lost = not self.catalogue.is_counted and not self.catalogue.is_upgrade
-            self._agree(max_bytes)
+            # Every process that has the folder open holds this byte; only a single one may change
+            # the limit.
+            self._jobs.unlock(_OPEN_BYTE)
+            alone = self._jobs.lock(_OPEN_BYTE)
+            self._jobs.unlock(_OPEN_BYTE)
+            of_limit = self.limit.agree(max_bytes, alone=alone)
+            of_boot = self.verifier.move_unverified(alone=alone, dead_files=self.dead_files)
+            self.damage += [what for what in (of_limit, of_boot) if what is not None]
+            self._jobs.lock(_OPEN_BYTE, shared=True)
+            self.verifier.look_for_unverified()
+            if not self._reconciler.is_consistent(compares_sizes=alone):
+                self.reconcile()
+            if self.catalogue.blobs.used_bytes > self.limit.budget_bytes:
+                self.evictor.evict_to(self.limit.budget_bytes)
             if was_lost:
                 self._note_rebuilt(found)
-
-    def _agree(self, max_bytes: int | None) -> None:
-        alone = self._is_alone()
-        found = self.limit.agree(max_bytes, alone=alone)
-        noted = self.verifier.move_unverified(alone=alone, dead_files=self.dead_files)
-        self.damage += [what for what in (found, noted) if what is not None]
-        self._jobs.lock(_OPEN_BYTE, shared=True)
-        self.verifier.look_for_unverified()
-        if not self._reconciler.is_consistent(look=alone):
-            self.reconcile()
-        if self.catalogue.blobs.used_bytes > self.limit.budget_bytes:
-            self.evictor.evict_to(self.limit.budget_bytes)
-
-    def _is_alone(self) -> bool:
-        # Every process that has the folder open holds this byte; only a single one may change the
-        # limit.
-        self._jobs.unlock(_OPEN_BYTE)
-        alone = self._jobs.lock(_OPEN_BYTE)
-        self._jobs.unlock(_OPEN_BYTE)
-        return alone
 
     @property
     def max_bytes(self) -> int:
@@ -454,7 +449,7 @@ class CacheFolder:
         return self.limit.max_bytes
 
     def reconcile(self) -> int:
-        """Correct the catalogue by the files; return the number of corrections."""
+        """Correct the catalogue according to the files; return the number of corrections."""
         corrected = self._reconciler.reconcile()
         self.limit.measure_others()
         return corrected
@@ -482,7 +477,7 @@ class CacheFolder:
 
     def _note_rebuilt(self, found: str | None) -> None:
         """Describe in `damage` that the catalogue was rebuilt, unless the folder is new as well."""
-        damage, moved = self.catalogue.take_damage()
+        damage, moved = self.catalogue.pop_damage()
         blobs = self.catalogue.blobs.counts().get("ready", 0)
         what = damage or found
         if what is None and not blobs:
@@ -498,7 +493,7 @@ class CacheFolder:
             f"{old if what else ''}{lost if unknown else ''}"
         )
 
-    def take_damage(self) -> str | None:
+    def pop_damage(self) -> str | None:
         """Describe the damage that was repaired since the last call; None if there was none."""
         damage, self.damage[:] = "; ".join(self.damage), ()
         if not damage:
@@ -509,7 +504,7 @@ class CacheFolder:
         )
 
     def close(self) -> None:
-        """Record last uses and release the locks. Maps stay valid. Safe to call twice."""
+        """Record the last uses and release the locks. Maps stay valid. Safe to call twice."""
         with contextlib.suppress(OSError, sqlite3.Error):
             self.uses.flush()
         self._jobs.close()

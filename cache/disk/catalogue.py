@@ -11,7 +11,7 @@ import re
 import secrets
 import sqlite3
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cache.disk.block_crcs import BLOCK_BYTES
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from penstock.cache.base import Folder
 
 Known = tuple[bool, tuple[int, str] | None]
-"""(True if a store has answered for a name, (bytes, version) of its answer; None: no object)."""
+"""(True if a store has answered for a name, its answer: (bytes, version), or None if the object
+doesn't exist)."""
 
 
 class NumberTable:
@@ -41,7 +42,7 @@ class NumberTable:
         self._file = file
 
     def get(self, name: str) -> int | None:
-        """Return a number, None if it isn't set. Raises sqlite3.DatabaseError if it is damaged."""
+        """Return a number; None if it isn't set. Raises sqlite3.DatabaseError if it is damaged."""
         found = self._file.row("SELECT value FROM facts WHERE name = ?", (name,))
         if found is None:
             return None
@@ -61,7 +62,7 @@ class NumberTable:
 
 
 class LabelTable:
-    """The names of groups of blobs, for people."""
+    """The names of groups of blobs in listings."""
 
     def __init__(self, file: CatalogueFile) -> None:
         self._file = file
@@ -77,13 +78,13 @@ class LabelTable:
 
 
 class NameTable:
-    """The last answers of stores about names, for when a store can't be reached."""
+    """The last answers of stores about names, which are used while a store can't be reached."""
 
     def __init__(self, file: CatalogueFile) -> None:
         self._file = file
 
     def remember(self, path: str, found: tuple[int, str] | None) -> None:
-        """Store an answer about a name: (bytes, version), None if the object doesn't exist."""
+        """Store an answer about a name: (bytes, version), or None if the object doesn't exist."""
         size, version = found or (-1, "")
         row = (path, size, version)
         self._file.change(
@@ -120,9 +121,10 @@ _PINNED = (
 class BlobRow:
     """The catalogue's row of one blob.
 
-    group: of the dataset that fetched it; size_bytes: of its content; disk_bytes: counted towards
-    the limit; kept: True for manifests and sidecars; used_s: last use, seconds since the epoch;
-    crcs: CRC-32C of each MiB, little-endian, None if unknown; pinned: kept for a live job.
+    group: the group of the dataset that fetched it. size_bytes: the size of its content.
+    disk_bytes: the bytes that count towards the limit. kept: True for manifests and sidecars.
+    used_s: the last use, in seconds since the epoch. crcs: the CRC-32C of each MiB, little-endian;
+    None if unknown. pinned: True if it is kept for a live job.
     """
 
     key: str
@@ -131,14 +133,14 @@ class BlobRow:
     size_bytes: int
     disk_bytes: int
     state: State
-    kept: bool
-    used_s: float
-    crcs: bytes | None
-    pinned: bool
+    kept: bool = False
+    used_s: float = field(default_factory=time.time)
+    crcs: bytes | None = None
+    pinned: bool = False
 
 
 class BlobTable:
-    """The rows of blobs, fills and trash. numbers: stores the sum of their sizes on the disk."""
+    """The rows of blobs, fills and trash. numbers: the table that stores their total size."""
 
     def __init__(self, file: CatalogueFile, numbers: NumberTable) -> None:
         self._file, self._numbers = file, numbers
@@ -180,38 +182,29 @@ class BlobTable:
 
     # -- changes
 
-    def add(
-        self,
-        key: str,
-        *,
-        group: str,
-        uri: str,
-        size_bytes: int,
-        disk_bytes: int,
-        state: State,
-        kept: bool,
-        crcs: bytes | None = None,
-        used_s: float | None = None,
-    ) -> None:
-        """Insert a blob, or replace the one with that key."""
-        when = time.time() if used_s is None else used_s
+    def add(self, blob: BlobRow) -> None:
+        """Insert a blob, or replace the one with its key. `pinned` isn't stored."""
         with self._file.writing():
-            self.remove(key)
-            row = (key, group, uri, size_bytes, disk_bytes, state, int(kept), when, crcs)
+            self.remove(blob.key)
+            row = (
+                *(blob.key, blob.group, blob.uri, blob.size_bytes, blob.disk_bytes, blob.state),
+                *(int(blob.kept), blob.used_s, blob.crcs),
+            )
             self._file.change(
                 "INSERT INTO blobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, row_checksum(row))
             )
-            self._count(disk_bytes)
+            self._count(blob.disk_bytes)
 
     def adopt(
         self, key: str, *, size_bytes: int, disk_bytes: int, state: State, used_s: float
     ) -> None:
-        """Insert a file that the catalogue doesn't list. Its row is the one that was rescued from a
-        damaged catalogue, if that is right and of this size; else it has no group and no checksums.
+        """Insert a file that the catalogue doesn't list. The row rescued from a damaged catalogue
+        is used if it is right and of this size; otherwise the row has no group and no checksums.
         used_s: the file's last use."""
         raw = self._file.rescued.pop(key, None)
         row = _row((*raw, 0)) if raw is not None and _is_right(raw) else None
         if row is None or row.size_bytes != size_bytes:
+            # Samples have their own checksums; the next reboot drops the blob.
             row = BlobRow(
                 key=key,
                 group="",
@@ -219,12 +212,9 @@ class BlobTable:
                 size_bytes=size_bytes,
                 disk_bytes=disk_bytes,
                 state=state,
-                kept=False,
                 used_s=min(used_s, time.time()),
-                crcs=None,  # samples have checksums; the next reboot drops the blob
-                pinned=False,
             )
-        self._enter(replace(row, disk_bytes=disk_bytes, state=state))
+        self.add(replace(row, disk_bytes=disk_bytes, state=state))
 
     def forget_rescued(self) -> None:
         """Forget the rows that were rescued from a damaged catalogue."""
@@ -235,28 +225,15 @@ class BlobTable:
         the group's blobs."""
         for row in self._where("grp = ''"):
             if has(row.key):
-                self._enter(replace(row, group=group))
+                self.add(replace(row, group=group))
 
     def unknown(self) -> int:
-        """Count the whole blobs without checksums, which a rebuild found as files."""
+        """Count the whole blobs without checksums, of which a rebuild found only the files."""
         return self._total("SELECT COUNT(*) FROM blobs WHERE state = 'ready' AND crcs IS NULL")
 
     def resize(self, row: BlobRow, disk_bytes: int) -> None:
         """Change a blob's size on the disk."""
-        self._enter(replace(row, disk_bytes=disk_bytes))
-
-    def _enter(self, row: BlobRow) -> None:
-        self.add(
-            row.key,
-            group=row.group,
-            uri=row.uri,
-            size_bytes=row.size_bytes,
-            disk_bytes=row.disk_bytes,
-            state=row.state,
-            kept=row.kept,
-            crcs=row.crcs,
-            used_s=row.used_s,
-        )
+        self.add(replace(row, disk_bytes=disk_bytes))
 
     def remove(self, key: str) -> None:
         """Delete a blob's row, if there is one."""
@@ -273,16 +250,7 @@ class BlobTable:
             row = self.row(key)
             if row is not None:
                 self.remove(key)
-                self.add(
-                    name,
-                    group=row.group,
-                    uri=row.uri,
-                    size_bytes=row.size_bytes,
-                    disk_bytes=row.disk_bytes,
-                    state="trash",
-                    kept=row.kept,
-                    used_s=row.used_s,
-                )
+                self.add(replace(row, key=name, state="trash", crcs=None))
 
     def touch(self, uses: Mapping[str, float]) -> None:
         """Store last uses, seconds since the epoch; times in the future become now."""
@@ -296,14 +264,14 @@ class BlobTable:
         """Delete rows with wrong checksums; return their number."""
         with self._file.writing():
             found = self._file.rows("SELECT *, 0 FROM blobs")
-            wrong = [(one[0],) for one in found if not _is_right(one[:-1])]
+            wrong = [(row[0],) for row in found if not _is_right(row[:-1])]
             self._file.change_each("DELETE FROM blobs WHERE key = ?", wrong)
         return len(wrong)
 
     # -- questions
 
     def row(self, key: str) -> BlobRow | None:
-        """Return a blob's row, None if there is none."""
+        """Return a blob's row; None if there is none."""
         found = self._file.row(f"SELECT *, {_PINNED} FROM blobs WHERE key = ?", (key,))
         return None if found is None else _row(found)
 
@@ -315,15 +283,14 @@ class BlobTable:
         found = self._file.rows(
             f"SELECT *, {_PINNED} FROM blobs WHERE {condition} ORDER BY kept, used", values
         )
-        return [_row(one) for one in found]
+        return [_row(row) for row in found]
 
     def victims(self) -> Iterator[BlobRow]:
         """Yield whole blobs that no job pins: data before manifests, least recently used first."""
         found = self._file.rows(
             f"SELECT *, 0 FROM blobs WHERE state = 'ready' AND NOT {_PINNED} ORDER BY kept, used"
         )
-        for one in found:
-            yield _row(one)
+        yield from map(_row, found)
 
     def counts(self) -> dict[str, int]:
         """Count the blobs of each state."""
@@ -383,8 +350,9 @@ _MOST_JOB = 2**60
 class JobRow:
     """The catalogue's row of one loader that uses the cache.
 
-    reads: a hash of the blobs that it reads in an epoch; wanted_bytes: their bytes; share_bytes:
-    the bytes that may be pinned for it; below: keys below this one are pinned.
+    reads: a hash of the blobs that it reads in an epoch. wanted_bytes: the bytes of these blobs.
+    share_bytes: the bytes that may be pinned for it. below: the threshold below which keys are
+    pinned.
     """
 
     id: int
@@ -459,8 +427,8 @@ def new_job_id() -> int:
 class Catalogue:
     """The tables of a cache's catalogue, in one SQLite file. Safe for several threads.
 
-    folder: of the cache. mend: replace a damaged file by an empty one. Raises sqlite3.Error and
-    OSError.
+    folder: the cache folder. mend: True replaces a damaged file by an empty one. Raises
+    sqlite3.Error and OSError.
     """
 
     def __init__(self, folder: Folder, *, mend: bool = True) -> None:
@@ -476,7 +444,7 @@ class Catalogue:
         """True if the catalogue had an older version and was replaced."""
         return self._file.is_upgrade
 
-    def take_damage(self) -> tuple[str | None, str | None]:
+    def pop_damage(self) -> tuple[str | None, str | None]:
         """Return the damage of a catalogue that was replaced since the last call, and the new name
         of the old file if it was another program's."""
         file = self._file

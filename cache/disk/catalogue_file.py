@@ -1,11 +1,11 @@
 """Open the catalogue's SQLite file, run its transactions, and detect and replace a damaged one.
 
-WAL mode. Every change is one short transaction under a flock, since SQLite's own waiting reaches
-seconds under load. A new catalogue gets the name of the old one; a process that has the old one
-open notices before its next transaction.
+The file uses WAL mode. Every change is one short transaction under a flock, because SQLite's own
+locks make writers wait for seconds under load. A new catalogue gets the name of the old one; a
+process that has the old one open detects that before its next transaction.
 
-SQLite detects damage only to its own structure, so rows and numbers carry a checksum. A wrong one
-raises sqlite3.DatabaseError, as every other error of a damaged file does; SQLite's codes
+SQLite detects damage only to its own structure, so rows and numbers carry a checksum. A wrong
+checksum raises sqlite3.DatabaseError, as every other error of a damaged file does; SQLite's codes
 distinguish damage from a failing disk."""
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ CREATE TABLE IF NOT EXISTS names (
 class CatalogueFile:
     """The open SQLite file of a cache. Safe for several threads.
 
-    folder: of the cache. mend: replace a damaged file by an empty one; `damage` describes the
-    damage, `moved` is the new name of the old file if it was another program's. is_upgrade: the old
-    file had an older version. rescued: rows of blobs, by key, that could still be read from the
-    damaged file, unchecked. Raises sqlite3.Error and OSError.
+    folder: the cache folder. mend: True replaces a damaged file by an empty one. damage: the
+    description of the damage, or None. moved: the new name of the old file if it was another
+    program's. is_upgrade: True if the old file had an older version. rescued: the unchecked rows of
+    blobs, by key, that could still be read from the damaged file. Raises sqlite3.Error and OSError.
     """
 
     def __init__(self, folder: Folder, *, mend: bool = True) -> None:
@@ -146,7 +146,7 @@ class CatalogueFile:
     # -- queries and changes
 
     def row(self, query: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
-        """Return the first row that a query finds, None if there is none."""
+        """Return the first row that a query finds; None if there is none."""
         with self._mutex, self._converting_errors():
             found: tuple[Any, ...] | None = self._db.execute(query, values).fetchone()
         return found
@@ -375,19 +375,16 @@ class CatalogueFile:
             return True
 
     def _remove(self, *, keep: bool = False) -> None:
+        """Remove the catalogue's files. keep: rename them instead."""
         for name in _FILES:  # catalogue.db first: SQLite then keeps the other names at close
-            if keep:
-                self._move(name)
-            else:
+            if not keep:
                 self._folder.remove(name)
-
-    def _move(self, name: str) -> None:
-        """Rename a file so that Penstock no longer uses it."""
-        with contextlib.suppress(FileNotFoundError):
-            new = f"moved-{self._folder.stat(name).st_ino}-{name}"
-            self._folder.rename(name, self._folder, new)
-            if name == _NAME:
-                self.moved = new
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                new = f"moved-{self._folder.stat(name).st_ino}-{name}"
+                self._folder.rename(name, self._folder, new)
+                if name == _NAME:
+                    self.moved = new
 
     def _reopen(self) -> None:
         old, (self._db, self._inode) = self._db, self._open()

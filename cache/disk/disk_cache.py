@@ -37,152 +37,20 @@ DISK_ERRORS = (OSError, sqlite3.Error, StalledError)
 """Errors of the cache's disk, including a catalogue whose lock isn't acquired in time."""
 
 
-class FolderAccess:
-    """FolderAccess opens a cache folder at first use, and retries after a failure of its disk.
-
-    Safe for several threads, not across fork. path, max_bytes, mode: see DiskCache; max_bytes: None
-    uses the limit that the folder records. retry_s: seconds without writes after a disk error.
-    """
-
-    retry_s = 30.0
-
-    def __init__(self, path: str, *, max_bytes: int | None, mode: int) -> None:
-        self._path, self._max_bytes, self._mode = path, max_bytes, mode
-        self._lock = threading.RLock()
-        self.folder: CacheFolder | None = None
-        self._readable: Lookup | None = None  # replaces `folder` where it can't be written
-        self._warned = False
-        self._no_writes_until_s = self._no_reads_until_s = 0.0
-        self.owner = os.getpid()
-
-    def use(self, act: Callable[[CacheFolder], Any]) -> Any:
-        """Return act(folder), or None if the folder can't be written. Raises what `act` raises,
-        except errors of the disk."""
-        folder = self._writable() if time.monotonic() >= self._no_writes_until_s else None
-        return None if folder is None else self._try(act, folder, folder)
-
-    def look(self, act: Callable[[Lookup], Any]) -> Any:
-        """Return act(lookup), also if the folder is full or read-only; None if it can't be read.
-        Raises as `use` does."""
-        if time.monotonic() < self._no_reads_until_s:
-            return None
-        folder, lookup = self._readable_now()
-        return None if lookup is None else self._try(act, lookup, folder)
-
-    def _try(
-        self, act: Callable[[Any], Any], subject: CacheFolder | Lookup, folder: CacheFolder | None
-    ) -> Any:
-        try:
-            if folder is None:
-                return act(subject)
-            try:
-                return folder.repairing(lambda: act(subject))
-            finally:
-                self._warn_of_damage(folder)
-        except DISK_ERRORS as error:
-            if isinstance(error, PenstockError) and not isinstance(error, StalledError):
-                raise
-            self.give_up(error)
-            return None
-
-    def open(self) -> None:
-        """Open the folder now. Raises ConfigError; a disk that fails is one PenstockWarning."""
-        self._writable()
-
-    def _writable(self) -> CacheFolder | None:
-        self._check_process()
-        with self._lock:
-            if self.folder is None and time.monotonic() >= self._no_writes_until_s:
-                self._open()
-            return self.folder
-
-    def _readable_now(self) -> tuple[CacheFolder | None, Lookup | None]:
-        self._check_process()
-        with self._lock:
-            is_open = self.folder is not None or self._readable is not None
-            if not is_open and time.monotonic() >= self._no_writes_until_s:
-                self._open()
-            folder = self.folder
-            return folder, folder.lookup if folder is not None else self._readable
-
-    def _check_process(self) -> None:
-        if os.getpid() != self.owner:
-            raise ConfigError(
-                f"DiskCache({self._path!r}) was made before this process was forked, and its locks "
-                'are its parent\'s. Pass multiprocessing_context="forkserver" (or "spawn"), or '
-                "make the dataset in the worker."
-            )
-
-    def _open(self) -> None:
-        try:
-            folder = CacheFolder(self._path, max_bytes=self._max_bytes, mode=self._mode)
-            exposed = folder.layout.others_may_write()
-        except DISK_ERRORS as error:
-            if isinstance(error, PenstockError) and not isinstance(error, StalledError):
-                raise
-            if self._readable is None:  # published blobs can be read without the catalogue
-                self._readable = Lookup.at(self._path, mode=self._mode)
-            self.give_up(error)
-            return
-        self.folder, self._readable = folder, None
-        self._warn_of_damage(folder)
-        if exposed is not None:
-            self._warn(
-                f"{exposed}: other users may write to this cache, so they can remove and replace "
-                "its files. Their files aren't used. Run `chmod go-w` on the folder, or pass "
-                "mode=0o770 for a cache that a group shares."
-            )
-
-    def give_up(self, error: BaseException, *, reads: bool = False) -> None:
-        """Stop writing for a while, and warn once. reads: stop reading, too."""
-        self._no_writes_until_s = time.monotonic() + self.retry_s
-        if reads:
-            self._no_reads_until_s = self._no_writes_until_s
-        if self._warned:
-            return
-        self._warned = True
-        reason = getattr(error, "strerror", None) or str(error)
-        name = error.filename if isinstance(error, OSError) else None
-        if isinstance(name, str | bytes) and name != self._path:
-            reason = f"{os.fsdecode(name)}: {reason}"
-        remedy = machine_remedy(error)
-        if isinstance(error, StrangeFileError):
-            remedy = "Give each user a separate folder, or share one with DiskCache(mode=0o770)."
-        remedy = remedy or "Check the disk's space, inodes and permissions."
-        if not is_shortage(error):
-            remedy += f" `penstock doctor {self._path}` shows more."
-        self._warn(
-            f"{self._path}: the cache can't be used ({reason}), so data that it doesn't hold is "
-            f"fetched from the remote each time. {remedy} Penstock tries the cache again every "
-            f"{self.retry_s:.0f} s."
-        )
-
-    def _warn_of_damage(self, folder: CacheFolder) -> None:
-        if folder.damage and (text := folder.take_damage()) is not None:
-            self._warn(text)
-
-    def _warn(self, text: str) -> None:
-        warnings.warn(text, PenstockWarning, stacklevel=2)
-
-    def close(self) -> None:
-        """Close the folder; open blobs stay readable. Safe to call twice."""
-        with self._lock:
-            if self.folder is not None and os.getpid() == self.owner:
-                self.folder.close()
-            self.folder = self._readable = None
-
-
 class DiskCache:
     """A folder on a local disk that caches remote objects for all processes of a node.
 
-    path: the folder; it is created with `mode` at first use. max_bytes: an int or a string such as
-    "1.5TB"; all processes and jobs together stay below it. Several datasets and jobs may share a
-    folder if they pass the same limit. peers: lets the nodes of a job serve cached data to each
-    other.
+    path: the folder, which is created with the permission bits `mode` at first use. max_bytes: an
+    int or a string such as "1.5TB"; all processes and jobs together stay below it. Several datasets
+    and jobs may share a folder if they pass the same limit. peers: lets the nodes of a job serve
+    cached data to each other. Safe for several threads; not across fork.
 
     Raises ConfigError for invalid arguments; at first use if the folder is on a network file
     system, has a newer format, or is in use with another limit.
     """
+
+    retry_s = 30.0
+    """Seconds without writes after an error of the disk."""
 
     def __init__(
         self,
@@ -201,20 +69,26 @@ class DiskCache:
 
     def _begin(self, path: str, max_bytes: int | None, mode: int) -> None:
         self.path = path
-        self._max_bytes = max_bytes
+        self._max_bytes = max_bytes  # None: the limit that the folder records
         self._mode = mode
-        self._access = FolderAccess(path, max_bytes=max_bytes, mode=mode)
+        self._lock = threading.RLock()
+        self._folder: CacheFolder | None = None
+        self._readable: Lookup | None = None  # replaces the folder if it can't be written
+        self._warned = False
+        self._no_writes_until_s = self._no_reads_until_s = 0.0
+        self._owner = os.getpid()
         self._remove: weakref.finalize[..., DiskCache] | None = None
 
     @classmethod
     def at(cls, path: str | os.PathLike[str], *, peers: Peers | None = None) -> DiskCache:
-        """Return the cache in a folder with its recorded limit; a new folder gets 90 % of the free
-        bytes."""
+        """Return the cache in a folder, with the limit that the folder records; a new folder gets
+        90 % of the free bytes."""
         return _with_recorded_limit(cls(path, max_bytes=1, peers=peers))
 
     @classmethod
     def temporary(cls) -> DiskCache:
-        """Make a cache in a temporary folder, removed at close() or at the interpreter's exit."""
+        """Create a cache in a temporary folder, which is removed at close() or at the interpreter's
+        exit."""
         path = tempfile.mkdtemp(prefix="penstock-")
         cache = cls.at(path)
         cache._remove = weakref.finalize(cache, remove_own_folder, path, os.getpid())
@@ -228,8 +102,7 @@ class DiskCache:
     @property
     def max_bytes(self) -> int | None:
         """The limit in bytes; None before first use if the folder's recorded limit applies."""
-        folder = self._access.folder
-        return folder.max_bytes if folder is not None else self._max_bytes
+        return self._folder.max_bytes if self._folder is not None else self._max_bytes
 
     @property
     def mode(self) -> int:
@@ -241,27 +114,115 @@ class DiskCache:
         return f"DiskCache({self.path!r}, max_bytes={limit!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments: a spawned worker opens the folder itself."""
+        """Pickle the arguments, because a spawned worker opens the folder itself."""
         return _unpickle, (self.path, self._max_bytes, self._mode, self.peers)
 
     def open(self) -> None:
-        """Open the folder now instead of at first use. Raises ConfigError; a disk error is one
-        PenstockWarning."""
-        self._access.open()
+        """Open the folder now instead of at first use. Raises ConfigError; an error of the disk is
+        one PenstockWarning."""
+        self._writable()
 
     def use(self, act: Callable[[CacheFolder], Any]) -> Any:
         """Return act(folder), or None if the folder can't be written. Raises what `act` raises,
         except errors of the disk."""
-        return self._access.use(act)
+        folder = self._writable() if time.monotonic() >= self._no_writes_until_s else None
+        return None if folder is None else self._try(act, folder, folder)
 
     def look(self, act: Callable[[Lookup], Any]) -> Any:
         """Return act(lookup), also if the folder is full or read-only; None if it can't be read.
         Raises as `use` does."""
-        return self._access.look(act)
+        if time.monotonic() < self._no_reads_until_s:
+            return None
+        self._check_process()
+        with self._lock:
+            is_open = self._folder is not None or self._readable is not None
+            if not is_open and time.monotonic() >= self._no_writes_until_s:
+                self._open()
+            folder = self._folder
+            lookup = folder.lookup if folder is not None else self._readable
+        return None if lookup is None else self._try(act, lookup, folder)
+
+    def _try(
+        self, act: Callable[[Any], Any], subject: CacheFolder | Lookup, folder: CacheFolder | None
+    ) -> Any:
+        try:
+            if folder is None:
+                return act(subject)
+            try:
+                return folder.repairing(lambda: act(subject))
+            finally:
+                self._warn_of_damage(folder)
+        except DISK_ERRORS as error:
+            if isinstance(error, PenstockError) and not isinstance(error, StalledError):
+                raise
+            self.give_up(error)
+            return None
+
+    def _writable(self) -> CacheFolder | None:
+        self._check_process()
+        with self._lock:
+            if self._folder is None and time.monotonic() >= self._no_writes_until_s:
+                self._open()
+            return self._folder
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._owner:
+            raise ConfigError(
+                f"DiskCache({self.path!r}) was created before this process was forked, and its "
+                'locks belong to the parent. Pass multiprocessing_context="forkserver" (or '
+                '"spawn"), or create the dataset in the worker.'
+            )
+
+    def _open(self) -> None:
+        try:
+            folder = CacheFolder(self.path, max_bytes=self._max_bytes, mode=self._mode)
+            exposed = folder.layout.others_may_write()
+        except DISK_ERRORS as error:
+            if isinstance(error, PenstockError) and not isinstance(error, StalledError):
+                raise
+            if self._readable is None:  # published blobs can be read without the catalogue
+                self._readable = Lookup.at(self.path, mode=self._mode)
+            self.give_up(error)
+            return
+        self._folder, self._readable = folder, None
+        self._warn_of_damage(folder)
+        if exposed is not None:
+            self._warn(
+                f"{exposed}: other users may write to this cache, so they can remove and replace "
+                "its files. Their files aren't used. Run `chmod go-w` on the folder, or pass "
+                "mode=0o770 for a cache that a group shares."
+            )
 
     def give_up(self, error: BaseException, *, reads: bool = False) -> None:
         """Stop writing for a while, and warn once. reads: stop reading, too."""
-        self._access.give_up(error, reads=reads)
+        self._no_writes_until_s = time.monotonic() + self.retry_s
+        if reads:
+            self._no_reads_until_s = self._no_writes_until_s
+        if self._warned:
+            return
+        self._warned = True
+        reason = getattr(error, "strerror", None) or str(error)
+        name = error.filename if isinstance(error, OSError) else None
+        if isinstance(name, str | bytes) and name != self.path:
+            reason = f"{os.fsdecode(name)}: {reason}"
+        remedy = machine_remedy(error)
+        if isinstance(error, StrangeFileError):
+            remedy = "Give each user a separate folder, or share one with DiskCache(mode=0o770)."
+        remedy = remedy or "Check the disk's space, inodes and permissions."
+        if not is_shortage(error):
+            remedy += f" `penstock doctor {self.path}` shows more."
+        self._warn(
+            f"{self.path}: the cache can't be used ({reason}), so data that it doesn't hold is "
+            f"fetched from the remote each time. {remedy} Penstock tries the cache again every "
+            f"{self.retry_s:.0f} s."
+        )
+
+    def _warn_of_damage(self, folder: CacheFolder) -> None:
+        if folder.damage and (text := folder.pop_damage()) is not None:
+            self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(text, PenstockWarning, stacklevel=2)
 
     @property
     def can_be_used(self) -> bool:
@@ -287,14 +248,17 @@ class DiskCache:
     ) -> PinnedShare:
         """Register a live job of this process; its share of the limit is pinned until leave().
 
-        group: identifies the dataset. label: its name for people. keys, sizes: the blobs that this
-        node reads in an epoch, and their bytes.
+        group: the id of the dataset. label: the dataset's name in listings. keys, sizes: the keys
+        of the blobs that this node reads in an epoch, and their sizes in bytes.
         """
         return PinnedShare(self.use, group=group, label=label, keys=keys, sizes=sizes)
 
     def close(self) -> None:
         """Close the folder; open blobs stay readable. Safe to call twice."""
-        self._access.close()
+        with self._lock:
+            if self._folder is not None and os.getpid() == self._owner:
+                self._folder.close()
+            self._folder = self._readable = None
         if self._remove is not None:
             self._remove()
 

@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.cache.base import format_size
+from penstock.cache.disk.catalogue import BlobRow
 from penstock.cache.disk.fill_files import discard_fill, fill_disk_bytes
 from penstock.cache.disk.fill_marks import map_name, part_name
 from penstock.cache.disk.pieces import PIECE_BYTES
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from penstock.cache.base import BlobSource, ByteLocks, Folder
-    from penstock.cache.disk.catalogue import BlobRow, Catalogue
+    from penstock.cache.disk.catalogue import Catalogue
     from penstock.cache.disk.folder_layout import FolderLayout, KeyLocks
     from penstock.cache.disk.lookup import UseLog
 
@@ -36,7 +37,10 @@ _FREE_SHARE = 0.9
 
 
 class SpaceLimit:
-    """The number of bytes that blobs may use. max_bytes: the folder's limit, 0 before `agree`."""
+    """The limit of a cache folder, and the bytes of it that blobs may use.
+
+    max_bytes: the limit; 0 before `agree`.
+    """
 
     def __init__(self, layout: FolderLayout, catalogue: Catalogue) -> None:
         self._layout, self._catalogue = layout, catalogue
@@ -46,9 +50,9 @@ class SpaceLimit:
     def agree(self, wanted: int | None, *, alone: bool) -> str | None:
         """Adopt the folder's recorded limit, or record one; call it in a transaction.
 
-        wanted: None adopts the recorded limit, or most of the free bytes. alone: no other process
-        has the folder open. Return a description of damage, or None. Raises ConfigError for a limit
-        that differs from that of running jobs.
+        wanted: the new limit; None adopts the recorded limit, or else most of the free bytes.
+        alone: True if no other process has the folder open. Return a description of damage, or
+        None. Raises ConfigError for a limit that differs from that of running jobs.
         """
         numbers, damage = self._catalogue.numbers, None
         try:
@@ -80,8 +84,8 @@ class SpaceLimit:
 
     def _note(self, max_bytes: int) -> None:
         """Record the limit outside the catalogue, too: if that is lost, a process without a limit
-        of its own would use most of the disk. Errors are ignored, as a full disk is still usable.
-        """
+        of its own would use most of the disk. Errors are ignored, because a cache on a full disk
+        is still usable."""
         with contextlib.suppress(OSError):
             self._layout.note_limit(max_bytes)
 
@@ -112,9 +116,9 @@ class SpaceLimit:
 
 
 class Trash:
-    """Removed blobs, kept until no process has them mapped.
+    """The removed blobs, which stay until no process has them mapped.
 
-    inodes: the readers' locks, tried exclusively.
+    inodes: the readers' locks, which this class tries to acquire exclusively.
     """
 
     def __init__(
@@ -166,9 +170,9 @@ PRIVATE = "private"
 
 
 class DeadProcessFiles:
-    """Find the jobs and files of dead processes, whose locks are free, and remove them.
+    """The jobs and files of dead processes, whose locks are free.
 
-    inodes: the readers' locks, tried exclusively.
+    inodes: the readers' locks, which this class tries to acquire exclusively.
     """
 
     def __init__(
@@ -248,11 +252,11 @@ class DeadProcessFiles:
 
 
 class Evictor:
-    """Free space by removing what no live job pins.
+    """The part of a cache folder that frees space by removing what no live job pins.
 
-    Fills that no process works on go first, then whole blobs that no process has mapped, least
-    recently used first. inodes: the readers' locks, tried exclusively; evicted: the number of blobs
-    that were removed.
+    It removes fills that no process works on first, then whole blobs that no process has mapped,
+    least recently used first. inodes: the readers' locks, which this class tries to acquire
+    exclusively. evicted: the number of blobs that were removed.
     """
 
     def __init__(
@@ -290,7 +294,7 @@ class Evictor:
         free = budget - self._blobs.used_bytes
         if group is not None and free < need_bytes:
             owed = self._catalogue.jobs.owed_bytes(group)
-            self._take_from_readers(max(need_bytes, owed) - free)
+            self._evict_mapped(max(need_bytes, owed) - free)
         return free >= need_bytes
 
     def evict_to(self, most_bytes: int, *, group: str | None = None) -> tuple[int, int]:
@@ -345,10 +349,10 @@ class Evictor:
         self._blobs.remove(row.key)
         return True
 
-    def _take_from_readers(self, short_bytes: int) -> None:
+    def _evict_mapped(self, short_bytes: int) -> None:
         """Move blobs that no job pins, but some process has mapped, to the trash, where no reader
-        finds them; their space is free once they are unmapped. Without this, a job that maps more
-        than its share would keep it for ever, since each batch maps its blobs again."""
+        finds them; their space is free once they are unmapped. Otherwise a job that maps more than
+        its share would keep it forever, because each batch maps its blobs again."""
         in_trash = sum(row.disk_bytes for row in self._blobs.rows(state="trash"))
         blobs = self._layout.blobs
         published = (row for row in self._blobs.victims() if blobs.has(row.key))
@@ -372,7 +376,8 @@ _FULL_S = 1.0  # a search for free space costs time, so it isn't repeated at onc
 
 
 class Reservations:
-    """Reserve space for fills; after a failed search, search again only after _FULL_S."""
+    """The reservation of space for fills. After a failed search it searches again only after
+    _FULL_S."""
 
     def __init__(self, catalogue: Catalogue, evictor: Evictor) -> None:
         self._catalogue, self._evictor = catalogue, evictor
@@ -393,12 +398,14 @@ class Reservations:
                 self._full_until_s = time.monotonic() + _FULL_S
                 return False
             blobs.add(
-                source.key,
-                group=group,
-                uri=source.uri,
-                size_bytes=source.size_bytes,
-                disk_bytes=disk_bytes,
-                state="fill",
-                kept=kept,
+                BlobRow(
+                    key=source.key,
+                    group=group,
+                    uri=source.uri,
+                    size_bytes=source.size_bytes,
+                    disk_bytes=disk_bytes,
+                    state="fill",
+                    kept=kept,
+                )
             )
         return True

@@ -37,15 +37,13 @@ if TYPE_CHECKING:
     from penstock.cache.base import Folder
     from penstock.cache.disk.pieces import BlobPieces, PieceSpan
 
-_TEXT = 6  # 2 bytes of length, 4 of CRC-32C, and then the version that all pieces are of
+_TEXT = 6  # where the version of all pieces begins, after 2 bytes of length and 4 of CRC-32C
 _VERSION_LOCK = 2**62
 
 
 class Fill:
-    """The two open files of a blob that isn't complete yet.
-
-    Several threads and processes may fill one blob.
-    """
+    """A blob that is being filled, with its two open files. Several threads and processes may fill
+    one blob."""
 
     def __init__(self, folder: Folder, key: str, pieces: BlobPieces) -> None:
         """Open an existing fill. Raises FileNotFoundError, ValueError and StrangeFileError if it is
@@ -117,7 +115,7 @@ class Fill:
     @property
     def version(self) -> str | None:
         """The object's version that all pieces have; None before the first piece, and if the record
-        is damaged: then the next answer sets it, and samples are checked anyway."""
+        is damaged. Then the next answer sets it; samples are checked in any case."""
         length = int.from_bytes(self._memory[:2], "little")
         text = self._memory[_TEXT : _TEXT + length]
         if not length or int.from_bytes(self._memory[2:_TEXT], "little") != crc32c(text):
@@ -151,8 +149,8 @@ class Fill:
         self.mark(span)
 
     def put(self, at: int, data: memoryview, crc: int) -> None:
-        """Write bytes with this CRC-32C; the caller marks their pieces once these are complete.
-        Raises OSError."""
+        """Write bytes that have this CRC-32C, without marking their pieces as present. Raises
+        OSError."""
         self._put(at, data)
         end = at + len(data)
         if at % BLOCK_BYTES == 0 and (
@@ -182,7 +180,7 @@ class Fill:
 
     def close(self) -> None:
         """Close the part file; the marks stay readable. Safe to call twice. Threads that share a
-        fill leave closing to its finalizer, as one of them may be about to claim pieces."""
+        fill leave closing to its finalizer, because one of them may be about to claim pieces."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -223,10 +221,11 @@ def _write_borders(fd: int, pieces: BlobPieces) -> None:
 
 
 def fill_disk_bytes(size_bytes: int, pieces: int, *, most_map_bytes: int = 0) -> int:
-    """Compute the most bytes that a fill may use on the disk.
+    """Compute the most bytes that a fill may use on the disk: both files, and the extents of a file
+    that is written in random order.
 
-    They are those of both files, and of the extents of a file that is written in random order.
-    most_map_bytes: the size of a map that stores more than one mark per piece.
+    pieces: the number of pieces. most_map_bytes: the size of a map that stores more than one mark
+    per piece.
     """
     extents = size_bytes // PIECE_BYTES * 6  # worst case: 12 bytes for every second piece
     marks = max(HEADER_BYTES + pieces, most_map_bytes)

@@ -20,7 +20,7 @@ EVEN_PIECES, BORDERS_FOLLOW = b"\x01", b"\x02"
 BORDER_BYTES = 8
 _PIECE_BYTES = 4096  # pieces.PIECE_BYTES, without importing numpy
 MOST_MARKS = 2**20
-"""The most marks that one call reads; in a larger blob those near the requested bytes."""
+"""The most marks that one call reads; in a larger blob it reads those near the requested bytes."""
 
 Span = tuple[int, int]
 """Bytes [start, end)."""
@@ -39,9 +39,9 @@ def map_name(key: str) -> str:
 class FillMarks:
     """The marks of a blob that is being filled, read from its open map.
 
-    fd: of the map; the caller closes it. size_bytes: of the blob. most_marks: read in one call.
-    Raises ValueError if the file is no map of such a blob, or one of an older version, which lacks
-    the starts of the pieces.
+    fd: the map's descriptor, which the caller closes. size_bytes: the size of the blob. most_marks:
+    the most marks that one call reads. Raises ValueError if the file isn't a map of such a blob, or
+    is one of an older version, which lacks the starts of the pieces.
     """
 
     def __init__(self, fd: int, size_bytes: int, *, most_marks: int = MOST_MARKS) -> None:

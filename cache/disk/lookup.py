@@ -52,7 +52,7 @@ _EVICTOR_S = 5.0
 
 
 class Lookup:
-    """Find whole blobs in a folder that this process can't write, and from which no process evicts.
+    """The whole blobs of a folder that this process can't write and from which no process evicts.
 
     It acquires no locks and changes nothing.
     """
@@ -77,7 +77,7 @@ class Lookup:
 
     def held(self) -> dict[str, float]:
         """Return the present share of each blob by key, in [0, 1]. Unverified blobs count as whole,
-        as most of them are right. Lists names, and opens only files that are being filled."""
+        because most of them are right. Lists names, and opens only files that are being filled."""
         layout = self.layout
         found = {key: layout.fill_share(key) for key in layout.filling_keys()}
         found |= dict.fromkeys(layout.names("unverified"), 1.0)
@@ -100,7 +100,7 @@ class Lookup:
 
     def recall(self, path: str) -> Known:
         """Return a store's last answer about a name."""
-        # immutable=1 reads the file without its log, as a read-only folder can't replay it.
+        # immutable=1 reads the file without its log, which can't be replayed in a read-only folder.
         place = os.path.join(os.readlink(f"/proc/self/fd/{self.layout.top.fd}"), "catalogue.db")
         with contextlib.suppress(sqlite3.Error, OSError), as_database_errors():
             self.layout.top.check("catalogue.db")
@@ -126,9 +126,9 @@ class Lookup:
 
 
 class LockedLookup(Lookup):
-    """Find whole blobs in a folder from which processes evict, and lock each mapped one.
+    """The whole blobs of a folder from which processes evict; each mapped blob is locked.
 
-    readers: the reader locks of this process; drop: removes a file that isn't the blob; adopt:
+    readers: the reader locks of this process. drop: removes a file that isn't the blob. adopt:
     verifies and publishes a blob from before a reboot.
     """
 
@@ -144,7 +144,7 @@ class LockedLookup(Lookup):
     ) -> None:
         super().__init__(layout)
         self._catalogue, self._readers, self._uses = catalogue, readers, uses
-        self._drop, self._take_over = drop, adopt
+        self._drop, self._adopt = drop, adopt
 
     def recall(self, path: str) -> Known:
         """Return a store's last answer about a name."""
@@ -175,7 +175,7 @@ class LockedLookup(Lookup):
 
     def _find_unopenable(self, key: str, size_bytes: int | None, error: OSError) -> FileMap | None:
         if isinstance(error, FileNotFoundError):
-            return self.find(key, size_bytes) if self._take_over(key) else None
+            return self.find(key, size_bytes) if self._adopt(key) else None
         if not isinstance(error, StrangeFileError):
             raise error
         return super()._find_unopenable(key, size_bytes, error)

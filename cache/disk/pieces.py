@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class Stretch(NamedTuple):
-    """Bytes [start, end) of a blob that one request can fetch: from byte `at` of the segment's
-    object on."""
+    """Bytes [start, end) of a blob that one request can fetch. at: their first byte in the
+    segment's object."""
 
     segment: Segment
     at: int
@@ -81,10 +81,10 @@ PieceSpan = tuple[int, int]
 
 
 class BlobPieces:
-    """The pieces of a blob: where each begins, and which of them hold given bytes.
+    """The pieces of a blob.
 
-    count: of the pieces. are_small: True if none has more than PIECE_BYTES. is_of_one_object: True
-    if one object holds all bytes.
+    count: the number of pieces. are_small: True if no piece has more than PIECE_BYTES.
+    is_of_one_object: True if one object holds all bytes.
     """
 
     def __init__(self, source: BlobSource) -> None:

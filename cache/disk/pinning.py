@@ -33,8 +33,8 @@ ALL_KEYS = "g"
 class ReadSet:
     """The blobs that a job reads in an epoch.
 
-    keys, sizes: of the blobs, sizes in bytes; reads: a hash that names the set; largest_bytes: of
-    the largest blob.
+    keys, sizes: the keys of the blobs, and their sizes in bytes. reads: a hash that names the set.
+    largest_bytes: the size of the largest blob.
     """
 
     def __init__(self, group: str, keys: Sequence[str], sizes: Iterable[int]) -> None:
@@ -101,9 +101,9 @@ class PinnedShare:
     """A live job of this process in a cache, and its pinned blobs, until leave().
 
     It holds a lock that the system releases with the process, so a dead process's job is deleted.
-    use: DiskCache.use. group: identifies the dataset; label: its name for people. keys, sizes: the
-    blobs that this node reads in an epoch, and their bytes. share_bytes: the bytes that may be
-    pinned.
+    use: DiskCache.use. group: the id of the dataset. label: the dataset's name in listings. keys,
+    sizes: the keys of the blobs that this node reads in an epoch, and their sizes in bytes.
+    share_bytes: the bytes that may be pinned.
     """
 
     def __init__(
@@ -169,8 +169,16 @@ class PinnedShare:
             folder.dead_files.forget_dead_jobs()
             jobs = table.rows()
             if self._job is not None:
-                # Written each time, as the catalogue may have been rebuilt or damaged.
-                own = self._row(self._job)
+                # Written each time, because the catalogue may have been rebuilt or damaged.
+                own = JobRow(
+                    id=self._job,
+                    group=self._group,
+                    reads=self._read_set.reads,
+                    wanted_bytes=self.wanted_bytes,
+                    share_bytes=self.share_bytes,
+                    below=self._below,
+                    pid=os.getpid(),
+                )
                 table.add(own)
                 folder.catalogue.labels.set(self._group, self._label)
                 blobs.claim(self._group, self._read_set.has)
@@ -182,25 +190,9 @@ class PinnedShare:
             self.share_bytes = share[self._read_set.reads]
             self._below = self._read_set.threshold(self.share_bytes)
             for job in jobs:
-                below = self._threshold_of(job, share[job.reads])
-                if below is not None:
-                    table.set_share(job.id, share_bytes=share[job.reads], below=below)
-
-    def _row(self, job: int) -> JobRow:
-        return JobRow(
-            id=job,
-            group=self._group,
-            reads=self._read_set.reads,
-            wanted_bytes=self.wanted_bytes,
-            share_bytes=self.share_bytes,
-            below=self._below,
-            pid=os.getpid(),
-        )
-
-    def _threshold_of(self, job: JobRow, share_bytes: int) -> str | None:
-        """Return a job's threshold for a new share; None if the old one stays."""
-        if job.reads == self._read_set.reads:  # this job, or another rank of it
-            return self._below
-        if share_bytes >= (1 - _LEAST_CHANGE) * job.share_bytes:
-            return None
-        return guess_threshold(job, share_bytes)
+                job_bytes = share[job.reads]
+                if job.reads == self._read_set.reads:  # this job, or another rank of it
+                    table.set_share(job.id, share_bytes=job_bytes, below=self._below)
+                elif job_bytes < (1 - _LEAST_CHANGE) * job.share_bytes:
+                    below = guess_threshold(job, job_bytes)
+                    table.set_share(job.id, share_bytes=job_bytes, below=below)

@@ -1,6 +1,6 @@
 """Store files in a cache folder for a single process, which can create them again.
 
-The catalogue records them as fills that are never published, so they count towards the limit, no
+The catalogue records them as fills that are never published. So they count towards the limit, no
 other process finds them, and they are removed like any fill of a dead process.
 """
 
@@ -56,9 +56,9 @@ class PrivateFile:
 
 
 class PrivateFiles:
-    """Create and remove the private files of this process. Safe for several threads.
+    """The private files of this process. Safe for several threads.
 
-    cache: the files are stored in its folder; uri: of the dataset, for people.
+    cache: the cache in whose folder they are stored. uri: the dataset's URI, for listings.
     """
 
     def __init__(self, cache: DiskCache, *, uri: str) -> None:
@@ -113,5 +113,6 @@ class PrivateFiles:
             self._waiting |= waiting if left is None else left
 
     def close(self) -> None:
-        """Remove the files that are no longer mapped; others go when this process has ended."""
+        """Remove the files that are no longer mapped; others are removed after this process has
+        ended."""
         self._remove_waiting()

@@ -126,7 +126,7 @@ class FirstProcessWatch:
         with contextlib.suppress(JobStoreError):  # the store is gone: no more notices will come
             while not self._has_ended:
                 key = _notice_key(self._number, self._count)
-                self._connection.wait_for_ever(key)
+                self._connection.wait_forever(key)
                 before, self._notice = self._notice, _CLOSED
                 # A process that ends before its notice can be read has closed the loader.
                 self._notice = self._connection.get(key) or before

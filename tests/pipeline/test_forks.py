@@ -71,7 +71,7 @@ if __name__ == "__main__":
     _, status = os.waitpid(pid, 0)
     assert status == 0, status
     if kind == "cached":  # its claims stayed, and its locks
-        folder = loader.dataset.remote.cache._access.folder
+        folder = loader.dataset.remote.cache.use(lambda folder: folder)
         assert folder.dead_files.forget_dead_jobs() == 0
         assert len(folder.catalogue.jobs.rows()) == 1
     found = first + list(passing)

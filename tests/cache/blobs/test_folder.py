@@ -146,13 +146,15 @@ def test_a_write_that_fails_is_read_past(
     assert found[1][0].tobytes() == store.objects["o4"][5:9000]
 
 
-def test_a_forked_child_is_refused(store: MemoryStore, remotes: Callable[..., Remote]) -> None:
-    remote = remotes(store)
+def test_a_forked_child_is_refused(
+    store: MemoryStore, remotes: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote, pid = remotes(store), os.getpid()
     cache_of(remote).open()
-    cache_of(remote)._access.owner = os.getpid() + 1  # as in a child
-    with pytest.raises(ConfigError, match="forkserver"):
-        remote.open(single(store, 0))
-    cache_of(remote)._access.owner = os.getpid()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: pid + 1)  # as in a child
+        with pytest.raises(ConfigError, match="forkserver"):
+            remote.open(single(store, 0))
 
 
 def test_temporary_caches_go() -> None:

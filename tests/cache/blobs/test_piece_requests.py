@@ -87,7 +87,7 @@ def test_all_that_is_missing_is_asked_for_and_written(
         assert one.end - one.start == one.stored.end - one.stored.start > 0
         assert one.stored.path == one.segment.path
         assert one.end - one.start <= (RANGE_BYTES if len(sizes) == 1 else 40_000)
-        request.take(answer_of(request))
+        request.receive(answer_of(request))
     assert fill.is_whole
     with open(fill.part, "rb") as file:
         assert file.read() == whole
@@ -100,12 +100,12 @@ def test_another_object_is_refused_and_nothing_is_written(tmp_path: Path) -> Non
     blob = source("x", 5 * PIECE_BYTES)
     fill = fill_of(tmp_path, blob)
     first, second = requests_of(blob, fill, TrafficMeter())
-    first.take(answer_of(first))
+    first.receive(answer_of(first))
     for wrong in (answer_of(second, version="w"), answer_of(second, object_bytes=7)):
         with pytest.raises(ObjectChangedError, match="memory://x: the object was replaced"):
-            second.take(wrong)
+            second.receive(wrong)
     assert fill.missing([(0, 5)]) == [(3, 5)]
-    second.take(answer_of(second, version=""))  # the blob's key identifies it
+    second.receive(answer_of(second, version=""))  # the blob's key identifies it
     assert fill.is_whole
     fill.close()
 
@@ -117,7 +117,7 @@ def test_a_stopped_fill_takes_nothing_more(tmp_path: Path) -> None:
     (request,) = pieces.of(blob, fill, (0, 1), stop=stop)
     stop.set()
     with pytest.raises(FillStoppedError):
-        request.take(answer_of(request))
+        request.receive(answer_of(request))
     assert not fill.is_whole
     fill.close()
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.cache.base import Folder
-from penstock.cache.disk import Catalogue, CatalogueFile, JobRow, UncountedError, is_damage
+from penstock.cache.disk import BlobRow, Catalogue, CatalogueFile, JobRow, UncountedError, is_damage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,14 +38,16 @@ def enter(
     group: str = "g",
 ) -> None:
     catalogue.blobs.add(
-        key,
-        group=group,
-        uri=f"mem://{key}",
-        size_bytes=disk_bytes,
-        disk_bytes=disk_bytes,
-        state=state,
-        kept=kept,
-        used_s=used_s,
+        BlobRow(
+            key=key,
+            group=group,
+            uri=f"mem://{key}",
+            size_bytes=disk_bytes,
+            disk_bytes=disk_bytes,
+            state=state,
+            kept=kept,
+            used_s=used_s,
+        )
     )
 
 

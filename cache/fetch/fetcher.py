@@ -42,28 +42,6 @@ if TYPE_CHECKING:
     from penstock.cache.fetch.scheduler import Attempt
 
 
-class FetchSignal:
-    """A condition variable that counts events. Hold the lock around every method."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Condition()
-        self.events = 0
-
-    def changed(self) -> None:
-        """Count an event and wake all waiting callers."""
-        self.events += 1
-        self.lock.notify_all()
-
-    def wait(self, seen: int, *, timeout_s: float) -> None:
-        """Wait until the event count differs from `seen`, for at most timeout_s."""
-        if self.events == seen:
-            self.lock.wait(timeout_s)
-
-    def wait_for(self, done: Callable[[], bool], *, timeout_s: float) -> bool:
-        """Wait until done() returns True; return False if time runs out first."""
-        return self.lock.wait_for(done, timeout=timeout_s)
-
-
 _LONGEST_WAIT_S = 0.5
 """A Ctrl-C that arrives just before a wait begins is noticed only when the wait ends."""
 _CLOSE_S = 1.0
@@ -71,32 +49,37 @@ _CLOSE_S = 1.0
 
 
 class Dispatcher:
-    """Runs calls until each of their requests is delivered or one of them has failed.
+    """The threads that run calls until each of their requests is delivered or one has failed.
 
-    url: of the store, for errors. meter: counts attempts and bytes.
+    lock: protects the scheduler, and wakes waiting callers. url: the store's URL, for errors.
+    meter: counts attempts and bytes.
     """
 
     def __init__(
         self,
         policy: FetchPolicy,
         *,
-        signal: FetchSignal,
+        lock: threading.Condition,
         url: str,
         meter: TrafficMeter,
         jitter: random.Random | None = None,
     ) -> None:
-        self.scheduler = Scheduler(policy, jitter=jitter, changed=signal.changed)
-        self._signal = signal
-        self._lock = signal.lock
+        self.scheduler = Scheduler(policy, jitter=jitter, changed=self._changed)
+        self._lock = lock
+        self._events = 0  # changes about which waiting callers were notified
         self._url = url
         self._meter = meter
         self._workers = Workers(policy.max_connections + HEDGE_THREADS, name="fetch")
+
+    def _changed(self) -> None:
+        self._events += 1
+        self._lock.notify_all()
 
     # -- the caller's thread
 
     def run(self, call: Call) -> None:
         """Run a call: return when all its answers are delivered, or raise its error. After that no
-        deliver runs or begins."""
+        delivery is running or begins."""
         try:
             self._coordinate(call)
         finally:
@@ -111,11 +94,12 @@ class Dispatcher:
                     raise call.error
                 if not call.undelivered:
                     return
-                seen = self._signal.events
+                events = self._events
                 chosen, wait_s = self.scheduler.choose(call, time.monotonic())
             self._submit(call, chosen)
             with self._lock:
-                self._signal.wait(seen, timeout_s=min(wait_s, _LONGEST_WAIT_S))
+                if self._events == events:
+                    self._lock.wait(min(wait_s, _LONGEST_WAIT_S))
 
     def _submit(self, call: Call, chosen: list[Attempt]) -> None:
         sent = 0
@@ -132,7 +116,7 @@ class Dispatcher:
     def _leave(self, call: Call) -> None:
         with self._lock:
             self.scheduler.leave(call)
-            done = self._signal.wait_for(lambda: not call.delivering, timeout_s=STALL_TIMEOUT_S)
+            done = self._lock.wait_for(lambda: not call.delivering, timeout=STALL_TIMEOUT_S)
         if not done:
             raise StalledError(
                 f"{self._url}: the fetched bytes could not be stored for {STALL_TIMEOUT_S:.0f} s. "
@@ -158,7 +142,7 @@ class Dispatcher:
             answer = request.run()
         except RequestError as error:
             failure = error
-        # Not a failed request but a bug in a store: the caller's thread raises it.
+        # This isn't a failed request but a bug in a store: the caller's thread raises it.
         except BaseException as error:
             with self._lock:
                 call.error = call.error or error
@@ -197,7 +181,7 @@ class Dispatcher:
         """End all waits with a ClosedError, at once. Safe to call twice."""
         with self._lock:
             self.scheduler.is_closed = True
-            self._signal.changed()
+            self._changed()
 
     def close(self) -> None:
         """End the threads without waiting for a request that hangs. Safe to call twice."""
@@ -208,7 +192,7 @@ _PAGE = 1000
 
 
 class ListingPages:
-    """Lists a folder page by page, and continues after a failure without repeating objects."""
+    """The pages of a folder's listing. After a failure it continues without repeating objects."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = store
@@ -234,11 +218,10 @@ T = TypeVar("T")
 
 
 class Fetcher:
-    """Makes requests to one store for any number of threads, which share the connections.
+    """A client of one store, whose connections any number of threads share. Not across fork.
 
-    policy: limits; meter: counts the traffic; jitter: of the pauses, for tests. It owns the store
-    and the threads (named penstock-fetch, started when needed), which close() ends. Not across
-    fork.
+    policy: the limits. meter: counts the traffic. jitter: draws the pauses, for tests. It owns the
+    store and the threads (named penstock-fetch, started when needed), which close() ends.
     """
 
     def __init__(
@@ -252,10 +235,9 @@ class Fetcher:
         self.store = store
         self.policy = policy or FetchPolicy()
         self.meter = meter or TrafficMeter()
-        signal = FetchSignal()
-        self._lock = signal.lock
+        self._lock = threading.Condition()
         self._dispatcher = Dispatcher(
-            self.policy, signal=signal, url=store.url, meter=self.meter, jitter=jitter
+            self.policy, lock=self._lock, url=store.url, meter=self.meter, jitter=jitter
         )
         self._scheduler = self._dispatcher.scheduler
         self._pid = os.getpid()
@@ -274,30 +256,30 @@ class Fetcher:
 
         deliver(number, answer): called once for each range (number: its position in `ranges`), on
         fetch threads, in any order and concurrently. If it raises an error, the call ends with that
-        error. No deliver is running when this method returns or raises.
+        error. No delivery is running when this method returns or raises.
         urgent: False for a fill in the background, which leaves some connections to other calls.
 
-        It doesn't merge neighbouring ranges, which is the caller's task. Raises FetchError (with
+        Neighbouring ranges aren't merged, which is the caller's task. Raises FetchError (with
         .missing), ObjectChangedError, ClosedError, StalledError.
         """
         requests = (
             StoreRequest(
                 number=number,
-                uri=self.uri(one.path),
-                run=partial(self._read, one),
-                size_bytes=one.end - one.start,
+                uri=self.uri(wanted.path),
+                run=partial(self._read, wanted),
+                size_bytes=wanted.end - wanted.start,
                 # A late range of a fill delays no batch, and is too many bytes to request twice.
                 may_hedge=urgent,
             )
-            for number, one in enumerate(ranges)
+            for number, wanted in enumerate(ranges)
         )
         self._run(deque(requests), deliver, urgent=urgent)
 
-    def _read(self, one: ObjectRange) -> Answer:
+    def _read(self, wanted: ObjectRange) -> Answer:
         try:
-            return one.read(self.store)
+            return wanted.read(self.store)
         except RequestError as error:
-            if one.may_lack and error.kind == "missing":
+            if wanted.may_lack and error.kind == "missing":
                 return ABSENT
             raise
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class ConnectionLimit:
-    """Adapts how many requests may be in flight: K = 1.25 * (bytes/s) / (bytes a request) * E[T].
+    """The number of requests that may be in flight, adapted to the measured rates.
 
-    count: the current K.
+    count: this number, K = 1.25 * (bytes/s) / (bytes a request) * E[T].
 
     By Little's law K is 1.25 times the mean number of requests in flight, so a consumer that needs
     less than the remote can deliver gets what it needs plus a quarter. But batches request in
@@ -131,7 +131,7 @@ def backoff_s(
 
 
 class Health:
-    """Detects a remote that doesn't answer, by consecutive failures over all ranges.
+    """The consecutive failures of all ranges, which show that the remote doesn't answer.
 
     While it doesn't answer, only `probes` requests are in flight, with a shared pause after each
     failure; the first success ends this. rounds: the number of pauses since it stopped answering.
@@ -180,10 +180,11 @@ _QUIET_S = 1.0
 
 
 class ConnectionBudget:
-    """Counts the connections of all callers and decides who may use another one.
+    """The connections of all callers, and the decision which caller may use another one.
 
-    Not thread-safe: callers hold the fetcher's lock. limit: of all requests in flight.
-    fills_beside_urgent: connections of fills while there are urgent requests; may be changed.
+    limit: the limit of all requests in flight. fills_beside_urgent: the number of connections of
+    fills while there are urgent requests; it may be changed. Not thread-safe: callers hold the
+    fetcher's lock.
     """
 
     def __init__(self, policy: FetchPolicy, health: Health) -> None:
@@ -206,13 +207,13 @@ class ConnectionBudget:
             return math.inf
         return self._health.may_start_s(now_s, self.in_flight)
 
-    def take(self, now_s: float, *, urgent: bool) -> None:
-        """Record that a request is sent."""
+    def acquire(self, now_s: float, *, urgent: bool) -> None:
+        """Record that an attempt is sent."""
         self.in_flight += 1
         if urgent:
             self._urgent_s = now_s
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Record that an attempt has ended."""
         self.in_flight -= 1
 
@@ -233,9 +234,10 @@ class ConnectionBudget:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StoreRequest:
-    """A request to a store, which several attempts may make.
+    """A request to a store, for which several attempts may be made.
 
-    run: makes the request once; size_bytes: the expected size of the answer.
+    run: makes one attempt. size_bytes: the expected size of the answer. first_s, last_s: the times
+    of the first and the last attempt. in_flight: the number of attempts in flight.
     """
 
     number: int
@@ -264,8 +266,9 @@ class Attempt:
 class Call:
     """The requests of one caller, and the function that receives their answers.
 
-    unsent: requests that haven't begun; retries: a heap of (time, number, request) to try again;
-    undelivered: the number of outstanding answers.
+    unsent: requests that haven't begun. retries: a heap of (time, number, request) to try again.
+    undelivered: the number of outstanding answers. in_flight: the requests with attempts in flight,
+    by number. delivering: the number of deliveries in progress.
     """
 
     deliver: Callable[[int, Any], None]
@@ -346,7 +349,7 @@ class RequestTimes:
         self._recent: deque[float] = deque(maxlen=self.RECENT)
 
     def add(self, size_bytes: int, seconds: float) -> None:
-        """Note a request that succeeded."""
+        """Record a request that succeeded."""
         name = size_bytes.bit_length()
         self._classes.setdefault(name, deque(maxlen=self.RECENT)).append(seconds)
         self._counts[name] = self._counts.get(name, 0) + 1
@@ -383,9 +386,10 @@ def quantile(ordered: list[float], share: float) -> float:
 
 
 class Hedging:
-    """Chooses the requests to hedge, those that take much longer than others, within a share.
+    """The choice of requests to send a second time because they take much longer than others.
 
-    Not thread-safe: callers hold the fetcher's lock. times: of the requests that succeeded.
+    times: the times of the requests that succeeded. Not thread-safe: callers hold the fetcher's
+    lock.
     """
 
     def __init__(self, policy: FetchPolicy, health: Health) -> None:
@@ -396,7 +400,7 @@ class Hedging:
         self._bytes = self._hedged_bytes = 0
 
     def sent(self, size_bytes: int) -> None:
-        """Record that a request was sent that is no hedge."""
+        """Record that a request was sent, other than a hedge."""
         self._requests += 1
         self._bytes += size_bytes
 
@@ -435,7 +439,7 @@ class Hedging:
 
 
 class Deadlines:
-    """Finds requests that have passed their time limits, and the times of the next checks."""
+    """The time limits of requests and calls."""
 
     def __init__(self, policy: FetchPolicy, health: Health) -> None:
         self._first_contact_s = policy.first_contact_s
@@ -484,10 +488,10 @@ HEDGE_THREADS = 8
 
 
 class Scheduler:
-    """Decides which requests of all of a fetcher's calls are sent, repeated, hedged and given up.
+    """The decisions about all calls of a fetcher: which requests to send, repeat, hedge or give up.
 
-    Not thread-safe: callers hold the fetcher's lock. changed: called when waiting callers have to
-    decide again. jitter: of the pauses.
+    changed: called when waiting callers have to decide again. jitter: draws the pauses. Not
+    thread-safe: callers hold the fetcher's lock.
     """
 
     def __init__(
@@ -546,7 +550,7 @@ class Scheduler:
         request.first_s = request.first_s or now_s
         request.is_hedged = False
         call.in_flight[request.number] = request
-        self.budget.take(now_s, urgent=call.urgent)
+        self.budget.acquire(now_s, urgent=call.urgent)
         self.hedging.sent(request.size_bytes)
         return Attempt(request)
 
@@ -555,7 +559,7 @@ class Scheduler:
         hedges: list[Attempt] = []
         for request in self.hedging.late(call, now_s, most=most):
             request.in_flight += 1
-            self.budget.take(now_s, urgent=False)
+            self.budget.acquire(now_s, urgent=False)
             hedges.append(Attempt(request, is_hedge=True))
         return hedges
 
@@ -597,7 +601,7 @@ class Scheduler:
         self, call: Call, attempt: Attempt, now_s: float, error: BaseException | None
     ) -> tuple[Call, Attempt] | None:
         """Record a delivery; return the next attempt for its thread with its call, or None. error:
-        of the delivery."""
+        the error that the delivery raised, or None."""
         call.delivering -= 1
         call.undelivered -= 1
         call.error = call.error or error
@@ -678,7 +682,7 @@ class Scheduler:
             return False
         attempt.has_ended = True
         request = attempt.request
-        self.budget.give_back()
+        self.budget.release()
         request.in_flight -= 1
         if request.is_done or not request.in_flight:
             call.in_flight.pop(request.number, None)

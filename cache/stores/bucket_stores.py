@@ -1,8 +1,8 @@
 """Open buckets of s3, gs and az: read their storage_options, find a login, sign URLs.
 
-The options have the names of s3fs, gcsfs and adlfs, of botocore inside those of s3fs, and of
-obstore. boto3, if it is installed, finds a login for s3: a profile of ~/.aws, single sign-on, or an
-instance's role. obstore, or the web client with URLs that obstore signs, reads the bytes.
+The options have the names of s3fs (and of botocore inside them), gcsfs, adlfs and obstore. boto3,
+if it is installed, finds a login for s3: a profile of ~/.aws, single sign-on, or an instance's
+role. The bytes are read by obstore, or by the web client with URLs that obstore signs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Store
     from penstock.cache.stores.storage_options import StoreAddress
-    from penstock.cache.stores.web_client import WebClient
 
 _S3_NAMES = split_words(
     "access_key_id bucket_name checksum_algorithm conditional_put "
@@ -68,11 +67,10 @@ def _client_kwargs(found: StoreOptions, value: Any) -> None:
         bare = _S3_ALIASES.get(name, name.removeprefix("aws_"))
         if name == "verify":
             set_verify(found, inner)
-        elif name == "use_ssl":
-            _use_ssl(found, inner)
         elif bare in _S3_NAMES:
             set_option(found, bare, inner)
-        elif name not in ("config", "api_version", "service_name"):
+        # The endpoint's scheme decides between http and https, not use_ssl.
+        elif name not in ("use_ssl", "config", "api_version", "service_name"):
             raise unknown_option_error(
                 "client_kwargs", name, "endpoint_url, region_name, verify, use_ssl"
             )
@@ -106,11 +104,6 @@ def _config_kwargs(found: StoreOptions, value: Any) -> None:
             set_option(found, "region", inner)
 
 
-def _use_ssl(found: StoreOptions, value: Any) -> None:
-    """Ignore s3fs's choice between http and https: the endpoint's scheme decides."""
-    del found, value
-
-
 def _profile(found: StoreOptions, value: Any) -> None:
     found.profile = value
 
@@ -119,7 +112,7 @@ _S3_SPECIAL = {
     **COMMON_OPTIONS,
     "client_kwargs": _client_kwargs,
     "config_kwargs": _config_kwargs,
-    "use_ssl": _use_ssl,
+    "use_ssl": lambda found, value: None,  # noqa: ARG005  # the endpoint's scheme decides
     "profile": _profile,
 }
 
@@ -330,7 +323,10 @@ def _open(
     store = _obstore(kind, bucket, options, address, retries=0)
     client = web_client(options, address.policy)
     signer = _signer(kind, store, bucket, options, address, is_s3=is_s3)
-    headers = header_texts(options.client.get("default_headers") or {}) if signer else {}
+    web = None
+    if signer is not None:
+        headers = header_texts(options.client.get("default_headers") or {})
+        web = WebObjects(client, signer, headers=headers, secrets=address.secrets, bucket=bucket)
     return ObstoreStore(
         store,
         listing=_obstore(kind, bucket, options, address, retries=_LISTING_RETRIES),
@@ -340,21 +336,9 @@ def _open(
         secrets=address.secrets,
         bucket=bucket,
         client=client,
-        web=_signed_objects(client, signer, headers, address, bucket),
+        web=web,
         web_first=is_s3,
     )
-
-
-def _signed_objects(
-    client: WebClient,
-    signer: Signer | None,
-    headers: dict[str, str],
-    address: StoreAddress,
-    bucket: str,
-) -> WebObjects | None:
-    if signer is None:
-        return None
-    return WebObjects(client, signer, headers=headers, secrets=address.secrets, bucket=bucket)
 
 
 def _signer(
@@ -377,7 +361,7 @@ def _signer(
     if config.get("skip_signature"):
         if not is_s3:
             return None
-        # It only forms URLs: it looks up no login and leaves the signature out.
+        # This store only forms URLs: it looks up no login and omits the signature.
         bare = {"access_key_id": "none", "secret_access_key": "none", "skip_signature": False}
         plain = {name: value for name, value in config.items() if name not in _LOGIN}
         anonymous = StoreOptions(config={**plain, **bare}, client=options.client)

@@ -1,7 +1,7 @@
 """Open and read through fsspec all URLs that no other store serves, and users' file systems.
 
-fsspec has no conditional reads, so this store checks the object's version after each read. That one
-check is enough if the caller gives the version: the object had it before the read and has it after
+fsspec has no conditional reads, so this store checks the object's version after each read. One
+check is enough if the caller passes the version: the object had it before the read and has it after
 the read, and objects don't return to an older version.
 
 `failed_request` classifies the exceptions of any back end: of botocore, aiohttp and the disk.
@@ -45,7 +45,7 @@ def failed_request(error: Exception, secrets: tuple[str, ...]) -> RequestError:
     kind = _kind(error, status)
     after_s = retry_after_s(headers) if kind in ("throttled", "transient") else None
     text = clean_message(error, secrets)
-    # An errno without a status is of a file on a mount, which needs no credentials.
+    # An errno without a status comes from a file on a mount, which needs no credentials.
     is_of_a_file = not status and isinstance(error, OSError) and bool(error.errno)
     remedy = _FILE_REMEDIES.get(kind) if is_of_a_file else None
     return RequestError(kind, text, retry_after_s=after_s, remedy=remedy)
@@ -141,9 +141,10 @@ def _time(value: Any) -> str:
 
 
 class FsspecStore:
-    """An FsspecStore serves the objects below `root` of an fsspec file system.
+    """The objects below `root` of an fsspec file system.
 
-    timeout_s: for one request of an asynchronous file system; others need their own time limits.
+    timeout_s: the time limit of one request of an asynchronous file system; other file systems need
+    their own time limits.
     """
 
     def __init__(
@@ -280,7 +281,7 @@ class FsspecStore:
         self._forget(path)
 
     def close(self) -> None:
-        """Do nothing: fsspec keeps and shares its file systems."""
+        """Do nothing, because fsspec keeps and shares its file systems."""
 
     def _seen(self, path: str) -> ObjectInfo:
         info = self.info(path)

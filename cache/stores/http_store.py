@@ -70,7 +70,7 @@ def _client_kwargs(found: StoreOptions, value: Any) -> None:
 
 
 def _client_options(found: StoreOptions, value: Any) -> None:
-    """Read those of obstore's client_options that concern a web request."""
+    """Read the client_options of obstore that concern a web request."""
     given = option_mapping(value, "client_options")
     for name in given:
         if name not in _CLIENT_NAMES:
@@ -105,19 +105,20 @@ class _Page(Protocol):
 
 
 class HttpListing:
-    """An HttpListing lists folders of a web server by the links of their pages.
+    """The folders of a web server, which are listed from the links of their pages.
 
-    url: of the root, quoted; info: of the store; page: reads the page of a URL.
+    url: the quoted URL of the root. info: returns the size and version of an object. page: reads
+    the page of a URL.
     """
 
     def __init__(self, url: str, info: Callable[[str], ObjectInfo | None], page: _Page) -> None:
         self._url = urlsplit(url)
         self._base = unquote(self._url.path, errors="surrogateescape").rstrip("/")
         self._info = info
-        self._ask = page
+        self._read_page = page
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """All objects below a folder. Raises RequestError."""
+        """Yield all objects below a folder. Raises RequestError."""
         waiting = [prefix]
         while waiting:
             folder = waiting.pop()
@@ -126,7 +127,8 @@ class HttpListing:
             waiting += [_join(folder, name) for name in folders]
 
     def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
-        """Objects directly in a folder, and names of its folders. Raises RequestError."""
+        """Return the objects directly in a folder, and the names of its subfolders. Raises
+        RequestError."""
         files, folders = self._names(prefix)
         return list(self._measured(prefix, files)), folders
 
@@ -136,8 +138,10 @@ class HttpListing:
         yield from (info for info in found if info is not None)
 
     def _names(self, folder: str) -> tuple[list[str], list[str]]:
+        path = _quoted(f"{_join(self._base, folder)}/")
+        url = urlunsplit((self._url.scheme, self._url.netloc, path, self._url.query, ""))
         try:
-            page = self._page(folder)
+            page = self._read_page(url, most_bytes=_PAGE_BYTES).decode("utf-8", "replace")
         except RequestError as error:
             if error.kind == "missing":
                 return [], []
@@ -149,11 +153,6 @@ class HttpListing:
                 ) from None
             raise
         return page_links(page, _join(self._base, folder))
-
-    def _page(self, folder: str) -> str:
-        path = _quoted(f"{_join(self._base, folder)}/")
-        url = urlunsplit((self._url.scheme, self._url.netloc, path, self._url.query, ""))
-        return self._ask(url, most_bytes=_PAGE_BYTES).decode("utf-8", "replace")
 
 
 def page_links(page: str, folder: str) -> tuple[list[str], list[str]]:
@@ -198,7 +197,7 @@ class _Links(HTMLParser):
 
 
 class HttpStore:
-    """An HttpStore serves the objects below a URL of a web server. It owns the client."""
+    """The objects below a URL of a web server. It owns the client."""
 
     def __init__(
         self,
@@ -222,17 +221,18 @@ class HttpStore:
         return f"HttpStore({self.url!r})"
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """All objects below a folder. Raises RequestError."""
+        """Yield all objects below a folder. Raises RequestError."""
         self._begin(prefix)
         yield from self._listing.walk(prefix)
 
     def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
-        """Objects directly in a folder, and names of its folders. Raises RequestError."""
+        """Return the objects directly in a folder, and the names of its subfolders. Raises
+        RequestError."""
         self._begin(prefix)
         return self._listing.list_folder(prefix)
 
     def info(self, path: str) -> ObjectInfo | None:
-        """What is known of an object; None if it isn't there. Raises RequestError."""
+        """Return the size and version of an object; None if it is missing. Raises RequestError."""
         self._begin(path)
         if not path:  # the page of a folder is no object
             return None
@@ -306,9 +306,15 @@ def open_http(address: StoreAddress) -> Store:
         (parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), parts.query, "")
     )
     client = web_client(options, address.policy)
+
+    def object_url(_method: str, key: str) -> str:
+        root = urlsplit(base)
+        path = f"{root.path.rstrip('/')}/{quote(key)}"
+        return urlunsplit((root.scheme, root.netloc, path, root.query, ""))
+
     objects = WebObjects(
         client,
-        lambda _method, key: _object_url(base, key),
+        object_url,
         headers=header_texts(options.client.get("default_headers") or {}),
         secrets=secrets,
     )
@@ -320,12 +326,6 @@ def open_http(address: StoreAddress) -> Store:
         scope=scope_of("http", repr(plain_query(url))),
         secrets=secrets,
     )
-
-
-def _object_url(base: str, key: str) -> str:
-    parts = urlsplit(base)
-    path = f"{parts.path.rstrip('/')}/{quote(key)}"
-    return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
 
 
 def web_client(options: StoreOptions, policy: FetchPolicy) -> WebClient:

@@ -1,10 +1,10 @@
 """Read objects of s3, gs and az: by signed URLs where possible, by obstore otherwise.
 
-The web client fetches an s3 object's bytes by a URL that obstore signs (9 us). That shows every
+The web client fetches an s3 object's bytes by a URL that obstore signs (9 us). It shows every
 header, follows no redirect with a login, can be aborted, and takes less CPU time a byte. obstore
 itself makes the requests that a signed URL can't express, and those to gs and az, which sign by
-request headers. There, signed URLs serve the requests after a throttled one, because obstore
-doesn't show Retry-After.
+request headers. For gs and az, signed URLs serve only the requests after a throttled one, because
+obstore doesn't show Retry-After.
 
 Calls are synchronous, in threads: 0.55 CPU-s/GB for 8 MiB ranges and 1.2 for 100 kB, for which
 async takes twice as long. `cache.fetch` retries, so obstore's retries are off, except for a
@@ -48,7 +48,8 @@ _FORKED = (
 
 
 class _Process:
-    """Records whether this process, or the one that it was forked from, has used obstore."""
+    """The use of obstore by this process (is_used) and by those that it was forked from
+    (is_forked)."""
 
     is_used = False
     is_forked = False
@@ -65,7 +66,8 @@ os.register_at_fork(after_in_child=_Process.forked)
 def check_process(pid: int) -> None:
     """Record that this process uses obstore; raise RequestError if obstore would hang.
 
-    It would in any process except the one with this pid, and in a forked child of one that used it.
+    It would hang in any process except the one with this pid, and in a forked child of a process
+    that used it.
     """
     if _Process.is_forked or os.getpid() != pid:
         raise RequestError("refused", _FORKED)
@@ -96,7 +98,8 @@ class UnsignableError(Exception):
 
 
 class Signer:
-    """A Signer creates URLs of keys and reuses each for a minute. anonymous: without signature."""
+    """The signed URLs of keys, each of which is reused for a minute. anonymous: True omits the
+    signature."""
 
     def __init__(self, store: Any, *, anonymous: bool) -> None:
         self._store = store
@@ -138,7 +141,7 @@ _PATIENT_S = 10.0
 
 
 class Throttling:
-    """Throttling records when a store last throttled a request."""
+    """The time at which a store last throttled a request."""
 
     def __init__(self) -> None:
         self._last_s = -math.inf
@@ -154,7 +157,7 @@ class Throttling:
 
 
 class ObstoreFailures:
-    """ObstoreFailures converts obstore's errors to RequestErrors. bucket: its name in messages."""
+    """The conversion of obstore's errors to RequestErrors. bucket: its name in messages."""
 
     def __init__(
         self, *, bucket: str, secrets: tuple[str, ...], ranges: RangeSupport, throttling: Throttling
@@ -246,10 +249,10 @@ _NO_TIME = datetime.fromtimestamp(0, UTC)
 
 
 class ObstoreListing:
-    """An ObstoreListing lists the objects of a bucket below a root.
+    """The listing of the objects of a bucket below a root.
 
     store, retrying: obstore's stores without and with retries. Only obstore can repeat one of the
-    later pages, which are too many to start again. root: of obstore's keys.
+    later pages, which are too many to start again. root: the beginning of obstore's keys.
     """
 
     def __init__(self, store: Any, retrying: Any, *, root: str, failures: ObstoreFailures) -> None:
@@ -334,12 +337,12 @@ _STEP_BYTES = 2**20
 
 
 class ObstoreStore:
-    """An ObstoreStore serves the objects of a bucket below a root.
+    """The objects of a bucket below a root.
 
-    root: of obstore's keys, "" or without leading and trailing slashes. store, listing: obstore's
-    stores without and with retries; bucket: its name, for messages; client: of web; web: the same
-    objects by signed URLs, or None; web_first: True uses signed URLs always, False only while the
-    store throttles.
+    store, listing: obstore's stores without and with retries. root: the beginning of obstore's
+    keys, without leading and trailing slashes. bucket: its name in messages. web: the same objects
+    by signed URLs, or None. client: the client of `web`, or None. web_first: True always uses
+    signed URLs, False only while the store throttles.
     """
 
     def __init__(
@@ -377,17 +380,18 @@ class ObstoreStore:
         return f"ObstoreStore({self.url!r})"
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """All objects below a folder. Raises RequestError."""
+        """Yield all objects below a folder. Raises RequestError."""
         check_process(self._pid)
         yield from self._listing.walk(self._key(prefix), prefix)
 
     def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
-        """Objects directly in a folder, and names of its folders. Raises RequestError."""
+        """Return the objects directly in a folder, and the names of its subfolders. Raises
+        RequestError."""
         check_process(self._pid)
         return self._listing.list_folder(self._key(prefix), prefix)
 
     def info(self, path: str) -> ObjectInfo | None:
-        """What is known of an object; None if it isn't there. Raises RequestError."""
+        """Return the size and version of an object; None if it is missing. Raises RequestError."""
         check_process(self._pid)
         key = self._key(path)
         if not key:  # a bucket is no object
@@ -421,7 +425,7 @@ class ObstoreStore:
         version: str | None = None,
         most_bytes: int | None = None,
     ) -> Answer:
-        """Bytes of an object. Raises RequestError."""
+        """Read bytes of an object. Raises RequestError."""
         check_process(self._pid)
         if span is not None and span[0] >= span[1]:
             raise RequestError("refused", f"an empty range {span}")
@@ -435,7 +439,8 @@ class ObstoreStore:
     def _either(
         self, by_web: Callable[[WebObjects], T], by_obstore: Callable[[], T], *, first: bool
     ) -> T:
-        """Answer by a signed URL if possible, else by obstore's own request."""
+        """Return the answer to a request by a signed URL, or by obstore itself if that is
+        impossible. first: True tries the signed URL first."""
         refused: RequestError | None = None
         web = self._web
         if web is not None and first:

@@ -29,22 +29,13 @@ def _http(address: StoreAddress) -> Store:
     return open_http(address)
 
 
-def _s3(address: StoreAddress) -> Store:
-    from penstock.cache.stores.bucket_stores import open_s3
+def _bucket(address: StoreAddress) -> Store:
+    from penstock.cache.stores import bucket_stores
 
-    return open_s3(address)
-
-
-def _gcs(address: StoreAddress) -> Store:
-    from penstock.cache.stores.bucket_stores import open_gcs
-
-    return open_gcs(address)
-
-
-def _azure(address: StoreAddress) -> Store:
-    from penstock.cache.stores.bucket_stores import open_azure
-
-    return open_azure(address)
+    if address.scheme in ("s3", "s3a"):
+        return bucket_stores.open_s3(address)
+    is_gcs = address.scheme in ("gs", "gcs")
+    return bucket_stores.open_gcs(address) if is_gcs else bucket_stores.open_azure(address)
 
 
 def _by_fsspec(address: StoreAddress) -> Store:
@@ -55,9 +46,7 @@ def _by_fsspec(address: StoreAddress) -> Store:
 
 STORES: Mapping[str, Callable[[StoreAddress], Store]] = {
     **dict.fromkeys(("http", "https"), _http),
-    **dict.fromkeys(("s3", "s3a"), _s3),
-    **dict.fromkeys(("gs", "gcs"), _gcs),
-    **dict.fromkeys(("az", "abfs", "abfss"), _azure),
+    **dict.fromkeys(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"), _bucket),
 }
 """The function that opens the URLs of a scheme."""
 

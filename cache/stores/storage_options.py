@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAddress:
-    """A StoreAddress holds the URL and the storage_options of a store.
+    """The URL and the storage_options of a store.
 
-    scheme: in lower case; policy: the options' timeouts; secrets: texts of both that must not be
-    shown.
+    scheme: the URL's scheme in lower case. policy: the timeouts of the options. secrets: the texts
+    of the URL and the options that must not be shown.
     """
 
     url: str
@@ -83,10 +83,10 @@ _ENDPOINTS = ("endpoint", "base_url")
 
 @dataclass(slots=True)
 class StoreOptions:
-    """StoreOptions are a user's storage_options, translated for obstore and the web client.
+    """A user's storage_options, translated for obstore and the web client.
 
-    config: of the store; client: obstore's client_options; profile: of ~/.aws; retries: obstore's
-    retry_config.
+    config: the arguments of obstore's store. client: obstore's client_options. profile: the name of
+    a profile in ~/.aws, or None. retries: obstore's retry_config.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
@@ -153,10 +153,11 @@ def read_options(
     special: the functions of options that need conversion or set several values.
     """
     found = StoreOptions()
+    short = strip.partition("_")[0] + "_" if strip else ""
     # Nested options first, so that those at the top level override them.
     for name in sorted(options, key=lambda name: name not in special):
         value = options[name]
-        bare = _bare(name, strip)
+        bare = name.removeprefix(strip).removeprefix(short)
         if name in special:
             special[name](found, value)
         elif name in aliases:
@@ -189,11 +190,6 @@ def _check_endpoint(value: Any) -> None:
         ) from None
 
 
-def _bare(name: str, strip: str) -> str:
-    short = strip.partition("_")[0] + "_" if strip else ""
-    return name.removeprefix(strip).removeprefix(short)
-
-
 def set_option(found: StoreOptions, name: str, value: Any) -> None:
     """Set an option of the store unless it is None, which fsspec uses for "not given"."""
     if value is not None:
@@ -224,11 +220,6 @@ def client_options(found: StoreOptions, value: Any) -> None:
     found.client.update(given)
 
 
-def _retry_config(found: StoreOptions, value: Any) -> None:
-    """Read obstore's retry_config, whose limits become the fetcher's (see `fetch_policy`)."""
-    found.retries.update(option_mapping(value, "retry_config"))
-
-
 def set_verify(found: StoreOptions, value: Any) -> None:
     """Read the `verify` of requests or botocore: True, False, or a path of authorities."""
     if isinstance(value, bool):
@@ -246,5 +237,8 @@ COMMON_OPTIONS: dict[str, Callable[[StoreOptions, Any], None]] = {
     "root_certificate": _root_certificate,
     "verify": set_verify,
     "client_options": client_options,
-    "retry_config": _retry_config,
+    # The limits of obstore's retry_config become the fetcher's, see `fetch_policy`.
+    "retry_config": lambda found, value: found.retries.update(
+        option_mapping(value, "retry_config")
+    ),
 }

@@ -1,8 +1,8 @@
 """Decide where a web request may go: origins, public addresses, redirects, proxies and logins.
 
-A redirect comes from the server and isn't trusted: another origin gets no login, no cookie and none
-of the user's headers; a redirect never drops TLS; and a public server can't redirect to an address
-of this machine or network (a metadata service, another machine's console).
+A redirect comes from the server and isn't trusted: another origin receives no login, no cookie and
+none of the user's headers; a redirect from https to http is refused; and a public server can't
+redirect to an address of this machine or network (a metadata service, another machine's console).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class WebOrigin(NamedTuple):
-    """A WebOrigin identifies a server by scheme, host (lower case) and port."""
+    """A server, identified by scheme, host (in lower case) and port."""
 
     scheme: str
     host: str
@@ -46,10 +46,10 @@ class WebOrigin(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """A Hop is one request of a chain of redirects.
+    """One request of a chain of redirects.
 
-    is_origin: it may have the user's headers; from_public: a public server redirected to it, so its
-    address must be public.
+    is_origin: True if it may have the user's headers. from_public: True if a public server
+    redirected to it, so that its address must be public.
     """
 
     url: str
@@ -118,7 +118,7 @@ def redirect_target(url: str, location: str) -> str:
 def is_public(address: str) -> bool:
     """Return True if an IP address is public: not of this machine, a private network or reserved.
 
-    An IPv6 address that contains an IPv4 address is judged by that one."""
+    An IPv6 address that contains an IPv4 address is public if the IPv4 address is."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -142,10 +142,10 @@ def basic_auth(login: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxies:
-    """Proxies choose the proxy for an origin.
+    """The proxies through which origins are reached.
 
-    by_scheme: http://[user:password@]host:port for "http", "https" or "all"; excludes: hosts that
-    are reached directly, in the syntax of NO_PROXY.
+    by_scheme: http://[user:password@]host:port for "http", "https" or "all". excludes: the hosts
+    that are reached directly, in the syntax of NO_PROXY.
     """
 
     by_scheme: Mapping[str, str] = field(default_factory=dict)

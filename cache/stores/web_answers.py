@@ -65,7 +65,7 @@ counts as one that doesn't support ranges."""
 
 
 class RangeSupport:
-    """RangeSupport detects a server that answers ranges with the entire object."""
+    """The answers of a server to ranges, which show if it supports ranges."""
 
     def __init__(self) -> None:
         self._was_answered = False
@@ -76,7 +76,8 @@ class RangeSupport:
         self._was_answered = True
 
     def failure(self) -> RequestError:
-        """Return the error for such an answer, which is final if the server never sent a range."""
+        """Return the error for an answer with the entire object, which is final if the server never
+        sent a range."""
         self._wholes += 1
         text = "the server answered a range with the whole object"
         if self._was_answered or self._wholes < _RANGES_UNSUPPORTED:

@@ -32,7 +32,7 @@ _HEAD_BYTES = 64 * 2**10
 _FIRST_READ = 16 * 2**10
 _STEP = 2**20
 _IDLE_S = 60.0
-"""Gateways drop connections that are idle for longer, and a request on such a one hangs."""
+"""Gateways drop connections that are idle for longer, and a request on such a connection hangs."""
 _UNREACHABLE = frozenset(
     {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 )
@@ -40,7 +40,7 @@ _UNREACHABLE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Timeouts limit a request in seconds: to connect, without a byte, and in total."""
+    """The time limits of a request in seconds: to connect, without a byte, and in total."""
 
     connect_s: float
     read_s: float
@@ -62,10 +62,10 @@ class StaleError(RequestError):
 
 
 class Head(NamedTuple):
-    """A Head holds the status and the headers of an answer.
+    """The status and the headers of an answer.
 
-    headers: by lower-case name; ":old" is set for HTTP/1.0; begin, end: the positions in the
-    connection's buffer where the body begins and where the received bytes end.
+    headers: the headers by lower-case name; ":old" is set for HTTP/1.0. begin, end: the positions
+    in the connection's buffer at which the body begins and the received bytes end.
     """
 
     status: int
@@ -75,10 +75,11 @@ class Head(NamedTuple):
 
 
 class Connection:
-    """A Connection is an open socket to one origin with the bytes that were read ahead.
+    """An open socket to one origin, with the bytes that were read ahead.
 
-    is_public: its address is public; is_kept: it has served a request; prefix, proxy_headers: of
-    requests through a proxy; buffer: the bytes read ahead.
+    is_public: True if its address is public. is_kept: True if it has served a request. prefix,
+    proxy_headers: the beginning of targets and the headers of requests through a proxy. buffer: the
+    bytes that were read ahead.
     """
 
     def __init__(
@@ -251,9 +252,9 @@ def parse_head(head: str) -> tuple[int, dict[str, str]]:
 
 
 class ConnectionPool:
-    """A ConnectionPool keeps connections by origin. Safe for several threads.
+    """The connections of a client, which are kept by origin. Safe for several threads.
 
-    is_aborted: the pool provides no more connections.
+    is_aborted: True if the pool provides no more connections.
     """
 
     def __init__(self) -> None:
@@ -326,10 +327,11 @@ def _close_all(idle: dict[WebOrigin, list[Connection]]) -> None:
 
 
 class Dialer:
-    """A Dialer opens connections to origins, directly or through proxies.
+    """The opening of connections to origins, directly or through proxies.
 
-    pool: gets each connection before it is open, so that it can abort it. tls: creates the context
-    at the first https request. resolve, public: look up names and judge addresses; for tests.
+    pool: receives each connection before it is open, so that it can abort it. tls: returns the
+    context, called at the first https request. make: the class of connections. resolve: looks up
+    names. public: returns True for public addresses. Tests replace the last two.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Read and upload objects by their URLs, on a web server or in a bucket.
 
-Redirects are followed and remembered for a few minutes for each object, so a hub that redirects to
-a CDN by signed URLs isn't asked for each range. If a remembered URL has expired, its answer is
-ignored and the origin is asked again at once.
+Redirects are followed and remembered for a few minutes for each object, so that a hub that
+redirects to a CDN by signed URLs isn't asked for each range. If a remembered URL has expired, its
+answer is ignored and the origin is asked again at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DISTRUSTED = 3
 
 
 class RedirectMemory:
-    """A RedirectMemory keeps the last hop of each object for a while. Safe for several threads."""
+    """The last hop of each object, which is kept for a while. Safe for several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,17 +78,18 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class ObjectFacts(NamedTuple):
-    """ObjectFacts hold the size and version that a server states for an object."""
+    """The size and version that a server states for an object."""
 
     size_bytes: int
     version: str
 
 
 class WebObjects:
-    """WebObjects requests objects by their URLs. Safe for several threads; not across fork.
+    """The objects of a web server or a bucket, which are requested by their URLs.
 
-    url_of: returns the URL, signed if needed, of a method and a key; headers: the user's, for the
-    origin only; bucket: the name of the objects' bucket, or None.
+    url_of: returns the URL of a method and a key, signed if necessary. headers: the user's headers,
+    which are sent only to the origin. bucket: the name of the objects' bucket, or None. Safe for
+    several threads; not across fork.
     """
 
     def __init__(

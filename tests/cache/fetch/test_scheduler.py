@@ -219,8 +219,8 @@ def test_fills_are_granted_no_more_than_they_need_and_batches_leave(
     for passed_s, urgent, ends, needed in steps:
         now_s += passed_s
         if urgent:
-            budget.take(now_s, urgent=True)
-            budget.give_back()
+            budget.acquire(now_s, urgent=True)
+            budget.release()
             urgent_s = now_s
         before = sum(granted)
         granted.append(budget.grant(now_s, needed))

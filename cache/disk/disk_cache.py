@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 DISK_ERRORS = (OSError, sqlite3.Error, StalledError)
 """Errors of the cache's disk, including a catalogue whose lock isn't acquired in time."""
+RETRY_S = 30.0
+"""Seconds without writes after an error of the disk."""
 
 
 class DiskCache:
@@ -48,9 +50,6 @@ class DiskCache:
     Raises ConfigError for invalid arguments; at first use if the folder is on a network file
     system, has a newer format, or is in use with another limit.
     """
-
-    retry_s = 30.0
-    """Seconds without writes after an error of the disk."""
 
     def __init__(
         self,
@@ -195,7 +194,7 @@ class DiskCache:
 
     def give_up(self, error: BaseException, *, reads: bool = False) -> None:
         """Stop writing for a while, and warn once. reads: stop reading, too."""
-        self._no_writes_until_s = time.monotonic() + self.retry_s
+        self._no_writes_until_s = time.monotonic() + RETRY_S
         if reads:
             self._no_reads_until_s = self._no_writes_until_s
         if self._warned:
@@ -214,7 +213,7 @@ class DiskCache:
         self._warn(
             f"{self.path}: the cache can't be used ({reason}), so data that it doesn't hold is "
             f"fetched from the remote each time. {remedy} Penstock tries the cache again every "
-            f"{self.retry_s:.0f} s."
+            f"{RETRY_S:.0f} s."
         )
 
     def _warn_of_damage(self, folder: CacheFolder) -> None:

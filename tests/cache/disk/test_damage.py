@@ -590,7 +590,7 @@ def _fails_once(root: Path, at: int, code: int, monkeypatch: pytest.MonkeyPatch)
                 return _plain(*args, **named)
 
             patched.setattr(os, name, watched)
-        patched.setattr("penstock.cache.disk.disk_cache.DiskCache.retry_s", 0.0)
+        patched.setattr("penstock.cache.disk.disk_cache.RETRY_S", 0.0)
         with playing(root, most=2) as job:
             job.epoch(random.Random(at), whole=0.3)
             job.remote.drop(job.sources[0])

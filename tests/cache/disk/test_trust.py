@@ -512,7 +512,7 @@ def test_a_folder_that_can_be_written_again_is_used_again(
     held, other = (source_of(store, name) for name in store.objects)
     with remote_of(store, tmp_path / "cache") as remote:
         remote.fill(held)
-    monkeypatch.setattr("penstock.cache.disk.disk_cache.DiskCache.retry_s", 0.0)
+    monkeypatch.setattr("penstock.cache.disk.disk_cache.RETRY_S", 0.0)
     with one_warning(), remote_of(store, tmp_path / "cache") as one:
         with monkeypatch.context() as patched:
             refuse_writes(patched)

@@ -395,9 +395,9 @@ class JobTable:
     def owed_bytes(self, group: str) -> int:
         """Return the largest number of bytes that a job of a group lacks of its share."""
         found = self._file.row(
-            "SELECT COALESCE(MAX(MIN(share, wanted) - (SELECT COALESCE(SUM(disk), 0) FROM blobs"
-            " WHERE grp = members.grp AND state != 'trash' AND kept = 0"
-            " AND key < members.below)), 0) FROM members WHERE grp = ?",
+            "SELECT MAX(0, COALESCE(MAX(MIN(share, wanted) - (SELECT COALESCE(SUM(disk), 0)"
+            " FROM blobs WHERE grp = members.grp AND state != 'trash' AND kept = 0"
+            " AND key < members.below)), 0)) FROM members WHERE grp = ?",
             (group,),
         )
         return checked_number(found[0]) if found else 0

@@ -129,6 +129,8 @@ def test_a_job_is_owed_what_it_lacks_of_its_share(catalogue: Catalogue) -> None:
     enter(catalogue, "0d", disk_bytes=8192)  # above the threshold: not of its share
     assert catalogue.jobs.owed_bytes("g") == 32_768
     assert catalogue.jobs.owed_bytes("another") == 0
+    catalogue.jobs.set_share(1, share_bytes=8192 - 20, below="0c")
+    assert catalogue.jobs.owed_bytes("g") == 0  # it holds more than its share
 
 
 def test_what_is_dropped_counts_until_it_is_gone(catalogue: Catalogue) -> None:

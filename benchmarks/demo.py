@@ -214,7 +214,9 @@ def _same(same: bool) -> str:
 
 def _compare(work: Work, scale: Scale, console: Console) -> Comparison:
     _heading(
-        console, 5, f"Beside torch's DataLoader with Pillow: crops of {work.size} x {work.size}"
+        console,
+        5,
+        f"Compared with torch's DataLoader with Pillow: crops of {work.size} x {work.size}",
     )
     with _CountBar(console, "rounds") as bar:
         total = scale.rounds * len(LOADERS)

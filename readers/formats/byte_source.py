@@ -69,9 +69,9 @@ class ByteSource(ABC):
     is_kept: bool = True
 
     @property
+    @abstractmethod
     def is_whole(self) -> bool:
         """Return True if all bytes are on the local disk."""
-        return True
 
     @abstractmethod
     def views(self, starts: Sequence[int], ends: Sequence[int]) -> list[Encoded]:
@@ -181,6 +181,8 @@ class LocalFiles(ByteSource):
     One file that is a shard is mapped as a whole. Other files are opened each time that they are
     read, and parts of them are mapped when they are viewed, unless that costs more than reading.
     """
+
+    is_whole = True
 
     def __init__(
         self,

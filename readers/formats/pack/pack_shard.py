@@ -224,23 +224,6 @@ class PackShard:
             found = self._dense[name] = DenseRows(self.columns.fields[name])
         return found
 
-    def wrong_rows(self, field: str, rows: Ints) -> NDArray[np.bool_] | None:
-        """Return a mask of the corrupt rows, as `DenseRows.wrong` does.
-
-        If the shard isn't cached completely, missing bytes are fetched first: large rows one by
-        one, others in blocks, which have a checksum.
-        """
-        own, dense = self.columns.fields[field], self.dense(field)
-        if self.source.is_whole:
-            return dense.wrong(rows)
-        if own.form.has_ranges and own.crcs is not None:
-            self.source.buffer(self._row_spans(field, rows))
-            return dense.wrong_alone(rows, own.crcs)
-        spans = [dense.span(block) for block in dense.unchecked(rows)]
-        if spans:
-            self.source.buffer(spans)
-        return dense.wrong(rows)
-
     def gather(
         self,
         field: str,
@@ -256,11 +239,14 @@ class PackShard:
 
         wrong: receives the reason for each corrupt row, by its place in rows.
         """
-        if not self.source.is_kept and self.columns.fields[field].form.has_ranges:
+        dense = self.dense(field)
+        if self.source.is_whole:
+            bad = dense.wrong(rows)
+        elif not self.source.is_kept and self.columns.fields[field].form.has_ranges:
             self._ranges(field, rows, out, places, wrong, corners)
             return
-        dense = self.dense(field)
-        bad = self.wrong_rows(field, rows)
+        else:
+            bad = self._fetched_wrong(field, rows)
         if bad is not None:
             wrong.update(dict.fromkeys(np.flatnonzero(bad).tolist(), WRONG_CRC))
         if corners is None:
@@ -269,6 +255,18 @@ class PackShard:
             from penstock.readers.fields import put_parts  # only crops of arrays need it
 
             put_parts(dense.each(rows), corners, out, places)
+
+    def _fetched_wrong(self, name: str, rows: Ints) -> NDArray[np.bool_] | None:
+        """Fetch missing bytes of rows, and return a mask of the corrupt rows as `DenseRows.wrong`
+        does. Large rows are fetched one by one, others in blocks, which have a checksum."""
+        field, dense = self.columns.fields[name], self.dense(name)
+        if field.form.has_ranges and field.crcs is not None:
+            self.source.buffer(self._row_spans(name, rows))
+            return dense.wrong_alone(rows, field.crcs)
+        spans = [dense.span(block) for block in dense.unchecked(rows)]
+        if spans:
+            self.source.buffer(spans)
+        return dense.wrong(rows)
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]

@@ -41,11 +41,13 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Spans = Sequence[tuple[int, int]]
+    Room = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 
 # A process may have 65,530 maps, and a dataset has 1,024 open shards. If a shard has many small
 # files, none is mapped, because reading them costs less.
 _MOST_MAPPED, _LEAST_BYTES = 4, 16 * 2**20
 
+_BYTES = np.dtype(np.uint8)
 _NO_BYTES: Encoded = np.frombuffer(b"", np.uint8)
 
 
@@ -56,7 +58,7 @@ class ByteSource(ABC):
     are of mapped files, whose bytes may change. is_file_per_sample: True if one sample can be
     missing or changed while the others are intact. may_fetch: True if bytes may come from a remote,
     so that a batch loads all that it needs at once (`spans`, `load`). is_kept: True if bytes that
-    are read stay on the local disk.
+    are read stay on the local disk. may_map: False if `view` always returns None.
 
     Methods raise IndexChangedError, CorruptShardError, DatasetError, ReadError or FetchError.
     """
@@ -64,6 +66,7 @@ class ByteSource(ABC):
     shown: str
     size_bytes: int
     is_mapped: bool = True
+    may_map: bool = True
     is_file_per_sample: bool = False
     may_fetch: bool = False
     is_kept: bool = True
@@ -86,11 +89,14 @@ class ByteSource(ABC):
         """Read bytes past any map into slots of their sizes, each by a read of its own."""
 
     @abstractmethod
-    def read_parts(
-        self, starts: Sequence[int], ends: Sequence[int], room: Callable[[int], Encoded]
-    ) -> list[Encoded]:
+    def read_parts(self, starts: Ints, ends: Ints, room: Room) -> list[Encoded]:
         """Return bytes [start, end) past any map, read-only; empty if the file is missing and may
-        be. room: returns memory of so many bytes to read neighbours into by one call."""
+        be. room: returns memory, into which neighbours are read by one call."""
+
+    def read_part(self, start: int, end: int, room: Room) -> Encoded:
+        """Return one part as `read_parts` does, sooner."""
+        (found,) = self.read_parts(np.array([start]), np.array([end]), room)
+        return found
 
     @abstractmethod
     def view(self, start: int, end: int, *, touched_bytes: int) -> Encoded | None:
@@ -205,10 +211,11 @@ class LocalFiles(ByteSource):
         self.shown = printable(self._folder + names[0]) if len(names) == 1 else printable(root)
         self.is_mapped, self.is_file_per_sample = is_mapped, not is_mapped
         # Indexing a memoryview returns plain integers, and takes 8 bytes for each.
-        starts = np.zeros(len(names) + 1, np.int64)
-        np.cumsum(sizes, out=starts[1:])
-        self._starts = memoryview(starts)  # type: ignore[arg-type]
+        self._bounds = np.zeros(len(names) + 1, np.int64)
+        np.cumsum(sizes, out=self._bounds[1:])
+        self._starts = memoryview(self._bounds)  # type: ignore[arg-type]
         self.size_bytes = self._starts[-1]
+        self.may_map = len(names) <= _MOST_MAPPED or self.size_bytes >= _LEAST_BYTES
         # Checked once per file, as it costs as much as a read.
         self._is_below = np.full(len(names), not is_below, np.bool_)
         self._may_lack, self._used, self._tally = may_lack, used, tally
@@ -220,7 +227,7 @@ class LocalFiles(ByteSource):
 
     def _find(self, start: int) -> int:
         """Return the number of the file in which a byte lies."""
-        return min(bisect_right(self._starts, start), len(self._names)) - 1
+        return bisect_right(self._starts, start, 0, len(self._names)) - 1
 
     def _path(self, file: int) -> bytes:
         name = self._names[file]
@@ -244,15 +251,15 @@ class LocalFiles(ByteSource):
 
     def _fill(self, fd: int, file: int, begin: int, into: Encoded) -> None:
         """Fill an array from a byte of a file onwards."""
-        path, name = self._path(file), self._names[file]
         if fd < 0:
-            raise self._errors.gone(path, name)
+            raise self._errors.gone(self._path(file), self._names[file])
         try:
             got = read_up_to(fd, into, begin)
         except OSError as error:
-            raise self._errors.unreadable(path, error) from error
+            raise self._errors.unreadable(self._path(file), error) from error
         if got < len(into):
-            raise self._errors.truncated(path, name, end=begin + len(into), now=begin + got)
+            end, now = begin + len(into), begin + got
+            raise self._errors.truncated(self._path(file), self._names[file], end=end, now=now)
         if self._tally is not None:
             self._tally.add(got)
 
@@ -301,42 +308,67 @@ class LocalFiles(ByteSource):
             found.append(FileSpan(path, name, start - begin, size_bytes, is_rest))
         return found
 
-    def read_parts(
-        self, starts: Sequence[int], ends: Sequence[int], room: Callable[[int], Encoded]
-    ) -> list[Encoded]:
+    def read_parts(self, starts: Ints, ends: Ints, room: Room) -> list[Encoded]:
         """Read parts of files."""
-        found: list[Encoded] = [_NO_BYTES] * len(starts)
+        files = np.searchsorted(self._bounds[1:-1], starts, side="right").tolist()
+        order: list[int] = np.argsort(starts, kind="stable").tolist()
+        lows: list[int] = starts.tolist()
+        highs: list[int] = ends.tolist()
+        found: list[Encoded] = [_NO_BYTES] * len(lows)
         fd, now, run = -1, -1, list[int]()
-
-        def read() -> None:
-            """Read parts that are neighbours or overlap."""
-            if not run or fd < 0:
-                return
-            low, high = starts[run[0]], max(ends[place] for place in run)
-            data = room(high - low)
-            self._fill(fd, now, low - self._starts[now], data)
-            data.flags.writeable = False
-            for place in run:
-                found[place] = data[starts[place] - low : ends[place] - low]
-
         try:
-            for place in sorted(range(len(starts)), key=starts.__getitem__):
-                file = self._find(starts[place])
-                if file != now:
-                    read()
+            for place in order:
+                if files[place] != now:
+                    self._read_run(fd, now, run, lows, highs, room, found)
                     if fd >= 0:
                         os.close(fd)
                         fd = -1
-                    fd, now, run = self._open(file), file, []
-                elif run and starts[place] > ends[run[-1]]:
-                    read()
+                    now, run = files[place], []
+                    fd = self._open(now)
+                elif run and lows[place] > highs[run[-1]]:
+                    self._read_run(fd, now, run, lows, highs, room, found)
                     run = []
                 run.append(place)
-            read()
+            self._read_run(fd, now, run, lows, highs, room, found)
         finally:
             if fd >= 0:
                 os.close(fd)
         return found
+
+    def read_part(self, start: int, end: int, room: Room) -> Encoded:
+        """Read a part of a file."""
+        file, found = self._find(start), [_NO_BYTES]
+        fd = self._open(file)
+        try:
+            self._read_run(fd, file, (0,), (start,), (end,), room, found)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return found[0]
+
+    def _read_run(
+        self,
+        fd: int,
+        file: int,
+        run: Sequence[int],
+        starts: Sequence[int],
+        ends: Sequence[int],
+        room: Room,
+        found: list[Encoded],
+    ) -> None:
+        """Read parts of a file that are neighbours or overlap. run: their places in starts."""
+        if not run or fd < 0:
+            return
+        low = starts[run[0]]
+        high = ends[run[0]] if len(run) == 1 else max(ends[place] for place in run)
+        data = room((high - low,), _BYTES)
+        self._fill(fd, file, low - self._starts[file], data)
+        data.flags.writeable = False
+        if len(run) == 1:
+            found[run[0]] = data
+            return
+        for place in run:
+            found[place] = data[starts[place] - low : ends[place] - low]
 
     # -- maps
 
@@ -444,12 +476,10 @@ class BlobBytes(ByteSource):
         for slot, data in zip(slots, self._load(starts, ends, "pread"), strict=True):
             slot[:] = data
 
-    def read_parts(
-        self, starts: Sequence[int], ends: Sequence[int], room: Callable[[int], Encoded]
-    ) -> list[Encoded]:
+    def read_parts(self, starts: Ints, ends: Ints, room: Room) -> list[Encoded]:
         """Read parts of the blob, each into memory of its own."""
         del room
-        return self._load(starts, ends, "pread")
+        return self._load(starts.tolist(), ends.tolist(), "pread")
 
     def view(self, start: int, end: int, *, touched_bytes: int) -> Encoded | None:
         """Return a view of the blob's map, if the blob is complete, and check its blocks."""

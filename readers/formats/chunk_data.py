@@ -184,10 +184,12 @@ class ChunkData:
         """Read parts of extents, neighbours by one read. Bytes that may be remote are loaded by one
         call."""
         if not self.source.may_fetch:
-            begins = self._begins.take(extents).tolist()
-            lows = [begin + start for begin, start in zip(begins, starts, strict=True)]
-            highs = [begin + end for begin, end in zip(begins, ends, strict=True)]
-            return self.source.read_parts(lows, highs, self._room_for)
+            if len(extents) == 1:
+                begin = self._begins.item(extents[0])
+                return [self.source.read_part(begin + starts[0], begin + ends[0], self.room)]
+            begins = self._begins[np.array(extents, np.int64)]
+            lows, highs = begins + np.array(starts, np.int64), begins + np.array(ends, np.int64)
+            return self.source.read_parts(lows, highs, self.room)
         if not len(extents):
             return []
         self._note(extents)
@@ -195,17 +197,13 @@ class ChunkData:
         data = self.source.load(parts.spans(), mode=self._mode)
         return self.with_fetched(parts, data).read_parts(extents, starts, ends)
 
-    def _room_for(self, size_bytes: int) -> Encoded:
-        return self.room((size_bytes,), np.dtype(np.uint8))
-
     def read_into(
         self, extents: Sequence[int], starts: Sequence[int], slots: Sequence[Encoded]
     ) -> None:
         """Read parts of extents into their slots."""
         if not self.source.may_fetch:
-            begins = self._begins.take(extents).tolist()
-            lows = [begin + start for begin, start in zip(begins, starts, strict=True)]
-            self.source.fill(lows, slots)
+            begins = self._begins[np.array(extents, np.int64)]
+            self.source.fill((begins + np.array(starts, np.int64)).tolist(), slots)
             return
         ends = [start + len(slot) for start, slot in zip(starts, slots, strict=True)]
         for slot, data in zip(slots, self.read_parts(extents, starts, ends), strict=True):
@@ -214,8 +212,10 @@ class ChunkData:
     def view(self, extent: int, *, size_bytes: int | None = None) -> Encoded | None:
         """Return a view of an extent if it is mapped; None if it isn't, or if the mode is
         "pread"."""
+        if self._mode == "pread" or not self.source.may_map:
+            return None
         begin, size = int(self._begins[extent]), int(self._extents.sizes[extent])
-        if self._mode == "pread" or begin == NOT_IN_BLOB:
+        if begin == NOT_IN_BLOB:
             return None
         touched = size if size_bytes is None else size_bytes
         data = self.source.view(begin, begin + size, touched_bytes=touched)

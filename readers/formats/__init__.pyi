@@ -9,8 +9,8 @@ from .array_windows import ArrayWindows as ArrayWindows, ChunkGrid as ChunkGrid
 from .array_windows import PartCopier as PartCopier, StepCopier as StepCopier
 from .array_windows import place_numbers as place_numbers, unit_rows as unit_rows
 from .array_windows import windows_of as windows_of
-from .byte_source import BlobPlace as BlobPlace, ByteSource as ByteSource
-from .byte_source import LocalPlace as LocalPlace, ShardPlace as ShardPlace
+from .byte_source import BlobBytes as BlobBytes, ByteSource as ByteSource
+from .byte_source import ShardPlace as ShardPlace
 from .candidates import Candidates as Candidates, Grouping as Grouping, MISSING as MISSING
 from .candidates import Spans as Spans, part_bounds as part_bounds
 from .chunk_cache import SharedExtents as SharedExtents, ChunkMemory as ChunkMemory

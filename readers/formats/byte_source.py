@@ -51,6 +51,21 @@ _BYTES = np.dtype(np.uint8)
 _NO_BYTES: Encoded = np.frombuffer(b"", np.uint8)
 
 
+class ChunkExtents(Protocol):
+    """The part of a `Sidecar` that locates the extents of a shard of chunks."""
+
+    @property
+    def files(self) -> ShardFiles:
+        """Return the files of the shard."""
+
+    @property
+    def extents(self) -> Extents | None:
+        """Return the extents in these files; None if the shard has no chunks."""
+
+    def blob_extents(self, fields: Sequence[str]) -> BlobExtents:
+        """Return the extents of some fields, placed in a blob."""
+
+
 class ByteSource(ABC):
     """The bytes of one shard. Safe for several threads. Views outlive the source.
 
@@ -161,20 +176,11 @@ class ByteSource(ABC):
 class FileErrors:
     """The errors of a local file that isn't as it was indexed."""
 
-    def gone(self, path: bytes, name: bytes) -> Exception:
-        """Return the error for a missing file."""
+    def changed(self, path: bytes, name: bytes, *, had: int, now: int | None) -> Exception:
+        """Return the error for a file that had some bytes, and has others now, or is gone: None."""
         del path
-        return changed_file_error(name, "it is gone")
-
-    def resized(self, path: bytes, name: bytes, *, had: int, now: int) -> Exception:
-        """Return the error for a file of another size."""
-        del path
-        return changed_file_error(name, f"it had {had} bytes, now {now}")
-
-    def truncated(self, path: bytes, name: bytes, *, end: int, now: int) -> Exception:
-        """Return the error for a file that ends before a byte that is read."""
-        del path
-        return changed_file_error(name, f"it had {end} bytes or more and now has {now}")
+        what = "it is gone" if now is None else f"it had {had} bytes, now {now}"
+        return changed_file_error(name, what)
 
     def unreadable(self, path: bytes, error: OSError) -> Exception:
         """Return the error for a file that exists and can't be read."""
@@ -237,6 +243,10 @@ class LocalFiles(ByteSource):
         self._is_below[file] = True
         return path
 
+    def _changed(self, file: int, now: int | None) -> Exception:
+        path, name, had = self._path(file), self._names[file], int(self._sizes[file])
+        return self._errors.changed(path, name, had=had, now=now)
+
     def _open(self, file: int) -> int:
         """Open a file; return -1 if it is missing and may be."""
         path = self._path(file)
@@ -245,21 +255,20 @@ class LocalFiles(ByteSource):
         except (FileNotFoundError, NotADirectoryError):
             if self._may_lack and not os.path.lexists(path):
                 return -1
-            raise self._errors.gone(path, self._names[file]) from None
+            raise self._changed(file, None) from None
         except OSError as error:
             raise self._errors.unreadable(path, error) from error
 
     def _fill(self, fd: int, file: int, begin: int, into: Encoded) -> None:
         """Fill an array from a byte of a file onwards."""
         if fd < 0:
-            raise self._errors.gone(self._path(file), self._names[file])
+            raise self._changed(file, None)
         try:
             got = read_up_to(fd, into, begin)
         except OSError as error:
             raise self._errors.unreadable(self._path(file), error) from error
         if got < len(into):
-            end, now = begin + len(into), begin + got
-            raise self._errors.truncated(self._path(file), self._names[file], end=end, now=now)
+            raise self._changed(file, begin + got)
         if self._tally is not None:
             self._tally.add(got)
 
@@ -419,21 +428,17 @@ class LocalFiles(ByteSource):
 
     def _map_file(self, file: int, start: int, end: int) -> Any:
         """Return a buffer of mapped bytes of one file; None if it is missing and may be."""
-        path, name = self._path(file), self._names[file]
         fd = self._open(file)
         if fd < 0:
             return None
         try:
             # Reading a map beyond the end of the file would kill the process.
-            size_bytes, now = int(self._sizes[file]), os.fstat(fd).st_size
-            if now != size_bytes:
-                raise self._errors.resized(path, name, had=size_bytes, now=now)
-            begin = self._starts[file]
+            now, begin = os.fstat(fd).st_size, self._starts[file]
+            if now != self._sizes[file] or start == end:
+                raise self._changed(file, now)
             return FileMap(fd, span=(start - begin, end - begin)).buffer()
-        except ValueError:  # there is nothing to map
-            raise self._errors.resized(path, name, had=size_bytes, now=now) from None
         except OSError as error:
-            raise self._errors.unreadable(path, error) from error
+            raise self._errors.unreadable(self._path(file), error) from error
         finally:
             os.close(fd)
 
@@ -548,81 +553,51 @@ class BlobBytes(ByteSource):
         return BlobBytes(self._remote, self._remote.pass_by(source))
 
 
-class ShardPlace(Protocol):
-    """The place of a shard: a local folder, or a blob of the cache."""
+@dataclass(frozen=True, slots=True)
+class ShardPlace:
+    """The place of a shard: a local folder, or a blob of the cache. One of them is None."""
+
+    root: bytes | None = None
+    blob: BlobBytes | None = None
 
     def file(
-        self,
-        name: bytes,
-        size_bytes: int,
-        *,
-        is_below: bool = False,
-        errors: FileErrors | None = None,
+        self, name: bytes, size_bytes: int, *, is_below: bool, errors: FileErrors | None = None
     ) -> ByteSource:
         """Open a shard that is one file, mapped if it is local. is_below: refuse links that lead
         out of the folder. errors: of a local file."""
+        if self.blob is not None:
+            return self.blob
+        sizes = np.array([size_bytes], np.int64)
+        return LocalFiles(
+            self._folder, [name], sizes, is_mapped=True, is_below=is_below, errors=errors
+        )
 
     def files(self, files: ShardFiles) -> ByteSource:
-        """Open a shard of several files."""
+        """Open a shard of several files, which are opened when they are read."""
+        return self.blob or LocalFiles(self._folder, files.names, files.sizes)
 
     def extents(
-        self,
-        files: ShardFiles,
-        extents: Extents,
-        *,
-        fields: Sequence[str],
-        in_blob: Callable[[Sequence[str]], BlobExtents],
-        may_lack: bool,
-        tally: ReadTally,
+        self, sidecar: ChunkExtents, fields: Sequence[str], *, may_lack: bool, tally: ReadTally
     ) -> tuple[ByteSource, Ints]:
         """Open a shard of chunks; return also the first byte of each extent, NOT_IN_BLOB if the
         source lacks it.
 
-        fields: those whose extents a blob has. in_blob: places the extents of fields in a blob.
-        may_lack: a missing file is no error. tally: counts the bytes that are read from local
-        files.
+        fields: those whose extents a blob has; local files have all. may_lack: a missing file is no
+        error. tally: counts the bytes that are read from local files. Raises CorruptShardError.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class LocalPlace:
-    """A local folder, in which shards lie as files."""
-
-    root: bytes
-
-    def file(
-        self,
-        name: bytes,
-        size_bytes: int,
-        *,
-        is_below: bool = False,
-        errors: FileErrors | None = None,
-    ) -> ByteSource:
-        """Map a file."""
-        sizes = np.array([size_bytes], np.int64)
-        return LocalFiles(
-            self.root, [name], sizes, is_mapped=True, is_below=is_below, errors=errors
-        )
-
-    def files(self, files: ShardFiles) -> ByteSource:
-        """Return files that are opened when they are read."""
-        return LocalFiles(self.root, files.names, files.sizes)
-
-    def extents(
-        self,
-        files: ShardFiles,
-        extents: Extents,
-        *,
-        fields: Sequence[str],
-        in_blob: Callable[[Sequence[str]], BlobExtents],
-        may_lack: bool,
-        tally: ReadTally,
-    ) -> tuple[ByteSource, Ints]:
-        """Return files that are mapped or opened when they are read, which have all extents."""
-        del fields, in_blob
+        if self.blob is not None:
+            placed, size_bytes = sidecar.blob_extents(fields), self.blob.size_bytes
+            if placed.size_bytes != size_bytes:
+                raise CorruptShardError(
+                    f"{self.blob.shown}: this part of the index records {placed.size_bytes:,} "
+                    f"bytes of {list(fields)}, the manifest {size_bytes:,}. {REINDEX}"
+                )
+            return self.blob, placed.begins
+        files, extents = sidecar.files, sidecar.extents
+        assert extents is not None
         begins = files.starts[extents.files] + extents.starts
         source = LocalFiles(
-            self.root,
+            self._folder,
             files.names,
             files.sizes,
             is_below=True,
@@ -632,47 +607,7 @@ class LocalPlace:
         )
         return source, begins
 
-
-@dataclass(frozen=True, slots=True)
-class BlobPlace:
-    """A blob of the cache, in which the shard's files or extents lie end to end."""
-
-    remote: Remote
-    blob: Blob
-
-    def file(
-        self,
-        name: bytes,
-        size_bytes: int,
-        *,
-        is_below: bool = False,
-        errors: FileErrors | None = None,
-    ) -> ByteSource:
-        """Return the blob."""
-        del name, size_bytes, is_below, errors
-        return BlobBytes(self.remote, self.blob)
-
-    def files(self, files: ShardFiles) -> ByteSource:
-        """Return the blob."""
-        del files
-        return BlobBytes(self.remote, self.blob)
-
-    def extents(
-        self,
-        files: ShardFiles,
-        extents: Extents,
-        *,
-        fields: Sequence[str],
-        in_blob: Callable[[Sequence[str]], BlobExtents],
-        may_lack: bool,
-        tally: ReadTally,
-    ) -> tuple[ByteSource, Ints]:
-        """Return the blob, which has the extents of these fields. Raises CorruptShardError."""
-        del files, extents, may_lack, tally
-        placed, source = in_blob(fields), self.blob.source
-        if placed.size_bytes != source.size_bytes:
-            raise CorruptShardError(
-                f"{source.uri}: this part of the index records {placed.size_bytes:,} bytes "
-                f"of {list(fields)}, the manifest {source.size_bytes:,}. {REINDEX}"
-            )
-        return BlobBytes(self.remote, self.blob), placed.begins
+    @property
+    def _folder(self) -> bytes:
+        assert self.root is not None
+        return self.root

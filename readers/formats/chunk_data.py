@@ -156,15 +156,7 @@ class ChunkData:
         """Open the data of a shard. fields: those whose extents are kept. Raises
         CorruptShardError."""
         tally = ReadTally() if chunks is None else chunks.store.reads
-        assert sidecar.extents is not None
-        source, begins = place.extents(
-            sidecar.files,
-            sidecar.extents,
-            fields=fields,
-            in_blob=sidecar.blob_extents,
-            may_lack=may_lack,
-            tally=tally,
-        )
+        source, begins = place.extents(sidecar, fields, may_lack=may_lack, tally=tally)
         return cls(sidecar, source, begins, chunks, tally=tally, may_lack=may_lack)
 
     def in_mode(self, mode: ReadMode) -> Self:

@@ -548,7 +548,7 @@ class Sidecar:
         if self.is_file_per_sample or len(files) != 1:
             source = place.files(files)
         else:
-            source = place.file(files.names[0], int(files.sizes[0]))
+            source = place.file(files.names[0], int(files.sizes[0]), is_below=False)
         return SpanShard(source, self._table(), names=self.names, columns=self._rows())
 
     def _rows(self) -> dict[str, Column]:

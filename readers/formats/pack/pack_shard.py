@@ -156,29 +156,18 @@ _REMEDY = "Run the same `penstock pack` again into an empty folder, or fetch the
 class _PackErrors(FileErrors):
     """The errors of a pack's shard file."""
 
-    def gone(self, path: bytes, name: bytes) -> Exception:
-        """Return the error for a missing shard."""
+    def changed(self, path: bytes, name: bytes, *, had: int, now: int | None) -> Exception:
+        """Return the error for a shard that is missing, or has another size."""
         del name
-        return CorruptShardError(
-            f"{printable(path)}: the shard is missing, though the manifest names it. {_REMEDY}"
-        )
-
-    def resized(self, path: bytes, name: bytes, *, had: int, now: int) -> Exception:
-        """Return the error for a shard of another size."""
-        del name
+        shown = printable(path)
+        if now is None:
+            return CorruptShardError(
+                f"{shown}: the shard is missing, though the manifest names it. {_REMEDY}"
+            )
         kind, what = (
-            (CorruptShardError, "truncated") if now < had else (IndexChangedError, "changed")
+            (IndexChangedError, "changed") if now > had else (CorruptShardError, "truncated")
         )
-        return kind(
-            f"{printable(path)}: {what}: got {now} bytes, the manifest promises {had}. {_REMEDY}"
-        )
-
-    def truncated(self, path: bytes, name: bytes, *, end: int, now: int) -> Exception:
-        """Return the error for a shard that became shorter."""
-        del name, now
-        return CorruptShardError(
-            f"{printable(path)}: truncated: it ends before byte {end}. {_REMEDY}"
-        )
+        return kind(f"{shown}: {what}: got {now} bytes, the manifest promises {had}. {_REMEDY}")
 
     def unreadable(self, path: bytes, error: OSError) -> Exception:
         """Return the error for a shard that can't be read."""

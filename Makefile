@@ -41,8 +41,8 @@ figures: $(READY)
 	$(BIN)/python -m benchmarks.figures
 
 test: check
-	# Three on two cores: tests wait for processes, servers and disks a third of their time.
-	$(BIN)/pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=10
+	# Four on two cores: tests wait for processes, servers and disks a third of their time.
+	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=10
 
 # What another Python could break: the pure parts, every container, the loader itself, the install.
 quick: $(READY)

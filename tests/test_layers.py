@@ -73,6 +73,7 @@ NOT_FOR_ARRAYS = (
     "penstock.readers.fields.sniff",
     "penstock.readers.files.atomic",
     "penstock.readers.formats.dataset_arguments",
+    "penstock.readers.formats.pack.pack_blob",
     "penstock.readers.index.blob_names",
     "penstock.readers.index.building",
     "penstock.readers.index.index_folders",

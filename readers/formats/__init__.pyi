@@ -1,4 +1,3 @@
-from . import byte_source as byte_source
 from . import candidates as candidates
 from . import chunk_cache as chunk_cache
 from . import chunk_data as chunk_data
@@ -9,17 +8,15 @@ from .array_windows import ArrayWindows as ArrayWindows, ChunkGrid as ChunkGrid
 from .array_windows import PartCopier as PartCopier, StepCopier as StepCopier
 from .array_windows import place_numbers as place_numbers, unit_rows as unit_rows
 from .array_windows import windows_of as windows_of
-from .byte_source import BlobBytes as BlobBytes, ByteSource as ByteSource
-from .byte_source import ShardPlace as ShardPlace
 from .candidates import Candidates as Candidates, Grouping as Grouping, MISSING as MISSING
 from .candidates import Spans as Spans, part_bounds as part_bounds
 from .chunk_cache import SharedExtents as SharedExtents, ChunkMemory as ChunkMemory
 from .chunk_cache import DecodedChunks as DecodedChunks, FREE_BYTES as FREE_BYTES
 from .chunk_cache import LEAST_LENT_BYTES as LEAST_LENT_BYTES
 from .chunk_counts import DecodedCounts as DecodedCounts, sum_counts as sum_counts
-from .chunk_data import ChunkParts as ChunkParts
+from .chunk_data import BlobChunkData as BlobChunkData, ChunkParts as ChunkParts
 from .chunk_files import ChunkFiles as ChunkFiles
-from .chunked import ChunkFormat as ChunkFormat, ChunkReader as ChunkReader
+from .chunked import ChunkBlob as ChunkBlob, ChunkFormat as ChunkFormat, ChunkReader as ChunkReader
 from .chunked import ChunkShard as ChunkShard, ChunkedShardFacts as ChunkedShardFacts
 from .chunked import Crops as Crops, PartsReader as PartsReader, ShardData as ShardData
 from .dataset_arguments import DEFAULT_SAMPLING as DEFAULT_SAMPLING, DocumentMode as DocumentMode
@@ -28,7 +25,7 @@ from .dataset_arguments import WindowArgument as WindowArgument
 from .dataset_arguments import are_default_names as are_default_names
 from .dataset_arguments import arrangement_of as arrangement_of, check_sampling as check_sampling
 from .dataset_arguments import renamed_arrangement as renamed_arrangement
-from .extents import Extents as Extents
+from .extents import ChunkedShard as ChunkedShard, Extents as Extents
 from .format import Format as Format, Indexing as Indexing, Listing as Listing
 from .format import ShardEntry as ShardEntry, ShardOpener as ShardOpener, Snapshot as Snapshot
 from .format import SpanFormat as SpanFormat, default_fields_of as default_fields_of
@@ -43,13 +40,12 @@ from .format_registry import looks_like_fallback as looks_like_fallback
 from .format_registry import self_indexed as self_indexed
 from .kept_chunks import KeptChunks as KeptChunks
 from .local_files import FileSpan as FileSpan, REINDEX as REINDEX, STEP_BYTES as STEP_BYTES
-from .open_shard import Ints as Ints, NO_SPAN as NO_SPAN
+from .open_shard import BlobShard as BlobShard, Ints as Ints, NO_SPAN as NO_SPAN
 from .open_shard import OpenShard as OpenShard, Places as Places, STORAGES as STORAGES
 from .open_shard import SampleLayout as SampleLayout, SpanPlace as SpanPlace
 from .open_shard import StridedRows as StridedRows
 from .record_format import RecordFormat as RecordFormat, RecordSpans as RecordSpans
 from .record_format import Records as Records
-from .shard_summary import ChunkedShard as ChunkedShard
 from .shard_summary import FieldNotes as FieldNotes, FieldSummary as FieldSummary
 from .shard_summary import MAX_BYTES as MAX_BYTES, MAX_SAMPLES as MAX_SAMPLES
 from .shard_summary import MAX_SHARD_BYTES as MAX_SHARD_BYTES

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from penstock.readers.fields import Column, Schema
+    from penstock.readers.formats.extents import ChunkedShard
     from penstock.readers.formats.open_shard import Storage
-    from penstock.readers.formats.shard_summary import ChunkedShard
     from penstock.readers.origin import Entry, LeftOut, QuarantineEntry
 
 MISSING = -1

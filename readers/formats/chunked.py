@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, runtim
 import numpy as np
 
 from penstock.readers.fields import array_form, put_parts
-from penstock.readers.formats.chunk_data import ChunkData
+from penstock.readers.formats.chunk_data import BlobChunkData, ChunkData, LocalChunkData
 from penstock.readers.formats.format import SpanFormat
+from penstock.readers.formats.open_shard import BlobShard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from penstock.cache.base import Blob
+    from penstock.cache.blobs import Remote
     from penstock.readers.fields import Column, ColumnCrop, Schema
-    from penstock.readers.formats.byte_source import ShardPlace
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.extents import Extents
     from penstock.readers.formats.format import ShardEntry, ShardOpener
@@ -201,7 +203,7 @@ class ChunkFormat(SpanFormat, ABC):
         """Open a shard without reading a sample. Raises CorruptShardError."""
 
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
-        """Return the object that opens a shard at its place."""
+        """Return the object that opens a shard from local files or from the cache."""
         return _ChunkOpener(self, entry, sidecar())
 
 
@@ -272,26 +274,32 @@ class _ChunkOpener:
         some, all = (reader.needs(rows, fields, crops) for crops in (draw(rows), {}))
         return float(extents.sizes[some].sum() / max(1, extents.sizes[all].sum()))
 
-    def open(self, place: ShardPlace) -> ChunkShard:
-        """Open the shard at its place."""
-        data = ChunkData.open(
+    def open_local(self, root: bytes) -> ChunkShard:
+        """Open the shard below a local folder."""
+        data = LocalChunkData(
+            root, self.sidecar, self.entry.chunks, may_lack=self.format.may_lack_objects
+        )
+        return ChunkShard(self._reader(), data, self.entry)
+
+    def open_blob(self, remote: Remote, blob: Blob) -> ChunkBlob:
+        """Open the shard from a blob of the cache."""
+        data = BlobChunkData(
+            remote,
+            blob,
             self.sidecar,
-            place,
             fields=self.entry.fields,
             chunks=self.entry.chunks,
             may_lack=self.format.may_lack_objects,
         )
-        return ChunkShard(self._reader(), data, self.entry, has_units=len(self.sidecar.units) > 0)
+        has_units = len(self.sidecar.units) > 0
+        return ChunkBlob(remote, blob, self._reader(), data, self.entry, has_units=has_units)
 
 
-class ChunkShard:
-    """A shard of chunks. It has no spans. has_units: True if samples can't be read singly."""
+class _BaseChunkShard:
+    """The common part of a shard of chunks in a local folder and in a blob. It has no spans."""
 
-    def __init__(
-        self, reader: ChunkReader, data: ChunkData, entry: ShardEntry, *, has_units: bool
-    ) -> None:
-        self.reader, self.data, self.source = reader, data, data.source
-        self.has_units = has_units
+    def __init__(self, reader: ChunkReader, data: ChunkData, entry: ShardEntry) -> None:
+        self.reader, self.data = reader, data
         self.table = np.empty((entry.samples, entry.layout.table.count), np.int64)
 
     def with_data(self, data: ChunkData) -> Self:
@@ -401,3 +409,39 @@ class _WholeSamplePartsReader(_WholeSampleReader):
         del crops
         assert isinstance(self.inner, PartsReader)
         return self.inner.needs_parts(rows, fields, {})
+
+
+class ChunkShard(_BaseChunkShard):
+    """A shard of chunks in a local folder."""
+
+    is_mapped = False
+    is_file_per_sample = False
+
+    def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
+        """Raise TypeError: there are no spans."""
+        raise TypeError(f"{len(starts)} spans up to {ends} of a shard that has none")
+
+    def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
+        """Raise TypeError: there are no spans."""
+        raise TypeError(f"{len(slots)} spans from {starts} of a shard that has none, rows {rows}")
+
+    def advise(self, starts: Ints, ends: Ints) -> None:
+        """Do nothing: there are no spans."""
+
+
+class ChunkBlob(_BaseChunkShard, BlobShard):
+    """A shard of chunks in a blob of the cache. has_units: True if samples can't be read singly."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        blob: Blob,
+        reader: ChunkReader,
+        data: ChunkData,
+        entry: ShardEntry,
+        *,
+        has_units: bool,
+    ) -> None:
+        _BaseChunkShard.__init__(self, reader, data, entry)
+        self.has_units = has_units
+        BlobShard.__init__(self, remote, blob, self.table)

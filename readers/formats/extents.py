@@ -1,25 +1,29 @@
 """Locate the extents of a shard of chunks: in its files, and in its blob of the cache.
 
 `ShardFiles` lists the files of a shard in order; a blob holds remote files end to end.
-`BlobExtents` places the extents of the selected fields in the blob, end to end.
+`ChunkedShard` is a shard of chunks as the metadata of its files describe it, without examining a
+sample. `BlobExtents` places the extents of the selected fields in the blob, end to end.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from crc32c import crc32c
 
 from penstock.cache.base import LEAST_ABSENT_BYTES
+from penstock.readers.formats.shard_summary import FieldSummary, ShardSummary, Sums
 from penstock.readers.origin import Entry, segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.cache.base import Segment
+    from penstock.readers.fields import Schema
 
     Ints = NDArray[np.int64]
 
@@ -103,6 +107,41 @@ class Extents:
         for field_number in np.unique(self.fields).tolist():
             found[field_number] = int(self.sizes[self.fields == field_number].sum())
         return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedShard:
+    """A shard as the metadata of its files describe it.
+
+    A shard is a file, a contiguous part of a large file, or several small files. samples: at least
+    one. files: that its bytes lie in. extents: its bytes in those files. units: rows of each decode
+    unit, in order; empty if samples can be read singly. checksum: CRC-32C of the metadata; it
+    changes with the content as far as the metadata do. fields: facts about some fields, such as how
+    many samples lack one. notes: data of the format itself, which it gets back when the shard is
+    opened.
+    """
+
+    samples: int
+    files: Sequence[Entry]
+    extents: Extents
+    checksum: int
+    units: Sequence[int] = ()
+    fields: Mapping[str, FieldSummary] = field(default_factory=dict)
+    notes: bytes = b""
+
+    def summary(self, schema: Schema) -> ShardSummary:
+        """Return the shard's contribution to the manifest."""
+        units = np.array(self.units, "<u4")
+        return ShardSummary(
+            samples=self.samples,
+            size_bytes=self.extents.size_bytes,
+            sums=Sums(samples=self.checksum, columns=crc32c(units)),
+            labels=None,
+            fields={name: self.fields.get(name, FieldSummary(storage="chunks")) for name in schema},
+            files=len(self.files),
+            units=tuple(self.units),
+            field_bytes=self.extents.field_bytes(len(schema)),
+        )
 
 
 NOT_IN_BLOB = -1

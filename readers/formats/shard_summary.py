@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fields import Schema
-    from penstock.readers.formats.extents import Extents
     from penstock.readers.formats.open_shard import Storage
-    from penstock.readers.origin import Entry
 
 VERSION = 2
 """The version of manifests, sidecars and shards. A reader rejects any other."""
@@ -216,38 +214,3 @@ def _labels(schema: Schema, notes: Mapping[str, FieldNotes]) -> Mapping[int, int
             values = each.values if each.present is None else each.values[each.present]
             return dict(Counter(values.tolist()))
     return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkedShard:
-    """A shard as the metadata of its files describe it.
-
-    A shard is a file, a contiguous part of a large file, or several small files. samples: at least
-    one. files: that its bytes lie in. extents: its bytes in those files. units: rows of each decode
-    unit, in order; empty if samples can be read singly. checksum: CRC-32C of the metadata; it
-    changes with the content as far as the metadata do. fields: facts about some fields, such as how
-    many samples lack one. notes: data of the format itself, which it gets back when the shard is
-    opened.
-    """
-
-    samples: int
-    files: Sequence[Entry]
-    extents: Extents
-    checksum: int
-    units: Sequence[int] = ()
-    fields: Mapping[str, FieldSummary] = field(default_factory=dict)
-    notes: bytes = b""
-
-    def summary(self, schema: Schema) -> ShardSummary:
-        """Return the shard's contribution to the manifest."""
-        units = np.array(self.units, "<u4")
-        return ShardSummary(
-            samples=self.samples,
-            size_bytes=self.extents.size_bytes,
-            sums=Sums(samples=self.checksum, columns=crc32c(units)),
-            labels=None,
-            fields={name: self.fields.get(name, FieldSummary(storage="chunks")) for name in schema},
-            files=len(self.files),
-            units=tuple(self.units),
-            field_bytes=self.extents.field_bytes(len(schema)),
-        )

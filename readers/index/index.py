@@ -19,7 +19,7 @@ from penstock.cache import CorruptShardError, IndexChangedError, PenstockError
 from penstock.cache.base import BlobSource, refuse_shortage
 from penstock.readers.fields import array_form, image_fields
 from penstock.readers.files import OWN_FOLDER, below, printable
-from penstock.readers.formats import REINDEX, BlobBytes, ShardPlace
+from penstock.readers.formats import REINDEX, BlobShard
 from penstock.readers.origin import LocalFolder
 from penstock.readers.types import ANY_SIZE, MAX_PIXELS
 
@@ -108,7 +108,7 @@ class IndexShards:
         if remote is None:
             if not isinstance(self._origin, LocalFolder):
                 raise TypeError(f"{self._origin.url} is neither local nor remote")
-            return self._opener(shard).open(ShardPlace(root=self._origin.root))
+            return self._opener(shard).open_local(self._origin.root)
         try:
             return self._open_remote(shard, remote)
         except CorruptShardError as error:
@@ -124,7 +124,7 @@ class IndexShards:
 
     def _open_remote(self, shard: int, remote: Remote) -> OpenShard:
         blob = remote.open(self.source(shard))
-        return self._opener(shard).open(ShardPlace(blob=BlobBytes(remote, blob)))
+        return self._opener(shard).open_blob(remote, blob)
 
     def _opener(self, shard: int) -> ShardOpener:
         manifest, chunks = self._manifest, self.chunks
@@ -149,7 +149,7 @@ class IndexShards:
         if self._chunks is not None:
             self._chunks.forget(shard)
         if self.remote is not None:
-            inode = None if opened is None else opened.source.inode
+            inode = getattr(opened.blob, "inode", None) if isinstance(opened, BlobShard) else None
             self.remote.drop(self.source(shard), inode=inode)
 
     def is_near(self, shard: int) -> bool:

@@ -56,13 +56,14 @@ if TYPE_CHECKING:
 
     from penstock.readers.fields import Column, SampleBatch
     from penstock.readers.formats import Candidates, Indexing
-    from penstock.readers.formats.pack import PackField, PackShard
+    from penstock.readers.formats.pack import PackBlob, PackField, PackShard
     from penstock.readers.index import CandidateBatch, Index
     from penstock.readers.origin import LeftOut, Origin, QuarantineEntry
     from penstock.readers.sources import Source
     from penstock.readers.types import Encoded, Verify
 
     Ints = NDArray[np.int64]
+    _Shard = PackShard | PackBlob
     _Payloads = dict[str, list[Encoded | Rejection | None]]
     Shards = Iterator[tuple[int, Ints]]
     Groups = Iterator["SampleGroup"]
@@ -313,11 +314,11 @@ class PackedSource:
         )
         self.sizes = np.concatenate(list(sizes))
 
-    def _shard(self, number: int) -> PackShard:
+    def _shard(self, number: int) -> _Shard:
         (shard,) = self._opened.get([number])
         return pack_shard(shard)
 
-    def _sizes(self, shard: PackShard) -> Ints:
+    def _sizes(self, shard: _Shard) -> Ints:
         """Return the bytes of each sample in the packed fields."""
         total = np.zeros(len(shard.columns), np.int64)
         for name, form in pack_forms(self.schema).items():
@@ -352,7 +353,7 @@ class PackedSource:
                 names[place], samples[place] = name, sample
         return SampleGroup(positions=ids, samples=samples, names=names)
 
-    def _samples(self, number: int, rows: Ints) -> tuple[PackShard, list[PackSample]]:
+    def _samples(self, number: int, rows: Ints) -> tuple[_Shard, list[PackSample]]:
         """Return a shard and some of its samples. Damaged bytes in the cache are fetched again."""
         shard = self._shard(number)
         try:
@@ -363,7 +364,7 @@ class PackedSource:
         shard = pack_shard(self._opened.replace(number, shard))
         return shard, self._checked(number, shard, rows)
 
-    def _checked(self, number: int, shard: PackShard, rows: Ints) -> list[PackSample]:
+    def _checked(self, number: int, shard: _Shard, rows: Ints) -> list[PackSample]:
         payloads: list[dict[str, Encoded]] = [{} for _ in rows]
         facts: list[dict[str, Facts]] = [{} for _ in rows]
         arrays: list[dict[str, NDArray[Any]]] = [{} for _ in rows]
@@ -395,18 +396,18 @@ class PackedSource:
         ]
 
     def _spans(
-        self, number: int, shard: PackShard, name: str, field: PackField, rows: Ints
+        self, number: int, shard: _Shard, name: str, field: PackField, rows: Ints
     ) -> list[Encoded]:
         assert field.bounds is not None
         assert field.crcs is not None
-        found = shard.source.views(field.bounds[rows].tolist(), field.bounds[rows + 1].tolist())
+        found = shard.views(field.bounds[rows].tolist(), field.bounds[rows + 1].tolist())
         for row, crc, data in zip(rows.tolist(), field.crcs[rows].tolist(), found, strict=True):
             if crc32c(data) != crc:
                 raise self._corrupt(number, shard, name, row)
         return found
 
     def _values(
-        self, number: int, shard: PackShard, name: str, field: PackField, rows: Ints
+        self, number: int, shard: _Shard, name: str, field: PackField, rows: Ints
     ) -> NDArray[Any]:
         """Return the numbers, or the arrays of one shape, of some rows."""
         if field.form.kind == "value":
@@ -420,7 +421,7 @@ class PackedSource:
             raise self._corrupt(number, shard, name, int(rows[place]))
         return values
 
-    def _corrupt(self, number: int, shard: PackShard, name: str, row: int) -> CorruptSampleError:
+    def _corrupt(self, number: int, shard: _Shard, name: str, row: int) -> CorruptSampleError:
         sample_id = int(self._index.starts[number]) + row
         return CorruptSampleError(
             f"Sample {sample_id} of {self.url} ({shard.name(row)}): the checksum (CRC-32C) of its "
@@ -433,7 +434,7 @@ class PackedSource:
 
 
 def _facts(
-    shard: PackShard, name: str, field: PackField, rows: Ints, *, codec: str
+    shard: _Shard, name: str, field: PackField, rows: Ints, *, codec: str
 ) -> Iterator[Facts]:
     """Yield the recorded facts of encoded samples. codec: of samples without a recorded one."""
     assert field.bounds is not None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cache import CorruptShardError, PenstockError
 from penstock.cache.base import refuse_shortage
-from penstock.readers.formats import ChunkShard, PartsReader
+from penstock.readers.formats import BlobChunkData, ChunkBlob, ChunkShard, PartsReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,20 +41,22 @@ def load_for_batch(
     if remote is None:
         return ready
     loaded = list(ready)
-    wanted: list[tuple[int, ChunkShard, ChunkParts]] = []
+    wanted: list[tuple[int, BlobChunkData, ChunkParts]] = []
     bounds = zip(ready, visit.bounds, visit.bounds[1:], strict=False)
     try:
         for place, (shard, a, b) in enumerate(bounds):
-            if isinstance(shard, ChunkShard):
-                parts = _parts(shard, visit.rows[a:b], fields, crops[place])
+            if isinstance(shard, ChunkBlob) and isinstance(shard.data, BlobChunkData):
+                parts = _parts(shard, shard.data, visit.rows[a:b], fields, crops[place])
                 if parts is not None:
-                    wanted.append((place, shard, parts))
+                    wanted.append((place, shard.data, parts))
         spans = [span for _, _, parts in wanted for span in parts.spans()]
-        found = iter(wanted[0][1].source.load(spans, mode=mode) if spans else ())
-        for place, shard, parts in wanted:
-            mine = [next(found) for _ in parts.sources]
+        found = iter(remote.load(spans, mode=mode) if spans else ())
+        for place, data, parts in wanted:
+            mine = [next(found) for _ in parts.blobs]
+            shard = ready[place]
+            assert isinstance(shard, ChunkBlob)
             with contextlib.suppress(CorruptShardError):  # reading the shard raises it again
-                brought = shard.data.with_fetched(parts, mine)
+                brought = data.with_fetched(parts, mine)
                 parts.settle(brought)
                 loaded[place] = shard.with_data(brought)
         return loaded
@@ -71,16 +73,18 @@ def load_for_batch(
 
 def in_mode(shard: OpenShard, mode: ReadMode) -> OpenShard:
     """Return a shard that reads its files in this mode."""
-    if mode != "pread" or not isinstance(shard, ChunkShard):
+    if mode != "pread" or not isinstance(shard, ChunkShard | ChunkBlob):
         return shard
     found: OpenShard = shard.with_data(shard.data.in_mode(mode))
     return found
 
 
-def _parts(shard: ChunkShard, rows: Ints, fields: Sequence[str], crops: Crops) -> ChunkParts | None:
+def _parts(
+    shard: ChunkBlob, data: BlobChunkData, rows: Ints, fields: Sequence[str], crops: Crops
+) -> ChunkParts | None:
     """Return the parts of one shard that must be loaded before some rows are read; None if there
     are none."""
-    reader, data = shard.reader, shard.data
+    reader = shard.reader
     if isinstance(reader, PartsReader):
         return data.missing_parts(*reader.needs_parts(rows, fields, crops))
     if not shard.has_units:  # it reads parts of large chunks, and doesn't report which

@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
 from penstock.cache import ClosedError, ordered
+from penstock.readers.formats import BlobShard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -69,8 +70,10 @@ class OpenShards:
     def _find(self, number: int) -> OpenShard | None:
         """Return an open shard, unless it is read past the cache and the cache has its blob by
         now."""
-        shard = self._shards.get(number)
-        return None if shard is not None and shard.source.is_outdated else shard
+        shard, remote = self._shards.get(number), self._index.remote
+        if not isinstance(shard, BlobShard) or shard.blob.is_cached or remote is None:
+            return shard
+        return None if remote.is_whole(shard.blob.source) else shard
 
     def _open(self, numbers: list[int]) -> dict[int, OpenShard]:
         """Open shards, those that need the remote concurrently."""
@@ -92,9 +95,21 @@ class OpenShards:
     def give_back(self) -> None:
         """Close shards whose blobs the cache needn't keep for this dataset's jobs, or has removed,
         because other shards may be waiting for their room."""
+        remote = self._index.remote
+        if remote is None:
+            return
+        from penstock.cache.blobs import CachedBlob
+
         with self._lock:
             shards = list(self._shards.items())
-        self.release([number for number, shard in shards if shard.source.is_spare])
+        gone = []
+        for number, shard in shards:
+            blob = shard.blob if isinstance(shard, BlobShard) else None
+            if isinstance(blob, CachedBlob) and not (
+                remote.keeps(blob.source.key) and blob.has_name
+            ):
+                gone.append(number)
+        self.release(gone)
 
     def replace(self, number: int, shard: OpenShard) -> OpenShard:
         """Reopen a remote shard after dropping its damaged bytes; if several threads report it,
@@ -120,4 +135,7 @@ class OpenShards:
 
 def _same_bytes(a: OpenShard, b: OpenShard) -> bool:
     """Return True if two open shards read the same copy of the shard's bytes."""
-    return a is b or (a.source.inode is not None and a.source.inode == b.source.inode)
+    if a is b:
+        return True
+    inodes = {getattr(s.blob, "inode", None) if isinstance(s, BlobShard) else None for s in (a, b)}
+    return len(inodes) == 1 and None not in inodes

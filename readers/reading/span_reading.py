@@ -14,7 +14,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache import DatasetError, PenstockError
-from penstock.cache.base import refuse_shortage
+from penstock.cache.base import BlobSpans, refuse_shortage
 from penstock.readers.fields import (
     ARRAY_CODECS,
     DenseColumn,
@@ -24,6 +24,7 @@ from penstock.readers.fields import (
     to_array,
 )
 from penstock.readers.files import PageAdvice
+from penstock.readers.formats import BlobShard
 from penstock.readers.reading.batch_plan import BatchSpans
 from penstock.readers.reading.row_reading import WRONG_CRC
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.cache.blobs import Remote
     from penstock.readers.blocks import Blocks
     from penstock.readers.fields import ArrayForm, Column
-    from penstock.readers.formats import ByteSource, FileSpan, OpenShard
+    from penstock.readers.formats import FileSpan, OpenShard
     from penstock.readers.reading.batch_plan import BatchFields, BatchRows
     from penstock.readers.reading.direct_arrays import DirectArrays
     from penstock.readers.reading.open_shards import OpenShards
@@ -60,31 +61,32 @@ def load_local(
     """Load the bytes of local spans: views, or read into fresh memory. A span that has a slot may
     be returned as a FileSpan, to be read later. advise: read the views' pages ahead. marks:
     collects the reasons against unreadable files of a folder, by span, instead of raising."""
-    first, last = visit.starts.tolist(), visit.ends.tolist()
+    first, last, rows = visit.starts.tolist(), visit.ends.tolist(), visit.rows.tolist()
     encoded: list[Unread] = []
     if advise and mode != "pread":
         visit.advise()
     for shard, a, b in visit.pieces():
-        source = shard.source
-        if mode != "pread" and source.is_mapped:
-            encoded += source.views(first[a:b], last[a:b])
+        if mode != "pread" and shard.is_mapped:
+            encoded += shard.views(first[a:b], last[a:b])
             continue
-        sizes = [end - start for start, end in zip(first[a:b], last[a:b], strict=True)]
-        unread = None if slots is None else source.file_spans(first[a:b], sizes)
-        if slots is None or unread is None:
-            encoded += _read(source, range(a, b), first, last, marks)
+        file_spans = None if slots is None else getattr(shard, "file_spans", None)
+        if slots is None or file_spans is None:
+            encoded += _read(shard, range(a, b), first, last, rows, marks)
             continue
         others = [i for i in range(a, b) if slots[i] is None]
-        read = iter(_read(source, others, first, last, marks) if others else ())
+        read = iter(_read(shard, others, first, last, rows, marks) if others else ())
+        sizes = [end - start for start, end in zip(first[a:b], last[a:b], strict=True)]
+        unread: list[Unread] = file_spans(rows[a:b], first[a:b], sizes)
         encoded += [next(read) if slots[i] is None else each for i, each in enumerate(unread, a)]
     return encoded
 
 
 def _read(
-    source: ByteSource,
+    shard: OpenShard,
     spans: Sequence[int],
     first: list[int],
     last: list[int],
+    rows: list[int],
     marks: dict[int, str] | None,
 ) -> list[Encoded]:
     """Read some spans into memory of their own."""
@@ -92,12 +94,12 @@ def _read(
     # An array each, so that a sample that is kept doesn't hold its whole batch; one block for all
     # was no faster. `read_into` needs one byte more.
     slots = [np.empty(last[i] - first[i] + 1, np.uint8) for i in spans]
-    if marks is None or not source.is_file_per_sample:
-        source.read_into(starts, slots)
+    if marks is None or not shard.is_file_per_sample:
+        shard.read_into([rows[i] for i in spans], starts, slots)
     else:
         for i, slot in zip(spans, slots, strict=True):
             try:
-                source.read_into([first[i]], [slot])
+                shard.read_into([rows[i]], [first[i]], [slot])
             except DatasetError as error:  # not a FetchError, which is raised
                 marks[i] = str(error)
     samples = []
@@ -118,8 +120,11 @@ def load_blobs(
     first, last = visit.starts.tolist(), visit.ends.tolist()
 
     def load(pieces: Iterable[tuple[OpenShard, int, int]]) -> list[Encoded]:
-        wanted = [shard.source.spans(first[a:b], last[a:b]) for shard, a, b in pieces]
-        found = visit.shards[0].source.load(wanted, mode=mode)
+        wanted = []
+        for shard, a, b in pieces:
+            assert isinstance(shard, BlobShard), shard
+            wanted.append(BlobSpans(blob=shard.blob, starts=first[a:b], ends=last[a:b]))
+        found = remote.load(wanted, mode=mode)
         return [sample for samples in found for sample in samples]
 
     try:
@@ -153,7 +158,7 @@ def checksums(
     one block, each just before it is summed: memory is read once, and the bytes that were summed
     are those that are decoded, even if the file changes meanwhile."""
     sums: list[int] = []
-    copied = [mode == "copy" and shard.source.is_mapped for shard in visit.shards]
+    copied = [mode == "copy" and _gives_views(shard) for shard in visit.shards]
     sizes = [len(sample) for sample in encoded]
     needed = sum(
         sum(sizes[a:b]) for (_, a, b), copies in zip(visit.pieces(), copied, strict=True) if copies
@@ -171,6 +176,11 @@ def checksums(
         else:
             sums += map(crc32c, encoded[a:b])
     return sums
+
+
+def _gives_views(shard: OpenShard) -> bool:
+    """Return True if a shard's samples are views of a mapped file, not memory of their own."""
+    return shard.blob.is_cached if isinstance(shard, BlobShard) else shard.is_mapped
 
 
 EMPTY = np.empty(0, np.uint8)

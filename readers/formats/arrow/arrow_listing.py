@@ -21,8 +21,8 @@ from penstock.readers.formats.arrow.ipc_chunks import (
     type_to_text,
 )
 from penstock.readers.formats.arrow.ipc_metadata import read_files
-from penstock.readers.formats.extents import Extents
-from penstock.readers.formats.shard_summary import ChunkedShard, FieldSummary
+from penstock.readers.formats.extents import ChunkedShard, Extents
+from penstock.readers.formats.shard_summary import FieldSummary
 from penstock.readers.formats.tables import (
     MAX_CHECKED_BYTES,
     NO_CHUNK,

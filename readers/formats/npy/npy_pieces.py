@@ -25,10 +25,9 @@ from penstock.cache import CorruptShardError
 from penstock.readers.files import printable
 from penstock.readers.formats.array_windows import ArrayWindows
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
-from penstock.readers.formats.extents import Extents
+from penstock.readers.formats.extents import ChunkedShard, Extents
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.npy.stored_arrays import MAX_AXES, CompressedArray
-from penstock.readers.formats.shard_summary import ChunkedShard
 from penstock.readers.types import array_codec
 
 if TYPE_CHECKING:

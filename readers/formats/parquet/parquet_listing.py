@@ -14,7 +14,7 @@ from crc32c import crc32c
 from penstock.cache import DatasetError
 from penstock.readers.fields import Bytes, array_form
 from penstock.readers.files import printable
-from penstock.readers.formats.extents import Extents
+from penstock.readers.formats.extents import ChunkedShard, Extents
 from penstock.readers.formats.parquet.parquet_chunks import ChunkForm, ParquetNotes, decode_chunk
 from penstock.readers.formats.parquet.parquet_footer import (
     CODEC,
@@ -25,7 +25,7 @@ from penstock.readers.formats.parquet.parquet_footer import (
     VALUES,
     read_footers,
 )
-from penstock.readers.formats.shard_summary import ChunkedShard, FieldSummary
+from penstock.readers.formats.shard_summary import FieldSummary
 from penstock.readers.formats.tables import (
     MAX_CHECKED_BYTES,
     NO_CHUNK,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fields import FieldType
-    from penstock.readers.formats.shard_summary import ChunkedShard
+    from penstock.readers.formats.extents import ChunkedShard
     from penstock.readers.formats.tables.column_choice import FieldChoice
     from penstock.readers.formats.tables.column_types import ArrowColumn
     from penstock.readers.origin import Entry, Origin, QuarantineEntry

@@ -16,9 +16,8 @@ from penstock.readers.files import printable
 from penstock.readers.formats.candidates import PART_BYTES, Candidates
 from penstock.readers.formats.chunked import ChunkListing
 from penstock.readers.formats.dataset_arguments import ALL_FIELDS, Sampling, given_types
-from penstock.readers.formats.extents import Extents
+from penstock.readers.formats.extents import ChunkedShard, Extents
 from penstock.readers.formats.format import Indexing, Snapshot
-from penstock.readers.formats.shard_summary import ChunkedShard
 from penstock.readers.formats.tokens.token_files import find_files, inspect_token_file
 from penstock.readers.formats.tokens.token_sequences import (
     DOCUMENT,

@@ -26,9 +26,8 @@ from penstock.cache import CorruptShardError, DatasetError
 from penstock.readers.files import printable
 from penstock.readers.formats.array_windows import ArrayWindows, unit_rows
 from penstock.readers.formats.candidates import part_bounds
-from penstock.readers.formats.extents import Extents
+from penstock.readers.formats.extents import ChunkedShard, Extents
 from penstock.readers.formats.local_files import REINDEX
-from penstock.readers.formats.shard_summary import ChunkedShard
 from penstock.readers.formats.zarr.zarr_fields import WindowedArray
 from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, Node, parse_array
 

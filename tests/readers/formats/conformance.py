@@ -112,7 +112,7 @@ class FormatConformance:
         index = self.index(root)
         for number in range(len(index.sizes)):
             shard = index.shards.open(number)
-            assert shard.source.is_file_per_sample == self.format.is_file_per_sample
+            assert shard.is_file_per_sample == self.format.is_file_per_sample
             start, end, crc, *_ = index.layout.table.spans["image"]
             starts, ends = shard.table[:, start], shard.table[:, end]
             read = read_into(shard, starts, ends)
@@ -121,9 +121,9 @@ class FormatConformance:
             assert len(names) == len(shard.table)
             source_names = shard.source_names()
             assert source_names is None or len(source_names) == len(shard.table)
-            shard.source.advise(starts, ends)
-            if shard.source.is_mapped:
-                views = shard.source.views(starts.tolist(), ends.tolist())
+            shard.advise(starts, ends)
+            if shard.is_mapped:
+                views = shard.views(starts.tolist(), ends.tolist())
                 assert list(map(bytes, views)) == list(map(bytes, read))
 
     def test_a_missing_file_is_an_error(self, root: Path) -> None:
@@ -249,5 +249,5 @@ def read_into(
 ) -> list[Encoded]:
     """Return all samples of a shard, read into slots."""
     slots = [np.empty(size + 1, np.uint8) for size in (ends - starts).tolist()]
-    shard.source.read_into(starts.tolist(), slots)
+    shard.read_into(list(range(len(slots))), starts.tolist(), slots)
     return [slot[:-1] for slot in slots]

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.cache import IndexChangedError
 from penstock.readers import Dataset
-from penstock.readers.formats import byte_source
+from penstock.readers.formats import chunk_data
 from penstock.readers.formats.npy import npy_format
 from tests.readers.formats.npy.arrays import check_rows
 
@@ -25,13 +25,13 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Treat every part as large; record the bytes of each read into a slot."""
     monkeypatch.setattr(npy_format, "RANGE_COST_BYTES", 1)
     recorded: list[int] = []
-    fill = byte_source.LocalFiles.fill
+    read_into = chunk_data.LocalChunkData.read_into
 
-    def counted(self: Any, starts: Any, slots: Any) -> None:
+    def counted(self: Any, extents: Any, starts: Any, slots: Any) -> None:
         recorded.extend(len(slot) for slot in slots)
-        fill(self, starts, slots)
+        read_into(self, extents, starts, slots)
 
-    monkeypatch.setattr(byte_source.LocalFiles, "fill", counted)
+    monkeypatch.setattr(chunk_data.LocalChunkData, "read_into", counted)
     return recorded
 
 
